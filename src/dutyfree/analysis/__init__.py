@@ -1,0 +1,1 @@
+"""UNDERSTAND, from records alone."""

@@ -1,0 +1,392 @@
+"""The nouns of the system.
+
+A *substrate* gives *sandboxes*. An agent's *action* in a sandbox yields an *observation*, with the
+timing *spans* inside it. A *recipe* says in what state the sandbox must be when it is handed out.
+
+Paths are those of the sandbox: relative ones start at its working directory. Everything a program may
+not be able to do everywhere is an *ability*: a small Protocol to be asked for with ``isinstance``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+Command: TypeAlias = str | Sequence[str]
+"""A string runs in ``/bin/sh -c``; a sequence is an argument vector and runs without a shell."""
+
+KILLED = 128
+"""Exit codes of a command killed by signal n are KILLED + n, as shells have it."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A named stretch of time, in seconds since the action was asked for.
+
+    Names: queue, dispatch, spawn, run, collect, return. ``run`` is the command's own time inside the
+    environment; a substrate that cannot tell it leaves it out.
+    """
+
+    name: str
+    start: float
+    seconds: float
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the command consumed, where the substrate knows."""
+
+    cpu_seconds: float
+    peak_memory: int | None = None
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Bytes dropped from the middle of each stream."""
+
+    stdout: int = 0
+    stderr: int = 0
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back from a command. ``exit_code`` is 128 + n for a command killed by signal n.
+
+    A substrate that sees only such codes (Docker) derives ``signal`` from them.
+    """
+
+    exit_code: int
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+    cut: Cut = Cut()
+    seconds: float = 0.0
+    spans: tuple[Span, ...] = ()
+    usage: Usage | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def command_seconds(self) -> float | None:
+        """The command's own time inside the environment, if the substrate tells."""
+        return next((span.seconds for span in self.spans if span.name == "run"), None)
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a sandbox may use. None leaves a resource to the substrate's default.
+
+    A substrate that cannot enforce a limit it is asked for refuses with CreateError.
+    """
+
+    cpus: float | None = None
+    memory: int | None = None
+    """Bytes."""
+    pids: int | None = None
+    disk: int | None = None
+    """Bytes that may be written."""
+    network: Literal["off", "on"] | None = None
+    """Off by default wherever the substrate isolates at all."""
+    output: int = 16 << 20
+    """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One name in a directory."""
+
+    name: str
+    kind: Literal["file", "directory", "link", "other"]
+    size: int
+    mode: int
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step towards the wanted state: host files copied in, then commands run, all of which must succeed."""
+
+    kind: Literal["repository", "dependencies", "files", "setup"]
+    commands: tuple[str | tuple[str, ...], ...] = ()
+    files: Mapping[str, Path] = {}
+    """Path in the sandbox (relative to the working directory) → file or directory on this host."""
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state a sandbox must be in: an image, then stages upon it. Every prefix has a content key."""
+
+    image: str | None = None
+    """None is the substrate's own default: the host for bare, the study's image for Docker."""
+    stages: tuple[Stage, ...] = ()
+
+    def key(self, length: int | None = None) -> str:
+        """The content key of the first ``length`` stages (all of them by default)."""
+        digest = hashlib.sha256(repr(self.image).encode())
+        for stage in self.stages[:length]:
+            digest.update(msgspec.json.encode([stage.kind, stage.commands, sorted(stage.files)]))
+            for _, source in sorted(stage.files.items()):
+                digest.update(tree_digest(source))
+        return digest.hexdigest()[:32]
+
+
+def tree_digest(root: Path) -> bytes:
+    """A digest of names, modes and contents under ``root``, independent of times and owners."""
+    digest = hashlib.sha256()
+    paths = [root, *sorted(root.rglob("*"))] if root.is_dir() and not root.is_symlink() else [root]
+    for path in paths:
+        name = "" if path == root else str(path.relative_to(root))
+        if path.is_symlink():
+            digest.update(f"l{name}\0{os.readlink(path)}\0".encode(errors="surrogateescape"))
+        elif path.is_dir():
+            digest.update(f"d{name}\0".encode(errors="surrogateescape"))
+        else:
+            stat = path.stat()
+            digest.update(f"f{name}\0{stat.st_mode:o}\0{stat.st_size}\0".encode(errors="surrogateescape"))
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()
+
+
+class Exec(msgspec.Struct, frozen=True, tag="exec", omit_defaults=True):
+    command: str | tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    stdin: bytes | None = None
+    timeout: float | None = None
+    user: str | None = None
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    path: str
+
+
+class Write(msgspec.Struct, frozen=True, tag="write"):
+    path: str
+    data: bytes
+    mode: int = 0o644
+
+
+class Edit(msgspec.Struct, frozen=True, tag="edit"):
+    """Replace ``old``, which must stand in the file exactly once, by ``new``."""
+
+    path: str
+    old: bytes
+    new: bytes
+
+
+class List(msgspec.Struct, frozen=True, tag="list"):
+    path: str
+
+
+Action: TypeAlias = Exec | Read | Write | Edit | List
+"""What an agent asks, as data: trajectories are made of these."""
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """One environment. Safe to use from many tasks of one event loop at once.
+
+    Every method raises SandboxClosed after the sandbox was closed, and DispatchError, ExecError or
+    CollectError when the substrate fails.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def workdir(self) -> str:
+        """Where commands start and relative paths begin; writable."""
+        ...
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where the time of the creation went."""
+        ...
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        """Run a command to its end. ``env`` adds to the sandbox's environment.
+
+        A timeout kills the command's whole process tree, and the observation keeps what was printed.
+        A child left in the background does not hold the call. Without ``stdin`` the command reads
+        an empty stream. A program that cannot be started is a result too: 127 when it does not
+        exist, 126 when it may not be run, with the reason on stderr.
+        """
+        ...
+
+    async def read(self, path: str) -> bytes:
+        """The whole file. Raises FileNotFoundError, IsADirectoryError, PermissionError."""
+        ...
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write the whole file, making missing parents. Raises IsADirectoryError, PermissionError."""
+        ...
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        """Entries by name. Raises FileNotFoundError, NotADirectoryError, PermissionError."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or a whole tree. Raises FileNotFoundError, PermissionError."""
+        ...
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Copy a local file or tree to exactly ``path``; links stay links, modes are kept.
+
+        Raises FileNotFoundError for a missing source.
+        """
+        ...
+
+    async def download(self, path: str, target: Path) -> None:
+        """Copy a file or tree of the sandbox to exactly ``target``; hostile names cannot leave it.
+
+        Raises FileNotFoundError for a missing path.
+        """
+        ...
+
+
+@runtime_checkable
+class Substrate(Protocol):
+    """Where sandboxes run. Given by ``dutyfree.open``; use it inside its context."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def host_address(self) -> str | None:
+        """Where a sandbox whose network is on reaches services of this host; None if it cannot."""
+        ...
+
+    def sandbox(
+        self,
+        recipe: Recipe | None = None,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox in the recipe's state, gone when the context is left.
+
+        Raises CreateError on entering and CleanupError on leaving.
+        """
+        ...
+
+    async def prepare(self, recipe: Recipe | None = None) -> None:
+        """Do all that can be done for the recipe before a sandbox is wanted. Raises CreateError."""
+        ...
+
+    async def facts(self) -> dict[str, str]:
+        """Versions, image digests and settings that a reader of the measurements should know."""
+        ...
+
+
+class Availability(msgspec.Struct, frozen=True):
+    """Whether a substrate can be used here; if not, why, and how to enable it."""
+
+    available: bool
+    detail: str
+    remedy: str = ""
+
+
+class Provider(Protocol):
+    """What a registry entry names: a class made from its frozen ``Config``, entered to open it."""
+
+    summary: ClassVar[str]
+    Config: ClassVar[type[msgspec.Struct]]
+
+    def __call__(self, config: msgspec.Struct, /) -> AbstractAsyncContextManager[Substrate]: ...
+
+    async def probe(self, config: msgspec.Struct, /) -> Availability:
+        """A cheap look at whether it would open; raises nothing. A classmethod."""
+        ...
+
+
+# --- Abilities -------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Resettable(Protocol):
+    async def reset(self) -> None:
+        """Back to the state of the hand-out: no process, file or variable of the former use is left."""
+        ...
+
+
+@runtime_checkable
+class Snapshottable(Protocol):
+    async def snapshot(self) -> Recipe:
+        """Keep the present files; the recipe gives sandboxes that start from them."""
+        ...
+
+
+@runtime_checkable
+class Forkable(Protocol):
+    def fork(self, count: int) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
+        """``count`` sandboxes that start from the present state of this one."""
+        ...
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    async def pause(self) -> None:
+        """Stop every process where it stands."""
+        ...
+
+    async def resume(self) -> None: ...
+
+
+class Shell(Protocol):
+    """A held shell: variables, functions and the working directory live on between commands."""
+
+    async def run(self, command: str, *, timeout: float | None = None) -> Observation: ...
+
+
+@runtime_checkable
+class ShellSessions(Protocol):
+    def shell(self) -> AbstractAsyncContextManager[Shell]: ...
+
+
+class Process(Protocol):
+    """A command in the background."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def wait(self) -> Observation: ...
+
+    async def kill(self) -> None:
+        """Kill its whole tree."""
+        ...
+
+
+@runtime_checkable
+class BackgroundProcesses(Protocol):
+    async def start(
+        self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Process: ...
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    def stream(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Chunk | Observation]:
+        """Output as it comes; the last item is the Observation, its streams empty."""
+        ...

@@ -1,0 +1,93 @@
+"""What can go wrong, split by who must act on it.
+
+::
+
+    DutyfreeError                 every error of ours; carries a remedy where there is one
+    ├── UsageError                the caller asked for something that makes no sense
+    │   ├── PlanError             a plan that cannot be run
+    │   ├── RecordsError          records that cannot be read, written or mixed
+    │   └── OptionError           an unknown substrate, or an option it does not take
+    ├── Unavailable               the substrate cannot be used on this machine now
+    └── SubstrateError            the machinery failed, in one phase of a rollout
+        ├── CreateError           no sandbox came into being
+        ├── ReadyError            it came into being, but never ran its first command
+        ├── DispatchError         an action could not be handed over
+        │   └── SandboxClosed     ... because the sandbox is closed or gone
+        ├── ExecError             the machinery broke while the action ran
+        ├── CollectError          the action ended, its result could not be had
+        └── CleanupError          the sandbox could not be removed
+
+A command that fails is no error: its exit code, signal and output are data in the Observation.
+A path that is missing, a directory, or forbidden raises Python's own FileNotFoundError,
+IsADirectoryError, NotADirectoryError or PermissionError, as it would on the local disk.
+"""
+
+from typing import ClassVar, Literal
+
+Phase = Literal["create", "ready", "dispatch", "exec", "collect", "cleanup"]
+
+
+class DutyfreeError(Exception):
+    """An error with one clear sentence, and what to do about it."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+class UsageError(DutyfreeError):
+    pass
+
+
+class PlanError(UsageError):
+    pass
+
+
+class RecordsError(UsageError):
+    pass
+
+
+class OptionError(UsageError):
+    pass
+
+
+class Unavailable(DutyfreeError):  # noqa: N818 (an answer to "can I use it?", read as such)
+    pass
+
+
+class SubstrateError(DutyfreeError):
+    """The substrate failed, never the command that it ran."""
+
+    phase: ClassVar[Phase]
+
+
+class CreateError(SubstrateError):
+    phase = "create"
+
+
+class ReadyError(SubstrateError):
+    phase = "ready"
+
+
+class DispatchError(SubstrateError):
+    phase = "dispatch"
+
+
+class SandboxClosed(DispatchError):  # noqa: N818 (names the state, as anyio's ClosedResourceError would)
+    pass
+
+
+class ExecError(SubstrateError):
+    phase = "exec"
+
+
+class CollectError(SubstrateError):
+    phase = "collect"
+
+
+class CleanupError(SubstrateError):
+    phase = "cleanup"

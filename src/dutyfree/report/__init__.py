@@ -1,0 +1,1 @@
+"""SHOW: figures, tables, Markdown and HTML, from records alone."""

@@ -1,0 +1,1 @@
+"""MEASURE: plan → trial → records."""

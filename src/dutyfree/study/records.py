@@ -1,0 +1,234 @@
+"""Records: what was measured, raw, append-only, one JSON line each, flushed as it happens.
+
+A file holds one ``study`` line first, then in the order of events a ``session`` line for every start
+or resumption, a ``substrate`` line for every substrate prepared, and a ``trial`` line for every trial,
+warm-ups and failures included. Lines are never changed. A torn last line, left by a kill or a full
+disk, is cut off when the study resumes; readers pass over it.
+
+All times are seconds. ``Trial.total`` runs from the request for a sandbox to the end of its removal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dutyfree.contract import Span, Usage
+from dutyfree.errors import Phase, RecordsError
+
+SCHEMA = 1
+FILE = "records.jsonl"
+
+ActionKind = Literal["ready", "setup", "inspect", "command", "modify", "test"]
+
+
+class Study(msgspec.Struct, frozen=True, tag="study"):
+    """The first line: what was asked for, and on what machine."""
+
+    schema: int
+    version: str
+    """Of dutyfree."""
+    started: str
+    """ISO 8601, UTC."""
+    plan: dict[str, Any]
+    host: dict[str, Any]
+    """Flat facts: cpu, cores, memory_bytes, kernel, os, cgroups, python, ... ``host_key`` among them
+    changes when measurements stop being comparable."""
+
+
+class Session(msgspec.Struct, frozen=True, tag="session"):
+    """The study was started or resumed here."""
+
+    started: str
+    load: float
+    """One-minute load average."""
+
+
+class SubstrateFacts(msgspec.Struct, frozen=True, tag="substrate"):
+    """A substrate of the plan: available with its facts, or left out with the reason."""
+
+    label: str
+    use: str
+    """The substrate's name in the registry; ``label`` is its name in the plan."""
+    facts: dict[str, str]
+    prepare_seconds: float = 0.0
+    unavailable: str | None = None
+    """Why it was left out."""
+
+
+class ActionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One action of a trial, as the caller saw it."""
+
+    label: str
+    """The same label at the same place in every trial of the workload: "grep", "test-after", ..."""
+    kind: ActionKind
+    seconds: float
+    """Wall time."""
+    inside: float | None = None
+    """The command's own time inside the environment, if the substrate tells."""
+    spans: tuple[Span, ...] = ()
+    usage: Usage | None = None
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a trial is no result. ``infrastructure``: the substrate failed. ``task``: a wrong answer.
+
+    ``timeout``: the trial or one of its actions overran.
+    """
+
+    kind: Literal["infrastructure", "task", "timeout"]
+    phase: Phase
+    cause: str
+
+
+class Trial(msgspec.Struct, frozen=True, tag="trial", kw_only=True, omit_defaults=True):
+    """One rollout. A failed one holds what was measured until it failed."""
+
+    id: str
+    workload: str
+    """T0, T1, T2, or trajectory-N."""
+    substrate: str
+    """The label in the plan."""
+    index: int
+    parallel: int = 1
+    """Rollouts that ran at once."""
+    warmup: bool = False
+    started: str
+    load: float
+    creation: float = 0.0
+    """From the request to the sandbox's handle."""
+    creation_spans: tuple[Span, ...] = ()
+    readiness: float = 0.0
+    """From the handle to the first command's result."""
+    first: ActionRecord | None = None
+    """That first command; its wall time is within ``readiness``."""
+    setup: tuple[ActionRecord, ...] = ()
+    actions: tuple[ActionRecord, ...] = ()
+    cleanup: float = 0.0
+    total: float = 0.0
+    failure: Failure | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def first_result(self) -> float:
+        """Time to first command: from the request to the first command's result."""
+        return self.creation + self.readiness
+
+    @property
+    def cell(self) -> tuple[str, str, int]:
+        """Trials of one cell measure the same thing: (workload, substrate, parallel)."""
+        return (self.workload, self.substrate, self.parallel)
+
+
+Line = Study | Session | SubstrateFacts | Trial
+
+_decoder = msgspec.json.Decoder(Line)
+_encoder = msgspec.json.Encoder()
+
+
+class Records(msgspec.Struct, frozen=True):
+    """A whole file, read."""
+
+    study: Study
+    sessions: tuple[Session, ...]
+    substrates: dict[str, SubstrateFacts]
+    """By label, the latest line of each."""
+    trials: tuple[Trial, ...]
+    """In the order of their ends, warm-ups and failures included."""
+
+    @property
+    def measured(self) -> tuple[Trial, ...]:
+        """Without warm-ups."""
+        return tuple(trial for trial in self.trials if not trial.warmup)
+
+
+def read(directory: Path) -> Records:
+    """Read the records of an output directory. Raises RecordsError."""
+    path = directory / FILE
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise RecordsError(
+            f"there are no records in {directory}", remedy="name a directory that 'dutyfree study --out' wrote"
+        ) from None
+    except OSError as error:
+        raise RecordsError(f"cannot read {path}: {error.strerror}") from error
+    return _assemble(path, _parse(path, data))
+
+
+def _parse(path: Path, data: bytes) -> Iterator[Line]:
+    whole = data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            yield _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise RecordsError(
+                f"{path}:{number}: not a record of ours: {error}",
+                remedy=f"it was damaged, or written by a newer version (this one reads schema {SCHEMA})",
+            ) from error
+
+
+def _assemble(path: Path, lines: Iterator[Line]) -> Records:
+    study = next(lines, None)
+    if not isinstance(study, Study):
+        raise RecordsError(f"{path} does not begin with a study line", remedy="begin anew in another directory")
+    if study.schema != SCHEMA:
+        raise RecordsError(
+            f"{path} has schema {study.schema}, this version reads {SCHEMA}",
+            remedy=f"use the version of dutyfree that wrote it ({study.version})",
+        )
+    rest = list(lines)
+    return Records(
+        study=study,
+        sessions=tuple(line for line in rest if isinstance(line, Session)),
+        substrates={line.label: line for line in rest if isinstance(line, SubstrateFacts)},
+        trials=tuple(line for line in rest if isinstance(line, Trial)),
+    )
+
+
+class Writer:
+    """Appends lines, each whole and on its way to the disk before the next begins."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open for appending, cutting off a torn last line. Raises RecordsError."""
+        self._path = directory / FILE
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab")
+            _cut_torn_line(self._path)
+        except OSError as error:
+            raise RecordsError(
+                f"cannot write to {directory}: {error.strerror}", remedy="choose another directory with --out"
+            ) from error
+
+    def write(self, line: Line) -> None:
+        """Append one line. Raises RecordsError; what was written before stays whole."""
+        try:
+            self._file.write(_encoder.encode(line) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise RecordsError(
+                f"cannot append to {self._path}: {error.strerror}",
+                remedy="free some space, then go on with --resume: what was measured is kept",
+            ) from error
+
+    def close(self) -> None:
+        # After a failed write the buffer cannot be flushed either; its line is torn and known to be.
+        try:
+            self._file.close()
+        except OSError:
+            os.close(self._file.fileno()) if not self._file.closed else None
+
+
+def _cut_torn_line(path: Path) -> None:
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end != len(data):
+        os.truncate(path, end)

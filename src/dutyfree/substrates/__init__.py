@@ -1,0 +1,79 @@
+"""The registry of substrates: names to lazy import paths.
+
+Third parties add theirs with an entry point in the group ``dutyfree.substrates``, whose value names a
+class as ``contract.Provider`` describes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast
+
+import msgspec
+
+from dutyfree.contract import Availability, Provider, Substrate
+from dutyfree.errors import OptionError
+
+GROUP = "dutyfree.substrates"
+
+BUILT_IN = {
+    "bare": "dutyfree.substrates.bare:Bare",
+    "docker": "dutyfree.substrates.docker:Docker",
+    "scripted": "dutyfree.substrates.scripted:Scripted",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every known substrate, ours first."""
+    return (*BUILT_IN, *sorted(set(_entry_points()) - set(BUILT_IN)))
+
+
+def provider(name: str) -> Provider:
+    """The class behind a name. Raises OptionError for an unknown one."""
+    path = BUILT_IN.get(name) or _entry_points().get(name)
+    if path is None:
+        raise OptionError(f"unknown substrate {name!r}", remedy=f"known are: {', '.join(names())}")
+    module, _, attribute = path.partition(":")
+    try:
+        return cast(Provider, getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"substrate {name!r} cannot be loaded from {path}: {error}") from error
+
+
+def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Struct]:
+    """The provider and its checked configuration. Raises OptionError."""
+    found = provider(name)
+    known = found.Config.__struct_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise OptionError(
+            f"substrate {name!r} has no option {unknown[0]!r}",
+            remedy=f"its options are: {', '.join(known)}" if known else "it takes no options",
+        )
+    try:
+        return found, msgspec.convert(options, found.Config)
+    except msgspec.ValidationError as error:
+        raise OptionError(f"substrate {name!r}: {error}") from error
+
+
+def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  # noqa: A001
+    """Open a substrate by name; the context gives the Substrate.
+
+    Raises OptionError at once for an unknown name or option, and Unavailable on entering when the
+    substrate cannot be used on this machine.
+    """
+    found, config = configure(name, options)
+    return found(config)
+
+
+async def probe(name: str, **options: Any) -> Availability:
+    """Whether the substrate could be opened here, and if not, why and how to enable it."""
+    found, config = configure(name, options)
+    return await found.probe(config)
+
+
+def _entry_points() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}

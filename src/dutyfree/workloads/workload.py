@@ -1,0 +1,60 @@
+"""The nouns of a workload: steps with expectations, and the states they start from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dutyfree.contract import Action, Entry, Limits, Observation, Recipe, Stage
+
+StepKind = Literal["inspect", "command", "modify", "test"]
+
+
+class Expect(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a right answer looks like. A fast wrong answer is not a result."""
+
+    exit_code: int = 0
+    contains: tuple[bytes, ...] = ()
+    """Each must stand in stdout, in the file's content, or among the listed names."""
+
+    def complaint(self, result: Observation | bytes | tuple[Entry, ...] | None) -> str | None:
+        """What is wrong with the result; None if it is right."""
+        if isinstance(result, Observation):
+            if result.timed_out:
+                return "timed out"
+            if result.exit_code != self.exit_code:
+                tail = (result.stderr or result.stdout)[-300:].decode(errors="replace").strip()
+                return f"exit code {result.exit_code}, expected {self.exit_code}: {tail}"
+            text = result.stdout
+        elif isinstance(result, bytes):
+            text = result
+        else:
+            text = "\n".join(entry.name for entry in result or ()).encode()
+        missing = next((part for part in self.contains if part not in text), None)
+        return None if missing is None else f"expected {missing!r} in {text[-300:]!r}"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One action of a workload, with its place among the kinds of a coding agent's work."""
+
+    label: str
+    kind: StepKind
+    action: Action
+    expect: Expect = Expect()
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What runs in one sandbox: the same on every substrate.
+
+    ``recipe`` is preloaded: prepared before the clock starts. ``first`` is the command whose result
+    ends readiness. ``setup`` runs on the clock, stage by stage, before the actions.
+    """
+
+    name: str
+    """T0, T1, T2 or trajectory-N."""
+    first: Step
+    recipe: Recipe = Recipe()
+    setup: tuple[Stage, ...] = ()
+    actions: tuple[Step, ...] = ()
+    limits: Limits = Limits()
