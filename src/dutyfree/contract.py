@@ -105,7 +105,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step towards the wanted state: host files copied in, then commands run, all of which must succeed."""
+    """One step towards the wanted state: host files copied in, then commands run, which must succeed."""
 
     kind: Literal["repository", "dependencies", "files", "setup"]
     commands: tuple[str | tuple[str, ...], ...] = ()

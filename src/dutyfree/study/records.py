@@ -156,7 +156,8 @@ def read(directory: Path) -> Records:
         data = path.read_bytes()
     except FileNotFoundError:
         raise RecordsError(
-            f"there are no records in {directory}", remedy="name a directory that 'dutyfree study --out' wrote"
+            f"there are no records in {directory}",
+            remedy="name a directory that 'dutyfree study --out' wrote",
         ) from None
     except OSError as error:
         raise RecordsError(f"cannot read {path}: {error.strerror}") from error
@@ -178,7 +179,7 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
 def _assemble(path: Path, lines: Iterator[Line]) -> Records:
     study = next(lines, None)
     if not isinstance(study, Study):
-        raise RecordsError(f"{path} does not begin with a study line", remedy="begin anew in another directory")
+        raise RecordsError(f"{path} does not begin with a study line", remedy="begin anew elsewhere")
     if study.schema != SCHEMA:
         raise RecordsError(
             f"{path} has schema {study.schema}, this version reads {SCHEMA}",

@@ -36,7 +36,7 @@ def provider(name: str) -> Provider:
         raise OptionError(f"unknown substrate {name!r}", remedy=f"known are: {', '.join(names())}")
     module, _, attribute = path.partition(":")
     try:
-        return cast(Provider, getattr(importlib.import_module(module), attribute))
+        return cast("Provider", getattr(importlib.import_module(module), attribute))
     except (ImportError, AttributeError) as error:
         raise OptionError(f"substrate {name!r} cannot be loaded from {path}: {error}") from error
 

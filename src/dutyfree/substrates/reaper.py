@@ -50,15 +50,23 @@ class Reaper:
             self._process.communicate(DONE)
 
 
-def kill_marked(marker: str) -> int:
+def last_pid() -> int:
+    """The pid that the kernel gave out last in this pid namespace."""
+    with open("/proc/loadavg", "rb") as file:
+        return int(file.read().split()[-1])
+
+
+def kill_marked(marker: str, since: int = 0) -> int:
     """Kill every process whose environment holds ``marker``, again until none is left.
 
     The mark is inherited across fork, exec and setsid, so it finds what left the process group.
+    ``since`` is a ``last_pid()`` before the first of them: older processes need not be looked at.
     Returns how many were killed.
     """
     killed = 0
     for _ in range(100):
-        found = list(_marked(marker.encode()))
+        wrapped = last_pid() < since
+        found = list(_marked(marker.encode(), 0 if wrapped else since))
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -68,9 +76,9 @@ def kill_marked(marker: str) -> int:
     return killed
 
 
-def _marked(marker: bytes) -> Iterator[int]:
+def _marked(marker: bytes, since: int) -> Iterator[int]:
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdigit() or int(name) <= since or int(name) == os.getpid():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as file:

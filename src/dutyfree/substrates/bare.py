@@ -1,0 +1,388 @@
+"""``bare``: the host itself, in a fresh directory. The baseline that every tax is counted from.
+
+It isolates nothing: commands see the whole machine and have the caller's rights. They get a small fixed
+environment, a directory of their own for work and one for temporary files, and are gone with both when
+the sandbox is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import ClassVar, Literal, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import (
+    Availability,
+    Command,
+    Entry,
+    Limits,
+    Observation,
+    Recipe,
+    Span,
+    Stage,
+)
+from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
+from dutyfree.substrates import command as commands
+from dutyfree.substrates.reaper import Reaper, kill_marked, last_pid
+
+T = TypeVar("T")
+
+PREFIX = "dutyfree-bare-"
+
+
+class BareConfig(msgspec.Struct, frozen=True):
+    directory: str | None = None
+    """Where the sandboxes' directories are made; the system's temporary directory by default."""
+    path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    """PATH of the commands."""
+
+
+class Bare:
+    """The substrate ``bare``."""
+
+    summary: ClassVar[str] = "this host, in a fresh directory: the baseline, no isolation"
+    Config: ClassVar[type[msgspec.Struct]] = BareConfig
+    name = "bare"
+    host_address = "127.0.0.1"
+
+    def __init__(self, config: BareConfig) -> None:
+        self._config = config
+        self._numbers = itertools.count(1)
+        self._templates: dict[int, tuple[Recipe, Path]] = {}
+        self._preparing = anyio.Lock()
+
+    @classmethod
+    async def probe(cls, config: BareConfig) -> Availability:
+        if not hasattr(os, "pidfd_open"):
+            return Availability(False, "it needs Linux 5.3 or newer", "run dutyfree on Linux")
+        return Availability(True, "the host itself; isolates nothing")
+
+    async def __aenter__(self) -> Self:
+        found = await self.probe(self._config)
+        if not found.available:
+            raise Unavailable(f"bare: {found.detail}", remedy=found.remedy)
+        await anyio.to_thread.run_sync(self._open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close)
+
+    def _open(self) -> None:
+        parent = Path(self._config.directory or tempfile.gettempdir())
+        try:
+            remove_leftovers(parent)
+            self.base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner(os.getpid())}-", dir=parent))
+        except OSError as error:
+            raise Unavailable(
+                f"bare: cannot make a directory in {parent}: {error.strerror}",
+                remedy="name another with the option directory=",
+            ) from error
+        self.base.chmod(0o755)  # commands of other users must be able to enter
+        self._reaper = Reaper(directory=str(self.base), marker=self.mark)
+
+    def _close(self) -> None:
+        kill_marked(self.mark)
+        shutil.rmtree(self.base, ignore_errors=True)
+        self._reaper.dismiss()
+
+    @property
+    def mark(self) -> str:
+        return f"DUTYFREE_OWNER={self.base.name}"
+
+    @asynccontextmanager
+    async def sandbox(
+        self,
+        recipe: Recipe | None = None,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[BareSandbox]:
+        del labels  # nothing outlives the sandbox that could carry them
+        limits = limits or Limits()
+        _refuse(limits)
+        asked = perf_counter()
+        template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
+        sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits)
+        try:
+            await sandbox.make(template)
+            sandbox.spans = (Span("create", 0.0, perf_counter() - asked),)
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def prepare(self, recipe: Recipe | None = None) -> None:
+        if recipe and (recipe.stages or recipe.image):
+            await self._template(recipe)
+
+    async def _template(self, recipe: Recipe) -> Path:
+        """The directory whose copy is a sandbox in the recipe's state; made once for a recipe."""
+        known = self._templates.get(id(recipe))
+        if known is not None:
+            return known[1]
+        if recipe.image not in (None, "host"):
+            raise CreateError(
+                f"bare has no images, {recipe.image!r} was asked for", remedy="leave the recipe's image out"
+            )
+        key = await anyio.to_thread.run_sync(recipe.key)
+        path = self.base / "templates" / key
+        async with self._preparing:
+            if not path.exists():
+                await self._build(recipe, path)
+        # The recipe is kept, so that its id stays its own.
+        self._templates[id(recipe)] = (recipe, path)
+        return path
+
+    async def _build(self, recipe: Recipe, path: Path) -> None:
+        builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits())
+        try:
+            await builder.make(None)
+            for stage in recipe.stages:
+                await _apply(builder, stage)
+            await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
+        finally:
+            await builder.close()
+
+    async def facts(self) -> dict[str, str]:
+        facts = {"isolation": "none", "path": self._config.path, "kernel": os.uname().release}
+        async with self.sandbox() as sandbox:
+            for tool in ("python3", "git"):
+                seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
+                lines = seen.stdout.decode(errors="replace").split("\n")
+                if seen.ok:
+                    facts[tool.removesuffix("3")] = lines[1].split()[-1]
+                    facts[f"{tool.removesuffix('3')}_path"] = lines[0]
+        return facts
+
+
+class BareSandbox:
+    """A directory of the host, and the commands started in it."""
+
+    def __init__(self, substrate: Bare, identity: str, limits: Limits) -> None:
+        self.id = identity
+        self.spans: tuple[Span, ...] = ()
+        self._root = substrate.base / identity.removeprefix(f"{substrate.base.name}-")
+        self.workdir = str(self._root / "work")
+        self._limits = limits
+        self._numbers = itertools.count(1)
+        self._closed = False
+        self._since = last_pid()
+        self._mark = f"DUTYFREE_SANDBOX={identity}"
+        name, _, value = substrate.mark.partition("=")
+        self._environment = {
+            "PATH": substrate._config.path,
+            "HOME": self.workdir,
+            "TMPDIR": str(self._root / "tmp"),
+            "LANG": "C.UTF-8",
+            "DUTYFREE_SANDBOX": identity,
+            name: value,
+        }
+
+    async def make(self, template: Path | None) -> None:
+        wanted = [self._root, self._root / "tmp"] + [Path(self.workdir)] * (template is None)
+        try:
+            await anyio.to_thread.run_sync(_make, wanted)
+        except OSError as error:
+            raise CreateError(f"cannot make {error.filename}: {error.strerror}") from error
+        if template is not None:
+            copied = await self._run(["cp", "-a", "--reflink=auto", str(template), self.workdir], cwd="/")
+            if not copied.ok:
+                raise CreateError(f"cannot copy the prepared state: {copied.stderr.decode(errors='replace')}")
+
+    async def close(self) -> None:
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._remove)
+
+    def _remove(self) -> None:
+        kill_marked(self._mark, self._since)
+        try:
+            shutil.rmtree(self._root)
+        except FileNotFoundError:
+            pass  # it was never made
+        except OSError as error:
+            raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
+        return await self._run(argv, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+
+    async def _run(
+        self,
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        self._check()
+        mark = f"{self.id}-{next(self._numbers)}"
+        return await commands.run(
+            argv,
+            cwd=self.workdir if cwd is None else str(self._path(cwd)),
+            env={**self._environment, **(env or {}), "DUTYFREE_EXEC": mark},
+            mark=f"DUTYFREE_EXEC={mark}",
+            since=self._since,
+            stdin=stdin,
+            timeout=timeout,
+            user=user,
+            output=self._limits.output,
+        )
+
+    async def read(self, path: str) -> bytes:
+        return await self._file(self._path(path).read_bytes)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._file(partial(_write, self._path(path), data, mode))
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        return await self._file(partial(_entries, self._path(path)))
+
+    async def remove(self, path: str) -> None:
+        await self._file(partial(_remove, self._path(path)))
+
+    async def upload(self, source: Path, path: str) -> None:
+        await self._file(partial(_copy, Path(source), self._path(path)))
+
+    async def download(self, path: str, target: Path) -> None:
+        await self._file(partial(_copy, self._path(path), Path(target)))
+
+    async def _file(self, operation: Callable[[], T]) -> T:
+        self._check()
+        return await anyio.to_thread.run_sync(operation)
+
+    def _path(self, path: str) -> Path:
+        return Path(self.workdir, path)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise SandboxClosed(f"sandbox {self.id} is closed")
+
+
+async def _apply(sandbox: BareSandbox, stage: Stage) -> None:
+    for path, source in stage.files.items():
+        try:
+            await sandbox.upload(source, path)
+        except OSError as error:
+            raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
+    for command in stage.commands:
+        seen = await sandbox.exec(command)
+        if not seen.ok:
+            tail = (seen.stderr or seen.stdout)[-2000:].decode(errors="replace").strip()
+            raise CreateError(f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}")
+
+
+def _refuse(limits: Limits) -> None:
+    asked = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
+    if limits.network == "off":
+        asked.append("network")
+    if asked:
+        raise CreateError(
+            f"bare cannot limit {', '.join(asked)}", remedy="leave it out, or use a substrate that isolates"
+        )
+
+
+def _make(directories: list[Path]) -> None:
+    for directory in directories:
+        directory.mkdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    source.rename(target)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        os.fchmod(fd, mode)
+
+
+_KINDS: dict[int, Literal["file", "directory", "link"]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+}
+
+
+def _entries(path: Path) -> tuple[Entry, ...]:
+    with os.scandir(path) as items:
+        stats = sorted((item.name, item.stat(follow_symlinks=False)) for item in items)
+    return tuple(
+        Entry(
+            name, _KINDS.get(stat.S_IFMT(found.st_mode), "other"), found.st_size, stat.S_IMODE(found.st_mode)
+        )
+        for name, found in stats
+    )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _special(directory: str, names: list[str]) -> list[str]:
+    """Sockets, pipes and devices cannot be copied."""
+    return [name for name in names if not _copyable(os.lstat(os.path.join(directory, name)).st_mode)]
+
+
+def _copyable(mode: int) -> bool:
+    return stat.S_IFMT(mode) in _KINDS
+
+
+def _owner(pid: int) -> str:
+    """A process, told apart from a later one with the same pid."""
+    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{pid}.{started}"
+
+
+def remove_leftovers(parent: Path) -> int:
+    """Remove what dead owners left in ``parent`` when even their reapers were killed. Returns how many."""
+    removed = 0
+    for path in parent.glob(f"{PREFIX}*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        pid = owner.partition(".")[0]
+        if not pid.isdigit() or (Path(f"/proc/{pid}").exists() and _owner(int(pid)) == owner):
+            continue
+        kill_marked(f"DUTYFREE_OWNER={path.name}")
+        shutil.rmtree(path, ignore_errors=True)
+        removed += 1
+    return removed

@@ -1,0 +1,270 @@
+"""One command on this host, driven by the event loop: no thread, no wait for what it left behind.
+
+The kernel tells the end of the process by its pidfd, and not by the end of its output, so a child in
+the background does not hold the call. Children inherit a mark in their environment, by which the whole
+tree can be found and killed even where it left the process group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pwd
+import resource
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter
+
+import anyio
+import anyio.to_thread
+
+from dutyfree.contract import KILLED, Cut, Observation, Span, Usage
+from dutyfree.errors import DispatchError
+from dutyfree.substrates.output import Collector
+from dutyfree.substrates.reaper import kill_marked
+
+_CHUNK = 1 << 18
+
+
+async def run(
+    argv: Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str],
+    mark: str,
+    since: int,
+    stdin: bytes | None,
+    timeout: float | None,
+    user: str | None,
+    output: int,
+) -> Observation:
+    """Run to the end, the timeout or the cancellation; nothing of its tree outlives the last two.
+
+    ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has; ``since`` a
+    ``reaper.last_pid()`` from before. Raises DispatchError.
+    """
+    asked = perf_counter()
+    streams = _Streams(output, stdin)
+    try:
+        process = _spawn(argv, cwd, env, user, streams)
+    except _NotStarted as error:
+        streams.close()
+        return _refusal(error, perf_counter() - asked)
+    spawned = perf_counter()
+    streams.listen()
+    try:
+        timed_out = await _finish(process, partial(kill_marked, mark, since), timeout)
+        # The kernel's word on the end arrives here; the rest of the output is in the pipes already.
+        ended = perf_counter()
+        streams.drain()
+    finally:
+        streams.close()
+    return _observe(process, streams, timed_out, asked, spawned, ended)
+
+
+class _NotStarted(Exception):  # noqa: N818 (internal; a result, not an error)
+    def __init__(self, exit_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        self.reason = reason
+
+
+class _Streams:
+    """The pipes of one command: collects its output, feeds its input."""
+
+    def __init__(self, output: int, stdin: bytes | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.stdout, self.stderr = Collector(output), Collector(output)
+        self._input = memoryview(stdin or b"")
+        self._open: set[int] = set()
+        self._readers: dict[int, Collector] = {}
+        self._writer: int | None = None
+        out, self.child_stdout = self._pipe()
+        err, self.child_stderr = self._pipe()
+        self._readers = {out: self.stdout, err: self.stderr}
+        self.child_stdin: int | None = None
+        if stdin is not None:
+            self.child_stdin, self._writer = self._pipe()
+        for fd in (out, err, self._writer):
+            if fd is not None:
+                os.set_blocking(fd, False)
+
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def listen(self) -> None:
+        """The command has its ends: keep only ours, and watch them."""
+        self._close(self.child_stdout, self.child_stderr)
+        if self.child_stdin is not None:
+            self._close(self.child_stdin)
+        for fd in self._readers:
+            self._loop.add_reader(fd, self._read, fd)
+        if self._writer is not None:
+            self._loop.add_writer(self._writer, self._write, self._writer)
+
+    def _read(self, fd: int) -> int:
+        """Read once; the count, 0 when there is nothing more to come or nothing now."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(fd)
+            self._close(fd)
+            return 0
+        self._readers[fd].add(data)
+        return len(data)
+
+    def _write(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._input = self._input[os.write(fd, self._input[:_CHUNK]) :]
+            except OSError:
+                self._input = self._input[:0]  # it does not read any more
+        if not self._input:
+            self._loop.remove_writer(fd)
+            self._close(fd)
+
+    def drain(self) -> None:
+        """Take what the ended command had written: at most what a pipe holds, a child may write on."""
+        for fd in self._readers:
+            if fd not in self._open:
+                continue
+            left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+            while left > 0 and (count := self._read(fd)):
+                left -= count
+
+    def close(self) -> None:
+        for fd in self._readers:
+            self._loop.remove_reader(fd)
+        if self._writer is not None:
+            self._loop.remove_writer(self._writer)
+        self._close(*self._open)
+
+    def _close(self, *fds: int) -> None:
+        for fd in fds:
+            if fd in self._open:
+                self._open.discard(fd)
+                os.close(fd)
+
+
+def _spawn(
+    argv: Sequence[str], cwd: str, env: Mapping[str, str], user: str | None, streams: _Streams
+) -> subprocess.Popen[bytes]:
+    identity = _identity(user) if user is not None else {}
+    try:
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL if streams.child_stdin is None else streams.child_stdin,
+            stdout=streams.child_stdout,
+            stderr=streams.child_stderr,
+            start_new_session=True,
+            **identity,  # type: ignore[call-overload]
+        )
+        return process
+    except FileNotFoundError as error:
+        raise _NotStarted(127, f"{error.filename}: no such file or directory") from None
+    except (PermissionError, NotADirectoryError) as error:
+        if user is not None and os.geteuid() != 0:
+            raise DispatchError(f"only root may run a command as {user!r}", remedy="run as root") from error
+        raise _NotStarted(126, f"{error.filename}: {error.strerror}") from None
+    except (ValueError, TypeError, UnicodeEncodeError) as error:
+        raise DispatchError(f"not a command that can be run: {error}") from error
+    except OSError as error:
+        if error.filename is not None:  # "Exec format error", "Argument list too long", ...
+            raise _NotStarted(126, f"{error.filename}: {error.strerror}") from None
+        raise DispatchError(f"cannot start a process: {error.strerror}") from error
+
+
+def _identity(user: str) -> dict[str, object]:
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    except KeyError:
+        raise DispatchError(f"there is no user {user!r} on this host") from None
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
+
+
+async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout: float | None) -> bool:
+    """Wait for the process; True if it had to be killed for its time."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    pidfd = os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        if timeout is None:
+            await ended.wait()
+            return False
+        with anyio.move_on_after(timeout):
+            await ended.wait()
+        if ended.is_set():
+            return False
+        await _killed(process, kill, ended)
+        return True
+    except BaseException:
+        await _killed(process, kill, ended)
+        process.wait()
+        raise
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+async def _killed(process: subprocess.Popen[bytes], kill: partial[int], ended: asyncio.Event) -> None:
+    with anyio.CancelScope(shield=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await anyio.to_thread.run_sync(kill)
+        await ended.wait()
+
+
+def _observe(
+    process: subprocess.Popen[bytes],
+    streams: _Streams,
+    timed_out: bool,
+    asked: float,
+    spawned: float,
+    ended: float,
+) -> Observation:
+    _, status, resources = os.wait4(process.pid, 0)
+    code = process.returncode = os.waitstatus_to_exitcode(status)
+    done = perf_counter()
+    return Observation(
+        exit_code=KILLED - code if code < 0 else code,
+        signal=-code if code < 0 else None,
+        stdout=streams.stdout.value(),
+        stderr=streams.stderr.value(),
+        timed_out=timed_out,
+        cut=Cut(streams.stdout.cut, streams.stderr.cut),
+        seconds=done - asked,
+        spans=(
+            Span("spawn", 0.0, spawned - asked),
+            Span("run", spawned - asked, ended - spawned),
+            Span("collect", ended - asked, done - ended),
+        ),
+        usage=Usage(resources.ru_utime + resources.ru_stime, _peak(resources)),
+    )
+
+
+def _peak(resources: resource.struct_rusage) -> int | None:
+    # Until its exec a child shares our memory, and the kernel counts that as its own peak.
+    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return resources.ru_maxrss << 10 if resources.ru_maxrss > ours else None
+
+
+def _refusal(error: _NotStarted, seconds: float) -> Observation:
+    return Observation(
+        exit_code=error.exit_code,
+        stderr=f"{error.reason}\n".encode(errors="surrogateescape"),
+        seconds=seconds,
+        spans=(Span("spawn", 0.0, seconds),),
+    )
