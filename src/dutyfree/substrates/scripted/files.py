@@ -1,0 +1,133 @@
+"""A file system in memory: what a scripted sandbox reads and writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from dutyfree.contract import Entry
+
+WORKDIR = "/work"
+
+
+class Node(NamedTuple):
+    kind: Literal["file", "directory", "link"]
+    mode: int = 0o755
+    data: bytes = b""
+    """A file's content, a link's target."""
+
+
+class Files:
+    """A file system in a dictionary: absolute path → node. Raises what the real one would."""
+
+    def __init__(self, nodes: Mapping[str, Node] = MappingProxyType({})) -> None:
+        self.nodes = {"/": Node("directory"), WORKDIR: Node("directory"), **nodes}
+
+    def read(self, path: str) -> bytes:
+        _, node = self._find(path)
+        if node.kind == "directory":
+            raise _oserror(errno.EISDIR, path)
+        return node.data
+
+    def write(self, path: str, node: Node) -> None:
+        """Put a node in place, making its parents; a directory joins one that is there."""
+        at = self._resolve(path, follow=node.kind == "file")
+        there = self.nodes.get(at)
+        if there is not None and there.kind == "directory" and node.kind != "directory":
+            raise _oserror(errno.EISDIR, path)
+        parent = posixpath.dirname(at)
+        while parent not in self.nodes:
+            self.nodes[parent] = Node("directory")
+            parent = posixpath.dirname(parent)
+        self.nodes[at] = node
+
+    def list(self, path: str) -> tuple[Entry, ...]:
+        prefix = posixpath.join(self.directory(path), "")
+        names = sorted(at for at in self.nodes if at.startswith(prefix) and "/" not in at[len(prefix) :])
+        return tuple(
+            Entry(at[len(prefix) :], node.kind, len(node.data), node.mode)
+            for at, node in ((at, self.nodes[at]) for at in names if at != prefix)
+        )
+
+    def remove(self, path: str) -> None:
+        at, _ = self._find(path, follow=False)
+        self.nodes = {
+            other: node
+            for other, node in self.nodes.items()
+            if other != at and not other.startswith(f"{at}/")
+        }
+
+    def tree(self, path: str) -> Sequence[tuple[str, Node]]:
+        """The nodes at and below ``path``, by relative name, parents first."""
+        at, node = self._find(path, follow=False)
+        below = sorted(other for other in self.nodes if other.startswith(f"{at}/"))
+        return [("", node), *((other[len(at) + 1 :], self.nodes[other]) for other in below)]
+
+    def directory(self, path: str) -> str:
+        """Where it really is. Raises FileNotFoundError or NotADirectoryError."""
+        at, node = self._find(path)
+        if node.kind != "directory":
+            raise _oserror(errno.ENOTDIR, path)
+        return at
+
+    def _find(self, path: str, *, follow: bool = True) -> tuple[str, Node]:
+        at = self._resolve(path, follow=follow)
+        if at not in self.nodes:
+            raise _oserror(errno.ENOENT, path)
+        return at, self.nodes[at]
+
+    def _resolve(self, path: str, *, follow: bool) -> str:
+        at, links = "/", 0
+        ahead = posixpath.join(WORKDIR, path).split("/")[::-1]
+        while ahead:
+            part = ahead.pop()
+            node = self.nodes.get(at)
+            if part in ("", "."):
+                continue
+            if node is not None and node.kind == "file":
+                raise _oserror(errno.ENOTDIR, path)
+            at = posixpath.dirname(at) if part == ".." else posixpath.join(at, part)
+            node = self.nodes.get(at)
+            if node is not None and node.kind == "link" and (ahead or follow):
+                if (links := links + 1) > 40:
+                    raise _oserror(errno.ELOOP, path)
+                at = posixpath.dirname(at)
+                target = os.fsdecode(node.data)
+                at = "/" if target.startswith("/") else at
+                ahead += target.split("/")[::-1]
+        return at
+
+
+def _oserror(code: int, path: str) -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+def load(source: Path) -> list[tuple[str, Node]]:
+    """A local tree as nodes by relative name, parents first."""
+    paths = [source, *sorted(source.rglob("*"))] if source.is_dir() and not source.is_symlink() else [source]
+    return [("" if path == source else str(path.relative_to(source)), _node(path)) for path in paths]
+
+
+def _node(path: Path) -> Node:
+    mode = path.lstat().st_mode & 0o7777
+    if path.is_symlink():
+        return Node("link", 0o777, os.fsencode(path.readlink()))
+    return Node("directory", mode) if path.is_dir() else Node("file", mode, path.read_bytes())
+
+
+def store(nodes: Sequence[tuple[str, Node]], target: Path) -> None:
+    for relative, node in nodes:
+        path = target / relative if relative else target
+        if node.kind == "directory":
+            path.mkdir(exist_ok=True)
+        elif node.kind == "link":
+            path.symlink_to(os.fsdecode(node.data))
+        else:
+            path.write_bytes(node.data)
+        if node.kind != "link":
+            path.chmod(node.mode)
