@@ -1,0 +1,370 @@
+"""The study's root filesystem: the same software on every substrate.
+
+``build`` makes it from Debian's packages with debootstrap and keeps it as a tar in the cache;
+``from_reference`` has a Docker engine pull an image instead. Substrates that start from an image import
+one of the two.
+
+A build runs in mount and process namespaces of its own, and dies with its maker: neither Ctrl-C nor
+SIGKILL leaves a mount or a process behind. The record beside the tar is written last, so that half an
+image is never taken for a whole one; the half is swept by the next build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from dutyfree import paths
+from dutyfree.errors import Unavailable
+
+REFERENCE = "dutyfree/study:latest"
+"""The name under which a Docker engine holds the study's image."""
+
+PACKAGES = (
+    "ca-certificates",
+    "git",
+    "patch",
+    "procps",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+)
+"""Besides Debian's essential set (dash, coreutils, grep, sed, findutils, diffutils, tar, ...)."""
+
+TOOLS = ("sh", "python3", "git")
+"""What an image must hold for the tiers to run."""
+
+ENVIRONMENT = {"LANG": "C.UTF-8", "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+FORMAT = 1
+"""Part of the image's key: raise it when the making changes."""
+
+DROPPED = ("dev", "proc", "sys", "run", "tmp", "var/cache", "var/lib/apt/lists", "var/log")
+"""Emptied; so are the documentation and the translations under usr/share."""
+
+DOCUMENTATION = ("doc", "info", "lintian", "locale", "man")
+
+FALLBACK_SUITE = "bookworm"
+
+Progress = Callable[[str], None]
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A root filesystem in the cache."""
+
+    name: str
+    digest: str
+    """``sha256:...`` of the tar."""
+    size: int
+    suite: str
+    packages: tuple[str, ...]
+
+    @property
+    def tar(self) -> Path:
+        return _directory() / self.name
+
+
+def built() -> Image | None:
+    """The image in the cache that ``build`` would give without building; None if there is none."""
+    try:
+        image = msgspec.json.decode(_record().read_bytes(), type=Image)
+        return image if image.tar.stat().st_size == image.size else None
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+async def build(*, progress: Progress | None = None, force: bool = False) -> Image:
+    """The study's root filesystem, made unless the cache holds it (about a minute, 400 MB, root).
+
+    Raises Unavailable when it cannot be made here, with what would help.
+    """
+    say = progress or _silent
+    if not force and (image := await anyio.to_thread.run_sync(built)):
+        return image
+    _require_root()
+    async with _lock(say):
+        # Another process may have built it while this one waited.
+        if not force and (image := await anyio.to_thread.run_sync(built)):
+            return image
+        await _require_debootstrap(say)
+        scratch = await anyio.to_thread.run_sync(_scratch)
+        try:
+            return await _build(scratch, say)
+        except OSError as error:
+            raise Unavailable(
+                f"the image could not be written to {_directory()}: {error.strerror or error}",
+                remedy="free some space there (2 GB), or set DUTYFREE_CACHE to another directory",
+            ) from error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+
+async def from_reference(reference: str, *, host: str | None = None, progress: Progress | None = None) -> str:
+    """Have the Docker engine pull ``reference`` and use it as the study's image; returns its id.
+
+    Raises Unavailable when no engine answers, the pull fails, or a tool that the tiers need is missing.
+    """
+    from dutyfree.substrates.docker import adopt_image
+
+    return await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _silent)
+
+
+def suite() -> str:
+    """The host's own Debian suite, so that bare and image agree; else a fixed one."""
+    release: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/etc/os-release").read_text().splitlines():
+            name, _, value = line.partition("=")
+            release[name] = value.strip().strip("\"'")
+    return (
+        release.get("VERSION_CODENAME") or FALLBACK_SUITE if release.get("ID") == "debian" else FALLBACK_SUITE
+    )
+
+
+def mirror(wanted: str, etc: Path = Path("/etc/apt")) -> str | None:
+    """Where this machine's apt gets ``wanted``'s main component; None leaves it to debootstrap."""
+    for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            continue
+        read = _stanzas(text) if path.suffix == ".sources" else _lines(text)
+        # The main list may be in either format.
+        for uri, suites, components in (*read, *(_stanzas(text) if path.name == "sources.list" else ())):
+            if wanted in suites and "main" in components:
+                return _resolved(uri)
+    return None
+
+
+def _lines(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] != ["deb"]:
+            continue
+        if len(words) > 1 and words[1].startswith("["):
+            end = next((place for place, word in enumerate(words) if word.endswith("]")), len(words))
+            words[1 : end + 1] = []
+        if len(words) > 3:
+            yield words[1], [words[2]], words[3:]
+
+
+def _stanzas(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in kept.split("\n\n"):
+        fields: dict[str, list[str]] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1].isspace():
+                fields.setdefault(name, []).extend(line.split())
+            else:
+                name, _, value = line.partition(":")
+                name = name.lower()
+                fields[name] = value.split()
+        if "deb" in fields.get("types", ()) and fields.get("enabled") != ["no"]:
+            for uri in fields.get("uris", ()):
+                yield uri, fields.get("suites", []), fields.get("components", [])
+
+
+def _resolved(uri: str) -> str | None:
+    """A mirror list names several places: its first will do."""
+    if uri.startswith("mirror+file:"):
+        with contextlib.suppress(OSError, IndexError):
+            return Path(uri.removeprefix("mirror+file:")).read_text().split()[0]
+        return None
+    return uri if uri.partition(":")[0] in ("http", "https", "file") else None
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _directory() -> Path:
+    return paths.cache() / "images"
+
+
+def _record() -> Path:
+    spec = msgspec.json.encode([FORMAT, suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
+    return _directory() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise Unavailable(
+            "only root can build the study's image from Debian packages",
+            remedy="run `sudo dutyfree image build` with the same DUTYFREE_CACHE, "
+            "or `dutyfree image build --from IMAGE` with an image that has python3 and git",
+        )
+
+
+async def _require_debootstrap(say: Progress) -> None:
+    if shutil.which("debootstrap"):
+        return
+    if shutil.which("apt-get"):
+        say("debootstrap is missing: apt-get install debootstrap")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        # The lists may be absent (a container) or stale; the installation itself decides.
+        for command in ("update -qq", "install -y -qq --no-install-recommends debootstrap"):
+            with contextlib.suppress(Unavailable):
+                await _run(["apt-get", *command.split()], say, environment)
+    if not shutil.which("debootstrap"):
+        raise Unavailable(
+            "debootstrap is missing",
+            remedy="install your distribution's debootstrap package, "
+            "or use `dutyfree image build --from IMAGE` with an image that has python3 and git",
+        )
+
+
+@contextlib.asynccontextmanager
+async def _lock(say: Progress) -> AsyncIterator[None]:
+    """One builder at a time; the kernel frees the lock of one that was killed."""
+    directory = _directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = open(directory / "lock", "w")  # noqa: ASYNC230, SIM115 (opening an empty file)
+    except OSError as error:
+        raise Unavailable(
+            f"the cache directory {directory} cannot be written: {error.strerror}",
+            remedy="set DUTYFREE_CACHE to a directory that can",
+        ) from error
+    with file:
+        told = False
+        # The kernel has no lock that can be awaited without a thread that cannot be cancelled.
+        while not _try_lock(file.fileno()):
+            if not told:
+                say("waiting for another build of the image")
+                told = True
+            await anyio.sleep(0.2)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _scratch() -> Path:
+    """A fresh build directory; what killed builders left is removed (the lock is ours)."""
+    for old in _directory().glob("build-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix="build-", dir=_directory()))
+
+
+async def _build(scratch: Path, say: Progress) -> Image:
+    root = scratch / "root"
+    wanted = suite()
+    source = mirror(wanted)
+    started = time.monotonic()
+    say(f"debootstrap of Debian {wanted} from {source or 'its default mirror'}")
+    command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", wanted, str(root)]
+    await _run([*_namespaces(), *command, *([source] if source else [])], say, _environment())
+    say("packing")
+    await anyio.to_thread.run_sync(_clean, root)
+    tar = scratch / "image.tar"
+    packing = ["tar", "--create", "--sort=name", "--numeric-owner", "--one-file-system"]
+    await _run([*packing, f"--file={tar}", f"--directory={root}", "."], say, _environment())
+    image = await anyio.to_thread.run_sync(_publish, tar, wanted)
+    say(f"{image.name}: {image.size >> 20} MB in {time.monotonic() - started:.0f} s")
+    return image
+
+
+def _namespaces() -> list[str]:
+    """Death of the maker kills unshare, which kills debootstrap, PID 1 of its namespace, and so all."""
+    return ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
+
+
+def _environment() -> dict[str, str]:
+    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    if "http_proxy" not in environment and shutil.which("apt-config"):
+        # debootstrap fetches with wget, which does not know apt's own proxy.
+        told = subprocess.run(
+            ["apt-config", "shell", "proxy", "Acquire::http::Proxy"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        value = "".join(shlex.split(told.stdout)[:1]).removeprefix("proxy=")
+        if value and value != "DIRECT":
+            environment["http_proxy"] = value
+    return environment
+
+
+async def _run(command: list[str], say: Progress, environment: dict[str, str]) -> None:
+    """Run to the end, telling its lines. Raises Unavailable with the last ones when it fails."""
+    last: deque[str] = deque(maxlen=6)
+    # A session of its own: Ctrl-C reaches us, and we end it.
+    process = await anyio.open_process(
+        command,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = BufferedByteReceiveStream(process.stdout)
+        with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead):
+            while True:
+                line = (await lines.receive_until(b"\n", 1 << 20)).decode(errors="replace")
+                last.append(line.removeprefix("I: ").strip())
+                say(last[-1])
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+    if process.returncode:
+        name = next(word for word in command if word in ("debootstrap", "tar", "apt-get"))
+        raise Unavailable(
+            f"{name} failed with status {process.returncode}: {' | '.join(last)}",
+            remedy="see that the machine reaches its Debian mirror and the disk has 2 GB free",
+        )
+
+
+def _clean(root: Path) -> None:
+    for name in (*DROPPED, *(f"usr/share/{part}" for part in DOCUMENTATION)):
+        directory = root / name
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    (root / "workspace").mkdir()
+    (root / "etc/hostname").unlink(missing_ok=True)
+    (root / "etc/resolv.conf").unlink(missing_ok=True)  # the builder's; every substrate writes its own
+
+
+def _publish(scratch: Path, wanted: str) -> Image:
+    with scratch.open("rb+") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    record = _record()
+    tar = record.with_name(f"{record.stem}-{digest[:16]}.tar")
+    image = Image(tar.name, f"sha256:{digest}", scratch.stat().st_size, wanted, PACKAGES)
+    scratch.rename(tar)
+    half = scratch.with_name(record.name)
+    half.write_bytes(msgspec.json.encode(image))
+    half.rename(record)
+    for old in record.parent.glob(f"{record.stem}-*.tar"):
+        if old != tar:
+            old.unlink()
+    return image

@@ -1,0 +1,248 @@
+"""The Docker Engine API over its Unix socket: HTTP/1.1 on kept connections, and nothing more of HTTP.
+
+A general client cannot be used for exec: its stream takes the connection over, and ends our side of it
+while the other side still talks. So a request here is a few lines on an asyncio stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlencode
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+BUFFER = 1 << 20
+CHUNK = 256 << 10
+IDLE = 64
+"""Connections kept for later requests."""
+
+
+class EngineError(Exception):
+    """The engine answered with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class EngineLost(OSError):  # noqa: N818 (a state of the connection, as ConnectionResetError)
+    """The engine does not answer, or stopped in the middle of an answer."""
+
+
+class Response:
+    """The head of an answer, and the way to its body."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], connection: Connection) -> None:
+        self.status = status
+        self.headers = headers
+        self._connection = connection
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the connection can be used again after the body."""
+        return self.headers.get("connection", "").lower() != "close" and (
+            "content-length" in self.headers or self._chunked or self.status in (204, 304)
+        )
+
+    @property
+    def _chunked(self) -> bool:
+        return self.headers.get("transfer-encoding", "").lower() == "chunked"
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        reader = self._connection.reader
+        if self.status in (204, 304):
+            return
+        if self._chunked:
+            while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+                async for piece in _exactly(reader, size):
+                    yield piece
+                await reader.readexactly(2)
+            await reader.readuntil(b"\r\n")
+        elif "content-length" in self.headers:
+            async for piece in _exactly(reader, int(self.headers["content-length"])):
+                yield piece
+        else:
+            while piece := await reader.read(CHUNK):
+                yield piece
+
+    async def body(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+
+async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[bytes]:
+    while size:
+        piece = await reader.read(min(size, CHUNK))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", size)
+        size -= len(piece)
+        yield piece
+
+
+class Connection:
+    """One connection to the engine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @property
+    def alive(self) -> bool:
+        return not self.reader.at_eof() and not self.writer.is_closing()
+
+    def close(self) -> None:
+        # abort, not close: nobody waits for bytes that a cancelled request has not sent yet.
+        self.writer.transport.abort()
+
+    async def ask(
+        self, method: str, target: str, content: bytes | BinaryIO, size: int, headers: Mapping[str, str]
+    ) -> Response:
+        """Send a request and read the answer's head."""
+        lines = [f"{method} {target} HTTP/1.1", "Host: docker", f"Content-Length: {size}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+        if isinstance(content, bytes):
+            self.writer.write(head + content)
+            # An engine that refuses early closes while we still write: its answer matters more.
+            with contextlib.suppress(ConnectionError):
+                await self.writer.drain()
+        else:
+            self.writer.write(head)
+            with contextlib.suppress(ConnectionError):
+                while piece := await anyio.to_thread.run_sync(content.read, BUFFER):
+                    self.writer.write(piece)
+                    await self.writer.drain()
+        return await self._head()
+
+    async def _head(self) -> Response:
+        while True:
+            text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            status_line, *rest = text.rstrip("\r\n").split("\r\n")
+            protocol, status, *_ = f"{status_line} ".split(" ", 2)
+            if not protocol.startswith("HTTP/1.") or not status.isdigit():
+                raise ConnectionError(f"what answers speaks no HTTP: {status_line[:80]!r}")
+            if status != "100":
+                break
+        fields = (line.partition(":") for line in rest)
+        return Response(int(status), {name.lower(): value.strip() for name, _, value in fields}, self)
+
+
+class Engine:
+    """A Docker engine at a Unix socket. Use as an async context manager.
+
+    Every request raises EngineError for the engine's refusals and EngineLost when it does not answer.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.prefix = ""
+        """The API version that requests name, such as ``/v1.41``; none until negotiated."""
+        self._idle: list[Connection] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    async def connect(self) -> Connection:
+        """A connection, kept or new. Raises EngineLost."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.alive:
+                return connection
+            connection.close()
+        try:
+            return Connection(*await asyncio.open_unix_connection(self.path, limit=BUFFER))
+        except OSError as error:
+            raise EngineLost(f"no Docker engine answers at {self.path}: {error.strerror or error}") from error
+
+    def keep(self, connection: Connection) -> None:
+        if connection.alive and not self._closed and len(self._idle) < IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        json: object = None,
+        content: BinaryIO | None = None,
+        size: int = 0,
+    ) -> AsyncIterator[Response]:
+        """A request whose answer's body is read piece by piece."""
+        target = self.prefix + quote(path) + (f"?{urlencode(query)}" if query else "")
+        headers = {}
+        body: bytes | BinaryIO = b""
+        if content is not None:
+            body = content
+            headers["Content-Type"] = "application/x-tar"
+        elif json is not None:
+            body = msgspec.json.encode(json)
+            size = len(body)
+            headers["Content-Type"] = "application/json"
+        connection = await self.connect()
+        kept = False
+        try:
+            response = await connection.ask(method, target, body, size, headers)
+            if response.status >= 400:
+                message = _message(response.status, await response.body())
+                kept = response.keeps
+                raise EngineError(response.status, message)
+            yield response
+            kept = response.keeps
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise EngineLost(f"the Docker engine at {self.path} went away: {error}") from error
+        finally:
+            if kept:
+                self.keep(connection)
+            else:
+                connection.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        json: object = None,
+        content: BinaryIO | None = None,
+        size: int = 0,
+    ) -> Any:
+        """A request whose answer is JSON, or nothing."""
+        streamed = self.stream(method, path, query=query, json=json, content=content, size=size)
+        async with streamed as response:
+            body = await response.body()
+        return msgspec.json.decode(body) if body.strip() else None
+
+    async def negotiate(self, wanted: tuple[int, int]) -> dict[str, Any]:
+        """Agree on an API version, as near to ``wanted`` as the engine allows; returns its version facts."""
+        facts: dict[str, Any] = await self.request("GET", "/version")
+        newest, oldest = (_version(facts.get(name)) or wanted for name in ("ApiVersion", "MinAPIVersion"))
+        agreed = max(min(wanted, newest), oldest)
+        self.prefix = "/v{}.{}".format(*agreed)
+        return facts
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    major, dot, minor = (text or "").partition(".")
+    return (int(major), int(minor)) if dot else None
+
+
+def _message(status: int, body: bytes) -> str:
+    with contextlib.suppress(msgspec.DecodeError, TypeError, KeyError):
+        return str(msgspec.json.decode(body)["message"]).strip()
+    return body.decode(errors="replace").strip() or f"status {status}"
