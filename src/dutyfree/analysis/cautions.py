@@ -1,0 +1,169 @@
+"""Typed warnings, each with the cell it qualifies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dutyfree.analysis.cells import Key, Sample
+from dutyfree.analysis.model import Caution, CautionKind, Cell
+from dutyfree.analysis.statistics import dispersion, drift
+from dutyfree.analysis.units import duration, enumeration, percent, plural
+from dutyfree.study.records import Records, Session
+
+FEW = 10
+FEW_FOR_TAIL = 20
+"""p95 of fewer trials lies between the slowest two."""
+WIDE = 0.2
+DISPERSED = 0.5
+DRIFTING = 0.5
+DRIFT_P = 0.01
+BUSY = 0.5
+"""Load average per core, before the study begins."""
+SOFTWARE = ("python", "git", "pytest", "bash", "grep", "libc", "glibc", "coreutils")
+
+
+def cautions(
+    records: Records, cells: Iterable[Cell], by_key: Mapping[Key, Sample], baseline: str | None
+) -> list[Caution]:
+    found = [*_of_study(records, baseline), *_of_substrates(records)]
+    cells = list(cells)
+    for cell in cells:
+        found += _of_cell(cell, by_key[cell.key], baseline, adaptive=_adaptive(records.study.plan))
+    found += _never_ran(records, cells)
+    return found
+
+
+def _of_study(records: Records, baseline: str | None) -> Iterator[Caution]:
+    if baseline is None and records.trials:
+        yield Caution(
+            CautionKind.NO_BASELINE,
+            "bare was not measured: there is no tax, and orchestration is known only where told",
+        )
+    if len(records.sessions) > 1:
+        yield Caution(
+            CautionKind.RESUMED,
+            f"the study was interrupted and resumed: {len(records.sessions)} sessions, between which the "
+            "machine may have changed",
+        )
+    cores = records.study.host.get("cores")
+    if isinstance(cores, int) and cores > 0:
+        yield from (_busy(session, cores) for session in records.sessions if session.load > BUSY * cores)
+    yield _cache_state(records.study.plan)
+
+
+def _busy(session: Session, cores: int) -> Caution:
+    return Caution(
+        CautionKind.HIGH_LOAD,
+        f"the machine was busy when the session of {session.started} began: load {session.load:.2f} on "
+        f"{plural(cores, 'core')}",
+    )
+
+
+def _cache_state(plan: Mapping[str, Any]) -> Caution:
+    if plan.get("drop_caches"):
+        return Caution(CautionKind.CACHE, "page caches were dropped before each trial: cold disks, too")
+    return Caution(
+        CautionKind.CACHE, "page caches were warm: cold start means a fresh sandbox, not a cold disk"
+    )
+
+
+def _of_substrates(records: Records) -> Iterator[Caution]:
+    for label, facts in records.substrates.items():
+        if facts.unavailable is not None:
+            yield Caution(CautionKind.LEFT_OUT, f"left out: {facts.unavailable}", substrate=label)
+    present = [facts for facts in records.substrates.values() if facts.unavailable is None]
+    for name in SOFTWARE:
+        versions: dict[str, list[str]] = {}
+        for facts in present:
+            if name in facts.facts:
+                versions.setdefault(facts.facts[name], []).append(facts.label)
+        if len(versions) > 1:
+            told = [f"{version} on {enumeration(labels)}" for version, labels in versions.items()]
+            yield Caution(
+                CautionKind.UNLIKE_SOFTWARE,
+                f"{name} differs between substrates ({'; '.join(told)}): it may explain part of a difference",
+            )
+
+
+def _of_cell(cell: Cell, sample: Sample, baseline: str | None, *, adaptive: bool) -> Iterator[Caution]:
+    for kind, text in _about(cell, sample, baseline, adaptive=adaptive):
+        yield Caution(kind, text, cell.workload, cell.substrate, cell.parallel)
+
+
+def _about(
+    cell: Cell, sample: Sample, baseline: str | None, *, adaptive: bool
+) -> Iterator[tuple[CautionKind, str]]:
+    if cell.failed:
+        rest = (
+            f"the numbers are those of the other {cell.succeeded}"
+            if cell.succeeded
+            else "there are no numbers"
+        )
+        yield CautionKind.FAILURES, f"{cell.failed} of {plural(cell.trials, 'trial')} failed; {rest}"
+    if cell.planned is not None and cell.trials < cell.planned and not adaptive:
+        yield CautionKind.INCOMPLETE, f"{cell.trials} of {cell.planned} planned trials were run"
+    if 0 < cell.succeeded < FEW:
+        yield (
+            CautionKind.TOO_FEW,
+            f"only {plural(cell.succeeded, 'trial')}: intervals are rough, p95 is nearly the slowest",
+        )
+    elif 0 < cell.succeeded < FEW_FOR_TAIL:
+        yield CautionKind.UNSURE_TAIL, f"p95 of {cell.succeeded} trials is nearly the slowest one"
+    if cell.succeeded >= FEW:
+        yield from _about_stability(cell, sample)
+    if cell.stood_in and baseline:
+        yield CautionKind.STAND_IN, _stand_in(cell, baseline)
+    if cell.undivided:
+        yield (
+            CautionKind.UNDIVIDED,
+            f"{cell.undivided} of {plural(cell.actions, 'action')} could not be divided: the substrate "
+            "does not tell the time inside, and no bare run of the same action is there to stand in",
+        )
+
+
+def _about_stability(cell: Cell, sample: Sample) -> Iterator[tuple[CautionKind, str]]:
+    assert cell.total is not None
+    middle, totals = cell.total.p50, sample.totals()
+    if middle.low is not None and middle.high is not None and middle.value > 0:
+        width = (middle.high - middle.low) / middle.value
+        if width > WIDE:
+            yield (
+                CautionKind.UNSTABLE,
+                f"the interval of p50 is wide: {duration(middle.low)} to {duration(middle.high)} "
+                f"({percent(width)} of p50)",
+            )
+    if (spread := dispersion(totals)) > DISPERSED:
+        yield CautionKind.UNSTABLE, f"trials scatter: the middle half spans {percent(spread)} of p50"
+    correlation, p = drift(totals)
+    if abs(correlation) > DRIFTING and p < DRIFT_P:
+        grew = "rose" if correlation > 0 else "fell"
+        yield CautionKind.DRIFT, f"times {grew} in the course of the study (Spearman {correlation:+.2f})"
+
+
+def _stand_in(cell: Cell, baseline: str) -> str:
+    level = cell.stand_in_parallel
+    at = f", measured {level} at once," if level is not None and level != cell.parallel else ""
+    return (
+        f"{cell.substrate} does not tell the time inside of {cell.stood_in} of "
+        f"{plural(cell.actions, 'action')}: the p50 of the same action on {baseline}{at} stands in"
+    )
+
+
+def _adaptive(plan: Mapping[str, Any]) -> bool:
+    """A plan that stops when the interval is narrow enough runs fewer trials by intent."""
+    return any(plan.get(name) for name in ("adaptive", "until", "stop", "precision", "interval"))
+
+
+def _never_ran(records: Records, cells: Iterable[Cell]) -> Iterator[Caution]:
+    workloads = records.study.plan.get("workloads")
+    if not isinstance(workloads, dict):
+        return
+    ran = {(cell.workload, cell.substrate) for cell in cells}
+    for label, facts in records.substrates.items():
+        missing = [str(name) for name in workloads if (name, label) not in ran]
+        if facts.unavailable is None:
+            for name in missing:
+                yield Caution(
+                    CautionKind.INCOMPLETE, "no trial of it was run", workload=name, substrate=label
+                )

@@ -1,0 +1,266 @@
+"""The nouns of a summary: everything that a report shows, and no raw trial.
+
+All durations are seconds, all shares fractions of one. ``summary.json`` is this tree as JSON.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal
+
+import msgspec
+
+from dutyfree.analysis.statistics import Estimate, Quantity
+
+SCHEMA = 1
+
+Metric = Literal["first_result", "total", "orchestration_per_action"]
+
+
+class CautionKind(enum.StrEnum):
+    """Why a number deserves care."""
+
+    TOO_FEW = "too few trials"
+    UNSURE_TAIL = "unsure tail"
+    UNSTABLE = "unstable"
+    DRIFT = "drift"
+    FAILURES = "failures"
+    UNLIKE_HOSTS = "unlike hosts"
+    UNLIKE_SOFTWARE = "unlike software"
+    STAND_IN = "stand-in"
+    UNDIVIDED = "undivided"
+    HIGH_LOAD = "high load"
+    RESUMED = "resumed"
+    INCOMPLETE = "incomplete"
+    LEFT_OUT = "left out"
+    CACHE = "cache state"
+    NO_BASELINE = "no baseline"
+
+
+class Caution(msgspec.Struct, frozen=True):
+    """A warning, and what it qualifies: None stands for all."""
+
+    kind: CautionKind
+    text: str
+    workload: str | None = None
+    substrate: str | None = None
+    parallel: int | None = None
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Failed trials of one cell that failed alike."""
+
+    workload: str
+    substrate: str
+    parallel: int
+    kind: str
+    phase: str
+    cause: str
+    count: int
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Sorted values of the successful trials, thinned evenly where there are very many."""
+
+    first_result: list[float]
+    total: list[float]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """All trials that measured the same thing. Quantities are over the successful ones."""
+
+    workload: str
+    substrate: str
+    parallel: int
+    actions: int
+    """Actions of one trial, its set-up apart."""
+    planned: int | None
+    warmups: int
+    trials: int
+    """Measured, failures included."""
+    succeeded: int
+    first_result: Quantity | None
+    """Time to first command: request → first result."""
+    completion: Quantity | None
+    """Request → last result."""
+    total: Quantity | None
+    """The whole fresh episode: request → sandbox removed."""
+    components: dict[str, Quantity]
+    """Each component of the decomposition by itself; their medians do not add up."""
+    composition: dict[str, float]
+    """Mean components over the middle half of the trials by total; these add up to its mean total."""
+    per_action: Quantity | None
+    """Total over the number of actions."""
+    orchestration_per_action: Quantity | None
+    """None where part of the actions is undivided."""
+    stood_in: int
+    """Actions of a trial whose time inside is the baseline's."""
+    undivided: int
+    """Actions of a trial whose time inside is unknown."""
+    stand_in_parallel: int | None
+    distribution: Distribution
+
+    @property
+    def failed(self) -> int:
+        return self.trials - self.succeeded
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return (self.workload, self.substrate, self.parallel)
+
+    @property
+    def typical_total(self) -> float:
+        return sum(self.composition.values())
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """p50 of ``substrate`` over p50 of ``base``, in one workload."""
+
+    workload: str
+    parallel: int
+    metric: Metric
+    substrate: str
+    base: str
+    ratio: Estimate | None
+    p: float | None
+    """Mann-Whitney, Holm-corrected over all ratios of the summary; None where unattainable."""
+
+
+class Tax(msgspec.Struct, frozen=True):
+    """What a substrate adds to the same workload run bare."""
+
+    workload: str
+    substrate: str
+    parallel: int
+    seconds: Estimate
+    rate: Estimate | None
+    """The ratio of the medians, less one."""
+    per_action: Estimate | None
+    """The seconds over the number of actions."""
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """Worker-hours for so many rollouts: N·T/3600 with T the p50 of the total."""
+
+    workload: str
+    substrate: str
+    actions: int
+    rollouts: int
+    hours: Estimate
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What a small extra costs at scale."""
+
+    extra: str
+    seconds: float
+    """Per rollout or per action."""
+    per: Literal["rollout", "action"]
+    rollouts: int
+    actions: int
+    hours: float
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """The slowest against the fastest substrate in one workload."""
+
+    workload: str
+    actions: int
+    slowest: str
+    fastest: str
+    slowest_seconds: Estimate
+    fastest_seconds: Estimate
+    difference: Estimate
+    ratio: Estimate | None
+    rollouts: int
+    """For which the hours are meant."""
+
+    def hours(self, estimate: Estimate) -> Estimate:
+        return estimate.scaled(self.rollouts / 3600)
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Rollouts a second while rollouts of the cell were under way."""
+
+    workload: str
+    substrate: str
+    parallel: int
+    succeeded: int
+    busy_seconds: float
+    per_second: float
+    at_once: float
+    """Rollouts that were really under way at once, on average."""
+
+
+class SubstrateSummary(msgspec.Struct, frozen=True):
+    label: str
+    use: str
+    facts: dict[str, str]
+    prepare_seconds: float
+    unavailable: str | None
+
+
+class SessionSummary(msgspec.Struct, frozen=True):
+    started: str
+    load: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int
+    version: str
+    """Of the dutyfree that measured."""
+    started: str
+    plan: dict[str, Any]
+    host: dict[str, Any]
+    sessions: list[SessionSummary]
+    substrates: list[SubstrateSummary]
+    """In the order in which the report shows them."""
+    workloads: list[str]
+    baseline: str | None
+    trials: int
+    """Measured, failures included."""
+    warmups: int
+    failed: int
+    cells: list[Cell]
+    ratios: list[Ratio]
+    taxes: list[Tax]
+    projections: list[Projection]
+    prices: list[Price]
+    spreads: list[Spread]
+    throughput: list[Throughput]
+    failures: list[FailureGroup]
+    cautions: list[Caution]
+
+    def lone(self, workload: str) -> list[Cell]:
+        """The workload's cells with the fewest rollouts at once: those that figures show."""
+        found = [cell for cell in self.cells if cell.workload == workload]
+        least = min((cell.parallel for cell in found), default=1)
+        return [cell for cell in found if cell.parallel == least]
+
+    def lone_cell(self, workload: str, substrate: str) -> Cell | None:
+        return next((cell for cell in self.lone(workload) if cell.substrate == substrate), None)
+
+    def cautions_on(
+        self, workload: str | None = None, substrate: str | None = None, parallel: int | None = None
+    ) -> list[Caution]:
+        """Those that qualify exactly this cell, beside the general ones."""
+        return [
+            caution
+            for caution in self.cautions
+            if caution.workload in (None, workload)
+            and caution.substrate in (None, substrate)
+            and caution.parallel in (None, parallel)
+            and (caution.workload, caution.substrate) != (None, None)
+        ]
+
+    @property
+    def labels(self) -> list[str]:
+        return [substrate.label for substrate in self.substrates]
+
+    @property
+    def tiers(self) -> list[str]:
+        return [name for name in self.workloads if not name.startswith("trajectory-")]
+
+    @property
+    def trajectories(self) -> list[str]:
+        return [name for name in self.workloads if name.startswith("trajectory-")]

@@ -1,0 +1,70 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "\N{EN DASH}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Rounded to so many digits, never in exponent form, thousands grouped."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}" if math.isfinite(value) else "∞"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    # 9.996 rounds up to 10.0: one digit more than wanted, so count again after rounding.
+    rounded = round(value, decimals)
+    if rounded and abs(rounded) >= 1:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit that suits it: 812 µs, 42.5 ms, 3.21 s, 4 min 10 s, 2.10 h."""
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995e-3:
+        return f"{significant(seconds * 1e6)} µs"
+    if size < 0.9995:
+        return f"{significant(seconds * 1e3)} ms"
+    if size < 119.5:
+        return f"{significant(seconds)} s"
+    if size < 7200:
+        minutes, rest = divmod(round(size), 60)
+        sign = "\N{MINUS SIGN}" if seconds < 0 else ""
+        return f"{sign}{minutes} min {rest} s"
+    return f"{significant(seconds / 3600)} h"
+
+
+def hours(value: float) -> str:
+    """Worker-hours: whole from ten up."""
+    if abs(value) >= 9.95:
+        return f"{value:,.0f} h".replace("-", "\N{MINUS SIGN}")
+    return f"{significant(value, 2)} h"
+
+
+def times(ratio: float) -> str:
+    return f"{significant(ratio)}×"  # noqa: RUF001 (the multiplication sign is meant)
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with one decimal below ten."""
+    value = share * 100
+    if value and abs(value) < 0.05:
+        return "0.0 %"
+    text = f"{value:.1f}" if abs(value) < 9.95 else f"{value:,.0f}"
+    return f"{text} %".replace("-", "\N{MINUS SIGN}")
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def enumeration(items: list[str]) -> str:
+    """One, two and three."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
