@@ -10,6 +10,7 @@ All times are seconds. ``Trial.total`` runs from the request for a sandbox to th
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,37 +200,47 @@ class Writer:
 
     def __init__(self, directory: Path) -> None:
         """Open for appending, cutting off a torn last line. Raises RecordsError."""
-        self._path = directory / FILE
+        self.path = directory / FILE
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab")
-            _cut_torn_line(self._path)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RecordsError(
                 f"cannot write to {directory}: {error.strerror}", remedy="choose another directory with --out"
             ) from error
-
-    def write(self, line: Line) -> None:
-        """Append one line. Raises RecordsError; what was written before stays whole."""
         try:
-            self._file.write(_encoder.encode(line) + b"\n")
-            self._file.flush()
-        except OSError as error:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
             raise RecordsError(
-                f"cannot append to {self._path}: {error.strerror}",
+                f"another study is writing to {directory}", remedy="wait for its end, or choose another --out"
+            ) from None
+        self._end = _whole(self.path)
+        os.ftruncate(self._fd, self._end)
+
+    @property
+    def empty(self) -> bool:
+        return self._end == 0
+
+    def write(self, *lines: Line) -> None:
+        """Append lines, all or none of them. Raises RecordsError; what was written before stays whole."""
+        data = b"".join(_encoder.encode(line) + b"\n" for line in lines)
+        try:
+            written = os.write(self._fd, data)
+            if written != len(data):  # the disk filled up in the middle
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            os.ftruncate(self._fd, self._end)
+            raise RecordsError(
+                f"cannot append to {self.path}: {error.strerror}",
                 remedy="free some space, then go on with --resume: what was measured is kept",
             ) from error
+        self._end += written
 
     def close(self) -> None:
-        # After a failed write the buffer cannot be flushed either; its line is torn and known to be.
-        try:
-            self._file.close()
-        except OSError:
-            os.close(self._file.fileno()) if not self._file.closed else None
+        os.close(self._fd)
 
 
-def _cut_torn_line(path: Path) -> None:
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    if end != len(data):
-        os.truncate(path, end)
+def _whole(path: Path) -> int:
+    """The length of the file without a torn last line."""
+    return path.read_bytes().rfind(b"\n") + 1

@@ -68,8 +68,11 @@ def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  
 
 
 async def probe(name: str, **options: Any) -> Availability:
-    """Whether the substrate could be opened here, and if not, why and how to enable it."""
-    found, config = configure(name, options)
+    """Whether the substrate could be opened here, and if not, why and how to enable it. Raises nothing."""
+    try:
+        found, config = configure(name, options)
+    except OptionError as error:
+        return Availability(False, error.message, error.remedy)
     return await found.probe(config)
 
 

@@ -1,0 +1,47 @@
+# Everything from a clone: `make study` measures this machine, `make test` tests the project.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup study test check format bench docs clean
+
+help: ## Show this
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with the dutyfree command and the tools of development in it
+
+$(STAMP): pyproject.toml scripts/setup
+	scripts/setup "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+study: setup ## Measure this machine: bare, and Docker if an engine runs; ends with a report
+	scripts/host-tools git python3-pip
+	$(BIN)/dutyfree study $(ARGS)
+
+test: setup ## All tests, with the real parts that this machine can have
+	scripts/host-tools git python3-pip debootstrap chromium docker-registry
+	-scripts/docker-engine start
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## Linters and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## Measure what dutyfree itself costs
+	$(BIN)/python bench/run.py $(ARGS)
+
+docs: setup ## Check the documentation: links, and the commands that it shows
+	$(BIN)/python -m pytest tests/docs $(ARGS)
+
+clean: ## Remove what was made here (not the cache, not ./out)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

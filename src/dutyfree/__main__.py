@@ -1,0 +1,5 @@
+"""``python -m dutyfree``."""
+
+from dutyfree.cli import main
+
+main()

@@ -1,0 +1,55 @@
+"""The command line: thin. Every command is one function over the library."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from cyclopts import App
+
+import dutyfree
+from dutyfree.errors import DutyfreeError, UsageError
+
+app = App(
+    name="dutyfree",
+    help="""Measure the rollout infrastructure tax of coding-agent reinforcement learning, and stop paying it.
+
+    Start with 'dutyfree study': a few minutes on this machine, ending with a report.
+    """,
+    version=f"dutyfree {dutyfree.__version__}",
+    result_action="return_value",
+)
+# By import path, so that a command loads only what it needs.
+_COMMANDS = {
+    "dutyfree.cli.study:study": "Measure the tax on this machine, then write the report.",
+    "dutyfree.cli.reports:report": "Write figures, tables and report anew from records.",
+    "dutyfree.cli.reports:compare": "Say what became slower or faster between two studies.",
+    "dutyfree.cli.reports:export": "Write the trials and the actions as CSV or Parquet.",
+    "dutyfree.cli.machine:substrates": "List the substrates: available here, or why not.",
+    "dutyfree.cli.machine:doctor": "Look at what this machine offers, and what is missing.",
+    "dutyfree.cli.images:image": "Make the root filesystem that the study's substrates use.",
+}
+for path, summary in _COMMANDS.items():
+    app.command(path, help=summary)
+
+
+def main() -> NoReturn:
+    """Run a command. Exit status: 0 done, 1 it failed, 2 it was asked wrongly, 130 interrupted."""
+    try:
+        status = app()
+    except DutyfreeError as error:
+        _say(error)
+        status = 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("dutyfree: interrupted", file=sys.stderr)  # noqa: T201 (the command line speaks)
+        status = 130
+    except BrokenPipeError:  # the reader of our output has gone
+        status = 1
+        sys.stderr.close()
+    sys.exit(status)
+
+
+def _say(error: DutyfreeError) -> None:
+    print(f"dutyfree: {error.message}", file=sys.stderr)  # noqa: T201
+    if error.remedy:
+        print(f"  → {error.remedy}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,76 @@
+"""``dutyfree substrates`` and ``dutyfree doctor``: what can be used here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from dutyfree.cli.running import run
+
+
+def substrates(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """List the substrates: available here, or why not and how to enable them.
+
+    Parameters
+    ----------
+    json
+        Print JSON on standard output.
+    """
+    from dutyfree import substrates as registry
+
+    async def probe() -> list[dict[str, object]]:
+        rows = []
+        for name in registry.names():
+            found = await registry.probe(name)
+            summary = registry.provider(name).summary
+            rows.append({"name": name, "summary": summary, **msgspec.to_builtins(found)})
+        return rows
+
+    rows = run(probe)
+    if json:
+        _print_json(rows)
+        return 0
+    table = Table("substrate", "what it is", "here", "how to enable it", box=None, pad_edge=False)
+    for row in rows:
+        mark = "[green]yes[/]" if row["available"] else "[red]no[/]"
+        enable = "" if row["available"] else str(row["remedy"])
+        table.add_row(str(row["name"]), str(row["summary"]), f"{mark}: {row['detail']}", enable)
+    Console().print(table)
+    return 0
+
+
+def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Look at what this machine offers, and say what is missing, why, and what to do.
+
+    The exit status is 1 when something is missing that even the study on bare needs.
+
+    Parameters
+    ----------
+    json
+        Print JSON on standard output.
+    """
+    from dutyfree.doctor import ailing, examine
+
+    findings = run(examine)
+    if json:
+        _print_json(msgspec.to_builtins(findings))
+    else:
+        table = Table("", "what", "found", "remedy", box=None, pad_edge=False)
+        for finding in findings:
+            bad = "[red]✗[/]" if finding.needed else "[yellow]![/]"
+            table.add_row(
+                "[green]✓[/]" if finding.fine else bad,
+                finding.what,
+                finding.detail,
+                "" if finding.fine else finding.remedy,
+            )
+        Console().print(table)
+    return 1 if any(ailing(findings)) else 0
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())  # noqa: T201 (the command's output)

@@ -1,0 +1,135 @@
+"""``dutyfree report``, ``compare`` and ``export``: from records alone, on any machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from dutyfree.analysis.export import Format
+from dutyfree.analysis.model import Cell, Summary
+from dutyfree.analysis.units import UNKNOWN, duration, percent
+
+
+def report(directory: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Write figures, tables and report anew from the records in DIRECTORY.
+
+    Parameters
+    ----------
+    directory
+        What 'dutyfree study --out' named; it may have been copied from another machine.
+    json
+        Print the summary as JSON on standard output.
+    """
+    from dutyfree.report import write
+
+    show(write(directory), directory, as_json=json)
+    return 0
+
+
+def compare(
+    before: Path,
+    after: Path,
+    /,
+    *,
+    across_hosts: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Say what became slower or faster from the study in BEFORE to the one in AFTER.
+
+    A change counts when its interval leaves out "no change" and a Mann-Whitney test, corrected for
+    the number of comparisons, agrees. The exit status is 1 when something became slower.
+
+    Parameters
+    ----------
+    before
+        Directory of the earlier study.
+    after
+        Directory of the later study.
+    across_hosts
+        Compare although the machines differ; the verdicts then speak of the machines too.
+    json
+        Print JSON on standard output.
+    """
+    import msgspec
+
+    from dutyfree.analysis import comparison
+    from dutyfree.study import records
+
+    found = comparison.compare(records.read(before), records.read(after), across_hosts=across_hosts)
+    if json:
+        Console().print_json(msgspec.json.encode(found).decode())
+    else:
+        _print_markdown(comparison.as_markdown(found))
+    return 1 if found.slower else 0
+
+
+def export(directory: Path, /, *, format: Format = "csv", out: Path | None = None) -> int:  # noqa: A002
+    """Write the trials and the actions as flat tables.
+
+    Parameters
+    ----------
+    directory
+        What 'dutyfree study --out' named.
+    format
+        csv or parquet.
+    out
+        Where to; DIRECTORY/export by default.
+    """
+    from dutyfree.analysis.export import export as write
+    from dutyfree.study import records
+
+    for path in write(records.read(directory), out or directory / "export", format):
+        print(path)  # noqa: T201 (the command's output)
+    return 0
+
+
+def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
+    """The main numbers, and where the report is."""
+    if as_json:
+        from dutyfree.analysis.summary import encode
+
+        print(encode(summary).decode())  # noqa: T201 (the command's output)
+        return
+    console = Console()
+    table = Table("workload", "substrate", "first result p50", "whole p50", "p95", "tax", "trials", box=None)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    rates = {(tax.workload, tax.substrate, tax.parallel): tax.rate for tax in summary.taxes}
+    for cell in summary.cells:
+        rate = rates.get(cell.key)
+        table.add_row(*_row(cell), percent(rate.value) if rate else UNKNOWN, _trials(cell))
+    console.print(table)
+    for caution in summary.cautions:
+        place = " ".join(filter(None, (caution.workload, caution.substrate)))
+        console.print(
+            f"caution, {caution.kind}{': ' + place if place else ''}: {caution.text}", style="yellow"
+        )
+    console.print(f"report: {directory / 'report.html'}", highlight=False)
+
+
+def _row(cell: Cell) -> tuple[str, str, str, str, str]:
+    name = cell.workload if cell.parallel == 1 else f"{cell.workload}, {cell.parallel} at once"
+    return (
+        name,
+        cell.substrate,
+        duration(cell.first_result.p50.value) if cell.first_result else UNKNOWN,
+        duration(cell.total.p50.value) if cell.total else UNKNOWN,
+        duration(cell.total.p95.value) if cell.total else UNKNOWN,
+    )
+
+
+def _trials(cell: Cell) -> str:
+    return f"{cell.trials}, {cell.failed} failed" if cell.failed else str(cell.trials)
+
+
+def _print_markdown(text: str) -> None:
+    console = Console()
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text)  # noqa: T201 (the command's output)

@@ -1,0 +1,50 @@
+"""Running the library's coroutines under a terminal: one loop, and signals that cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run to the end. SIGTERM and SIGHUP end it as Ctrl-C does: cancelled, and cleaned up.
+
+    Raises KeyboardInterrupt for each of them.
+    """
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop)
+        try:
+            return await start()
+        except asyncio.CancelledError:
+            if stopped:
+                raise KeyboardInterrupt from None
+            raise
+
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
+        return runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,92 @@
+"""``dutyfree study``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from dutyfree.cli.progress import Watcher
+from dutyfree.cli.reports import show
+from dutyfree.cli.running import run
+from dutyfree.errors import UsageError
+from dutyfree.study import plan as plans
+from dutyfree.study.plan import Plan
+
+FOLDER = Path("out")
+
+
+def study(
+    *,
+    plan: str | None = None,
+    substrates: str | None = None,
+    out: Path | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Measure the tax on this machine: run a plan's trials, then write the report.
+
+    Trials are shuffled and interleaved across substrates. Records are kept as they happen: Ctrl-C, a
+    crash or a full disk loses at most the trial under way, and --resume goes on from there.
+
+    Parameters
+    ----------
+    plan
+        A shipped plan (smoke: under a minute; quick: a few minutes; paper: 100 trials of everything,
+        a few hours) or a TOML file. "quick" by default.
+    substrates
+        Substrates to measure instead of the plan's, separated by commas: "bare,docker". Those
+        named here must be available.
+    out
+        The directory for records and report; a new one in ./out by default.
+    resume
+        Go on with the study in --out, or with the latest one in ./out, after it was stopped.
+    json
+        Print the summary as JSON on standard output.
+    """
+    from dutyfree.report import write
+    from dutyfree.study import runner
+
+    directory = out or (_latest() if resume else None)
+    wanted = _plan(plan, substrates, directory if resume else None)
+    directory = directory or FOLDER / f"{wanted.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    console = Console(stderr=True)
+    with Watcher(console) as watcher:
+        try:
+            run(partial(runner.run, wanted, directory, resume=resume, progress=watcher))
+        except KeyboardInterrupt:
+            watcher.note(f"stopped; go on with: dutyfree study --resume --out {directory}")
+            raise
+        watcher.note("writing the report")
+        summary = write(directory)
+    show(summary, directory, as_json=json)
+    return 0
+
+
+def _plan(plan: str | None, substrates: str | None, resumed: Path | None) -> Plan:
+    """The plan asked for; a resumed study goes on with its own unless told otherwise."""
+    from msgspec.structs import replace
+
+    from dutyfree.study import runner
+
+    if resumed is not None and plan is None and substrates is None:
+        recorded = runner.recorded_plan(resumed)
+        if recorded is not None:
+            return recorded
+    wanted = plans.load(plan or "quick")
+    if substrates is None:
+        return wanted
+    labels = [label.strip() for label in substrates.split(",") if label.strip()]
+    options = {label: found for label, found in wanted.options.items() if label in labels}
+    return plans.check(replace(wanted, substrates=labels, optional=[], options=options), "--substrates")
+
+
+def _latest() -> Path:
+    found = [path.parent for path in FOLDER.glob("*/records.jsonl")]
+    if not found:
+        raise UsageError("there is no study to go on with in ./out", remedy="name its directory with --out")
+    return max(found, key=lambda path: (path / "records.jsonl").stat().st_mtime)

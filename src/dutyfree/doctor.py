@@ -1,0 +1,146 @@
+"""What this machine can do for dutyfree: each thing available or not, why, and the remedy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from dutyfree import paths, substrates
+from dutyfree.study import machine
+
+GIT_DAEMON_REMEDY = "install git with its daemon (Debian: apt-get install git)"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing looked at. ``needed`` says whether the study on ``bare`` depends on it."""
+
+    what: str
+    fine: bool
+    detail: str
+    remedy: str = ""
+    needed: bool = False
+
+
+async def examine() -> list[Finding]:
+    """Look at everything. Raises nothing."""
+    findings = [look() for look in _LOOKS]
+    for name in substrates.names():
+        found = await substrates.probe(name)
+        findings.append(Finding(f"substrate {name}", found.available, found.detail, found.remedy))
+    return findings
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(
+        "python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer", needed=True
+    )
+
+
+def _kernel() -> Finding:
+    fine = hasattr(os, "pidfd_open")
+    detail = f"{os.uname().sysname} {os.uname().release}, cgroups {machine.cgroup_mode()}"
+    return Finding("kernel", fine, detail, "dutyfree needs Linux 5.3 or newer", needed=True)
+
+
+def _root() -> Finding:
+    return Finding(
+        "root",
+        os.geteuid() == 0,
+        "root" if os.geteuid() == 0 else f"user {os.geteuid()}",
+        "run as root to build the study's image, to drop page caches and to run commands as other users",
+    )
+
+
+def _git() -> Finding:
+    found = shutil.which("git")
+    if found is None:
+        return Finding("git", False, "not found", GIT_DAEMON_REMEDY, needed=True)
+    said = subprocess.run([found, "--exec-path"], capture_output=True, text=True, check=False).stdout.strip()
+    daemon = Path(said, "git-daemon").exists()
+    detail = f"{found}, {'with' if daemon else 'without'} its daemon"
+    return Finding("git", daemon, detail, GIT_DAEMON_REMEDY, needed=True)
+
+
+def _pip() -> Finding:
+    """T2 installs its test dependencies with the pip that belongs to the python3 on the commands' PATH."""
+    search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    found = shutil.which("python3", path=search)
+    remedy = "install it (Debian: apt-get install python3-pip)"
+    if found is None:
+        return Finding("python3 of bare", False, f"none on {search}", remedy, needed=True)
+    said = subprocess.run([found, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    detail = said.stdout.strip() or f"{found} has no pip"
+    return Finding("python3 of bare", said.returncode == 0, detail, remedy, needed=True)
+
+
+def _debootstrap() -> Finding:
+    found = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    return Finding(
+        "debootstrap",
+        found is not None,
+        found or "not found",
+        "needed to build the study's image (Debian: apt-get install debootstrap)",
+    )
+
+
+def _user_namespaces() -> Finding:
+    limit = Path("/proc/sys/user/max_user_namespaces")
+    count = int(limit.read_text()) if limit.exists() else 0
+    restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    blocked = restricted.exists() and restricted.read_text().strip() == "1" and os.geteuid() != 0
+    return Finding(
+        "user namespaces",
+        count > 0 and not blocked,
+        "restricted by AppArmor" if blocked else f"up to {count}",
+        "raise user.max_user_namespaces (or lift kernel.apparmor_restrict_unprivileged_userns)",
+    )
+
+
+def _space() -> Finding:
+    least = min(
+        (shutil.disk_usage(_existing(path)).free, str(path))
+        for path in (Path(tempfile.gettempdir()), paths.cache())
+    )
+    return Finding(
+        "disk",
+        least[0] > 3 << 30,
+        f"{least[0] / 2**30:.1f} GiB free at {least[1]}",
+        "free 3 GiB there, or set TMPDIR and DUTYFREE_CACHE elsewhere",
+    )
+
+
+def _load() -> Finding:
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return Finding(
+        "load", load < cores / 2, f"{load:.2f} on {cores} cores", "measure while nothing else runs"
+    )
+
+
+def _existing(path: Path) -> Path:
+    return next(found for found in (path, *path.parents) if found.exists())
+
+
+_LOOKS: tuple[Callable[[], Finding], ...] = (
+    _python,
+    _kernel,
+    _root,
+    _git,
+    _pip,
+    _debootstrap,
+    _user_namespaces,
+    _space,
+    _load,
+)
+
+
+def ailing(findings: list[Finding]) -> Iterator[Finding]:
+    """What keeps even the study on bare from running."""
+    return (finding for finding in findings if finding.needed and not finding.fine)

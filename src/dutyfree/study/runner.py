@@ -1,0 +1,266 @@
+"""The study: plan → prepared substrates → rounds of trials → records.
+
+Everything that is made before the clock starts is made here: the fixture, the git server, the prepared
+recipes. A study that was stopped, however it was stopped, goes on from its records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+import dutyfree
+from dutyfree import paths, substrates, workloads
+from dutyfree.contract import Substrate
+from dutyfree.errors import PlanError, RecordsError, Unavailable
+from dutyfree.study import machine, records, trial
+from dutyfree.study import plan as plans
+from dutyfree.study.plan import Batch, Plan
+from dutyfree.study.records import Records, Session, Study, SubstrateFacts, Trial, Writer
+from dutyfree.workloads.fixture import Fixture
+from dutyfree.workloads.gitserver import serve
+from dutyfree.workloads.workload import Workload
+
+GIVE_UP_AFTER = 3
+"""Infrastructure failures in a row, after which a substrate is asked whether it is still there."""
+
+Cell = tuple[str, str, int]
+
+
+class Progress(Protocol):
+    """Who watches the study."""
+
+    def note(self, text: str) -> None:
+        """Something is being prepared, or was left out."""
+        ...
+
+    def begin(self, done: int, total: int) -> None:
+        """The trials begin; ``done`` of them are on record already."""
+        ...
+
+    def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None: ...
+
+
+async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Records:
+    """Run the plan, or what is left of it, and return all records.
+
+    Raises RecordsError, PlanError, Unavailable, and the errors of preparing.
+    """
+    writer = await anyio.to_thread.run_sync(Writer, out)
+    try:
+        done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer)
+        async with AsyncExitStack() as stack:
+            study = _Running(plan, writer, progress, done)
+            await study.open(stack)
+            await study.prepare(stack)
+            await study.measure()
+    finally:
+        writer.close()
+    return await anyio.to_thread.run_sync(records.read, out)
+
+
+def recorded_plan(out: Path) -> Plan | None:
+    """The plan of a study begun in ``out``; None if none was. Raises RecordsError."""
+    path = out / records.FILE
+    if not path.exists() or not path.stat().st_size:
+        return None
+    return msgspec.convert(records.read(out).study.plan, Plan)
+
+
+def _begin(plan: Plan, out: Path, resume: bool, writer: Writer) -> tuple[Trial, ...]:
+    """Write the first lines, or find out what is there already."""
+    host = machine.facts()
+    done: tuple[Trial, ...] = ()
+    if writer.empty:
+        writer.write(
+            Study(
+                schema=records.SCHEMA,
+                version=dutyfree.__version__,
+                started=_now(),
+                plan=msgspec.to_builtins(plan),
+                host=host,
+            )
+        )
+    else:
+        found = records.read(out)
+        _check_continuation(plan, out, resume, found, host)
+        done = found.trials
+    writer.write(Session(started=_now(), load=os.getloadavg()[0]))
+    return done
+
+
+def _check_continuation(plan: Plan, out: Path, resume: bool, found: Records, host: Mapping[str, Any]) -> None:
+    if not resume:
+        raise RecordsError(
+            f"{out} holds the records of a study already",
+            remedy="go on with it by --resume, or choose another --out",
+        )
+    if found.study.plan != msgspec.to_builtins(plan):
+        raise PlanError(
+            f"the study in {out} was begun with another plan ({found.study.plan['name']!r})",
+            remedy="leave --plan and --substrates out to go on with its own, or choose another --out",
+        )
+    unlike = [name for name in machine.LIKE if found.study.host.get(name) != host[name]]
+    if unlike:
+        was, now = found.study.host.get(unlike[0]), host[unlike[0]]
+        raise RecordsError(
+            f"the study in {out} was begun on another machine ({unlike[0]}: {was!r} there, {now!r} here)",
+            remedy="measurements of unlike machines are not mixed: choose another --out",
+        )
+
+
+class _Running:
+    """A study under way."""
+
+    def __init__(self, plan: Plan, writer: Writer, progress: Progress, done: tuple[Trial, ...]) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._progress = progress
+        self._substrates: dict[str, Substrate] = {}
+        self._workloads: dict[tuple[str, str], Workload] = {}
+        self._trials: dict[Cell, list[Trial]] = defaultdict(list)
+        self._done: set[str] = set()
+        self._in_a_row: dict[str, int] = defaultdict(int)
+        for ended in done:
+            self._keep(ended)
+
+    def _keep(self, ended: Trial) -> None:
+        self._done.add(ended.id)
+        if not ended.warmup:
+            self._trials[ended.cell].append(ended)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Open every substrate of the plan; optional ones may be missing."""
+        for label in self._plan.substrates:
+            use, options = self._plan.use(label)
+            try:
+                opened = await stack.enter_async_context(substrates.open(use, **options))
+            except Unavailable as error:
+                if label not in self._plan.optional:
+                    raise
+                self._progress.note(f"{label} is left out: {error}")
+                self._writer.write(SubstrateFacts(label, use, {}, unavailable=str(error)))
+            else:
+                self._substrates[label] = opened
+        if not self._substrates:
+            raise Unavailable(
+                "none of the plan's substrates is available", remedy="see 'dutyfree substrates'"
+            )
+
+    async def prepare(self, stack: AsyncExitStack) -> None:
+        """Do all that must not be measured."""
+        fixture, urls = await self._fixture(stack)
+        for label, substrate in self._substrates.items():
+            asked = perf_counter()
+            self._progress.note(f"preparing {label}")
+            for name in self._plan.workloads:
+                workload = workloads.build(
+                    name, fixture, urls.get(label, ""), full_tests=self._plan.full_tests
+                )
+                self._workloads[name, label] = workload
+                await substrate.prepare(workload.recipe)
+            facts = await substrate.facts()
+            self._writer.write(SubstrateFacts(label, self._plan.use(label)[0], facts, perf_counter() - asked))
+
+    async def _fixture(self, stack: AsyncExitStack) -> tuple[Fixture | None, dict[str, str]]:
+        """The attrs repository, and where each substrate's sandboxes can clone it from."""
+        if set(self._plan.workloads) == {"T0"}:
+            return None, {}
+        self._progress.note("preparing the attrs fixture")
+        fixture = await anyio.to_thread.run_sync(
+            workloads.fixture.build, paths.cache(), self._progress.note, abandon_on_cancel=False
+        )
+        if self._plan.remote is not None:
+            return fixture, dict.fromkeys(self._substrates, self._plan.remote)
+        addresses = {label: found.host_address for label, found in self._substrates.items()}
+        unreachable = [label for label, address in addresses.items() if address is None]
+        if unreachable:
+            raise PlanError(
+                f"sandboxes of {unreachable[0]} cannot reach a git server on this host",
+                remedy="name one that they can reach as remote in the plan",
+            )
+        known = {label: address for label, address in addresses.items() if address is not None}
+        server = await stack.enter_async_context(serve(fixture, sorted(set(known.values()))))
+        return fixture, {label: server.url(address) for label, address in known.items()}
+
+    async def measure(self) -> None:
+        """All warm-ups and rounds that are not on record yet."""
+        labels = list(self._substrates)
+        total = sum(self._plan.workloads[workload] for workload, _, _ in plans.cells(self._plan, labels))
+        total += len(plans.warmups(self._plan, labels))
+        self._progress.begin(len(self._done), total)
+        for batches in (plans.warmups(self._plan, labels), *plans.rounds(self._plan, labels)):
+            for batch in plans.remaining(batches, self._done):
+                if not batch.warmup and plans.settled(self._plan.adaptive, self._trials[batch.cell]):
+                    continue
+                for ended in await self._batch(batch):
+                    self._keep(ended)
+                    broken = ended.failure is not None and ended.failure.kind == "infrastructure"
+                    self._in_a_row[batch.substrate] = self._in_a_row[batch.substrate] + 1 if broken else 0
+                    self._progress.ended(ended, len(self._done), total, self._seconds_left(labels))
+                await self._check_substrate(batch.substrate)
+
+    async def _batch(self, batch: Batch) -> list[Trial]:
+        """Run trials at once, and put them on record at once: a parallel cell is whole or not at all."""
+        substrate, workload = (
+            self._substrates[batch.substrate],
+            self._workloads[batch.workload, batch.substrate],
+        )
+        ended: list[Trial] = []
+
+        async def one(index: int) -> None:
+            ended.append(await trial.run(substrate, workload, batch, index, self._plan.timeout))
+
+        if self._plan.drop_caches:
+            await anyio.to_thread.run_sync(_drop_caches)
+        async with anyio.create_task_group() as group:
+            for index in batch.indices:
+                group.start_soon(one, index)
+        self._writer.write(*ended)
+        return ended
+
+    async def _check_substrate(self, label: str) -> None:
+        """Stop rather than fill the records with the failures of a substrate that is gone."""
+        if self._in_a_row[label] < GIVE_UP_AFTER:
+            return
+        use, options = self._plan.use(label)
+        found = await substrates.probe(use, **options)
+        if not found.available:
+            raise Unavailable(
+                f"{label} is gone: {found.detail}",
+                remedy=f"{found.remedy}; then go on with --resume, what was measured is kept",
+            )
+
+    def _seconds_left(self, labels: list[str]) -> float | None:
+        """From the mean time of each cell so far; unknown cells count as their workload's others do."""
+        left = 0.0
+        for cell in plans.cells(self._plan, labels):
+            workload, _, parallel = cell
+            missing = self._plan.workloads[workload] - len(self._trials[cell])
+            alike = (found for name, found in self._trials.items() if name[0] == workload)
+            known = self._trials[cell] or [one for found in alike for one in found]
+            if not missing:
+                continue
+            if not known:
+                return None
+            left += missing / parallel * sum(one.total for one in known) / len(known)
+        return left
+
+
+def _drop_caches() -> None:
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
