@@ -1,0 +1,139 @@
+"""The command line: what it prints, where it fails, and with which status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PLAN = """
+name = "tiny"
+substrates = ["quick", "slow"]
+[options.quick]
+use = "scripted"
+exit_code = 0
+stdout = "ready"
+[options.slow]
+use = "scripted"
+exit_code = 0
+stdout = "ready"
+create_seconds = 0.02
+[workloads]
+T0 = 12
+"""
+
+
+def dutyfree(*arguments, cwd=None, status=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "dutyfree", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "plan.toml").write_text(PLAN)
+    done = dutyfree("study", "--plan", folder / "plan.toml", "--out", folder / "out", "--json")
+    return folder / "out", done
+
+
+def test_help_teaches():
+    said = dutyfree("--help").stdout
+    for command in ("study", "report", "compare", "export", "substrates", "doctor", "image"):
+        assert command in said
+    assert "--resume" in dutyfree("study", "--help").stdout
+    assert "--from" in dutyfree("image", "build", "--help").stdout
+
+
+def test_a_study_ends_with_a_report(study):
+    out, done = study
+    summary = json.loads(done.stdout)
+    assert summary["trials"] == 24
+    for name in ("records.jsonl", "summary.json", "report.md", "report.html"):
+        assert (out / name).stat().st_size > 0
+    for number in range(1, 7):
+        assert (out / "figures" / f"figure{number}.svg").exists()
+        assert (out / "figures" / f"figure{number}.png").exists()
+    assert list((out / "tables").glob("*.csv"))
+
+
+def test_the_report_is_rebuilt_from_records_alone(study, tmp_path):
+    out, _ = study
+    (tmp_path / "records.jsonl").write_bytes((out / "records.jsonl").read_bytes())
+    said = dutyfree("report", tmp_path).stdout
+    assert "T0" in said
+    assert "report.html" in said
+    assert (tmp_path / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+
+
+def test_the_same_study_is_not_slower_than_itself(study):
+    out, _ = study
+    assert "no difference shown" in dutyfree("compare", out, out).stdout
+
+
+def test_a_slower_study_is_said_and_told_by_the_status(study, tmp_path):
+    out, _ = study
+    (tmp_path / "plan.toml").write_text(PLAN.replace("0.02", "0.06"))
+    dutyfree("study", "--plan", tmp_path / "plan.toml", "--out", tmp_path / "out")
+    done = dutyfree("compare", out, tmp_path / "out", status=1)
+    assert "slower" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_export(study, tmp_path, kind):
+    out, _ = study
+    paths = dutyfree("export", out, "--format", kind, "--out", tmp_path).stdout.split()
+    assert len(paths) == 2
+    assert all(path.endswith(kind) for path in paths)
+
+
+def test_substrates_and_doctor_say_what_is_here():
+    rows = json.loads(dutyfree("substrates", "--json").stdout)
+    assert {"bare", "docker", "scripted"} <= {row["name"] for row in rows}
+    assert all(row["available"] or row["remedy"] for row in rows)
+    findings = json.loads(dutyfree("doctor", "--json").stdout)
+    assert all(finding["fine"] or finding["remedy"] for finding in findings)
+    assert "bare" in dutyfree("substrates").stdout
+
+
+def test_a_study_can_be_resumed_without_naming_it(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    dutyfree("study", "--plan", "plan.toml", cwd=tmp_path)
+    (path,) = tmp_path.glob("out/tiny-*/records.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-5]))
+    dutyfree("study", "--resume", cwd=tmp_path)
+    assert sum(b'"trial"' in line[:20] for line in path.read_bytes().splitlines()) == 26
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["study", "--plan", "nope"], 2, "there is no plan 'nope'"),
+        (["study", "--substrates", "bear"], 2, "unknown substrate 'bear'"),
+        (["study", "--substrates", ","], 2, "names no substrate"),
+        (["study", "--plan", "smoke", "--substrates", "bare", "--out", "/proc/nowhere"], 2, "cannot write to"),
+        (["study", "--resume"], 2, "no study to go on with"),
+        (["report", "nowhere"], 2, "no records in nowhere"),
+        (["compare", "nowhere", "nowhere"], 2, "no records in nowhere"),
+        (["export", "nowhere", "--format", "xml"], 2, "xml"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(tmp_path, arguments, status, message):
+    done = dutyfree(*arguments, cwd=tmp_path, status=status)
+    assert message in done.stderr + done.stdout
+
+
+def test_a_dead_engine_is_said_with_a_remedy(tmp_path):
+    (tmp_path / "plan.toml").write_text(
+        'name = "dead"\nsubstrates = ["docker"]\n[options.docker]\nhost = "/nonexistent.sock"\n[workloads]\nT0 = 1\n'
+    )
+    done = dutyfree("study", "--plan", "plan.toml", cwd=tmp_path, status=1)
+    assert "/nonexistent.sock" in done.stderr
+    assert "→" in done.stderr

@@ -1,0 +1,168 @@
+"""The study from plan to records, on the scripted substrate and on the real host."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dutyfree.errors import PlanError, RecordsError, Unavailable
+from dutyfree.study import plan as plans
+from dutyfree.study import records, runner
+from dutyfree.study.plan import Plan
+
+pytestmark = pytest.mark.anyio
+
+
+class Watching:
+    def __init__(self):
+        self.notes = []
+        self.trials = []
+        self.total = 0
+        self.done = 0
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def begin(self, done, total):
+        self.done, self.total = done, total
+
+    def ended(self, ended, done, total, seconds_left):
+        self.trials.append((ended, done, total, seconds_left))
+
+
+def plan(**changes):
+    fields = {
+        "name": "test",
+        "substrates": ["quick", "slow"],
+        "options": {
+            "quick": {"use": "scripted", "exit_code": 0, "stdout": "ready\n"},
+            "slow": {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "create_seconds": 0.005},
+        },
+        "workloads": {"T0": 4},
+        "warmups": 1,
+    }
+    return plans.check(Plan(**(fields | changes)))
+
+
+async def run(wanted, out, *, resume=False):
+    watching = Watching()
+    found = await runner.run(wanted, out, resume=resume, progress=watching)
+    return found, watching
+
+
+async def test_every_trial_is_run_and_recorded(tmp_path):
+    found, watching = await run(plan(parallel={"T0": [2]}), tmp_path)
+    assert len(found.trials) == 2 + 2 * 4 + 2 * 4
+    assert len(found.measured) == 16
+    assert {one.cell for one in found.measured} == {
+        ("T0", label, parallel) for label in ("quick", "slow") for parallel in (1, 2)
+    }
+    assert all(one.ok for one in found.trials)
+    assert watching.total == len(found.trials) == watching.trials[-1][1]
+    assert watching.trials[-1][3] == 0.0
+    assert set(found.substrates) == {"quick", "slow"}
+    assert found.study.host["host_key"]
+
+
+async def test_phases_are_measured_where_they_happen(tmp_path):
+    found, _ = await run(plan(), tmp_path)
+    slow = [one for one in found.measured if one.substrate == "slow"]
+    assert all(one.creation >= 0.005 for one in slow)
+    for one in found.measured:
+        assert one.first is not None
+        assert one.first.seconds <= one.readiness
+        assert one.creation + one.readiness + one.cleanup <= one.total
+
+
+async def test_a_resumed_study_ends_with_the_same_trials(tmp_path):
+    whole, _ = await run(plan(), tmp_path / "whole")
+    await run(plan(), tmp_path / "cut")
+    path = tmp_path / "cut" / records.FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in range(len(lines) + 1):
+        torn = b"" if kept == len(lines) else lines[kept][:7]
+        path.write_bytes(b"".join(lines[:kept]) + torn)
+        found, watching = await run(plan(), tmp_path / "cut", resume=True)
+        assert sorted(one.id for one in found.trials) == sorted(one.id for one in whole.trials)
+        assert watching.done + len(watching.trials) == len(whole.trials)
+
+
+async def test_records_are_not_overwritten(tmp_path):
+    await run(plan(), tmp_path)
+    before = (tmp_path / records.FILE).read_bytes()
+    with pytest.raises(RecordsError, match=r"already.*--resume"):
+        await run(plan(), tmp_path)
+    with pytest.raises(PlanError, match="another plan"):
+        await run(plan(seed=2), tmp_path, resume=True)
+    assert (tmp_path / records.FILE).read_bytes() == before
+
+
+async def test_records_of_unlike_hosts_are_not_mixed(tmp_path):
+    await run(plan(), tmp_path)
+    path = tmp_path / records.FILE
+    first, _, rest = path.read_bytes().partition(b"\n")
+    line = msgspec.json.decode(first)
+    line["host"]["cpu"] = "another"
+    path.write_bytes(msgspec.json.encode(line) + b"\n" + rest)
+    with pytest.raises(RecordsError, match=r"another machine \(cpu: 'another'"):
+        await run(plan(), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("phase", ["create", "exec", "cleanup"])
+async def test_failures_are_recorded_with_phase_and_cause(tmp_path, phase):
+    options = {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "fail_phase": phase, "fail_every": 2}
+    found, _ = await run(plan(substrates=["bad"], options={"bad": options}, warmups=0), tmp_path)
+    failed = [one.failure for one in found.trials if one.failure is not None]
+    assert len(failed) == 2
+    assert all(failure.kind == "infrastructure" and failure.phase == phase for failure in failed)
+    assert all(failure.cause for failure in failed)
+    assert all(one.total > 0 for one in found.trials)
+
+
+async def test_a_wrong_answer_is_the_tasks_failure(tmp_path):
+    options = {"use": "scripted", "exit_code": 1}
+    found, _ = await run(plan(substrates=["bad"], options={"bad": options}, warmups=0), tmp_path)
+    assert {one.failure.kind for one in found.trials if one.failure} == {"task"}
+    assert len(found.trials) == 4
+
+
+async def test_an_overlong_trial_is_cut_off_and_counted(tmp_path):
+    options = {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "exec_seconds": 30.0}
+    wanted = plan(substrates=["hung"], options={"hung": options}, warmups=0, timeout=0.05, workloads={"T0": 2})
+    found, _ = await run(wanted, tmp_path)
+    assert [one.failure.kind for one in found.trials if one.failure] == ["timeout", "timeout"]
+
+
+async def test_an_optional_substrate_may_be_missing(tmp_path):
+    options = {"gone": {"use": "docker", "host": "/nonexistent/docker.sock"}, "quick": plan().options["quick"]}
+    wanted = plan(substrates=["quick", "gone"], optional=["gone"], options=options)
+    found, watching = await run(wanted, tmp_path)
+    assert {one.substrate for one in found.trials} == {"quick"}
+    assert found.substrates["gone"].unavailable
+    assert any("gone is left out" in note for note in watching.notes)
+
+
+async def test_a_missing_substrate_that_is_wanted_stops_the_study(tmp_path):
+    options = {"gone": {"use": "docker", "host": "/nonexistent/docker.sock"}, "quick": plan().options["quick"]}
+    with pytest.raises(Unavailable):
+        await run(plan(substrates=["quick", "gone"], options=options), tmp_path)
+
+
+async def test_adaptive_stopping_ends_a_settled_cell_early(tmp_path):
+    # Only trials whose spread is far below the asked width can settle; the fake's are.
+    options = {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "create_seconds": 0.02}
+    wanted = plan(
+        substrates=["steady"],
+        options={"steady": options},
+        workloads={"T0": 60},
+        adaptive=plans.Adaptive(width=0.9, minimum=10),
+    )
+    found, _ = await run(wanted, tmp_path)
+    assert 10 <= len(found.measured) < 60
+
+
+async def test_bare_runs_the_smallest_tier(tmp_path):
+    found, _ = await run(plan(substrates=["bare"], options={}), tmp_path)
+    assert all(one.ok for one in found.trials)
+    assert all(one.first is not None and one.first.inside is not None for one in found.trials)
+    assert found.substrates["bare"].facts["isolation"] == "none"
