@@ -222,8 +222,7 @@ class ScriptedSandbox:
         self._owner = owner
         self._limits = limits
         self._closed = False
-        self._running: set[anyio.Event] = set()
-        """One event for each running command; setting it ends the command."""
+        self._processes: set[ScriptedProcess] = set()
         self._awake = anyio.Event()
         self._awake.set()
 
@@ -319,21 +318,17 @@ class ScriptedSandbox:
         """Kill all that runs."""
         self._closed = self._closed or closed
         self._awake.set()
-        for event in self._running:
-            event.set()
+        for process in self._processes:
+            process.stop()
+        self._processes.clear()
 
-    async def elapse(self, seconds: float, stop: anyio.Event) -> None:
-        """Wait that long, longer while paused, and not at all once ``stop`` is set."""
-        self._running.add(stop)
-        try:
-            with anyio.move_on_after(seconds):
-                await stop.wait()
-            await self._awake.wait()
-        finally:
-            self._running.discard(stop)
+    async def awake(self) -> None:
+        """Wait while paused. Raises SandboxClosed."""
+        await self._awake.wait()
         self._refuse_if_closed()
 
-    async def collect(self, answer: Observation, dispatch: float) -> Observation:
+    async def collect(self, process: ScriptedProcess, answer: Observation, dispatch: float) -> Observation:
+        self._processes.discard(process)
         collect = await self._owner.spend("collect")
         stdout, stderr = Collector(self._limits.output), Collector(self._limits.output)
         stdout.add(answer.stdout)
@@ -359,7 +354,9 @@ class ScriptedSandbox:
         answer = self._owner.answer(asked, self.files)
         if asked.timeout is not None and answer.seconds > asked.timeout:
             answer = msgspec.structs.replace(_killed(answer), timed_out=True, seconds=asked.timeout)
-        return ScriptedProcess(self, answer, dispatch)
+        process = ScriptedProcess(self, answer, dispatch)
+        self._processes.add(process)
+        return process
 
     async def _touch(self) -> None:
         self._refuse_if_closed()
@@ -380,21 +377,24 @@ class ScriptedProcess:
         self._sandbox = sandbox
         self._answer = answer
         self._dispatch = dispatch
-        self._ends = anyio.current_time() + answer.seconds
-        self._stop = anyio.Event()
-        self._done = False
+        self._begun = anyio.current_time()
+        self._stopped = anyio.Event()
 
     async def wait(self) -> Observation:
-        await self._sandbox.elapse(self._ends - anyio.current_time(), self._stop)
-        if self._stop.is_set() and not self._done:
-            self._answer = _killed(self._answer)
-        self._done = True
-        return await self._sandbox.collect(self._answer, self._dispatch)
+        with anyio.move_on_after(self._begun + self._answer.seconds - anyio.current_time()):
+            await self._stopped.wait()
+        await self._sandbox.awake()
+        return await self._sandbox.collect(self, self._answer, self._dispatch)
 
     async def kill(self) -> None:
         await anyio.lowlevel.checkpoint()
-        if anyio.current_time() < self._ends:
-            self._stop.set()
+        self.stop()
+
+    def stop(self) -> None:
+        lived = anyio.current_time() - self._begun
+        if lived < self._answer.seconds and not self._stopped.is_set():
+            self._answer = msgspec.structs.replace(_killed(self._answer), seconds=lived)
+            self._stopped.set()
 
 
 class ScriptedShell:

@@ -1,0 +1,20 @@
+"""The conformance suite: what every substrate promises, as checks that run on any of them.
+
+From the command line::
+
+    python -m dutyfree.conformance bare
+    python -m dutyfree.conformance docker --option image=debian:12 -k "timeout or files"
+
+Under pytest, for a substrate of your own::
+
+    @pytest.mark.anyio
+    @pytest.mark.parametrize("check", CHECKS, ids=str)
+    async def test_conformance(check: Check) -> None:
+        async with dutyfree.open("mine") as substrate:
+            await check(substrate)
+"""
+
+from dutyfree.conformance import commands, output, processes, files, trees, lifecycle, limits, abilities  # noqa: F401, I001 (each registers its checks, in this order)
+from dutyfree.conformance.suite import CHECKS, Check, Result, Skipped, run, select, tally
+
+__all__ = ["CHECKS", "Check", "Result", "Skipped", "run", "select", "tally"]

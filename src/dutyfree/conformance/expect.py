@@ -1,0 +1,72 @@
+"""The few assertions the checks need: with a message, with or without a test framework, also under -O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import anyio
+
+from dutyfree.contract import Observation, Sandbox
+
+
+def that(condition: object, complaint: str) -> None:
+    if not condition:
+        raise AssertionError(complaint)
+
+
+def equal(found: Any, wanted: Any, what: str) -> None:
+    if found != wanted:
+        raise AssertionError(f"{what}: {_short(found)}, expected {_short(wanted)}")
+
+
+def succeeded(seen: Observation, what: str) -> None:
+    if not seen.ok:
+        said = _short(seen.stderr or seen.stdout)
+        ended = "timed out" if seen.timed_out else f"exit code {seen.exit_code}"
+        raise AssertionError(f"{what}: {ended}: {said}")
+
+
+class raises:  # noqa: N801 (reads as a phrase: with expect.raises(...))
+    """The block must raise one of ``kinds``; anything else is a broken promise too."""
+
+    def __init__(self, kinds: type[BaseException] | tuple[type[BaseException], ...], what: str) -> None:
+        self._kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, self._kinds):
+            return True
+        if error is not None and not isinstance(error, Exception):
+            return False
+        found = "nothing was raised" if error is None else f"{type(error).__name__} ({error})"
+        wanted = " or ".join(kind.__name__ for kind in self._kinds)
+        raise AssertionError(f"{self._what}: {found}, expected {wanted}") from error
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """The block must end well within ``seconds``."""
+    begun = perf_counter()
+    yield
+    taken = perf_counter() - begun
+    that(taken < seconds, f"{what}: took {taken:.1f} s, expected less than {seconds:g} s")
+
+
+async def quiet(sandbox: Sandbox, path: str, what: str) -> None:
+    """A file that a process keeps appending to must have been begun, and must not grow any more."""
+    before = await sandbox.read(path)
+    that(before, f"{what}: {path} was never written to")
+    await anyio.sleep(0.4)
+    grown = len(await sandbox.read(path)) - len(before)
+    that(grown == 0, f"{what}: it lives on and wrote {grown} more bytes to {path}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 240 else f"{text[:120]} … {text[-100:]}"

@@ -1,0 +1,219 @@
+"""Processes: what is killed, what lives on, and what must not be waited for."""
+
+from __future__ import annotations
+
+import uuid
+from time import perf_counter
+
+import anyio
+
+from dutyfree.conformance import expect
+from dutyfree.conformance.suite import at_once, in_sandbox, on_substrate
+from dutyfree.contract import Limits, Sandbox, Substrate
+from dutyfree.errors import SubstrateError
+
+BEAT = "i=0; while [ $i -lt 300 ]; do i=$((i + 1)); echo x >> {file}; sleep 0.05; done"
+"""Bounded, so that a substrate that fails to kill it is not left with it for ever."""
+
+
+def beat(file: str) -> str:
+    """A loop that keeps appending to a file, quoted for use as one word of a shell."""
+    return f"'{BEAT.format(file=file)}'"
+
+
+FAMILY = f"""
+sh -c {beat("child")} &
+setsid sh -c {beat("session")} &
+(setsid sh -c {beat("orphan")} </dev/null >/dev/null 2>&1 &)
+trap '' TERM INT HUP
+echo started
+sleep 60
+"""
+"""A child, one in its own session, one whose parent is gone too, and a shell that ignores SIGTERM."""
+
+MEMBERS = ("child", "session", "orphan")
+
+
+@in_sandbox("commands", deadline=30)
+async def timeout_keeps_output(sandbox: Sandbox) -> None:
+    """A timeout returns near its deadline, says so, and keeps what was printed."""
+    for command in (
+        "echo out; echo err >&2; sleep 60; echo late",
+        ["sh", "-c", "echo out; echo err >&2; sleep 60"],
+    ):
+        begun = perf_counter()
+        seen = await sandbox.exec(command, timeout=0.7)
+        taken = perf_counter() - begun
+        expect.that(seen.timed_out and not seen.ok and seen.exit_code != 0, f"not a timeout: {seen}")
+        expect.equal((seen.stdout, seen.stderr), (b"out\n", b"err\n"), "output before the timeout")
+        expect.that(0.7 <= taken < 5, f"a timeout of 0.7 s returned after {taken:.2f} s")
+
+
+@in_sandbox("commands")
+async def timeout_not_reached(sandbox: Sandbox) -> None:
+    """A command that ends in time has not timed out."""
+    seen = await sandbox.exec("echo done; exit 3", timeout=30)
+    expect.equal((seen.timed_out, seen.exit_code, seen.stdout), (False, 3, b"done\n"), "a quick command")
+
+
+@in_sandbox("commands", deadline=30)
+async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
+    """A timeout kills children, children in other sessions, orphans, and who ignores SIGTERM."""
+    seen = await sandbox.exec(FAMILY, timeout=1)
+    expect.that(seen.timed_out, f"not a timeout: {seen}")
+    expect.equal(seen.stdout, b"started\n", "output before the timeout")
+    for member in MEMBERS:
+        await expect.quiet(sandbox, member, f"the {member} after the timeout")
+
+
+@in_sandbox("commands", deadline=30)
+async def timeout_kills_the_disguised(sandbox: Sandbox) -> None:
+    """A timeout kills a descendant that emptied its environment, left the session and lost its parent."""
+    seen = await sandbox.exec(f"(env -i /bin/sh -c {_hidden()} &)\nsleep 60", timeout=1)
+    expect.that(seen.timed_out, f"not a timeout: {seen}")
+    await expect.quiet(sandbox, "hidden", "the disguised descendant after the timeout")
+
+
+def _hidden() -> str:
+    inner = BEAT.format(file="hidden")
+    return f"\"PATH=/usr/bin:/bin exec setsid sh -c '{inner}'\" </dev/null >/dev/null 2>&1"
+
+
+@in_sandbox("commands", deadline=30)
+async def timeout_of_a_flood(sandbox: Sandbox) -> None:
+    """A command that floods its output is stopped in time, and its output is bounded."""
+    begun = perf_counter()
+    seen = await sandbox.exec(["yes"], timeout=0.7)
+    expect.that(seen.timed_out, f"not a timeout: exit code {seen.exit_code}")
+    expect.that(perf_counter() - begun < 10, f"returned after {perf_counter() - begun:.1f} s")
+    expect.that(0 < len(seen.stdout) <= Limits().output, f"{len(seen.stdout)} bytes kept")
+
+
+@in_sandbox("commands", deadline=40)
+async def background_child_holds_nothing(sandbox: Sandbox) -> None:
+    """A child left in the background does not hold the call, even if it holds the output open."""
+    for command in ("sleep 30 & echo started", "sleep 30 >/dev/null 2>&1 </dev/null & echo started"):
+        with expect.within(8, f"{command!r}"):
+            seen = await sandbox.exec(command)
+        expect.equal((seen.exit_code, seen.stdout), (0, b"started\n"), f"{command!r}")
+    with expect.within(8, "a background child with a timeout"):
+        seen = await sandbox.exec("sleep 30 & echo started", timeout=20)
+    expect.that(seen.ok, f"a background child made the command {seen}")
+
+
+@in_sandbox("commands", deadline=30)
+async def background_child_lives_on(sandbox: Sandbox) -> None:
+    """A child left in the background, as a server would be, runs on after the call."""
+    await sandbox.exec(f"sh -c {beat('server')} >/dev/null 2>&1 </dev/null & sleep 0.2")
+    before = len(await sandbox.read("server"))
+    await anyio.sleep(0.5)
+    expect.that(len(await sandbox.read("server")) > before, "it did not live on")
+
+
+@in_sandbox("commands", deadline=40)
+async def stuck_command_blocks_no_other(sandbox: Sandbox) -> None:
+    """One command that never ends, and reads nothing of its input, leaves the way free for others."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: sandbox.exec("exec sleep 60", stdin=bytes(1_000_000)))
+        await anyio.sleep(0.2)
+        with expect.within(8, "ten commands beside a stuck one"):
+            for number in range(10):
+                expect.equal((await sandbox.exec(f"echo {number}")).stdout, f"{number}\n".encode(), "output")
+            await sandbox.write("file", b"1")
+            expect.equal(await sandbox.read("file"), b"1", "a file beside a stuck command")
+        tasks.cancel_scope.cancel()
+
+
+@in_sandbox("commands", deadline=40)
+async def cancellation_kills(sandbox: Sandbox) -> None:
+    """A cancelled exec returns at once and its whole tree is killed; the sandbox stays usable."""
+    with expect.within(8, "a cancelled exec"), anyio.move_on_after(1):
+        await sandbox.exec(FAMILY)
+        raise AssertionError("the command ended by itself")
+    for member in MEMBERS:
+        await expect.quiet(sandbox, member, f"the {member} after the cancellation")
+    expect.equal((await sandbox.exec("echo usable")).stdout, b"usable\n", "the next command")
+
+
+@in_sandbox("commands", deadline=60)
+async def many_cancellations(sandbox: Sandbox) -> None:
+    """Commands cancelled at any moment of their life leave the sandbox usable."""
+
+    async def one(number: int) -> None:
+        with anyio.move_on_after(number * 0.002):
+            await sandbox.exec("echo x; sleep 30; echo y", stdin=b"z")
+
+    await at_once(one, range(24))
+    expect.equal((await sandbox.exec("echo usable")).stdout, b"usable\n", "the next command")
+
+
+@on_substrate("commands", deadline=60)
+async def leaving_kills(substrate: Substrate) -> None:
+    """When the sandbox is left, nothing that ran in it lives on: no child, no session, no orphan."""
+    await _leave(substrate, ("{0} &", "setsid {0} &", "(setsid {0} </dev/null >/dev/null 2>&1 &)"))
+
+
+@on_substrate("commands", deadline=60)
+async def leaving_kills_the_disguised(substrate: Substrate) -> None:
+    """Nor a process that emptied its environment."""
+    await _leave(substrate, ("(env -i PATH=/usr/bin:/bin setsid {0} </dev/null >/dev/null 2>&1 &)",))
+
+
+async def _leave(substrate: Substrate, starts: tuple[str, ...]) -> None:
+    token = f"dutyfree{uuid.uuid4().hex}"
+    # The bracket keeps the search from finding itself.
+    search = f"grep -la '{token[:-1]}[{token[-1]}]' /proc/[0-9]*/cmdline"
+    script = "\n".join(start.format(f"sh -c 'sleep 20; exit 1' {token}") for start in starts)
+    async with substrate.sandbox() as sandbox:
+        expect.succeeded(await sandbox.exec(f"{script}\nsleep 0.3"), "starting processes")
+        found = (await sandbox.exec(search)).stdout.splitlines()
+        expect.equal(len(found), len(starts), "number of processes that run")
+    async with substrate.sandbox() as sandbox:
+        found = (await sandbox.exec(search)).stdout.splitlines()
+        expect.equal(found, [], "processes of the closed sandbox")
+
+
+@on_substrate("commands", deadline=40)
+async def leaving_ends_what_runs(substrate: Substrate) -> None:
+    """A command under way in another task ends when the sandbox is left: killed, or with an error."""
+    ended = anyio.Event()
+
+    async def run(sandbox: Sandbox) -> None:
+        try:
+            seen = await sandbox.exec("sleep 60")
+            expect.that(not seen.ok, "a killed command is told as a success")
+        except SubstrateError:
+            pass
+        ended.set()
+
+    with expect.within(15, "leaving a sandbox in use"):
+        async with anyio.create_task_group() as tasks:
+            async with substrate.sandbox() as sandbox:
+                tasks.start_soon(run, sandbox)
+                await anyio.sleep(0.3)
+            await ended.wait()
+
+
+@in_sandbox("commands")
+async def no_descriptors_leak(sandbox: Sandbox) -> None:
+    """A command has three descriptors: no socket or pipe of ours, nor of a command beside it."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: sandbox.exec("sleep 60", stdin=b"x"))
+        await anyio.sleep(0.2)
+        seen = await sandbox.exec(["ls", "/proc/self/fd"])
+        tasks.cancel_scope.cancel()
+    # The fourth is the directory that ls reads.
+    expect.equal(seen.stdout.split(), [b"0", b"1", b"2", b"3"], "open descriptors")
+
+
+@in_sandbox("commands", deadline=30)
+async def orphans_are_reaped(sandbox: Sandbox) -> None:
+    """Orphans that end do not stay as zombies."""
+    name = f"z{uuid.uuid4().hex[:12]}"
+    await sandbox.exec(f'cp "$(command -v sleep)" {name}')
+    seen = await sandbox.exec(
+        f"for i in 1 2 3 4 5; do (./{name} 0.1 &); done; sleep 0.5; ./{name} 0.1 && sleep 1"
+    )
+    expect.succeeded(seen, "starting orphans")
+    left = (await sandbox.exec(f"grep -l 'Name:.{name}' /proc/[0-9]*/status")).stdout.splitlines()
+    expect.equal(left, [], "zombies")

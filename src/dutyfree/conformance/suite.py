@@ -1,0 +1,178 @@
+"""What a check is, and how checks are run: without any test framework.
+
+A check is a function of a Substrate that raises AssertionError, with a sentence, when a promise of the
+contract is broken, and Skipped when the substrate never made the promise.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+import unittest
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from time import perf_counter
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import anyio
+import msgspec
+
+from dutyfree.contract import Sandbox, Substrate
+
+Needs: TypeAlias = Literal["nothing", "commands", "python"]
+"""What must work in a sandbox for the check to make sense: real commands, or also ``python3``."""
+
+Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
+
+T = TypeVar("T")
+
+_PROBES = {
+    "commands": ("echo $((6 * 7))", "runs no real commands"),
+    "python": ("python3 -c 'print(6 * 7)'", "has no python3"),
+}
+
+
+class Skipped(unittest.SkipTest):
+    """The substrate does not offer what the check is about. Test frameworks know its base class."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One promise of the contract. Await it with an open substrate."""
+
+    name: str
+    promise: str
+    """What is promised, in a sentence."""
+    subject: str
+    function: Callable[[Substrate], Awaitable[None]]
+    deadline: float
+
+    async def __call__(self, substrate: Substrate) -> None:
+        """Raises AssertionError, Skipped, or whatever error of the substrate the check did not expect."""
+        with anyio.move_on_after(self.deadline) as scope:
+            await self.function(substrate)
+        if scope.cancelled_caught:
+            raise AssertionError(f"did not end within {self.deadline:g} s")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Result(msgspec.Struct, frozen=True):
+    check: str
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+
+
+CHECKS: list[Check] = []
+"""Every check, in the order of the subjects."""
+
+
+def on_substrate(
+    needs: Needs = "nothing", *, deadline: float = 60
+) -> Callable[[Callable[[Substrate], Awaitable[None]]], Callable[[Substrate], Awaitable[None]]]:
+    """Register a check that makes its own sandboxes."""
+
+    def register(function: Callable[[Substrate], Awaitable[None]]) -> Callable[[Substrate], Awaitable[None]]:
+        @functools.wraps(function)
+        async def check(substrate: Substrate) -> None:
+            if needs != "nothing":
+                async with substrate.sandbox() as sandbox:
+                    await require(sandbox, needs)
+            await function(substrate)
+
+        _register(function, check, deadline)
+        return function
+
+    return register
+
+
+def in_sandbox(
+    needs: Needs = "nothing", *, deadline: float = 60
+) -> Callable[[Callable[[Sandbox], Awaitable[None]]], Callable[[Sandbox], Awaitable[None]]]:
+    """Register a check that is given a fresh sandbox."""
+
+    def register(function: Callable[[Sandbox], Awaitable[None]]) -> Callable[[Sandbox], Awaitable[None]]:
+        @functools.wraps(function)
+        async def check(substrate: Substrate) -> None:
+            async with substrate.sandbox() as sandbox:
+                await require(sandbox, needs)
+                await function(sandbox)
+
+        _register(function, check, deadline)
+        return function
+
+    return register
+
+
+def _register(
+    function: Callable[..., Awaitable[None]], check: Callable[[Substrate], Awaitable[None]], deadline: float
+) -> None:
+    promise = " ".join((function.__doc__ or "").split())
+    subject = function.__module__.rpartition(".")[2]
+    CHECKS.append(Check(function.__name__, promise, subject, check, deadline))
+
+
+async def require(sandbox: Sandbox, needs: Needs) -> None:
+    """Raise Skipped unless the sandbox can do what the check needs."""
+    if needs == "nothing":
+        return
+    command, lacking = _PROBES[needs]
+    if (await sandbox.exec(command)).stdout != b"42\n":
+        raise Skipped(f"the substrate {lacking}")
+
+
+async def at_once(function: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
+    """Await the function for all items at the same time. Raises the first error, in no group."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            for item in items:
+                tasks.start_soon(function, item)
+    except ExceptionGroup as group:
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+async def run(substrate: Substrate, checks: Iterable[Check] = ()) -> AsyncIterator[Result]:
+    """Run checks one after the other, all of them by default; whatever one raises is a result."""
+    for check in checks or CHECKS:
+        begun = perf_counter()
+        outcome: Outcome = "passed"
+        reason = ""
+        try:
+            await check(substrate)
+        except Skipped as skipped:
+            outcome, reason = "skipped", str(skipped)
+        except AssertionError as error:
+            outcome, reason = "failed", str(error) or _where(error)
+        except Exception as error:  # noqa: BLE001 (the suite reports anything a substrate may do)
+            outcome, reason = "failed", f"{type(error).__name__}: {error} ({_where(error)})"
+        yield Result(check.name, outcome, perf_counter() - begun, reason)
+
+
+def select(expression: str) -> list[Check]:
+    """Checks whose subject or name match: words joined by ``and``, ``or`` and ``not``, as in pytest's -k."""
+
+    def matches(check: Check, term: str) -> bool:
+        word = term.removeprefix("not ").strip()
+        return (word in f"{check.subject}.{check.name}") != term.startswith("not ")
+
+    alternatives = [part.split(" and ") for part in expression.split(" or ")]
+    return [
+        check
+        for check in CHECKS
+        if any(all(matches(check, term.strip()) for term in terms) for terms in alternatives)
+    ]
+
+
+def tally(results: Iterable[Result]) -> str:
+    """The closing line."""
+    counts = Counter(result.outcome for result in results)
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+
+
+def _where(error: BaseException) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "conformance" in frame.filename]
+    return f"in: {frames[-1].line}" if frames else "no check in the traceback"

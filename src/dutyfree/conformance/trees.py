@@ -1,0 +1,143 @@
+"""Trees: copied in and out, whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio.to_thread
+
+from dutyfree.conformance import expect
+from dutyfree.conformance.suite import in_sandbox
+from dutyfree.contract import Sandbox
+
+
+@asynccontextmanager
+async def local_directory() -> AsyncIterator[Path]:
+    """A directory on this host, gone afterwards."""
+    path = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-conformance-"))
+    try:
+        yield path
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(shutil.rmtree, path)
+
+
+def plant(root: Path) -> None:
+    """A tree with all that trees may hold."""
+    (root / "empty").mkdir(parents=True)
+    (root / "deep" / "er").mkdir(parents=True)
+    (root / "deep" / "er" / "file").write_bytes(b"deep")
+    (root / "script").write_bytes(b"#!/bin/sh\necho ran\n")
+    (root / "script").chmod(0o755)
+    (root / "private").write_bytes(bytes(range(256)))
+    (root / "private").chmod(0o600)
+    (root / "ünï →\nline").write_bytes(b"unicode")
+    (root / "-dash 'quoted'").write_bytes(b"")
+    (root / "big").write_bytes(b"0123456789" * 200_000)
+    (root / "link").symlink_to("deep/er/file")
+    (root / "up").symlink_to("../../../..")
+    (root / "absolute").symlink_to("/etc")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "sealed").mkdir()
+    (root / "sealed" / "file").write_bytes(b"")
+    (root / "sealed").chmod(0o750)
+    for path in root.rglob("*"):
+        if not path.is_symlink() and path.name not in ("script", "private", "sealed"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def portrait(root: Path) -> dict[str, tuple[str, object]]:
+    """All of a tree that a copy must keep."""
+    seen: dict[str, tuple[str, object]] = {}
+    for path in root.rglob("*"):
+        name, mode = str(path.relative_to(root)), path.lstat().st_mode
+        if path.is_symlink():
+            seen[name] = ("link", os.readlink(path))
+        elif path.is_dir():
+            seen[name] = (f"directory {stat.S_IMODE(mode):o}", None)
+        else:
+            seen[name] = (f"file {stat.S_IMODE(mode):o}", path.read_bytes())
+    return seen
+
+
+@in_sandbox()
+async def tree_round_trip(sandbox: Sandbox) -> None:
+    """A tree comes back the same: contents, modes, links, empty directories, names."""
+    async with local_directory() as local:
+        await anyio.to_thread.run_sync(plant, local / "sent")
+        await sandbox.upload(local / "sent", "made/on/the/way/tree")
+        await sandbox.download("made/on/the/way/tree", local / "back")
+        sent = await anyio.to_thread.run_sync(portrait, local / "sent")
+        back = await anyio.to_thread.run_sync(portrait, local / "back")
+        expect.equal(sorted(back), sorted(sent), "names in the tree")
+        for name, wanted in sent.items():
+            expect.equal(back[name], wanted, f"{name!r} in the tree")
+    kinds = {entry.name: entry.kind for entry in await sandbox.list("made/on/the/way/tree")}
+    expect.equal(
+        [kinds[name] for name in ("link", "absolute", "empty", "big")],
+        ["link", "link", "directory", "file"],
+        "kinds",
+    )
+
+
+@in_sandbox("commands")
+async def uploaded_tree_is_usable(sandbox: Sandbox) -> None:
+    """What was uploaded is there for commands: scripts run, links lead somewhere, files can be changed."""
+    async with local_directory() as local:
+        await anyio.to_thread.run_sync(plant, local / "sent")
+        await sandbox.upload(local / "sent", "tree")
+    seen = await sandbox.exec(
+        "./script && cat link && rmdir empty && echo x >> private && rm -r sealed", cwd="tree"
+    )
+    expect.equal((seen.exit_code, seen.stdout), (0, b"ran\ndeep"), "commands on the tree")
+
+
+@in_sandbox()
+async def file_round_trip(sandbox: Sandbox) -> None:
+    """A single file is copied to exactly the path named, with its mode."""
+    async with local_directory() as local:
+        sent, back = local / "sent", local / "back"
+        await anyio.to_thread.run_sync(sent.write_bytes, b"content")
+        await anyio.to_thread.run_sync(sent.chmod, 0o750)
+        await sandbox.upload(sent, "parent/other name")
+        expect.equal(await sandbox.read("parent/other name"), b"content", "content")
+        await sandbox.download("parent/other name", back)
+        expect.equal(await anyio.to_thread.run_sync(back.read_bytes), b"content", "content of the copy")
+        mode = stat.S_IMODE((await anyio.to_thread.run_sync(back.stat)).st_mode)
+        expect.equal(mode, 0o750, "mode of the copy")
+
+
+@in_sandbox()
+async def missing_sources(sandbox: Sandbox) -> None:
+    """A source that is not there raises FileNotFoundError, in both directions, and leaves nothing."""
+    async with local_directory() as local:
+        with expect.raises(FileNotFoundError, "upload of a missing file"):
+            await sandbox.upload(local / "missing", "target")
+        with expect.raises(FileNotFoundError, "download of a missing file"):
+            await sandbox.download("missing", local / "target")
+        with expect.raises(FileNotFoundError, "read of what was never uploaded"):
+            await sandbox.read("target")
+        left = await anyio.to_thread.run_sync(os.listdir, local)
+        expect.equal(left, [], "what a failed download left")
+
+
+@in_sandbox("commands")
+async def download_stays_inside(sandbox: Sandbox) -> None:
+    """Links in a downloaded tree are copied as links, never written through."""
+    async with local_directory() as local:
+        seen = await sandbox.exec(
+            "mkdir tree && ln -s ../outside tree/escape && ln -s / tree/root && echo x > 'tree/..x'"
+        )
+        expect.succeeded(seen, "making links")
+        await sandbox.download("tree", local / "target")
+        await sandbox.exec("rm tree/escape && mkdir tree/escape && echo evil > tree/escape/file")
+        with suppress(OSError, ValueError):  # refusing is as good as replacing the link
+            await sandbox.download("tree", local / "target")
+        names = await anyio.to_thread.run_sync(os.listdir, local)
+        expect.equal(names, ["target"], "names beside the target")
