@@ -69,14 +69,10 @@ async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
 @in_sandbox("commands", deadline=30)
 async def timeout_kills_the_disguised(sandbox: Sandbox) -> None:
     """A timeout kills a descendant that emptied its environment, left the session and lost its parent."""
-    seen = await sandbox.exec(f"(env -i /bin/sh -c {_hidden()} &)\nsleep 60", timeout=1)
+    disguised = f"env -i PATH=/usr/bin:/bin setsid sh -c {beat('hidden')}"
+    seen = await sandbox.exec(f"({disguised} </dev/null >/dev/null 2>&1 &)\nsleep 60", timeout=1)
     expect.that(seen.timed_out, f"not a timeout: {seen}")
     await expect.quiet(sandbox, "hidden", "the disguised descendant after the timeout")
-
-
-def _hidden() -> str:
-    inner = BEAT.format(file="hidden")
-    return f"\"PATH=/usr/bin:/bin exec setsid sh -c '{inner}'\" </dev/null >/dev/null 2>&1"
 
 
 @in_sandbox("commands", deadline=30)

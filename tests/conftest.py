@@ -1,0 +1,72 @@
+"""What all tests share: the event loop, the watch for blocking calls, and the substrates."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import pytest
+from blockbuster import BlockBuster
+
+import dutyfree
+from dutyfree import substrates
+from dutyfree.contract import Availability, Substrate
+
+HARMLESS = {
+    "os.read": ("subprocess.py", "_execute_child"),  # ends with the child's exec
+    "io.BufferedReader.read": ("substrates/reaper.py", "last_pid"),  # of /proc, which never waits for a disk
+    "io.TextIOWrapper.read": ("substrates/reaper.py", "last_pid"),
+    "os.stat": ("substrates/bare.py", "_template"),  # once for a recipe
+}
+"""Calls that BlockBuster takes for blocking, and where they are not."""
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def blocking_calls_fail(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In an async test, a call of ours that blocks the event loop is an error."""
+    function = getattr(request.node, "function", None)
+    if not inspect.iscoroutinefunction(function):
+        yield
+        return
+    watch = BlockBuster("dutyfree")
+    for name, found in watch.functions.items():
+        found.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")
+        if name in HARMLESS:
+            found.can_block_in(*HARMLESS[name])
+    watch.activate()
+    try:
+        yield
+    finally:
+        watch.deactivate()
+
+
+@functools.cache
+def docker() -> Availability:
+    async def probe() -> Availability:
+        return await substrates.probe("docker")
+
+    return anyio.run(probe)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") and not docker().available:
+        pytest.skip(f"docker: {docker().detail}; to enable it: scripts/docker-engine start")
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[Substrate]:
+    async with dutyfree.open("scripted") as substrate:
+        yield substrate
+
+
+@pytest.fixture
+async def bare() -> AsyncIterator[Substrate]:
+    async with dutyfree.open("bare") as substrate:
+        yield substrate
