@@ -106,19 +106,25 @@ def _about(
     if 0 < cell.succeeded < FEW:
         yield (
             CautionKind.TOO_FEW,
-            f"only {plural(cell.succeeded, 'trial')}: intervals are rough, p95 is nearly the slowest",
+            f"fewer than {FEW} successful trials: intervals are rough, and p95 is nearly the slowest one",
         )
     elif 0 < cell.succeeded < FEW_FOR_TAIL:
-        yield CautionKind.UNSURE_TAIL, f"p95 of {cell.succeeded} trials is nearly the slowest one"
+        yield (
+            CautionKind.UNSURE_TAIL,
+            f"fewer than {FEW_FOR_TAIL} successful trials: p95 is nearly the slowest one",
+        )
     if cell.succeeded >= FEW:
         yield from _about_stability(cell, sample)
     if cell.stood_in and baseline:
         yield CautionKind.STAND_IN, _stand_in(cell, baseline)
     if cell.undivided:
+        which = (
+            "its actions" if cell.undivided == cell.actions else f"{cell.undivided} of {cell.actions} actions"
+        )
         yield (
             CautionKind.UNDIVIDED,
-            f"{cell.undivided} of {plural(cell.actions, 'action')} could not be divided: the substrate "
-            "does not tell the time inside, and no bare run of the same action is there to stand in",
+            f"{cell.substrate} does not tell the time inside of {which}, and no bare run of them is there "
+            "to stand in",
         )
 
 
@@ -144,9 +150,10 @@ def _about_stability(cell: Cell, sample: Sample) -> Iterator[tuple[CautionKind, 
 def _stand_in(cell: Cell, baseline: str) -> str:
     level = cell.stand_in_parallel
     at = f", measured {level} at once," if level is not None and level != cell.parallel else ""
+    which = "its actions" if cell.stood_in == cell.actions else f"{cell.stood_in} of {cell.actions} actions"
     return (
-        f"{cell.substrate} does not tell the time inside of {cell.stood_in} of "
-        f"{plural(cell.actions, 'action')}: the p50 of the same action on {baseline}{at} stands in"
+        f"{cell.substrate} does not tell the time inside of {which}: the p50 of the same action on "
+        f"{baseline}{at} stands in"
     )
 
 

@@ -1,0 +1,161 @@
+"""Making, saving and inlining figures. No pyplot: nothing is kept between figures."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from dutyfree.analysis.units import duration
+from dutyfree.report.palette import GRID, INK, MUTED, PAPER, drawn
+
+WIDTH = 6.0
+"""Inches: at the width of a phone the smallest text is still some nine pixels high."""
+
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "text.color": INK,
+    # Labels come from records: a dollar is a dollar.
+    "text.parse_math": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "legend.handlelength": 1.6,
+    "legend.columnspacing": 1.2,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAPER,
+    "hatch.linewidth": 0.9,
+    # Paths look the same on every machine; fonts do not.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "dutyfree",
+    "path.simplify_threshold": 0.3,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    with mpl.rc_context(STYLE):
+        yield
+
+
+def new(height: float) -> Figure:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.09)
+    return figure
+
+
+def empty(message: str) -> Figure:
+    """A figure that says why it shows nothing."""
+    figure = new(1.2)
+    figure.text(0.5, 0.5, drawn(message, 60), ha="center", va="center", color=MUTED, fontsize=12)
+    return figure
+
+
+def say(axes: Any, message: str) -> None:
+    """Say so in a panel that has nothing to show."""
+    axes.text(0.5, 0.5, drawn(message, 48), transform=axes.transAxes, ha="center", va="center", color=MUTED)
+
+
+def duration_axis(axis: Any, low: float, high: float, *, most: int = 7) -> None:
+    """A logarithmic axis of durations, marked 1 ms, 10 ms, ..."""
+    decades = [10.0**power for power in range(-7, 8)]
+    shown = [value for value in decades if low <= value <= high]
+    if len(shown) < 2:
+        shown = [
+            value for decade in decades for value in (decade, 2 * decade, 5 * decade) if low <= value <= high
+        ]
+    step = -(-len(shown) // most)
+    axis.set_major_locator(FixedLocator(shown[::step]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+
+
+def linear_duration_axis(axis: Any, high: float) -> None:
+    """Marks from zero up, all in the unit that suits the highest."""
+    size, unit = next(((s, u) for s, u in _UNITS if high >= s), _UNITS[-1])
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:,.6g} {unit}" if value else "0"))
+
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def _tick(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    for size, unit in _UNITS:
+        if abs(seconds) >= size * 0.9999:
+            return f"{seconds / size:,.6g} {unit}"
+    return duration(seconds)
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasSVG(figure)
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+_HEAD = re.compile(r"\A.*?(?=<svg)", re.DOTALL)
+_METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
+_BACKGROUND = re.compile(r'<g id="patch_1">.*?</g>\s*', re.DOTALL)
+
+
+def inline(data: bytes, prefix: str, label: str) -> str:
+    """An SVG to stand inside an HTML page: its ink follows the page's theme, its ids are its own.
+
+    ``label`` must be escaped for an attribute already.
+    """
+    text = _METADATA.sub("", _HEAD.sub("", data.decode()))
+    text = _BACKGROUND.sub("", text, count=1)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
+    text = re.sub(r'((?:xlink:)?href)="#([^"]+)"', rf'\1="#{prefix}-\2"', text)
+    for colour, themed in (
+        (INK, "currentColor"),
+        (MUTED, "var(--muted)"),
+        (GRID, "var(--grid)"),
+        (PAPER, "var(--paper)"),
+    ):
+        text = text.replace(colour, themed)
+    return re.sub(r"<svg([^>]*)>", lambda match: _opening(match[1], label), text, count=1).strip()
+
+
+def _opening(attributes: str, label: str) -> str:
+    kept = re.sub(r'\s(?:width|height|version|xmlns(?::xlink)?)="[^"]*"', "", attributes)
+    return (
+        f'<svg{kept} xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'role="img" aria-label="{label}">'
+    )

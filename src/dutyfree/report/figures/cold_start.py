@@ -1,0 +1,177 @@
+"""Figures 2 and 3: how long a fresh sandbox takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from dutyfree.analysis.model import Cell, Summary
+from dutyfree.analysis.statistics import Estimate
+from dutyfree.analysis.units import duration
+from dutyfree.report import canvas
+from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, substrate_looks
+
+
+def cold_start_medians(summary: Summary) -> Any:
+    """A panel for each tier: filled, the time to first command; hollow, the whole fresh episode."""
+    tiers = summary.tiers
+    if not any(cell.total for tier in tiers for cell in summary.lone(tier)):
+        return canvas.empty("no data for cold starts")
+    rows = {tier: summary.lone(tier) for tier in tiers}
+    heights = [0.55 + 0.36 * len(rows[tier]) for tier in tiers]
+    figure = canvas.new(1.1 + sum(heights))
+    panels = figure.subplots(len(tiers), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    looks = substrate_looks(summary)
+    for axes, tier in zip(panels, tiers, strict=True):
+        for row, cell in enumerate(rows[tier]):
+            _dumbbell(axes, row, cell, looks[cell.substrate])
+        axes.set_yticks(range(len(rows[tier])), [drawn(cell.substrate) for cell in rows[tier]])
+        axes.set_ylim(len(rows[tier]) - 0.45, -0.55)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_title(drawn(tier), loc="left", fontsize=11, fontweight="bold", pad=4)
+        axes.grid(axis="x")
+    low, high = _range([cell for tier in tiers for cell in rows[tier]])
+    panels[0].set_xscale("log")
+    panels[0].set_xlim(low, high)
+    canvas.duration_axis(panels[0].xaxis, low, high)
+    panels[-1].set_xlabel("p50, logarithmic")
+    marks = [
+        Line2D([], [], marker="o", color=MUTED, linestyle="none", label="to first command's result"),
+        Line2D(
+            [],
+            [],
+            marker="o",
+            color=MUTED,
+            markerfacecolor=PAPER,
+            linestyle="none",
+            label="whole fresh episode",
+        ),
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=2, handletextpad=0.2)
+    return figure
+
+
+def _dumbbell(axes: Any, row: int, cell: Cell, look: SubstrateLook) -> None:
+    if cell.total is None or cell.first_result is None:
+        why = f"no data: all {cell.trials} trials failed" if cell.trials else "no data"
+        axes.text(0.01, row, why, transform=axes.get_yaxis_transform(), va="center", color=MUTED)
+        return
+    first, whole = cell.first_result.p50, cell.total.p50
+    axes.plot([first.value, whole.value], [row, row], color=look.colour, linewidth=2, alpha=0.45, zorder=2)
+    for estimate, filled in ((first, True), (whole, False)):
+        _whisker(axes, row, estimate, look.colour)
+        axes.plot(
+            [estimate.value],
+            [row],
+            marker="o",
+            markersize=7,
+            color=look.colour,
+            markerfacecolor=look.colour if filled else PAPER,
+            markeredgewidth=1.8,
+            zorder=4,
+        )
+    axes.annotate(
+        duration(whole.value),
+        (whole.high or whole.value, row),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9.5,
+        color=INK,
+    )
+    if first.value < whole.value / 1.6:
+        axes.annotate(
+            duration(first.value),
+            (first.low or first.value, row),
+            xytext=(-8, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right",
+            fontsize=9.5,
+            color=INK,
+        )
+
+
+def _whisker(axes: Any, row: int, estimate: Estimate, colour: str) -> None:
+    if estimate.low is not None and estimate.high is not None and estimate.low > 0:
+        axes.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=4.5, alpha=0.6, zorder=3)
+
+
+def _range(cells: list[Cell]) -> tuple[float, float]:
+    values = [
+        estimate.value
+        for cell in cells
+        for quantity in (cell.first_result, cell.total)
+        if quantity
+        for estimate in (quantity.p50,)
+        if estimate.value > 0
+    ]
+    low, high = min(values, default=1e-3), max(values, default=1.0)
+    # Room for the numbers beside the marks.
+    room = max(4.0, (high / low) ** 0.24)
+    return low / room, high * room
+
+
+def cold_start_distributions(summary: Summary) -> Any:
+    """Every trial counts: a curve of a substrate with failures ends below 100 %."""
+    tiers = [tier for tier in summary.tiers if any(cell.trials for cell in summary.lone(tier))]
+    if not tiers:
+        return canvas.empty("no data for cold starts")
+    looks = substrate_looks(summary)
+    shown = [label for label in summary.labels if any(summary.lone_cell(tier, label) for tier in tiers)]
+    figure = canvas.new(1.0 + 1.75 * len(tiers) + 0.24 * -(-len(shown) // 4))
+    panels = figure.subplots(len(tiers), 2, sharey=True, squeeze=False)
+    for (left, right), tier in zip(panels, tiers, strict=True):
+        _ecdfs(left, summary.lone(tier), "first_result", looks)
+        _ecdfs(right, summary.lone(tier), "total", looks)
+        left.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "50 %", "", "100 %"])
+        left.set_ylabel(drawn(tier), rotation=0, ha="right", va="center", fontweight="bold", fontsize=11)
+    panels[0][0].set_title("to first command's result", fontsize=10.5)
+    panels[0][1].set_title("whole fresh episode", fontsize=10.5)
+    handles = [
+        Line2D(
+            [], [], color=looks[label].colour, linestyle=looks[label].line, linewidth=2, label=drawn(label)
+        )
+        for label in shown
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    return figure
+
+
+def _ecdfs(axes: Any, cells: list[Cell], metric: str, looks: dict[str, SubstrateLook]) -> None:
+    drawn_any = False
+    lows, highs = [], []
+    for cell in cells:
+        values = np.asarray(getattr(cell.distribution, metric))
+        values = values[values > 0]
+        if not values.size:
+            continue
+        drawn_any = True
+        look = looks[cell.substrate]
+        top = cell.succeeded / cell.trials
+        steps = np.arange(1, values.size + 1) / values.size * top
+        axes.step(
+            np.concatenate([values[:1], values]),
+            np.concatenate([[0.0], steps]),
+            where="post",
+            color=look.colour,
+            linestyle=look.line,
+            linewidth=1.8,
+        )
+        # The slowest trial is a point of its own, so that a tail of one cannot hide.
+        axes.plot(values[-1:], steps[-1:], marker=look.marker, color=look.colour, markersize=5)
+        lows.append(values[0])
+        highs.append(values[-1])
+    axes.set_ylim(-0.03, 1.06)
+    axes.grid(visible=True)
+    if not drawn_any:
+        axes.set_xticks([])
+        canvas.say(axes, "no data")
+        return
+    low, high = min(lows) / 1.6, max(highs) * 1.6
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    canvas.duration_axis(axes.xaxis, low, high, most=3)

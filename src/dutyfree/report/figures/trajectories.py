@@ -1,0 +1,200 @@
+"""Figures 5 and 6: how the time grows with the actions, and what it comes to at scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from dutyfree.analysis.model import Cell, Projection, Summary
+from dutyfree.analysis.statistics import Quantity
+from dutyfree.analysis.units import hours
+from dutyfree.report import canvas
+from dutyfree.report.palette import MUTED, PAPER, SubstrateLook, drawn, substrate_looks
+
+
+def completion_by_length(summary: Summary) -> Any:
+    """Two panels: the whole time, and the time per action, by the number of actions."""
+    series = {
+        label: [
+            cell for name in summary.trajectories if (cell := summary.lone_cell(name, label)) and cell.total
+        ]
+        for label in summary.labels
+    }
+    failed = [
+        label
+        for label in summary.labels
+        if not series[label] and any(summary.lone_cell(name, label) for name in summary.trajectories)
+    ]
+    series = {label: cells for label, cells in series.items() if cells}
+    if not series:
+        return canvas.empty("no data for trajectories")
+    looks = substrate_looks(summary)
+    figure = canvas.new(5.6 + 0.24 * -(-len(series) // 4))
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for label, cells in series.items():
+        _line(upper, cells, [cell.total for cell in cells], looks[label])
+        _line(lower, cells, [cell.per_action for cell in cells], looks[label])
+    lengths = sorted({cell.actions for cells in series.values() for cell in cells})
+    lower.set_xticks(lengths, [str(length) for length in lengths])
+    lower.set_xlim(0, max(lengths) * 1.06)
+    upper.set_ylim(bottom=0)
+    lower.set_ylim(bottom=0)
+    upper.set_title("completion time, p50", loc="left", fontsize=10.5, fontweight="bold")
+    lower.set_title("amortised per action", loc="left", fontsize=10.5, fontweight="bold")
+    lower.set_xlabel("actions in the trajectory")
+    for axes in (upper, lower):
+        canvas.linear_duration_axis(axes.yaxis, axes.get_ylim()[1])
+        axes.grid(axis="y")
+    if failed:
+        upper.text(
+            0.02,
+            0.95,
+            drawn(f"no data for {', '.join(failed)}", 60),
+            transform=upper.transAxes,
+            va="top",
+            color=MUTED,
+        )
+    handles = [_handle(label, looks[label]) for label in series]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    return figure
+
+
+def _line(axes: Any, cells: list[Cell], quantities: list[Quantity | None], look: SubstrateLook) -> None:
+    pairs = [
+        (cell.actions, quantity.p50) for cell, quantity in zip(cells, quantities, strict=True) if quantity
+    ]
+    if not pairs:
+        return
+    xs, ys = [x for x, _ in pairs], [estimate.value for _, estimate in pairs]
+    axes.plot(xs, ys, color=look.colour, linestyle=look.line, linewidth=1.8, zorder=3)
+    for x, estimate in pairs:
+        if estimate.low is not None and estimate.high is not None:
+            axes.plot([x, x], [estimate.low, estimate.high], color=look.colour, linewidth=4.5, alpha=0.45)
+    axes.plot(
+        xs,
+        ys,
+        linestyle="none",
+        marker=look.marker,
+        markersize=6.5,
+        color=look.colour,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.8,
+        zorder=4,
+    )
+
+
+def _handle(label: str, look: SubstrateLook) -> Any:
+    return Line2D(
+        [],
+        [],
+        color=look.colour,
+        marker=look.marker,
+        linestyle=look.line,
+        linewidth=1.8,
+        markersize=6.5,
+        label=drawn(label),
+    )
+
+
+def worker_hours(summary: Summary) -> Any:
+    """Lines from 10,000 to 1,000,000 rollouts of the longest trajectory; bands are intervals of p50."""
+    workload = projected_workload(summary)
+    rows = [row for row in summary.projections if row.workload == workload]
+    if workload is None or not rows:
+        return canvas.empty("no data for trajectories")
+    series: dict[str, list[Projection]] = {}
+    for row in rows:
+        series.setdefault(row.substrate, []).append(row)
+    looks = substrate_looks(summary)
+    figure = canvas.new(max(3.7, 1.0 + 0.3 * len(series)))
+    axes = figure.subplots()
+    for label, points in series.items():
+        look = looks[label]
+        xs = [point.rollouts for point in points]
+        if all(point.hours.known for point in points):
+            lows, highs = [point.hours.low for point in points], [point.hours.high for point in points]
+            axes.fill_between(xs, lows, highs, color=look.colour, alpha=0.22, linewidth=0)
+        axes.plot(
+            xs, [point.hours.value for point in points], color=look.colour, linestyle=look.line, linewidth=2
+        )
+    top = max(points[-1].hours.high or points[-1].hours.value for points in series.values()) * 1.06 or 1.0
+    first, last = rows[0].rollouts, rows[-1].rollouts
+    axes.set_xlim(first, last)
+    axes.set_ylim(0, top)
+    axes.set_xticks(
+        [first, last / 4, last / 2, last * 3 / 4, last], ["10 k", "250 k", "500 k", "750 k", "1 M"]
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(visible=True)
+    kind = (
+        f"{rows[0].actions}-action trajectories"
+        if workload.startswith("trajectory-")
+        else f"{workload} rollouts"
+    )
+    axes.set_xlabel(drawn(kind, 40))
+    axes.set_ylabel("worker-hours")
+    _end_labels(axes, series, looks, top)
+    missing = [cell.substrate for cell in summary.lone(workload) if cell.substrate not in series]
+    if missing:
+        axes.text(
+            0.02,
+            0.97,
+            drawn(f"no data for {', '.join(missing)}", 48),
+            transform=axes.transAxes,
+            va="top",
+            color=MUTED,
+        )
+    return figure
+
+
+def projected_workload(summary: Summary) -> str | None:
+    """The longest trajectory that succeeded anywhere; without trajectories the last tier."""
+    done = [name for name in summary.workloads if any(cell.total for cell in summary.lone(name))]
+    return done[-1] if done else None
+
+
+def _end_labels(
+    axes: Any, series: dict[str, list[Projection]], looks: dict[str, SubstrateLook], top: float
+) -> None:
+    """Names and hours at the right end of the lines, pushed apart where they would overlap."""
+    ends = sorted((points[-1].hours.value, label) for label, points in series.items())
+    places = _apart([value for value, _ in ends], top / max(11.0, len(ends) + 1.0), top)
+    for (value, label), place in zip(ends, places, strict=True):
+        axes.annotate(
+            f"{drawn(label, 14)}  {hours(value)}",
+            (1.0, value),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(1.05, place),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=10,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": looks[label].colour,
+                "linewidth": 1.2,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def _apart(values: list[float], gap: float, top: float) -> list[float]:
+    """Places for ascending values, each as near as can be and at least ``gap`` from the next."""
+    clusters: list[tuple[float, int]] = []
+    """Wanted centre and size; clusters that would touch become one around their common mean."""
+    for value in values:
+        clusters.append((value, 1))
+        while len(clusters) > 1:
+            (low, few), (high, more) = clusters[-2:]
+            if high - low >= gap * (few + more) / 2:
+                break
+            clusters[-2:] = [((low * few + high * more) / (few + more), few + more)]
+    return [
+        min(max(centre, gap * (size - 1) / 2), top - gap * (size - 1) / 2) + gap * (place - (size - 1) / 2)
+        for centre, size in clusters
+        for place in range(size)
+    ]
