@@ -75,6 +75,13 @@ class Response:
     async def body(self) -> bytes:
         return b"".join([piece async for piece in self.pieces()])
 
+    async def message(self) -> str:
+        """The reason in the body of an error."""
+        body = await self.body()
+        with contextlib.suppress(msgspec.DecodeError, TypeError, KeyError):
+            return str(msgspec.json.decode(body)["message"]).strip()
+        return body.decode(errors="replace").strip() or f"status {self.status}"
+
 
 async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[bytes]:
     while size:
@@ -100,27 +107,23 @@ class Connection:
         # abort, not close: nobody waits for bytes that a cancelled request has not sent yet.
         self.writer.transport.abort()
 
-    async def ask(
-        self, method: str, target: str, content: bytes | BinaryIO, size: int, headers: Mapping[str, str]
-    ) -> Response:
-        """Send a request and read the answer's head."""
+    def send(
+        self, method: str, target: str, size: int, headers: Mapping[str, str], body: bytes = b""
+    ) -> None:
+        """Send a request's head, and its body if it is short."""
         lines = [f"{method} {target} HTTP/1.1", "Host: docker", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
-        if isinstance(content, bytes):
-            self.writer.write(head + content)
-            # An engine that refuses early closes while we still write: its answer matters more.
-            with contextlib.suppress(ConnectionError):
-                await self.writer.drain()
-        else:
-            self.writer.write(head)
-            with contextlib.suppress(ConnectionError):
-                while piece := await anyio.to_thread.run_sync(content.read, BUFFER):
-                    self.writer.write(piece)
-                    await self.writer.drain()
-        return await self._head()
+        self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
-    async def _head(self) -> Response:
+    async def send_file(self, file: BinaryIO) -> None:
+        # An engine that refuses early closes while we still write: its answer matters more.
+        with contextlib.suppress(ConnectionError):
+            while piece := await anyio.to_thread.run_sync(file.read, BUFFER):
+                self.writer.write(piece)
+                await self.writer.drain()
+
+    async def head(self) -> Response:
+        """The head of the answer; can be asked for again after a cancellation."""
         while True:
             text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             status_line, *rest = text.rstrip("\r\n").split("\r\n")
@@ -184,11 +187,10 @@ class Engine:
         size: int = 0,
     ) -> AsyncIterator[Response]:
         """A request whose answer's body is read piece by piece."""
-        target = self.prefix + quote(path) + (f"?{urlencode(query)}" if query else "")
+        target = self.prefix + quote(path) + (f"?{urlencode(query, doseq=True)}" if query else "")
         headers = {}
-        body: bytes | BinaryIO = b""
+        body = b""
         if content is not None:
-            body = content
             headers["Content-Type"] = "application/x-tar"
         elif json is not None:
             body = msgspec.json.encode(json)
@@ -197,9 +199,12 @@ class Engine:
         connection = await self.connect()
         kept = False
         try:
-            response = await connection.ask(method, target, body, size, headers)
+            connection.send(method, target, size, headers, body)
+            if content is not None:
+                await connection.send_file(content)
+            response = await connection.head()
             if response.status >= 400:
-                message = _message(response.status, await response.body())
+                message = await response.message()
                 kept = response.keeps
                 raise EngineError(response.status, message)
             yield response
@@ -240,9 +245,3 @@ class Engine:
 def _version(text: str | None) -> tuple[int, int] | None:
     major, dot, minor = (text or "").partition(".")
     return (int(major), int(minor)) if dot else None
-
-
-def _message(status: int, body: bytes) -> str:
-    with contextlib.suppress(msgspec.DecodeError, TypeError, KeyError):
-        return str(msgspec.json.decode(body)["message"]).strip()
-    return body.decode(errors="replace").strip() or f"status {status}"

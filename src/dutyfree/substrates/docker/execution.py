@@ -1,0 +1,314 @@
+"""One command in a container: exec create, a taken-over stream, exec inspect.
+
+The engine has no way to end an exec, so every command carries a mark in its environment, by which its
+processes are found and killed: children inherit it, also those that left the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import KILLED, Cut, Observation, Span
+from dutyfree.errors import CollectError, DispatchError, ExecError, SandboxClosed, SubstrateError
+from dutyfree.substrates.docker.http import CHUNK, Connection, Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.processes import kill_tree
+from dutyfree.substrates.output import Collector
+
+MARK = "DUTYFREE_EXEC"
+KILL_SECONDS = 15.0
+"""How long a killed command may take to end before its stream is given up."""
+
+# In the container, when its processes cannot be seen from here: the marked ones, until none is left.
+KILL_SCRIPT = """
+n=0
+while [ $n -lt 50 ]; do
+  found=
+  for file in $(grep -l "$1" /proc/[0-9]*/environ 2>/dev/null); do
+    pid=${file#/proc/}; pid=${pid%/environ}
+    [ "$pid" = $$ ] || { kill -9 "$pid" && found=1; } 2>/dev/null
+  done
+  [ -n "$found" ] || exit 0
+  n=$((n+1))
+done
+"""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = {}
+    stdin: bytes | None = None
+    timeout: float | None = None
+    user: str | None = None
+    output: int
+    """Bytes kept of each stream."""
+
+
+class Execution:
+    """Runs one Request; used once."""
+
+    def __init__(self, engine: Engine, container: str, request: Request) -> None:
+        self._engine = engine
+        self._container = container
+        self._request = request
+        self._mark = os.urandom(12).hex()
+        self._exec = ""
+        self._connection: Connection | None = None
+        self._accepted = False
+        self._frame: tuple[int, int] = (0, 0)
+        """The stream of the frame being read, and how much of it is missing."""
+        self._streams = {1: Collector(request.output), 2: Collector(request.output)}
+
+    async def run(self) -> Observation:
+        """Raises DispatchError (SandboxClosed), ExecError, CollectError."""
+        started = time.perf_counter()
+        clock = _Clock(started)
+        timeout = self._request.timeout
+        facts: dict[str, Any] | None = None
+        try:
+            with anyio.move_on_after(timeout) as scope:
+                await self._create()
+                await self._start()
+                clock.mark("dispatch")
+                await self._converse()
+                last = time.perf_counter()
+                facts = await self._inspect()
+                clock.mark("collect", since=last)
+            if facts is None:
+                with anyio.CancelScope(shield=True):
+                    facts = await self._end()
+        except BaseException:
+            with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
+                await self._end()
+            raise
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+        return self._observation(facts, scope.cancelled_caught, clock)
+
+    async def _create(self) -> None:
+        request = self._request
+        body: dict[str, object] = {
+            "Cmd": request.argv,
+            "Env": [*(f"{name}={value}" for name, value in request.env.items()), f"{MARK}={self._mark}"],
+            "WorkingDir": request.cwd,
+            "AttachStdin": request.stdin is not None,
+            "AttachStdout": True,
+            "AttachStderr": True,
+        }
+        if request.user is not None:
+            body["User"] = request.user
+        try:
+            made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)
+        except EngineError as error:
+            raise refusal(error, self._container) from error
+        except EngineLost as error:
+            raise DispatchError(str(error)) from error
+        self._exec = made["Id"]
+
+    async def _start(self) -> None:
+        body = b'{"Detach":false,"Tty":false}'
+        headers = {"Content-Type": "application/json", "Connection": "Upgrade", "Upgrade": "tcp"}
+        target = f"{self._engine.prefix}/exec/{self._exec}/start"
+        try:
+            self._connection = await self._engine.connect()
+        except EngineLost as error:
+            raise DispatchError(str(error)) from error
+        self._connection.send("POST", target, len(body), headers, body)
+        await self._accept()
+
+    async def _accept(self) -> None:
+        """The answer's head; can be taken up again after a cancellation."""
+        assert self._connection is not None
+        try:
+            response = await self._connection.head()
+            if response.status < 400:
+                self._accepted = True
+                return
+            error = EngineError(response.status, await response.message())
+        except (asyncio.IncompleteReadError, OSError) as lost:
+            self._abandon()
+            raise DispatchError(f"the Docker engine went away: {lost}") from lost
+        self._abandon()
+        raise refusal(error, self._container) from error
+
+    def _abandon(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _converse(self) -> None:
+        """Feed stdin, and read to the end of both streams."""
+        if self._request.stdin is None:
+            lost = await self._receive()
+        else:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._feed, self._request.stdin)
+                lost = await self._receive()
+                tasks.cancel_scope.cancel()
+        if lost is not None:
+            raise ExecError(f"the Docker engine went away: {lost}") from lost
+
+    async def _feed(self, data: bytes) -> None:
+        assert self._connection is not None
+        writer = self._connection.writer
+        view = memoryview(data)
+        # The command may end without reading all: no error, as in a shell's pipe.
+        with contextlib.suppress(ConnectionError):
+            for start in range(0, len(view), CHUNK):
+                writer.write(view[start : start + CHUNK])
+                await writer.drain()
+            writer.write_eof()
+
+    async def _receive(self) -> Exception | None:
+        """Frames of a stream number and a size, to the end; what broke it off. Can be taken up again."""
+        assert self._connection is not None
+        reader = self._connection.reader
+        try:
+            while True:
+                stream, missing = self._frame
+                if missing == 0:
+                    header = await reader.readexactly(8)
+                    self._frame = header[0], int.from_bytes(header[4:])
+                    continue
+                piece = await reader.read(min(missing, CHUNK))
+                if not piece:
+                    return EOFError("in the middle of the output")
+                self._streams[2 if stream == 2 else 1].add(piece)
+                self._frame = stream, missing - len(piece)
+        except asyncio.IncompleteReadError as error:
+            return error if error.partial else None
+        except OSError as error:
+            return error
+
+    async def _inspect(self) -> dict[str, Any]:
+        """What the engine knows of the ended exec."""
+        delay = 0.002
+        try:
+            while True:
+                facts: dict[str, Any] = await self._engine.request("GET", f"/exec/{self._exec}/json")
+                if not facts["Running"] and facts["ExitCode"] is not None:
+                    return facts
+                # The streams' end and the command's end are two events, and no request awaits the second.
+                await anyio.sleep(delay)
+                delay = min(2 * delay, 0.1)
+                if delay == 0.1:
+                    await self._require_running()
+        except EngineError as error:
+            await self._require_running()
+            raise CollectError(f"the engine has lost the command's result: {error}") from error
+        except EngineLost as error:
+            raise ExecError(f"the Docker engine went away: {error}") from error
+
+    async def _require_running(self) -> None:
+        try:
+            facts = await self._engine.request("GET", f"/containers/{self._container}/json")
+        except EngineError as error:
+            raise refusal(error, self._container) from error
+        if not (state := facts["State"])["Running"]:
+            reason = "for want of memory" if state.get("OOMKilled") else f"with code {state['ExitCode']}"
+            raise SandboxClosed(f"the container {self._container[:12]} ended {reason}")
+
+    async def _end(self) -> dict[str, Any] | None:
+        """Kill the command, however far it came, and take what it still said."""
+        if self._connection is None:
+            return None
+        facts: dict[str, Any] | None = None
+        failure: SubstrateError | None = None
+        with anyio.move_on_after(KILL_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._kill)
+                try:
+                    if not self._accepted:
+                        await self._accept()
+                    await self._receive()
+                    facts = await self._inspect()
+                except SubstrateError as error:
+                    failure = error
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return facts
+
+    async def _kill(self) -> None:
+        """Again and again: the engine may only be about to start it."""
+        seen = 0
+        delay = 0.02
+        for attempt in itertools.count():
+            seen += await self._kill_from_here()
+            if not seen and (attempt > 2 or os.geteuid() != 0):
+                await self._kill_inside()
+            await anyio.sleep(delay)
+            delay = min(2 * delay, 0.5)
+
+    async def _kill_from_here(self) -> int:
+        """Root on the engine's own host sees the container's processes."""
+        if os.geteuid() != 0:
+            return 0
+        pid = 0
+        with contextlib.suppress(EngineError, EngineLost):
+            facts = await self._engine.request("GET", f"/exec/{self._exec}/json")
+            pid = facts["Pid"] if facts["Running"] else 0
+        return await anyio.to_thread.run_sync(kill_tree, f"{MARK}={self._mark}", pid, self._container)
+
+    async def _kill_inside(self) -> None:
+        argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", f"{MARK}={self._mark}")
+        body = {"Cmd": argv, "User": "0"}
+        with contextlib.suppress(EngineError, EngineLost):
+            made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)
+            await self._engine.request("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
+
+    def _observation(self, facts: dict[str, Any] | None, timed_out: bool, clock: _Clock) -> Observation:
+        code = facts["ExitCode"] if facts else KILLED + 9
+        stdout, stderr = (self._streams[number].value() for number in (1, 2))
+        if facts and facts["Pid"] == 0 and not timed_out:
+            # It never ran: the engine tells why on its stdout.
+            code, stdout, stderr = _unstarted(stdout), b"", stdout.replace(b"\r\n", b"\n")
+        return Observation(
+            exit_code=code,
+            signal=code - KILLED if KILLED < code <= KILLED + 64 else None,
+            stdout=stdout,
+            stderr=stderr,
+            timed_out=timed_out,
+            cut=Cut(self._streams[1].cut, self._streams[2].cut),
+            seconds=time.perf_counter() - clock.zero,
+            spans=tuple(clock.spans),
+        )
+
+
+def _unstarted(reason: bytes) -> int:
+    """The shell's code for a program that could not be started; engines differ in theirs."""
+    missing = (b"executable file not found", b"no such file or directory")
+    return 127 if any(text in reason.lower() for text in missing) else 126
+
+
+def refusal(error: EngineError, container: str) -> DispatchError:
+    """The engine's refusal of an action, as the caller must see it."""
+    gone = error.status == 404 or (error.status == 409 and "is not running" in error.message)
+    if gone:
+        return SandboxClosed(f"the container {container[:12]} is gone: {error}")
+    return DispatchError(f"the Docker engine refused: {error}")
+
+
+class _Clock:
+    """Spans since the action was asked for."""
+
+    def __init__(self, zero: float) -> None:
+        self.zero = zero
+        self.spans: list[Span] = []
+
+    def mark(self, name: str, since: float | None = None) -> None:
+        start = self.zero if since is None else since
+        self.spans.append(Span(name, start - self.zero, time.perf_counter() - start))

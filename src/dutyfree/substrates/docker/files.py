@@ -1,0 +1,194 @@
+"""Files of a container: small shell scripts for single files, tar archives for trees.
+
+Both cost the engine about the same, some 45 ms; a script sees what the container's programs see (mounts,
+links, permissions), an archive does not need the container's tools.
+
+A script that cannot do its work exits with ERRNO + the error's number, whence the right OSError is made.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+import stat
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO
+
+from dutyfree.contract import Entry, Observation
+from dutyfree.errors import ExecError
+
+ERRNO = 64
+
+# Where a path leads nowhere: is its parent closed to us, no directory, or is the name just not there?
+_MISSING = """
+missing() {
+  parent=${1%/*}; parent=${parent:-/}
+  [ -d "$parent" ] && [ ! -x "$parent" ] && exit 77
+  [ -e "$parent" ] && [ ! -d "$parent" ] && exit 84
+  exit 66
+}
+"""
+
+READ = (
+    _MISSING
+    + """
+[ -d "$1" ] && exit 85
+[ -e "$1" ] || missing "$1"
+[ -r "$1" ] || exit 77
+exec cat <"$1"
+"""
+)
+
+WRITE = """
+[ -d "$1" ] && exit 85
+parent=${1%/*}; parent=${parent:-/}
+if [ ! -d "$parent" ]; then
+  reason=$(LC_ALL=C mkdir -p -- "$parent" 2>&1) || case $reason in
+    *'ot a directory'* | *'ile exists'*) exit 84 ;;
+    *'No space'*) exit 92 ;;
+    *) exit 77 ;;
+  esac
+fi
+{ true >"$1"; } 2>/dev/null || exit 77
+reason=$(LC_ALL=C cat 2>&1 >"$1") || case $reason in
+  *'No space'*) exit 92 ;;
+  *) printf '%s\\n' "$reason" >&2; exit 1 ;;
+esac
+chmod "$2" "$1" 2>/dev/null || exit 77
+"""
+
+REMOVE = (
+    _MISSING
+    + """
+[ -e "$1" ] || [ -L "$1" ] || missing "$1"
+reason=$(LC_ALL=C rm -rf -- "$1" 2>&1) || case $reason in
+  *denied* | *'not permitted'* | *Read-only*) exit 77 ;;
+  *) printf '%s\\n' "$reason" >&2; exit 1 ;;
+esac
+"""
+)
+
+# GNU find tells all at once. Others (busybox) name the entries on stderr, and stat them in the same order.
+LIST = (
+    _MISSING
+    + """
+[ -e "$1" ] || missing "$1"
+[ -d "$1" ] || exit 84
+[ -r "$1" ] && cd -- "$1" 2>/dev/null || exit 77
+find . -mindepth 1 -maxdepth 1 -printf '%y %s %m %f\\0' 2>/dev/null && exit 0
+find . -mindepth 1 -maxdepth 1 -print0 >&2
+find . -mindepth 1 -maxdepth 1 -print0 | xargs -0 -r stat -c '%f %s' --
+"""
+)
+
+_KINDS = {"f": "file", "d": "directory", "l": "link"}
+
+
+def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
+    """The argument vector of a script on a path, which may hold any bytes but NUL.
+
+    The engine takes JSON, so bytes that are not UTF-8 (surrogates, as ``os.fsdecode`` has it) travel as
+    octal escapes; the x keeps a name's trailing newlines.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        path = "".join(f"\\0{byte:03o}" for byte in os.fsencode(path))
+        text = 'first=$(printf %bx "$1"); shift; set -- "${first%x}" "$@"\n' + text
+    return ("/bin/sh", "-c", text, "sh", path, *arguments)
+
+
+def check(observation: Observation, path: str) -> None:
+    """Raises the OSError that a script told of, and ExecError when the script itself failed."""
+    code = observation.exit_code
+    if code == 0:
+        return
+    if ERRNO < code < ERRNO + 62:
+        raise OSError(code - ERRNO, os.strerror(code - ERRNO), path)
+    reason = observation.stderr.decode(errors="replace").strip()
+    raise ExecError(f"the container's tools failed on {path!r}: {reason or f'exit code {code}'}")
+
+
+def entries(observation: Observation) -> tuple[Entry, ...]:
+    """What LIST found, by name. Raises ValueError when the directory changed meanwhile."""
+    if not observation.stderr:
+        records = (record.split(b" ", 3) for record in observation.stdout.split(b"\0") if record)
+        found = [
+            Entry(os.fsdecode(name), _KINDS.get(kind.decode(), "other"), int(size), int(mode, 8))  # type: ignore[arg-type]
+            for kind, size, mode, name in records
+        ]
+    else:
+        names = observation.stderr.split(b"\0")[:-1]
+        stats = (line.split() for line in observation.stdout.splitlines())
+        found = [
+            _entry(os.fsdecode(name.removeprefix(b"./")), int(mode, 16), int(size))
+            for name, (mode, size) in zip(names, stats, strict=True)
+        ]
+    return tuple(sorted(found, key=lambda entry: entry.name))
+
+
+def _entry(name: str, mode: int, size: int) -> Entry:
+    tests = {"file": stat.S_ISREG, "directory": stat.S_ISDIR, "link": stat.S_ISLNK}
+    kind = next((kind for kind, test in tests.items() if test(mode)), "other")
+    return Entry(name, kind, size, stat.S_IMODE(mode))  # type: ignore[arg-type]
+
+
+def pack(source: Path, name: str, target: BinaryIO) -> None:
+    """Write a tar of ``source``, called ``name`` in it, all owned by root."""
+
+    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        return member if member.isreg() or member.isdir() or member.issym() else None
+
+    # GNU's format keeps names as bytes, so that those which are not UTF-8 survive.
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
+        tar.add(source.resolve() if source.is_symlink() else source, arcname=name, filter=owned)
+
+
+def unpack(source: BinaryIO, target: Path) -> None:
+    """Put the tree of an engine's archive, whatever its top is called, at exactly ``target``.
+
+    Nothing is written outside: names with ``..`` are refused, and links are made last, when nothing can
+    be written through them any more. Devices, sockets and pipes are left out.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    links: list[tuple[Path, str]] = []
+    directories: list[tuple[Path, int]] = []
+    with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as tar:
+        for member in tar:
+            path = _place(member.name, target)
+            if member.isdir():
+                path.mkdir(exist_ok=True)
+                directories.append((path, member.mode))
+            elif member.issym():
+                links.append((path, member.linkname))
+            elif member.islnk():
+                shutil.copy2(_place(member.linkname, target), path, follow_symlinks=False)
+            elif member.isreg():
+                content = tar.extractfile(member)
+                assert content is not None
+                _write(content, path, member.mode)
+    for path, mode in reversed(directories):
+        path.chmod(mode & 0o777)
+    for path, destination in links:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        path.symlink_to(destination)
+
+
+def _place(name: str, target: Path) -> Path:
+    parts = PurePosixPath(posixpath.normpath(name)).parts
+    if not parts or name.startswith("/") or ".." in PurePosixPath(name).parts:
+        raise PermissionError(f"the archive holds a name that leads out of it: {name!r}")
+    return target.joinpath(*parts[1:])
+
+
+def _write(content: IO[bytes], path: Path, mode: int) -> None:
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+        os.fchmod(file.fileno(), mode & 0o777)

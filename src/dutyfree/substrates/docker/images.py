@@ -1,0 +1,215 @@
+"""Images in the engine: the study's own, pulled ones, and those that the stages of a recipe make."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree import image as study
+from dutyfree.contract import Recipe, Stage
+from dutyfree.errors import CreateError, SubstrateError, Unavailable
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
+
+DIGEST_LABEL = "dutyfree.digest"
+RECIPES = "dutyfree/recipe"
+TAIL = 800
+"""Bytes of a failed command's output that its error tells."""
+
+Builder = Callable[[str], AbstractAsyncContextManager[DockerSandbox]]
+"""Gives a container from an image, to build a stage in."""
+
+
+class Images:
+    """Finds or makes the image that a recipe asks for; each at most once at a time."""
+
+    def __init__(self, engine: Engine, default: str, builder: Builder) -> None:
+        self._engine = engine
+        self._default = default
+        self._builder = builder
+        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._found: dict[bytes, str] = {}
+        """Recipe (by names, not contents: hashing costs) → image id, for the time of this opening."""
+
+    async def of(self, recipe: Recipe) -> str:
+        """The id of the recipe's image, made if need be. Raises CreateError."""
+        return self._found.get(_name(recipe)) or await self.prepare(recipe)
+
+    async def prepare(self, recipe: Recipe) -> str:
+        """The same, but looks anew whether everything is there and up to date."""
+        try:
+            found = await self._base(recipe.image or self._default)
+            for number in range(1, len(recipe.stages) + 1):
+                found = await self._stage(recipe, number, found)
+        except EngineLost as error:
+            raise CreateError(str(error)) from error
+        except EngineError as error:
+            raise CreateError(f"the Docker engine refused to make the image: {error}") from error
+        self._found[_name(recipe)] = found
+        return found
+
+    async def _base(self, reference: str) -> str:
+        async with self._locks[reference]:
+            try:
+                if reference == study.REFERENCE:
+                    return await import_study(self._engine)
+                return await identify(self._engine, reference) or await pull(self._engine, reference)
+            except Unavailable as error:
+                raise CreateError(error.message, remedy=error.remedy) from error
+
+    async def _stage(self, recipe: Recipe, number: int, base: str) -> str:
+        """The image of the first ``number`` stages, upon that of the ones before."""
+        try:
+            contents = await anyio.to_thread.run_sync(recipe.key, number)
+        except OSError as error:
+            raise CreateError(f"a file of stage {number} cannot be read: {error}") from error
+        # The base's id too: the same recipe upon a newer image is another image.
+        key = hashlib.sha256(f"{base} {contents}".encode()).hexdigest()[:32]
+        async with self._locks[key]:
+            found = await identify(self._engine, f"{RECIPES}:{key}")
+            return found or await self._build(recipe.stages[number - 1], number, base, key)
+
+    async def _build(self, stage: Stage, number: int, base: str, key: str) -> str:
+        title = f"stage {number} ({stage.kind})"
+        async with self._builder(base) as sandbox:
+            for path, source in stage.files.items():
+                try:
+                    await sandbox.upload(source, path)
+                except (OSError, SubstrateError) as error:
+                    raise CreateError(f"{title}: {source} could not be copied to {path}: {error}") from error
+            for command in stage.commands:
+                await _must_succeed(sandbox, command, title)
+            return await self._commit(sandbox, key)
+
+    async def _commit(self, sandbox: DockerSandbox, key: str) -> str:
+        query = {"container": sandbox.id, "repo": RECIPES, "tag": key, "comment": "a stage of a recipe"}
+        made = await self._engine.request("POST", "/commit", query=query, json={})
+        return str(made["Id"])
+
+
+async def _must_succeed(sandbox: DockerSandbox, command: str | tuple[str, ...], title: str) -> None:
+    text = command if isinstance(command, str) else " ".join(command)
+    try:
+        seen = await sandbox.exec(command)
+    except SubstrateError as error:
+        raise CreateError(f"{title}: `{text}` could not be run: {error}") from error
+    if not seen.ok:
+        output = (seen.stdout + seen.stderr)[-TAIL:].decode(errors="replace").strip()
+        raise CreateError(f"{title}: `{text}` failed with exit code {seen.exit_code}: {output}")
+
+
+def _name(recipe: Recipe) -> bytes:
+    stages = [
+        [stage.kind, stage.commands, {k: str(v) for k, v in stage.files.items()}] for stage in recipe.stages
+    ]
+    return msgspec.json.encode([recipe.image, stages])
+
+
+async def identify(engine: Engine, reference: str) -> str | None:
+    """The id of an image that the engine holds."""
+    facts = await inspect(engine, reference)
+    return None if facts is None else str(facts["Id"])
+
+
+async def inspect(engine: Engine, reference: str) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = await engine.request("GET", f"/images/{reference}/json")
+    except EngineError as error:
+        if error.status == 404:
+            return None
+        raise
+    return facts
+
+
+async def import_study(engine: Engine, progress: study.Progress | None = None) -> str:
+    """The id of the study's image: the engine's, unless the cache holds another build of it.
+
+    Raises Unavailable when it must be built and cannot be.
+    """
+    held = await inspect(engine, study.REFERENCE)
+    labels = ((held or {}).get("Config") or {}).get("Labels") or {}
+    built = await anyio.to_thread.run_sync(study.built)
+    if held and (DIGEST_LABEL not in labels or built is None or labels[DIGEST_LABEL] == built.digest):
+        return str(held["Id"])
+    built = built or await study.build(progress=progress)
+    repository, _, tag = study.REFERENCE.partition(":")
+    changes = [f"ENV {name}={value}" for name, value in study.ENVIRONMENT.items()]
+    changes += [f"LABEL {DIGEST_LABEL}={built.digest}", f"WORKDIR {WORKDIR}", 'CMD ["/bin/bash"]']
+    query = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}
+    with await anyio.to_thread.run_sync(built.tar.open, "rb") as tar:
+        await _messages(engine, query, progress, content=tar, size=built.size)
+    found = await identify(engine, study.REFERENCE)
+    if found is None:
+        raise Unavailable(f"the Docker engine did not take {built.tar}")
+    return found
+
+
+async def pull(engine: Engine, reference: str, progress: study.Progress | None = None) -> str:
+    """The id of an image pulled from its registry. Raises Unavailable."""
+    name, _, tag = reference.rpartition(":")
+    query = {"fromImage": reference}
+    if "@" not in reference and (not name or "/" in tag):
+        query["tag"] = "latest"  # without one the engine would pull all tags
+    try:
+        await _messages(engine, query, progress)
+        found = await identify(engine, reference)
+    except EngineError as error:
+        raise Unavailable(
+            f"the image {reference} is not in the Docker engine and cannot be pulled: {error}",
+            remedy="check its name and the way to its registry, or `docker load` it",
+        ) from error
+    if found is None:
+        raise Unavailable(f"the Docker engine pulled {reference}, but does not have it")
+    return found
+
+
+async def _messages(
+    engine: Engine, query: dict[str, Any], progress: study.Progress | None, **content: Any
+) -> None:
+    """Follow a creation of an image. The engine tells failures in the stream. Raises EngineError."""
+    rest = b""
+    last = ""
+    async with engine.stream("POST", "/images/create", query=query, **content) as response:
+        async for piece in response.pieces():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in filter(None, (line.strip() for line in lines)):
+                message = msgspec.json.decode(line)
+                if "error" in message:
+                    raise EngineError(500, str(message["error"]))
+                text = " ".join(str(message[part]) for part in ("id", "status") if part in message)
+                if progress is not None and text != last:
+                    progress(text)
+                last = text
+
+
+async def adopt(
+    engine: Engine,
+    reference: str,
+    name: str,
+    tools: Sequence[str],
+    builder: Builder,
+    progress: study.Progress,
+) -> str:
+    """Pull ``reference`` if need be, see that it holds the tools, and call it ``name``; returns its id.
+
+    Raises Unavailable.
+    """
+    found = await identify(engine, reference) or await pull(engine, reference, progress)
+    progress(f"looking for {', '.join(tools)} in it")
+    try:
+        async with builder(found) as sandbox:
+            for tool in tools:
+                if not (await sandbox.exec(f"command -v {tool}")).ok:
+                    raise Unavailable(f"the image {reference} lacks {tool}", remedy="choose one that has it")
+    except SubstrateError as error:
+        raise Unavailable(f"the image {reference} cannot be used: {error}") from error
+    repository, _, tag = name.partition(":")
+    await engine.request("POST", f"/images/{found}/tag", query={"repo": repository, "tag": tag})
+    return found

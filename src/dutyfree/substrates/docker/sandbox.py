@@ -1,0 +1,229 @@
+"""A container as a sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import sys
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import anyio
+import anyio.to_thread
+
+from dutyfree.contract import Command, Entry, Limits, Observation, Span
+from dutyfree.errors import CollectError, DispatchError, SandboxClosed, UsageError
+from dutyfree.substrates.docker import files
+from dutyfree.substrates.docker.execution import Execution, Request, refusal
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+
+WORKDIR = "/workspace"
+SPOOL = 8 << 20
+"""Archives above this size go through a file on disk."""
+
+
+class DockerSandbox:
+    """One running container."""
+
+    def __init__(self, engine: Engine, container: str, limits: Limits, spans: tuple[Span, ...]) -> None:
+        self._engine = engine
+        self._container = container
+        self._limits = limits
+        self._spans = spans
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<DockerSandbox {self.id}{' closed' if self._closed else ''}>"
+
+    @property
+    def id(self) -> str:
+        return self._container[:12]
+
+    @property
+    def workdir(self) -> str:
+        return WORKDIR
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return self._spans
+
+    def close(self) -> None:
+        """From now on every use raises SandboxClosed."""
+        self._closed = True
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
+        return await self._run(
+            Request(
+                argv=_checked(argv),
+                cwd=self._absolute(cwd or "."),
+                env=env or {},
+                stdin=stdin,
+                timeout=timeout,
+                user=user,
+                output=self._limits.output,
+            )
+        )
+
+    async def read(self, path: str) -> bytes:
+        return (await self._script(files.READ, path)).stdout
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._script(files.WRITE, path, f"{mode:o}", stdin=bytes(data))
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        for _ in range(5):
+            with contextlib.suppress(ValueError):  # entries came or went between two looks
+                return files.entries(await self._script(files.LIST, path))
+        raise CollectError(f"the directory {path!r} changes too fast to be listed")
+
+    async def remove(self, path: str) -> None:
+        await self._script(files.REMOVE, path)
+
+    async def upload(self, source: Path, path: str) -> None:
+        self._require_open()
+        target = self._absolute(path)
+        name = posixpath.basename(posixpath.normpath(target))
+        async with _spool() as spool:
+            await anyio.to_thread.run_sync(files.pack, source, name, spool)
+            size = spool.tell()
+            parent = posixpath.dirname(posixpath.normpath(target))
+            for attempt in range(2):
+                spool.seek(0)
+                query = {"path": parent, "noOverwriteDirNonDir": "1"}
+                try:
+                    await self._engine.request("PUT", self._archive, query=query, content=spool, size=size)
+                    return
+                except EngineError as error:
+                    if error.status == 404 and attempt == 0 and "container:" not in error.message.lower():
+                        made = await self._run(self._request(("mkdir", "-p", "--", parent)))
+                        files.check(made, parent)
+                        continue
+                    raise self._archive_error(error, path) from error
+                except EngineLost as error:
+                    raise DispatchError(str(error)) from error
+
+    async def download(self, path: str, target: Path) -> None:
+        self._require_open()
+        await self._fetch(self._absolute(path), path, target, follow=True)
+
+    async def pause(self) -> None:
+        await self._order("pause")
+
+    async def resume(self) -> None:
+        await self._order("unpause")
+
+    @property
+    def _archive(self) -> str:
+        return f"/containers/{self._container}/archive"
+
+    async def _fetch(self, source: str, path: str, target: Path, *, follow: bool) -> None:
+        link = False
+        async with _spool() as spool:
+            try:
+                streamed = self._engine.stream("GET", self._archive, query={"path": source})
+                async with streamed as response:
+                    async for piece in response.pieces():
+                        await anyio.to_thread.run_sync(spool.write, piece)
+            except EngineError as error:
+                raise self._archive_error(error, path) from error
+            except EngineLost as error:
+                raise CollectError(str(error)) from error
+            spool.seek(0)
+            try:
+                link = follow and await anyio.to_thread.run_sync(_is_link, spool)
+                if not link:
+                    await anyio.to_thread.run_sync(files.unpack, spool, target)
+            except tarfile.TarError as error:
+                raise CollectError(f"the archive of {path!r} is broken: {error}") from error
+        if link:
+            # The engine gives the link itself; wanted is what it leads to.
+            found = await self._run(self._request(("readlink", "-f", "--", source)))
+            if not found.ok:
+                raise FileNotFoundError(2, "No such file or directory", path)
+            resolved = found.stdout.decode(errors="surrogateescape").removesuffix("\n")
+            await self._fetch(resolved, path, target, follow=False)
+
+    async def _order(self, order: str) -> None:
+        self._require_open()
+        try:
+            await self._engine.request("POST", f"/containers/{self._container}/{order}")
+        except EngineError as error:
+            raise refusal(error, self._container) from error
+        except EngineLost as error:
+            raise DispatchError(str(error)) from error
+
+    async def _script(self, text: str, path: str, *rest: str, stdin: bytes | None = None) -> Observation:
+        if "\0" in path:
+            raise ValueError("embedded null byte in a path")
+        argv = files.script(text, self._absolute(path), *rest)
+        observation = await self._run(self._request(argv, stdin))
+        files.check(observation, path)
+        return observation
+
+    def _request(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Request:
+        return Request(argv=argv, cwd="/", stdin=stdin, output=sys.maxsize)
+
+    async def _run(self, request: Request) -> Observation:
+        self._require_open()
+        try:
+            return await Execution(self._engine, self._container, request).run()
+        except (DispatchError, CollectError) as error:
+            # Whatever broke, the reason was that it was closed meanwhile.
+            if self._closed and not isinstance(error, SandboxClosed):
+                raise SandboxClosed(f"the sandbox {self.id} was closed meanwhile") from error
+            raise
+
+    def _absolute(self, path: str) -> str:
+        return posixpath.join(WORKDIR, path)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxClosed(f"the sandbox {self.id} is closed")
+
+    def _archive_error(self, error: EngineError, path: str) -> Exception:
+        message = error.message.lower()
+        if error.status == 404 and "no such container" in message and "container:" not in message:
+            return refusal(error, self._container)
+        if error.status == 404 or "no such file" in message:
+            return FileNotFoundError(2, "No such file or directory", path)
+        if "cannot overwrite directory" in message:
+            return IsADirectoryError(21, "Is a directory", path)
+        if "not a directory" in message or "cannot overwrite non-directory" in message:
+            return NotADirectoryError(20, "Not a directory", path)
+        if "permission denied" in message or "read-only" in message:
+            return PermissionError(13, "Permission denied", path)
+        return refusal(error, self._container)
+
+
+def _checked(argv: tuple[str, ...]) -> tuple[str, ...]:
+    if not argv:
+        raise UsageError("a command needs at least a program")
+    if any("\0" in word for word in argv):
+        raise ValueError("embedded null byte in a command")
+    return argv
+
+
+def _is_link(archive: BinaryIO) -> bool:
+    with tarfile.open(fileobj=archive, mode="r|") as tar:
+        first = tar.next()
+    archive.seek(0)
+    return first is not None and first.issym()
+
+
+@contextlib.asynccontextmanager
+async def _spool() -> AsyncIterator[BinaryIO]:
+    with tempfile.SpooledTemporaryFile(max_size=SPOOL) as file:
+        yield cast("BinaryIO", file)

@@ -1,0 +1,370 @@
+"""Docker: the real engine over its API socket, the way a careful user would do it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import math
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, ClassVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from dutyfree import image as study
+from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate
+from dutyfree.errors import CleanupError, CreateError, Unavailable
+from dutyfree.substrates.docker import images
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.processes import identity, is_dead, is_of_former_boot
+from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
+from dutyfree.substrates.reaper import Reaper
+
+API = (1, 41)
+"""The version of the Engine API that this speaks (Docker 20.10); later engines still know it."""
+
+OWNER = "dutyfree.owner"
+PROCESS = "dutyfree.process"
+ROLE = "dutyfree.role"
+CREATE_SECONDS = 120.0
+REMOVE_ATTEMPTS = 6
+
+
+class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the engine is, and what its sandboxes are made from."""
+
+    host: str | None = None
+    """Its Unix socket; by default DOCKER_HOST, else /var/run/docker.sock."""
+    image: str = study.REFERENCE
+    """What a recipe without an image starts from: the study's own, built and imported when missing."""
+    network: str = "bridge"
+    """The network of sandboxes whose network is on."""
+    runtime: str | None = None
+    """One of the engine's runtimes, such as runsc; None is its default."""
+    init: bool = True
+    """A tiny init as PID 1, which reaps what commands leave behind."""
+
+
+class Docker:
+    """The provider: a Config, entered to open the engine."""
+
+    summary: ClassVar[str] = "containers of a Docker engine, over its API socket"
+    Config: ClassVar[type[msgspec.Struct]] = DockerConfig
+
+    def __init__(self, config: DockerConfig | None = None) -> None:
+        self._config = config or DockerConfig()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Substrate:
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(_opened(self._config))
+            self._stack = stack.pop_all()
+        return opened
+
+    async def __aexit__(self, *details: Any) -> bool | None:
+        return await self._stack.__aexit__(*details)
+
+    @classmethod
+    async def probe(cls, config: DockerConfig) -> Availability:
+        try:
+            async with Engine(socket_path(config.host)) as engine:
+                with anyio.fail_after(5):
+                    facts = await _meet(engine)
+                    held = await images.identify(engine, config.image)
+        except Unavailable as error:
+            return Availability(False, error.message, error.remedy)
+        except (EngineError, EngineLost, TimeoutError) as error:
+            return Availability(False, f"the Docker engine does not answer well: {error}", _REMEDY)
+        if held:
+            state = f"image {config.image} is there"
+        else:
+            state = f"image {config.image} will be {'built' if config.image == study.REFERENCE else 'pulled'}"
+        return Availability(True, f"Docker {facts.get('Version')} at {engine.path}; {state}")
+
+
+class DockerSubstrate:
+    """An opened engine."""
+
+    name = "docker"
+
+    def __init__(
+        self, engine: Engine, config: DockerConfig, version: dict[str, Any], gateway: str | None
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._version = version
+        self._gateway = gateway
+        self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: identity() or ""}
+        self._images = images.Images(engine, config.image, self._builder)
+
+    @property
+    def owner(self) -> str:
+        """The label, ``name=value``, of everything that this opening makes."""
+        return f"{OWNER}={self._labels[OWNER]}"
+
+    @property
+    def host_address(self) -> str | None:
+        return self._gateway
+
+    async def prepare(self, recipe: Recipe | None = None) -> None:
+        await self._images.prepare(recipe or Recipe())
+
+    @contextlib.asynccontextmanager
+    async def sandbox(
+        self,
+        recipe: Recipe | None = None,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[DockerSandbox]:
+        image = await self._images.of(recipe or Recipe())
+        async with self._container(image, limits or Limits(), labels or {}, "sandbox") as sandbox:
+            yield sandbox
+
+    def _builder(self, image: str) -> AbstractAsyncContextManager[DockerSandbox]:
+        """A container to build in: with the network, as image builds have it."""
+        return self._container(image, Limits(network="on"), {}, "stage")
+
+    @contextlib.asynccontextmanager
+    async def _container(
+        self, image: str, limits: Limits, labels: Mapping[str, str], role: str
+    ) -> AsyncIterator[DockerSandbox]:
+        clock = time.perf_counter
+        zero = clock()
+        body = self._body(image, limits, {**labels, **self._labels, ROLE: role})
+        container = await self._create(body)
+        try:
+            created = clock()
+            await self._start(container)
+            spans = (Span("create", 0.0, created - zero), Span("start", created - zero, clock() - created))
+            sandbox = DockerSandbox(self._engine, container, limits, spans)
+            try:
+                yield sandbox
+            finally:
+                sandbox.close()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await remove(self._engine, container)
+
+    async def _create(self, body: dict[str, Any]) -> str:
+        """A container, not started. A cancellation waits for the engine's answer, and then removes it."""
+        container = ""
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(CREATE_SECONDS):
+                container = (await self._engine.request("POST", "/containers/create", json=body))["Id"]
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except EngineError as error:
+            raise CreateError(f"the Docker engine made no container: {error}") from error
+        except (EngineLost, TimeoutError) as error:
+            raise CreateError(
+                f"the Docker engine made no container: {error or 'no answer'}", remedy=_REMEDY
+            ) from error
+        except BaseException:
+            if container:
+                with anyio.CancelScope(shield=True):
+                    await remove(self._engine, container)
+            raise
+        return container
+
+    async def _start(self, container: str) -> None:
+        try:
+            await self._engine.request("POST", f"/containers/{container}/start")
+        except EngineError as error:
+            raise CreateError(f"the Docker engine could not start the container: {error}") from error
+        except EngineLost as error:
+            raise CreateError(str(error), remedy=_REMEDY) from error
+
+    def _body(self, image: str, limits: Limits, labels: dict[str, str]) -> dict[str, Any]:
+        host: dict[str, Any] = {
+            "NetworkMode": self._config.network if limits.network == "on" else "none",
+            "Init": self._config.init,
+            "LogConfig": {"Type": "none"},
+        }
+        if self._config.runtime:
+            host["Runtime"] = self._config.runtime
+        if limits.cpus is not None:
+            host["NanoCpus"] = math.ceil(limits.cpus * 1e9)
+        if limits.memory is not None:
+            host["Memory"] = host["MemorySwap"] = limits.memory
+        if limits.pids is not None:
+            host["PidsLimit"] = limits.pids
+        if limits.disk is not None:
+            # The engine refuses by itself where its storage cannot enforce this.
+            host["StorageOpt"] = {"size": str(limits.disk)}
+        return {
+            "Image": image,
+            "Entrypoint": ["sleep"],
+            "Cmd": ["2147483647"],
+            "WorkingDir": WORKDIR,
+            "Env": [f"HOME={WORKDIR}"],
+            "Labels": labels,
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": host,
+        }
+
+    async def facts(self) -> dict[str, str]:
+        try:
+            info = await self._engine.request("GET", "/info")
+            held = await images.inspect(self._engine, await self._images.of(Recipe())) or {}
+        except (EngineError, EngineLost) as error:
+            raise CreateError(f"the Docker engine tells no facts: {error}") from error
+        runtime = self._config.runtime or info.get("DefaultRuntime", "")
+        parts = {part["Name"]: part["Version"] for part in self._version.get("Components", ())}
+        facts = {
+            "engine": f"Docker {self._version.get('Version')}",
+            "api": self._engine.prefix.removeprefix("/v"),
+            "containerd": parts.get("containerd", ""),
+            "runtime": f"{runtime} {parts.get(runtime, '')}".strip(),
+            "storage driver": info.get("Driver", ""),
+            "cgroups": f"v{info.get('CgroupVersion', '1')}, {info.get('CgroupDriver', '')}",
+            "kernel": info.get("KernelVersion", ""),
+            "init": str(self._config.init).lower(),
+            "image": self._config.image,
+            "image id": held.get("Id", ""),
+            "image digest": ((held.get("Config") or {}).get("Labels") or {}).get(images.DIGEST_LABEL, "")
+            or next(iter(held.get("RepoDigests") or ()), ""),
+        }
+        async with self.sandbox() as sandbox:
+            for tool in ("python3", "git"):
+                seen = await sandbox.exec(f"{tool} --version 2>&1")
+                facts[tool] = seen.stdout.decode(errors="replace").split("\n")[0] if seen.ok else "missing"
+        return facts
+
+
+_REMEDY = "start Docker: `sudo scripts/docker-engine start` on Debian, or as its documentation says"
+
+
+def socket_path(host: str | None) -> str:
+    """The engine's Unix socket. Raises Unavailable for an address of another kind."""
+    address = host or os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
+    path = address.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise Unavailable(
+            f"the Docker engine's address {address!r} is no Unix socket",
+            remedy="give host= or DOCKER_HOST as unix:///path; forward a remote engine's socket with ssh -L",
+        )
+    return path
+
+
+async def _meet(engine: Engine) -> dict[str, Any]:
+    """The engine's version facts. Raises Unavailable when nothing answers, or no Docker engine."""
+    try:
+        with anyio.fail_after(20):
+            return await engine.negotiate(API)
+    except EngineLost as error:
+        cause = error.__cause__
+        if isinstance(cause, PermissionError):
+            remedy = "run as root, or as a member of the group docker"
+        else:
+            remedy = _REMEDY
+        raise Unavailable(str(error), remedy=remedy) from error
+    except TimeoutError as error:
+        raise Unavailable(f"the Docker engine at {engine.path} does not answer", remedy=_REMEDY) from error
+    except (EngineError, msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+        raise Unavailable(
+            f"what answers at {engine.path} is no Docker engine: {error}", remedy=_REMEDY
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
+    path = socket_path(config.host)
+    async with Engine(path) as engine:
+        version = await _meet(engine)
+        try:
+            await remove_leftovers(engine)
+            gateway = await _gateway(engine, config.network)
+        except (EngineError, EngineLost) as error:
+            raise Unavailable(
+                f"the Docker engine at {path} does not work: {error}", remedy=_REMEDY
+            ) from error
+        substrate = DockerSubstrate(engine, config, version, gateway)
+        reaper = await anyio.to_thread.run_sync(lambda: Reaper(docker=path, label=substrate.owner))
+        try:
+            yield substrate
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _finish(engine, substrate, reaper)
+
+
+async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) -> None:
+    """Every sandbox is gone by now, unless its removal failed; then the reaper tries on."""
+    with contextlib.suppress(EngineError, EngineLost, CleanupError):
+        for container in await _containers(engine, substrate.owner):
+            await remove(engine, container["Id"])
+        await anyio.to_thread.run_sync(reaper.dismiss)
+
+
+async def _gateway(engine: Engine, network: str) -> str | None:
+    """This host's address on the network, as its containers see it."""
+    try:
+        facts = await engine.request("GET", f"/networks/{network}")
+    except EngineError:
+        return None
+    for part in (facts.get("IPAM") or {}).get("Config") or ():
+        if gateway := part.get("Gateway"):
+            return str(gateway)
+        with contextlib.suppress(KeyError, ValueError, StopIteration):
+            return str(next(ipaddress.ip_network(part["Subnet"]).hosts()))
+    return None
+
+
+async def _containers(engine: Engine, label: str) -> list[dict[str, Any]]:
+    filters = msgspec.json.encode({"label": [label]}).decode()
+    found: list[dict[str, Any]] = await engine.request(
+        "GET", "/containers/json", query={"all": "1", "filters": filters}
+    )
+    return found
+
+
+async def remove_leftovers(engine: Engine) -> int:
+    """Remove what owners made that died, and their reapers with them. Returns how many containers.
+
+    Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
+    """
+    removed = 0
+    for container in await _containers(engine, "dutyfree=1"):
+        owner = container["Labels"].get(PROCESS, "")
+        dead = is_dead(owner) or (is_of_former_boot(owner) and container["State"] != "running")
+        if dead:
+            with contextlib.suppress(CleanupError):
+                await remove(engine, container["Id"])
+                removed += 1
+    return removed
+
+
+async def remove(engine: Engine, container: str) -> None:
+    """Remove a container, running or not; one that is gone is fine. Raises CleanupError."""
+    delay = 0.05
+    for attempt in range(1, REMOVE_ATTEMPTS + 1):
+        try:
+            await engine.request("DELETE", f"/containers/{container}", query={"force": "1", "v": "1"})
+            return
+        except (EngineError, EngineLost) as error:
+            if isinstance(error, EngineError) and error.status == 404:
+                return
+            if attempt == REMOVE_ATTEMPTS:
+                raise CleanupError(
+                    f"the container {container[:12]} could not be removed: {error}",
+                    remedy=f"once the engine works again: docker rm -f {container[:12]}",
+                ) from error
+        # The engine says "removal in progress", or is restarting: it tells of neither's end.
+        await anyio.sleep(delay)
+        delay *= 2
+
+
+async def adopt_image(
+    reference: str, name: str, tools: tuple[str, ...], *, host: str | None, progress: study.Progress
+) -> str:
+    """Have the engine pull ``reference``, check it, and call it ``name``; its id. Raises Unavailable."""
+    async with _opened(DockerConfig(host=host)) as substrate:
+        try:
+            return await images.adopt(substrate._engine, reference, name, tools, substrate._builder, progress)
+        except (EngineError, EngineLost) as error:
+            raise Unavailable(f"the Docker engine could not take {reference}: {error}") from error
