@@ -97,7 +97,7 @@ class Bare:
         self._reaper = Reaper(directory=str(self.base), marker=self.mark)
 
     def _close(self) -> None:
-        kill_marked(self.mark)
+        kill_marked(self.mark, strays=str(self.base))
         shutil.rmtree(self.base, ignore_errors=True)
         self._reaper.dismiss()
 
@@ -139,7 +139,10 @@ class Bare:
             raise CreateError(
                 f"bare has no images, {recipe.image!r} was asked for", remedy="leave the recipe's image out"
             )
-        key = await anyio.to_thread.run_sync(recipe.key)
+        try:
+            key = await anyio.to_thread.run_sync(recipe.key)
+        except OSError as error:
+            raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
         path = self.base / "templates" / key
         async with self._preparing:
             if not path.exists():
@@ -181,6 +184,7 @@ class BareSandbox:
         self._limits = limits
         self._numbers = itertools.count(1)
         self._closed = False
+        self._running = 0
         self._since = last_pid()
         self._mark = f"DUTYFREE_SANDBOX={identity}"
         name, _, value = substrate.mark.partition("=")
@@ -210,7 +214,7 @@ class BareSandbox:
             await anyio.to_thread.run_sync(self._remove)
 
     def _remove(self) -> None:
-        kill_marked(self._mark, self._since)
+        kill_marked(self._mark, self._since, str(self._root))
         try:
             shutil.rmtree(self._root)
         except FileNotFoundError:
@@ -243,17 +247,23 @@ class BareSandbox:
     ) -> Observation:
         self._check()
         mark = f"{self.id}-{next(self._numbers)}"
-        return await commands.run(
-            argv,
-            cwd=self.workdir if cwd is None else str(self._path(cwd)),
-            env={**self._environment, **(env or {}), "DUTYFREE_EXEC": mark},
-            mark=f"DUTYFREE_EXEC={mark}",
-            since=self._since,
-            stdin=stdin,
-            timeout=timeout,
-            user=user,
-            output=self._limits.output,
-        )
+        self._running += 1
+        try:
+            return await commands.run(
+                argv,
+                cwd=self.workdir if cwd is None else str(self._path(cwd)),
+                env={**self._environment, **(env or {}), "DUTYFREE_EXEC": mark},
+                mark=f"DUTYFREE_EXEC={mark}",
+                since=self._since,
+                # Beside another command a process without a mark could be that one's.
+                strays=str(self._root) if self._running == 1 else "",
+                stdin=stdin,
+                timeout=timeout,
+                user=user,
+                output=self._limits.output,
+            )
+        finally:
+            self._running -= 1
 
     async def read(self, path: str) -> bytes:
         return await self._file(self._path(path).read_bytes)
@@ -382,7 +392,7 @@ def remove_leftovers(parent: Path) -> int:
         pid = owner.partition(".")[0]
         if not pid.isdigit() or (Path(f"/proc/{pid}").exists() and _owner(int(pid)) == owner):
             continue
-        kill_marked(f"DUTYFREE_OWNER={path.name}")
+        kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
         shutil.rmtree(path, ignore_errors=True)
         removed += 1
     return removed

@@ -37,6 +37,7 @@ async def run(
     env: Mapping[str, str],
     mark: str,
     since: int,
+    strays: str,
     stdin: bytes | None,
     timeout: float | None,
     user: str | None,
@@ -44,8 +45,8 @@ async def run(
 ) -> Observation:
     """Run to the end, the timeout or the cancellation; nothing of its tree outlives the last two.
 
-    ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has; ``since`` a
-    ``reaper.last_pid()`` from before. Raises DispatchError.
+    ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has; ``since`` and ``strays``
+    are for ``reaper.kill_marked``. Raises DispatchError.
     """
     asked = perf_counter()
     streams = _Streams(output, stdin)
@@ -57,7 +58,7 @@ async def run(
     spawned = perf_counter()
     streams.listen()
     try:
-        timed_out = await _finish(process, partial(kill_marked, mark, since), timeout)
+        timed_out = await _finish(process, partial(kill_marked, mark, since, strays), timeout)
         # The kernel's word on the end arrives here; the rest of the output is in the pipes already.
         ended = perf_counter()
         streams.drain()

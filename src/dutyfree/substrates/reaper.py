@@ -56,17 +56,18 @@ def last_pid() -> int:
         return int(file.read().split()[-1])
 
 
-def kill_marked(marker: str, since: int = 0) -> int:
+def kill_marked(marker: str, since: int = 0, strays: str = "") -> int:
     """Kill every process whose environment holds ``marker``, again until none is left.
 
-    The mark is inherited across fork, exec and setsid, so it finds what left the process group.
-    ``since`` is a ``last_pid()`` before the first of them: older processes need not be looked at.
-    Returns how many were killed.
+    The mark is inherited across fork, exec and setsid, so it finds what left the process group. A
+    process may still have emptied its environment: in the directory ``strays``, all that bear no mark
+    and have no terminal are killed too. ``since`` is a ``last_pid()`` before the first of them: older
+    processes need not be looked at. Returns how many were killed.
     """
     killed = 0
     for _ in range(100):
         wrapped = last_pid() < since
-        found = list(_marked(marker.encode(), 0 if wrapped else since))
+        found = list(_marked(marker.encode(), 0 if wrapped else since, strays))
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -76,22 +77,24 @@ def kill_marked(marker: str, since: int = 0) -> int:
     return killed
 
 
-def _marked(marker: bytes, since: int) -> Iterator[int]:
+def _marked(marker: bytes, since: int, strays: str) -> Iterator[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) <= since or int(name) == os.getpid():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as file:
                 environment = file.read()
-            if marker in environment.split(b"\0") and not _is_zombie(name):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, _, _, _, terminal, *_ = file.read().rpartition(b")")[2].split()
+            stray = strays and b"DUTYFREE_" not in environment and terminal == b"0" and _within(name, strays)
+            if state not in b"ZX" and (stray or marker in environment.split(b"\0")):
                 yield int(name)
         except OSError:
             continue  # it ended, or is not ours to see
 
 
-def _is_zombie(pid: str) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in b"ZX"
+def _within(pid: str, directory: str) -> bool:
+    return f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(f"{directory}/")
 
 
 class _UnixConnection(HTTPConnection):
@@ -121,7 +124,7 @@ def remove_containers(path: str, label: str) -> int:
 
 def _clean(orders: dict[str, str]) -> None:
     if orders["marker"]:
-        kill_marked(orders["marker"])
+        kill_marked(orders["marker"], strays=orders["directory"])
     if orders["directory"]:
         shutil.rmtree(orders["directory"], ignore_errors=True)
     if orders["docker"]:
