@@ -1,0 +1,398 @@
+"""The attrs fixture: a repository with a real bug, its fix, and what its tests need.
+
+attrs 25.2.0 with the tests of 25.3.0 has one failing test, and one line of ``src/attr/_make.py`` that
+differs between the two releases is its fix. Both come from the package index as source archives; the
+repository is made from them with fixed authors and dates, so that its commits have the same hashes
+everywhere. Nothing of attrs is stored here: the patch is derived from the archives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from dutyfree.contract import tree_digest
+from dutyfree.errors import DutyfreeError
+
+BUGGY, FIXED = "25.2.0", "25.3.0"
+SOURCES = {
+    BUGGY: "18a06db706db43ac232cce80443fcd9f2500702059ecf53489e3c5a3f417acaf",
+    FIXED: "75d7cefc7fb576747b2c81b4442d4d4a1ce0900973527c011d1030fd3bf4af1b",
+}
+"""Release → SHA-256 of its source archive."""
+
+COMMIT = "ebfa157b16ea6e2f42ec44ed1c9e4445ed90ca48"
+"""The buggy commit, the head of ``main``."""
+
+PATCHED = "src/attr/_make.py"
+WHEELS = Path(__file__).with_name("wheels.txt")
+MANIFEST = "fixture.json"
+
+GIT_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+}
+"""Nobody's git settings but the repository's own."""
+
+# pip wants to know the metadata of what it downloads, and would install the archive's build system for
+# that (seconds, and more code from the network). The archive holds its metadata: this answers with it.
+_BACKEND = """\
+import pathlib, shutil
+
+def prepare_metadata_for_build_wheel(directory, settings=None):
+    fields = dict(line.split(": ", 1) for line in open("PKG-INFO", encoding="utf-8") if ": " in line[:12])
+    name = f"{fields['Name'].strip()}-{fields['Version'].strip()}.dist-info"
+    target = pathlib.Path(directory, name)
+    target.mkdir()
+    shutil.copy("PKG-INFO", target / "METADATA")
+    return name
+"""
+
+Tree = dict[str, bytes]
+"""Path in the repository → content."""
+
+Progress = Callable[[str], object]
+
+
+class FixtureError(DutyfreeError):
+    """The fixture could not be made."""
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """The fix, as an agent would apply it and as a reviewer would read it."""
+
+    path: str
+    old: bytes
+    """Stands in the file exactly once."""
+    new: bytes
+    diff: str
+    """In unified form, for ``git apply``."""
+
+
+class Fixture(msgspec.Struct, frozen=True, kw_only=True):
+    root: Path
+    commit: str
+    patch: Patch
+    versions: dict[str, str]
+    """attrs before and after, and the distributions in the wheelhouse."""
+
+    @property
+    def served(self) -> Path:
+        """The directory for a git server to serve; it holds ``attrs.git``."""
+        return self.root / "served"
+
+    @property
+    def repository(self) -> Path:
+        """The bare repository."""
+        return self.served / "attrs.git"
+
+    @property
+    def checkout(self) -> Path:
+        """A repository with its working tree at the buggy commit, the same bytes wherever it is made."""
+        return self.root / "attrs"
+
+    @property
+    def wheels(self) -> Path:
+        return self.root / "wheels"
+
+
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    digest: str
+    patch: Patch
+    versions: dict[str, str]
+
+
+def build(cache: Path, progress: Progress | None = None) -> Fixture:
+    """Give the fixture under ``cache``, made now unless it stands there whole. Blocks for seconds.
+
+    Safe against other builders, and against the death of any of them: the fixture appears under its
+    name only when it is complete, and is verified before it is used again. Raises FixtureError.
+    """
+    say = progress or (lambda _message: None)
+    root = cache / f"fixture-{_key()}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / "fixture.lock", say):
+            for stale in cache.glob("fixture-making-*"):  # left by a builder that was killed
+                shutil.rmtree(stale, ignore_errors=True)
+            fixture = _load(root)
+            if fixture is None:
+                making = Path(tempfile.mkdtemp(prefix="fixture-making-", dir=cache))
+                try:
+                    _make(making, say)
+                    shutil.rmtree(root, ignore_errors=True)
+                    making.rename(root)
+                finally:
+                    shutil.rmtree(making, ignore_errors=True)
+                fixture = _load(root)
+    except OSError as error:
+        raise FixtureError(
+            f"the attrs fixture cannot be made in {cache}: {error.strerror or error}",
+            remedy="free some space or name another directory in DUTYFREE_CACHE",
+        ) from error
+    if fixture is None:
+        raise FixtureError(
+            f"the attrs fixture in {root} changed while it was made",
+            remedy="check the disk, or name another directory in DUTYFREE_CACHE",
+        )
+    return fixture
+
+
+def _key() -> str:
+    """Changes whenever this module or the pins do, so that an old fixture is never taken for a new one."""
+    return hashlib.sha256(Path(__file__).read_bytes() + WHEELS.read_bytes()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _lock(path: Path, say: Progress) -> Iterator[None]:
+    """Hold the lock; the kernel lets go of it should we die."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process to make the attrs fixture")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _load(root: Path) -> Fixture | None:
+    """The fixture at ``root`` if it is there and whole: a digest of its few megabytes takes some 20 ms."""
+    try:
+        manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=_Manifest)
+        if manifest.digest != _digest(root):
+            return None
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return Fixture(root=root, commit=COMMIT, patch=manifest.patch, versions=manifest.versions)
+
+
+def _digest(root: Path) -> str:
+    return hashlib.sha256(
+        b"".join(tree_digest(root / part) for part in ("served", "attrs", "wheels"))
+    ).hexdigest()
+
+
+def _make(root: Path, say: Progress) -> None:
+    say("downloading attrs and its test dependencies")
+    with tempfile.TemporaryDirectory(prefix="downloads-", dir=root) as downloads:
+        before, after = (_source(Path(downloads), version) for version in SOURCES)
+    pins = _wheels(root / "wheels")
+    say("making the attrs repository")
+    _repositories(root, before, after)
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: modes are part of a recipe's key
+    manifest = _Manifest(
+        digest=_digest(root),
+        patch=derive_patch(PATCHED, before[PATCHED], after[PATCHED]),
+        versions={"attrs before": BUGGY, "attrs after": FIXED, **pins},
+    )
+    (root / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+# --- Downloads -------------------------------------------------------------------------------------
+
+
+def _source(downloads: Path, version: str) -> Tree:
+    """The files of one release's source archive, without what only packaging adds."""
+    requirements = downloads / f"attrs-{version}.txt"
+    requirements.write_text(f"attrs=={version} --hash=sha256:{SOURCES[version]}\n")
+    backend = downloads / "backend" / "hatchling"
+    backend.mkdir(parents=True, exist_ok=True)
+    (backend / "__init__.py").touch()
+    (backend / "build.py").write_text(_BACKEND)
+    options = ["--no-binary", ":all:", "--no-build-isolation"]
+    _download([*options, "-r", str(requirements)], downloads, {"PYTHONPATH": str(backend.parent)})
+    archive = downloads / f"attrs-{version}.tar.gz"
+    content = archive.read_bytes()
+    _verify(archive.name, content, SOURCES[version])
+    tree: Tree = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        for member in tar:
+            path = PurePosixPath(member.name).relative_to(f"attrs-{version}")
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None and ".." not in path.parts and str(path) != "PKG-INFO":
+                tree[str(path)] = file.read()
+    return tree
+
+
+def _wheels(target: Path) -> dict[str, str]:
+    """Fill the wheelhouse. Returns distribution → version."""
+    target.mkdir()
+    _download(["--only-binary", ":all:", "-r", str(WHEELS)], target, {})
+    pins: dict[str, tuple[str, str]] = {}
+    for line in WHEELS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin, _, digest = line.partition(" --hash=sha256:")
+            name, _, version = pin.partition("==")
+            pins[digest] = (name, version)
+    found = {hashlib.sha256(wheel.read_bytes()).hexdigest(): wheel.name for wheel in target.iterdir()}
+    if found.keys() != pins.keys():
+        wrong = sorted(name for digest, name in found.items() if digest not in pins)
+        raise FixtureError(
+            f"the wheelhouse is not the pinned one: {', '.join(wrong) or 'wheels are missing'}",
+            remedy="check the package index that pip uses (pip config list)",
+        )
+    return dict(pins.values())
+
+
+def _verify(name: str, content: bytes, expected: str) -> None:
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise FixtureError(
+            f"{name} is not the file that was pinned (its SHA-256 differs)",
+            remedy="check the package index that pip uses (pip config list)",
+        )
+
+
+def _download(arguments: list[str], target: Path, environment: dict[str, str]) -> None:
+    """Let pip fetch pinned files, as any of its users would, from the index that it is set up for."""
+    command = [*_pip(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--require-hashes", "--dest", str(target), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PIP_NO_COLOR": "1", **environment},
+        check=False,
+    )
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line] or [done.stderr[-300:]]
+        raise FixtureError(
+            f"pip could not download the parts of the attrs fixture: {' '.join(lines)[-600:]}",
+            remedy="check the network and the package index that pip uses (pip config list), then try again",
+        )
+
+
+def _pip() -> list[str]:
+    """A pip that runs. Environments made by uv have none: uv, or the system, then lends its own."""
+    for command in (
+        [sys.executable, "-m", "pip"],
+        ["uv", "tool", "run", "--quiet", "pip"],
+        ["python3", "-m", "pip"],
+        ["/usr/bin/python3", "-m", "pip"],
+    ):
+        with contextlib.suppress(OSError):
+            if not subprocess.run([*command, "--version"], capture_output=True, check=False).returncode:
+                return command
+    raise FixtureError(
+        "no pip was found to download the attrs fixture with",
+        remedy=f"run {sys.executable} -m ensurepip, or install uv or python3-pip",
+    )
+
+
+# --- The repository --------------------------------------------------------------------------------
+
+
+def _repositories(root: Path, before: Tree, after: Tree) -> None:
+    """Make the bare repository and the checkout, of one history."""
+    history = _history(before, after)
+    bare, checkout = root / "served" / "attrs.git", root / "attrs"
+    for directory, kind in ((bare, ["--bare"]), (checkout, [])):
+        directory.mkdir(parents=True)
+        _git(
+            directory,
+            "init",
+            "--quiet",
+            "--template=",
+            "--object-format=sha1",
+            "--initial-branch=main",
+            *kind,
+        )
+        quiet = ("-c", "core.logAllRefUpdates=false", "-c", "fastimport.unpackLimit=1")
+        _git(directory, *quiet, "fast-import", "--quiet", stdin=history)
+        commit = _git(directory, "rev-parse", "refs/heads/main").decode().strip()
+        if commit != COMMIT:
+            raise FixtureError(
+                f"the attrs repository came out as commit {commit}, expected {COMMIT}",
+                remedy="check which git is on the PATH",
+            )
+    # An index read from the tree has no times or inodes in it: the same bytes wherever it is made, and
+    # git looks at the files themselves at its first status.
+    _git(checkout, "read-tree", "HEAD")
+    _git(checkout, "checkout-index", "--all")
+
+
+def _history(before: Tree, after: Tree) -> bytes:
+    """Four commits for git fast-import; the last has the sources with the bug and the test that shows it."""
+    tests = {path: data for path, data in before.items() if path.startswith("tests/")}
+    source = {path: data for path, data in before.items() if path.startswith("src/")}
+    rest = {path: data for path, data in before.items() if path not in tests and path not in source}
+    wanted = {
+        path: data for path, data in after.items() if path.startswith("tests/") and before.get(path) != data
+    }
+    commits = (
+        ("Add the licence, the settings and the documentation", rest),
+        (f"Add attrs {BUGGY}", source),
+        (f"Add the tests of attrs {BUGGY}", tests),
+        ("Test that a field_transformer may be a generator", wanted),
+    )
+    stream = bytearray()
+    for number, (subject, files) in enumerate(commits):
+        moment = 1_741_773_600 + number * 3600  # 2025-03-12 10:00 UTC and the hours after
+        person = f"dutyfree fixture <fixture@dutyfree.invalid> {moment} +0000"
+        stream += f"commit refs/heads/main\nauthor {person}\ncommitter {person}\n".encode()
+        stream += _data(f"{subject}\n".encode())
+        for path, content in sorted(files.items()):
+            stream += f"M 100644 inline {path}\n".encode() + _data(content)
+    return bytes(stream) + b"done\n"
+
+
+def _data(content: bytes) -> bytes:
+    return b"data %d\n%b\n" % (len(content), content)
+
+
+def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=directory,
+            input=stdin,
+            capture_output=True,
+            env={**inherited, **GIT_ENVIRONMENT},
+            check=False,
+        )
+    except FileNotFoundError:
+        raise FixtureError("git was not found", remedy="install git") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise FixtureError(
+            f"git {' '.join(arguments)} failed: {said}", remedy="check which git is on the PATH"
+        )
+    return done.stdout
+
+
+def derive_patch(path: str, before: bytes, after: bytes) -> Patch:
+    """The one change between two versions of a file, with as much around it as makes it unique."""
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    changes = [opcode for opcode in matcher.get_opcodes() if opcode[0] != "equal"]
+    if len(changes) != 1:
+        raise FixtureError(f"{path}: expected one change between the releases, found {len(changes)}")
+    _, old_start, old_end, new_start, new_end = changes[0]
+    while before.count(text := b"".join(old[old_start:old_end])) != 1:
+        old_start, new_start = old_start - 1, new_start - 1
+        if old_start < 0:
+            raise FixtureError(f"{path}: the change cannot be told from the rest of the file")
+    diff = difflib.unified_diff(
+        before.decode().splitlines(keepends=True),
+        after.decode().splitlines(keepends=True),
+        f"a/{path}",
+        f"b/{path}",
+    )
+    return Patch(path=path, old=text, new=b"".join(new[new_start:new_end]), diff="".join(diff))
