@@ -59,13 +59,15 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    with mpl.rc_context(STYLE):
+    settings: Any = STYLE
+    with mpl.rc_context(settings):
         yield
 
 
 def new(height: float) -> Figure:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.09)
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.06, h_pad=0.09)
     return figure
 
 

@@ -100,7 +100,7 @@ def _shares(cell: Cell) -> str:
         if _share(cell, name) > 0.005
     ]
     inside = (
-        f"the actions take {percent(_share(cell, 'undivided') + _share(cell, 'actions'))}, not divided further"
+        f"the actions, undivided, take {percent(_share(cell, 'undivided') + _share(cell, 'actions'))}"
         if cell.undivided
         else f"the commands themselves take {percent(_share(cell, 'actions'))}"
     )
@@ -138,9 +138,7 @@ def _growth(summary: Summary) -> tuple[str, str]:
         worst, label = max(per_action)
         remembered = f"{duration(worst)} per action on {label}"
     if not sentences:
-        sentences.append(
-            "One length was measured, and nothing tells orchestration apart: growth is not shown."
-        )
+        sentences.append("One length was measured, and orchestration is unknown: growth is not shown.")
     return remembered, " ".join(sentences)
 
 
@@ -153,10 +151,10 @@ def _amortisation(summary: Summary, label: str, short: str, long: str) -> str:
         _share(many, "creation") + _share(many, "readiness"),
     )
     return (
-        f"On {label}, going from {few.actions} to {many.actions} actions takes {duration(few.total.p50.value)} to "
-        f"{duration(many.total.p50.value)}, and {duration(few.per_action.p50.value)} to "
-        f"{duration(many.per_action.p50.value)} per action; creation and readiness go from {percent(start[0])} to "
-        f"{percent(start[1])} of it."
+        f"On {label}, {few.actions} actions take {duration(few.total.p50.value)} and {many.actions} take "
+        f"{duration(many.total.p50.value)}: per action {duration(few.per_action.p50.value)}, then "
+        f"{duration(many.per_action.p50.value)}, while creation and readiness fall from {percent(start[0])} "
+        f"to {percent(start[1])} of the whole."
     )
 
 
@@ -174,9 +172,9 @@ def _cost(summary: Summary) -> tuple[str, str]:
     )
     return (
         hours(gap.value),
-        f"{count(spread.rollouts)} trajectories of {spread.actions} actions take {hours(slow.value)} of workers "
-        f"on {spread.slowest} and {hours(fast.value)} on {spread.fastest}: {hours(gap.value)} more{bounds}, "
-        f"{times(_factor(spread))}. More workers in parallel shorten the wait, not the bill.",
+        f"{count(spread.rollouts)} trajectories of {spread.actions} actions take {hours(slow.value)} of "
+        f"workers on {spread.slowest} and {hours(fast.value)} on {spread.fastest}: {hours(gap.value)} "
+        f"more{bounds}, {times(_factor(spread))}. More workers in parallel shorten the wait, not the bill.",
     )
 
 
@@ -187,6 +185,6 @@ def _cost_of_one(summary: Summary) -> tuple[str, str]:
     row = rows[-1]
     return (
         hours(row.hours.value),
-        f"{count(row.rollouts)} trajectories of {row.actions} actions take {hours(row.hours.value)} of workers on "
-        f"{row.substrate}, the only substrate measured.",
+        f"{count(row.rollouts)} trajectories of {row.actions} actions take {hours(row.hours.value)} of "
+        f"workers on {row.substrate}, the only substrate measured.",
     )

@@ -35,6 +35,8 @@ class Table(msgspec.Struct, frozen=True):
     header: list[str]
     text_columns: int
     """So many of the first columns are names, the others numbers."""
+    marked: int
+    """The column whose number bears the marks of the row's cautions."""
     data_header: list[str]
     rows: list[Row]
     absent: str = ""
@@ -71,8 +73,8 @@ def cold_start(summary: Summary) -> Table:
     return Table(
         name="cold_start",
         title="Cold start by tier",
-        caption="From the request to the first command's result, and the whole fresh episode with its removal. "
-        "Brackets hold 95 % intervals; n counts successful trials.",
+        caption="From the request to the first command's result, and the whole fresh episode with its "
+        "removal. Brackets hold 95 % intervals; n counts successful trials.",
         header=[
             "tier",
             "substrate",
@@ -84,6 +86,7 @@ def cold_start(summary: Summary) -> Table:
             "episode, p95",
         ],
         text_columns=2,
+        marked=6,
         data_header=[
             "workload",
             "substrate",
@@ -122,10 +125,11 @@ def decomposition(summary: Summary) -> Table:
     return Table(
         name="decomposition",
         title="Decomposition",
-        caption="Mean time of each component over the middle half of the trials by total; a row adds up to its "
-        "total. p50 and p95 of each component are in the CSV.",
+        caption="Mean time of each component over the middle half of the trials by total; a row adds up to "
+        "its total. p50 and p95 of each component are in the CSV.",
         header=["workload", "substrate", "total", *(look.title for look in COMPONENTS.values())],
         text_columns=2,
+        marked=2,
         data_header=[
             "workload",
             "substrate",
@@ -172,7 +176,7 @@ def trajectories(summary: Summary) -> Table:
     return Table(
         name="trajectories",
         title="Trajectories",
-        caption="The whole rollout, the same divided by its actions, and what orchestration adds to an action.",
+        caption="The whole rollout, the same divided by its actions, and what orchestration adds to one.",
         header=[
             "actions",
             "substrate",
@@ -186,6 +190,7 @@ def trajectories(summary: Summary) -> Table:
             "orchestration, share",
         ],
         text_columns=2,
+        marked=4,
         data_header=[
             "workload",
             "substrate",
@@ -239,10 +244,11 @@ def tax(summary: Summary) -> Table:
     return Table(
         name="tax",
         title="The tax over bare",
-        caption="p50 of the whole rollout less that of the same rollout run bare on the same machine; the rate is "
-        "their ratio less one.",
+        caption="p50 of the whole rollout less that of the same rollout run bare on the same machine; the "
+        "rate is their ratio less one.",
         header=["workload", "substrate", "at once", "tax", "rate", "tax per action"],
         text_columns=2,
+        marked=3,
         data_header=[
             "workload",
             "substrate",
@@ -291,9 +297,10 @@ def table1(summary: Summary) -> Table:
     return Table(
         name="table1",
         title="Table 1. What a little costs at scale",
-        caption="Arithmetic, the same for every substrate: extra time per rollout or per action, in worker-hours.",
+        caption="Arithmetic, the same for every substrate: extra time per rollout or action, in hours.",
         header=["extra", "scale", "added worker-hours"],
         text_columns=2,
+        marked=2,
         data_header=["extra", "seconds", "per", "rollouts", "actions", "hours"],
         rows=[
             Row(
@@ -332,6 +339,7 @@ def table2(summary: Summary) -> Table:
             "difference, 1 M",
         ],
         text_columns=3,
+        marked=5,
         data_header=[
             "workload",
             "actions",
@@ -400,6 +408,7 @@ def worker_hours(summary: Summary) -> Table:
         caption="N·T/3600, with T the p50 of the whole rollout and its interval.",
         header=["workload", "substrate", *(count(scale) for scale in scales)],
         text_columns=2,
+        marked=2,
         data_header=["workload", "substrate", *(f"{scale}_{what}" for scale in scales for what in _BOUNDS)],
         rows=[
             Row(
@@ -441,10 +450,11 @@ def ratios(summary: Summary) -> Table:
     return Table(
         name="ratios",
         title="Ratios between substrates",
-        caption="p50 of the slower over p50 of the faster; p of a two-sided Mann-Whitney test, Holm-corrected over "
-        "all ratios of this report; a dash where samples of these sizes cannot be significant.",
+        caption="p50 of the slower over p50 of the faster; p of a two-sided Mann-Whitney test, Holm-"
+        "corrected over all ratios of this report; a dash where samples of these sizes cannot be significant.",
         header=["workload", "metric", "slower", "faster", "at once", "ratio", "p"],
         text_columns=4,
+        marked=5,
         data_header=[
             "workload",
             "parallel",
@@ -491,10 +501,11 @@ def failures(summary: Summary) -> Table:
     return Table(
         name="failures",
         title="Failures",
-        caption="Every measured trial that gave no result. Infrastructure: the substrate failed. Task: a wrong "
-        "answer. Timeout: it overran.",
+        caption="Every measured trial that gave no result. Infrastructure: the substrate failed. Task: a "
+        "wrong answer. Timeout: it overran.",
         header=["workload", "substrate", "kind", "phase", "cause", "at once", "trials"],
         text_columns=5,
+        marked=6,
         data_header=["workload", "substrate", "parallel", "kind", "phase", "cause", "count"],
         rows=[
             Row(
@@ -531,11 +542,12 @@ def throughput(summary: Summary) -> Table:
             "at once",
             "n",
             "rollouts/s",
-            "really at once",
+            "truly at once",
             "rollout, p50",
             "rollout, p95",
         ],
         text_columns=2,
+        marked=4,
         data_header=[
             "workload",
             "substrate",

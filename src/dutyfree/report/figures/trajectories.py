@@ -109,7 +109,7 @@ def worker_hours(summary: Summary) -> Any:
         series.setdefault(row.substrate, []).append(row)
     looks = substrate_looks(summary)
     figure = canvas.new(max(3.7, 1.0 + 0.3 * len(series)))
-    axes = figure.subplots()
+    axes: Any = figure.subplots()
     for label, points in series.items():
         look = looks[label]
         xs = [point.rollouts for point in points]

@@ -1,0 +1,60 @@
+"""Records → summary.json, tables, figures, report.md and report.html, each whole or not at all."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from dutyfree.analysis.model import Summary
+from dutyfree.analysis.summary import encode, summarise
+from dutyfree.errors import RecordsError
+from dutyfree.report import canvas, html, markdown
+from dutyfree.report.document import document
+from dutyfree.report.figures import FIGURES
+from dutyfree.report.tables import tables
+from dutyfree.study import records
+
+
+def write(directory: Path) -> Summary:
+    """Write the report beside the records. Raises RecordsError."""
+    summary = summarise(records.read(directory))
+    drawings: dict[str, bytes] = {}
+    try:
+        _replace(directory / "summary.json", encode(summary))
+        for table in tables(summary).values():
+            _replace(directory / "tables" / f"{table.name}.csv", table.csv())
+        for name, (vector, raster) in draw(summary).items():
+            drawings[name] = vector
+            _replace(directory / "figures" / f"{name}.svg", vector)
+            _replace(directory / "figures" / f"{name}.png", raster)
+        content = document(summary, f"dutyfree report {shlex.quote(directory.resolve().name)}")
+        _replace(directory / "report.md", markdown.render(content).encode())
+        _replace(directory / "report.html", html.render(content, drawings).encode())
+    except OSError as error:
+        raise RecordsError(
+            f"cannot write the report to {directory}: {error.strerror}",
+            remedy="free some space or mend the permissions, then run 'dutyfree report' on it again",
+        ) from error
+    return summary
+
+
+def draw(summary: Summary) -> dict[str, tuple[bytes, bytes]]:
+    """Every figure, as SVG and as PNG."""
+    drawn = {}
+    with canvas.style():
+        for name, make in FIGURES.items():
+            figure = make(summary)
+            drawn[name] = (canvas.svg(figure), canvas.png(figure))
+    return drawn
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Readers see the old file or the new one. Lone surrogates cannot occur: JSON was valid UTF-8."""
+    path.parent.mkdir(exist_ok=True)
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
