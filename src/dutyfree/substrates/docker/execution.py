@@ -1,7 +1,9 @@
 """One command in a container: exec create, a taken-over stream, exec inspect.
 
-The engine has no way to end an exec, so every command carries a mark in its environment, by which its
-processes are found and killed: children inherit it, also those that left the session.
+The engine has no way to end an exec, so every command carries marks by which its processes are found
+and killed: a variable in its environment and, if it runs in a shell, a value of RLIMIT_LOCKS. Children
+inherit both, also those that left the session; the limit, which Linux ignores, even those that emptied
+their environment.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -33,8 +36,11 @@ KILL_SCRIPT = """
 n=0
 while [ $n -lt 50 ]; do
   found=
-  for file in $(grep -l "$1" /proc/[0-9]*/environ 2>/dev/null); do
-    pid=${file#/proc/}; pid=${pid%/environ}
+  for file in $(
+    grep -l "$1" /proc/[0-9]*/environ 2>/dev/null
+    grep -l "locks  *$2 " /proc/[0-9]*/limits 2>/dev/null
+  ); do
+    pid=${file#/proc/}; pid=${pid%/*}
     [ "$pid" = $$ ] || { kill -9 "$pid" && found=1; } 2>/dev/null
   done
   [ -n "$found" ] || exit 0
@@ -46,7 +52,7 @@ done
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be run."""
 
-    argv: tuple[str, ...]
+    command: str | tuple[str, ...]
     cwd: str
     env: Mapping[str, str] = {}
     stdin: bytes | None = None
@@ -63,7 +69,8 @@ class Execution:
         self._engine = engine
         self._container = container
         self._request = request
-        self._mark = os.urandom(12).hex()
+        self._number = secrets.randbits(62)
+        self._variable = f"{MARK}={self._number}"
         self._exec = ""
         self._connection: Connection | None = None
         self._accepted = False
@@ -101,8 +108,8 @@ class Execution:
     async def _create(self) -> None:
         request = self._request
         body: dict[str, object] = {
-            "Cmd": request.argv,
-            "Env": [*(f"{name}={value}" for name, value in request.env.items()), f"{MARK}={self._mark}"],
+            "Cmd": self._argv(),
+            "Env": [*(f"{name}={value}" for name, value in request.env.items()), self._variable],
             "WorkingDir": request.cwd,
             "AttachStdin": request.stdin is not None,
             "AttachStdout": True,
@@ -117,6 +124,14 @@ class Execution:
         except EngineLost as error:
             raise DispatchError(str(error)) from error
         self._exec = made["Id"]
+
+    def _argv(self) -> tuple[str, ...]:
+        command = self._request.command
+        if not isinstance(command, str):
+            return command
+        # dash and busybox have -w for it, bash has -x. On the same line: line numbers stay true.
+        limit = f"ulimit -S -w {self._number} 2>/dev/null || ulimit -S -x {self._number} 2>/dev/null || :; "
+        return ("/bin/sh", "-c", limit + command)
 
     async def _start(self) -> None:
         body = b'{"Detach":false,"Tty":false}'
@@ -261,10 +276,10 @@ class Execution:
         with contextlib.suppress(EngineError, EngineLost):
             facts = await self._engine.request("GET", f"/exec/{self._exec}/json")
             pid = facts["Pid"] if facts["Running"] else 0
-        return await anyio.to_thread.run_sync(kill_tree, f"{MARK}={self._mark}", pid, self._container)
+        return await anyio.to_thread.run_sync(kill_tree, self._variable, self._number, pid, self._container)
 
     async def _kill_inside(self) -> None:
-        argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", f"{MARK}={self._mark}")
+        argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", self._variable, str(self._number))
         body = {"Cmd": argv, "User": "0"}
         with contextlib.suppress(EngineError, EngineLost):
             made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)

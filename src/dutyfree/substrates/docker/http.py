@@ -115,8 +115,27 @@ class Connection:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
-    async def send_file(self, file: BinaryIO) -> None:
-        # An engine that refuses early closes while we still write: its answer matters more.
+    async def send_file(self, file: BinaryIO) -> Response:
+        """Send a body once the engine wants it (Expect: 100-continue); the answer's head.
+
+        An engine that refuses answers in the middle, and closes: the answer counts, not the broken pipe.
+        """
+        response = await self.head()
+        if response.status != 100:
+            return response
+        lost: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._pour, file)
+            try:
+                response = await self.head()
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                lost = error
+            tasks.cancel_scope.cancel()
+        if lost is not None:
+            raise lost
+        return response
+
+    async def _pour(self, file: BinaryIO) -> None:
         with contextlib.suppress(ConnectionError):
             while piece := await anyio.to_thread.run_sync(file.read, BUFFER):
                 self.writer.write(piece)
@@ -124,14 +143,11 @@ class Connection:
 
     async def head(self) -> Response:
         """The head of the answer; can be asked for again after a cancellation."""
-        while True:
-            text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            status_line, *rest = text.rstrip("\r\n").split("\r\n")
-            protocol, status, *_ = f"{status_line} ".split(" ", 2)
-            if not protocol.startswith("HTTP/1.") or not status.isdigit():
-                raise ConnectionError(f"what answers speaks no HTTP: {status_line[:80]!r}")
-            if status != "100":
-                break
+        text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status_line, *rest = text.rstrip("\r\n").split("\r\n")
+        protocol, status, *_ = f"{status_line} ".split(" ", 2)
+        if not protocol.startswith("HTTP/1.") or not status.isdigit():
+            raise ConnectionError(f"what answers speaks no HTTP: {status_line[:80]!r}")
         fields = (line.partition(":") for line in rest)
         return Response(int(status), {name.lower(): value.strip() for name, _, value in fields}, self)
 
@@ -187,11 +203,11 @@ class Engine:
         size: int = 0,
     ) -> AsyncIterator[Response]:
         """A request whose answer's body is read piece by piece."""
-        target = self.prefix + quote(path) + (f"?{urlencode(query, doseq=True)}" if query else "")
-        headers = {}
+        target = self.prefix + quote(path) + (f"?{urlencode(query, doseq=True, errors="surrogateescape")}" if query else "")
+        headers: dict[str, str] = {}
         body = b""
         if content is not None:
-            headers["Content-Type"] = "application/x-tar"
+            headers |= {"Content-Type": "application/x-tar", "Expect": "100-continue"}
         elif json is not None:
             body = msgspec.json.encode(json)
             size = len(body)
@@ -200,9 +216,7 @@ class Engine:
         kept = False
         try:
             connection.send(method, target, size, headers, body)
-            if content is not None:
-                await connection.send_file(content)
-            response = await connection.head()
+            response = await (connection.head() if content is None else connection.send_file(content))
             if response.status >= 400:
                 message = await response.message()
                 kept = response.keeps

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 
+LOCKS = 10
+"""RLIMIT_LOCKS, which Python's resource module does not name."""
 
-def kill_tree(marker: str, pid: int, container: str) -> int:
-    """Kill the processes whose environment holds ``marker``, ``pid``, and all their descendants.
+
+def kill_tree(variable: str, limit: int, pid: int, container: str) -> int:
+    """Kill the processes that bear a mark, ``pid``, and all their descendants.
+
+    The marks: ``variable`` (``NAME=value``) in the environment, ``limit`` as the soft RLIMIT_LOCKS.
 
     ``pid`` counts only if it is a process of ``container``: the engine may be on another machine.
     Returns how many were killed; blocking.
@@ -16,7 +22,7 @@ def kill_tree(marker: str, pid: int, container: str) -> int:
     killed = 0
     roots = {pid} if pid and _belongs(pid, container) else set()
     for _ in range(100):
-        found = _tree(marker.encode(), roots)
+        found = _tree(variable.encode(), limit, roots)
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -26,7 +32,7 @@ def kill_tree(marker: str, pid: int, container: str) -> int:
     return killed
 
 
-def _tree(marker: bytes, roots: set[int]) -> set[int]:
+def _tree(variable: bytes, limit: int, roots: set[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     found = set()
     for name in os.listdir("/proc"):
@@ -39,8 +45,8 @@ def _tree(marker: bytes, roots: set[int]) -> set[int]:
                 continue
             children.setdefault(int(parent), []).append(pid)
             with open(f"/proc/{pid}/environ", "rb") as file:
-                marked = marker in file.read().split(b"\0")
-            if marked or pid in roots:
+                marked = variable in file.read().split(b"\0")
+            if marked or pid in roots or resource.prlimit(pid, LOCKS)[0] == limit:
                 found.add(pid)
         except OSError:
             continue  # it ended meanwhile

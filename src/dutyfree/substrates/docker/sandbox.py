@@ -64,10 +64,9 @@ class DockerSandbox:
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
-        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         return await self._run(
             Request(
-                argv=_checked(argv),
+                command=_checked(command if isinstance(command, str) else tuple(command)),
                 cwd=self._absolute(cwd or "."),
                 env=env or {},
                 stdin=stdin,
@@ -94,26 +93,19 @@ class DockerSandbox:
 
     async def upload(self, source: Path, path: str) -> None:
         self._require_open()
-        target = self._absolute(path)
-        name = posixpath.basename(posixpath.normpath(target))
+        # From the root on, so that the engine makes missing parents and takes links that lead upwards.
+        name = posixpath.normpath(self._absolute(path)).lstrip("/")
         async with _spool() as spool:
             await anyio.to_thread.run_sync(files.pack, source, name, spool)
             size = spool.tell()
-            parent = posixpath.dirname(posixpath.normpath(target))
-            for attempt in range(2):
-                spool.seek(0)
-                query = {"path": parent, "noOverwriteDirNonDir": "1"}
-                try:
-                    await self._engine.request("PUT", self._archive, query=query, content=spool, size=size)
-                    return
-                except EngineError as error:
-                    if error.status == 404 and attempt == 0 and "container:" not in error.message.lower():
-                        made = await self._run(self._request(("mkdir", "-p", "--", parent)))
-                        files.check(made, parent)
-                        continue
-                    raise self._archive_error(error, path) from error
-                except EngineLost as error:
-                    raise DispatchError(str(error)) from error
+            spool.seek(0)
+            query = {"path": "/", "noOverwriteDirNonDir": "1"}
+            try:
+                await self._engine.request("PUT", self._archive, query=query, content=spool, size=size)
+            except EngineError as error:
+                raise self._archive_error(error, path) from error
+            except EngineLost as error:
+                raise DispatchError(str(error)) from error
 
     async def download(self, path: str, target: Path) -> None:
         self._require_open()
@@ -174,7 +166,7 @@ class DockerSandbox:
         return observation
 
     def _request(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Request:
-        return Request(argv=argv, cwd="/", stdin=stdin, output=sys.maxsize)
+        return Request(command=argv, cwd="/", stdin=stdin, output=sys.maxsize)
 
     async def _run(self, request: Request) -> Observation:
         self._require_open()
@@ -208,12 +200,12 @@ class DockerSandbox:
         return refusal(error, self._container)
 
 
-def _checked(argv: tuple[str, ...]) -> tuple[str, ...]:
-    if not argv:
+def _checked(command: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if not command and not isinstance(command, str):
         raise UsageError("a command needs at least a program")
-    if any("\0" in word for word in argv):
+    if any("\0" in word for word in command):
         raise ValueError("embedded null byte in a command")
-    return argv
+    return command
 
 
 def _is_link(archive: BinaryIO) -> bool:
