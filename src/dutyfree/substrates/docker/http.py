@@ -203,7 +203,9 @@ class Engine:
         size: int = 0,
     ) -> AsyncIterator[Response]:
         """A request whose answer's body is read piece by piece."""
-        target = self.prefix + quote(path) + (f"?{urlencode(query, doseq=True, errors="surrogateescape")}" if query else "")
+        target = self.prefix + quote(path)
+        if query:
+            target += "?" + urlencode(query, doseq=True, errors="surrogateescape")
         headers: dict[str, str] = {}
         body = b""
         if content is not None:
