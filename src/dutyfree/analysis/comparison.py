@@ -16,7 +16,7 @@ from dutyfree.analysis.cells import Key, Sample, samples
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution, CautionKind, Metric
 from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm, judge, p50
-from dutyfree.analysis.units import UNKNOWN, duration, significant, times
+from dutyfree.analysis.units import UNKNOWN, duration, markdown, significant, times
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import Records
 
@@ -207,16 +207,16 @@ def as_markdown(comparison: Comparison) -> str:
         ]
     for change in comparison.failures:
         lines.append(
-            f"- {_plain(change.workload)} on {_plain(change.substrate)}: {change.failed_a} of "
+            f"- {markdown(change.workload)} on {markdown(change.substrate)}: {change.failed_a} of "
             f"{change.trials_a} trials failed in A, {change.failed_b} of {change.trials_b} in B"
         )
     for name, keys in (("A", comparison.only_a), ("B", comparison.only_b)):
         if keys:
-            cells = ", ".join(f"{_plain(key[0])} on {_plain(key[1])} ({key[2]} at once)" for key in keys)
+            cells = ", ".join(f"{markdown(key[0])} on {markdown(key[1])} ({key[2]} at once)" for key in keys)
             lines.append(f"- only in {name}: {cells}")
     for caution in comparison.cautions:
-        about = f"{_plain(caution.substrate)}: " if caution.substrate else ""
-        lines.append(f"- caution ({caution.kind.value}): {about}{_plain(caution.text)}")
+        about = f"{markdown(caution.substrate)}: " if caution.substrate else ""
+        lines.append(f"- caution ({caution.kind.value}): {about}{markdown(caution.text)}")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -236,8 +236,8 @@ def _row(change: Change) -> str:
     b = UNKNOWN if change.b is None else f"{duration(change.b.value)} ({change.n_b})"
     p = UNKNOWN if change.p is None else f"{change.p:.2g}"
     fields = [
-        _plain(change.workload),
-        _plain(change.substrate),
+        markdown(change.workload),
+        markdown(change.substrate),
         str(change.parallel),
         TITLES[change.metric],
         a,
@@ -255,9 +255,3 @@ def _interval(ratio: Estimate | None) -> str:
     if ratio.low is None or ratio.high is None:
         return times(ratio.value)
     return f"{times(ratio.value)} [{significant(ratio.low)}, {significant(ratio.high)}]"
-
-
-def _plain(text: str) -> str:
-    """Untrusted text as text: Markdown and HTML in it do nothing."""
-    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{char}" if char in "\\`*_[]|#!~$" else char for char in line)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 UNKNOWN = "\N{EN DASH}"
+_ = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit."""
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -23,25 +25,25 @@ def duration(seconds: float) -> str:
     """A duration in the unit that suits it: 812 µs, 42.5 ms, 3.21 s, 4 min 10 s, 2.10 h."""
     size = abs(seconds)
     if size == 0:
-        return "0 s"
+        return f"0{_}s"
     if size < 0.9995e-3:
-        return f"{significant(seconds * 1e6)} µs"
+        return f"{significant(seconds * 1e6)}{_}µs"
     if size < 0.9995:
-        return f"{significant(seconds * 1e3)} ms"
+        return f"{significant(seconds * 1e3)}{_}ms"
     if size < 119.5:
-        return f"{significant(seconds)} s"
+        return f"{significant(seconds)}{_}s"
     if size < 7200:
         minutes, rest = divmod(round(size), 60)
         sign = "\N{MINUS SIGN}" if seconds < 0 else ""
-        return f"{sign}{minutes} min {rest} s"
-    return f"{significant(seconds / 3600)} h"
+        return f"{sign}{minutes}{_}min{_}{rest}{_}s"
+    return f"{significant(seconds / 3600)}{_}h"
 
 
 def hours(value: float) -> str:
     """Worker-hours: whole from ten up."""
     if abs(value) >= 9.95:
-        return f"{value:,.0f} h".replace("-", "\N{MINUS SIGN}")
-    return f"{significant(value, 2)} h"
+        return f"{value:,.0f}{_}h".replace("-", "\N{MINUS SIGN}")
+    return f"{significant(value, 2)}{_}h"
 
 
 def times(ratio: float) -> str:
@@ -52,9 +54,9 @@ def percent(share: float) -> str:
     """A share in per cent, with one decimal below ten."""
     value = share * 100
     if value and abs(value) < 0.05:
-        return "0.0 %"
+        return f"0.0{_}%"
     text = f"{value:.1f}" if abs(value) < 9.95 else f"{value:,.0f}"
-    return f"{text} %".replace("-", "\N{MINUS SIGN}")
+    return f"{text}{_}%".replace("-", "\N{MINUS SIGN}")
 
 
 def count(number: int) -> str:
@@ -68,3 +70,9 @@ def plural(number: int, noun: str) -> str:
 def enumeration(items: list[str]) -> str:
     """One, two and three."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
+
+
+def markdown(text: str) -> str:
+    """Untrusted text as text: Markdown and HTML in it do nothing."""
+    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\\{char}" if char in "\\`*_[]|#!~$" else char for char in line)

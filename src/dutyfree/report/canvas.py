@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from dutyfree.analysis.units import duration
 from dutyfree.report.palette import GRID, INK, MUTED, PAPER, drawn
 
-WIDTH = 6.0
+WIDTH = 5.4
 """Inches: at the width of a phone the smallest text is still some nine pixels high."""
 
 STYLE: dict[str, Any] = {

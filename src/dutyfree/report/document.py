@@ -142,7 +142,7 @@ def _figure1(summary: Summary) -> FigureBlock:
         "Mean components over the middle half of the rollouts by total. The tick is p50 of the total, with "
         "its 95 % interval. Grey is the work itself; everything else is around it.",
         _alt("Stacked bars of the time of a T2 rollout by component", cells, "total"),
-        _figure_notes(summary, cells),
+        _figure_notes(summary, cells, without={CautionKind.UNSURE_TAIL}),
     )
 
 
@@ -287,8 +287,8 @@ METHOD = [
     "a substrate does not tell that time, the p50 of the same action run bare stands in, at most the wall "
     "time; where bare was not measured either, the actions stay undivided.",
     "Unattributed is what no span explains.",
-    f"Quantiles are over successful trials, nothing is trimmed, warm-ups are kept apart, failures are "
-    f"counted beside. Intervals are 95 % percentile-bootstrap intervals ({RESAMPLES:,} resamples, fixed seed).",
+    "Quantiles are over successful trials, nothing is trimmed, warm-ups are kept apart, failures are counted "
+    f"beside. Intervals are 95 % intervals of the percentile bootstrap ({RESAMPLES:,} resamples, fixed seed).",
     "The tax is p50 of the total less that of the same workload run bare; its rate is their ratio less one. "
     "Worker-hours are N·T/3600.",
     "Differences are tested with Mann-Whitney where samples of the sizes at hand can be significant at all, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dutyfree.analysis.model import Cell, Spread, Summary
-from dutyfree.analysis.units import count, duration, hours, percent, times
+from dutyfree.analysis.units import count, duration, hours, percent, plural, times
 from dutyfree.report.palette import COMPONENTS
 from dutyfree.report.wording import interval_phrase
 
@@ -63,9 +63,9 @@ def _first_commands(tier: str, cells: list[Cell]) -> str:
 
 def _episode(spread: Spread) -> str:
     return (
-        f"A whole fresh {spread.workload} episode takes {duration(spread.slowest_seconds.value)} on "
-        f"{spread.slowest} against {duration(spread.fastest_seconds.value)} on {spread.fastest}, "
-        f"{times(_factor(spread))}{interval_phrase(spread.ratio)}."
+        f"The whole fresh {spread.workload} episode: {duration(spread.slowest_seconds.value)} on "
+        f"{spread.slowest}, {duration(spread.fastest_seconds.value)} on {spread.fastest}, {times(_factor(spread))}"
+        f"{interval_phrase(spread.ratio)}."
     )
 
 
@@ -74,14 +74,12 @@ def _where(summary: Summary) -> tuple[str, str]:
     if name is None:
         return "", "No workload with actions was measured successfully, so the records cannot tell."
     cells = [cell for cell in summary.lone(name) if cell.total]
-    sentences = [_shares(cell) for cell in cells[:4]]
-    if len(cells) > 4:
-        sentences.append(f"The other {len(cells) - 4} substrates are in Figure 1.")
-    heaviest = max(cells, key=lambda cell: cell.typical_total)
-    share = _share(heaviest, "actions") + _share(heaviest, "undivided")
+    told = "; ".join(_shares(cell) for cell in cells[:4])
+    more = f" The other {plural(len(cells) - 4, 'substrate')} are in Figure 1." if len(cells) > 4 else ""
+    heaviest = max(cells, key=_around)
     return (
-        percent(1 - share) + f" around the commands on {heaviest.substrate}",
-        f"At {name}: " + " ".join(sentences) if sentences else "",
+        f"{percent(_around(heaviest))} infrastructure on {heaviest.substrate}",
+        f"Of a {name} rollout, {told}.{more} The rest is the commands' own time and set-up.",
     )
 
 
@@ -89,24 +87,27 @@ def _share(cell: Cell, name: str) -> float:
     return max(0.0, cell.composition.get(name, 0.0)) / (cell.typical_total or 1.0)
 
 
+AROUND = ("creation", "readiness", "orchestration", "cleanup", "unattributed")
+
+
+def _around(cell: Cell) -> float:
+    return sum(_share(cell, name) for name in AROUND)
+
+
 def _shares(cell: Cell) -> str:
-    others = sorted(
-        (name for name in COMPONENTS if name not in ("actions", "undivided")),
-        key=lambda name: -_share(cell, name),
-    )
+    parts = sorted(AROUND, key=lambda name: -_share(cell, name))
     told = [
         f"{COMPONENTS[name].title} {percent(_share(cell, name))}"
-        for name in others[:3]
+        for name in parts[:3]
         if _share(cell, name) > 0.005
     ]
-    inside = (
-        f"the actions, undivided, take {percent(_share(cell, 'undivided') + _share(cell, 'actions'))}"
-        if cell.undivided
-        else f"the commands themselves take {percent(_share(cell, 'actions'))}"
-    )
-    rest = f"; the rest is {', '.join(told)}" if told else ""
+    least = "at least " if cell.undivided else ""
+    detail = f" ({', '.join(told)})" if told else ""
     assert cell.total is not None
-    return f"on {cell.substrate}, {inside} of {duration(cell.total.p50.value)}{rest}."
+    return (
+        f"{least}{percent(_around(cell))} of {duration(cell.total.p50.value)} on {cell.substrate} is "
+        f"infrastructure{detail}"
+    )
 
 
 def _longest(summary: Summary) -> str | None:
@@ -122,19 +123,20 @@ def _growth(summary: Summary) -> tuple[str, str]:
         return "", "No trajectory was measured successfully, so the records cannot tell."
     sentences, remembered = [], ""
     if len(lengths) > 1:
-        sentences += [
+        told = [
             text
-            for label in summary.labels
-            if (text := _amortisation(summary, label, lengths[0], lengths[-1]))
-        ][:4]
+            for label in _extremes(summary, lengths[-1])
+            if (text := _amortisation(summary, label, lengths))
+        ]
+        sentences += told
     per_action = [
         (cell.orchestration_per_action.p50.value, cell.substrate)
         for cell in summary.lone(lengths[-1])
         if cell.orchestration_per_action
     ]
     if per_action:
-        told = ", ".join(f"{duration(value)} on {label}" for value, label in per_action)
-        sentences.append(f"Orchestration adds to every action, at p50: {told}.")
+        added = ", ".join(f"{duration(value)} on {label}" for value, label in per_action)
+        sentences.append(f"Orchestration adds to every action, at p50: {added}.")
         worst, label = max(per_action)
         remembered = f"{duration(worst)} per action on {label}"
     if not sentences:
@@ -142,19 +144,22 @@ def _growth(summary: Summary) -> tuple[str, str]:
     return remembered, " ".join(sentences)
 
 
-def _amortisation(summary: Summary, label: str, short: str, long: str) -> str:
-    few, many = summary.lone_cell(short, label), summary.lone_cell(long, label)
+def _extremes(summary: Summary, workload: str) -> list[str]:
+    """The slowest substrate and the fastest."""
+    done = sorted((cell.total.p50.value, cell.substrate) for cell in summary.lone(workload) if cell.total)
+    return list(dict.fromkeys([done[-1][1], done[0][1]])) if done else []
+
+
+def _amortisation(summary: Summary, label: str, lengths: list[str]) -> str:
+    few, many = summary.lone_cell(lengths[0], label), summary.lone_cell(lengths[-1], label)
     if not few or not many or not few.per_action or not many.per_action or not few.total or not many.total:
         return ""
-    start = (
-        _share(few, "creation") + _share(few, "readiness"),
-        _share(many, "creation") + _share(many, "readiness"),
-    )
+    start = [percent(_share(cell, "creation") + _share(cell, "readiness")) for cell in (few, many)]
     return (
         f"On {label}, {few.actions} actions take {duration(few.total.p50.value)} and {many.actions} take "
-        f"{duration(many.total.p50.value)}: per action {duration(few.per_action.p50.value)}, then "
-        f"{duration(many.per_action.p50.value)}, while creation and readiness fall from {percent(start[0])} "
-        f"to {percent(start[1])} of the whole."
+        f"{duration(many.total.p50.value)}: {duration(few.per_action.p50.value)}, then "
+        f"{duration(many.per_action.p50.value)} per action. Creation and readiness are {start[0]}, then "
+        f"{start[1]} of it."
     )
 
 
@@ -166,7 +171,7 @@ def _cost(summary: Summary) -> tuple[str, str]:
     slow, fast = spread.hours(spread.slowest_seconds), spread.hours(spread.fastest_seconds)
     gap = spread.hours(spread.difference)
     bounds = (
-        f" (95 % interval {hours(gap.low)} to {hours(gap.high)})"
+        f" (95\N{NO-BREAK SPACE}% interval {hours(gap.low)} to {hours(gap.high)})"
         if gap.low is not None and gap.high is not None
         else ""
     )

@@ -111,7 +111,7 @@ def _table(table: Table) -> str:
     return (
         '<div class="table">'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+        f"<table><caption><span>{caption}</span></caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>{notes_list}</div>"
     )
 

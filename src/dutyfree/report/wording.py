@@ -16,7 +16,7 @@ def seconds(estimate: Estimate | None) -> str:
     value = duration(estimate.value)
     if estimate.low is None or estimate.high is None:
         return value
-    unit = value.rsplit(" ", 1)[-1]
+    unit = value.split()[-1]
     size = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "h": 3600.0}[unit]
     if "min" in value:
         return f"{value} [{duration(estimate.low)}, {duration(estimate.high)}]"
@@ -38,7 +38,7 @@ def rate(estimate: Estimate | None) -> str:
     value = _signed(percent(estimate.value))
     if estimate.low is None or estimate.high is None:
         return value
-    low, high = (_signed(percent(bound)).removesuffix(" %") for bound in (estimate.low, estimate.high))
+    low, high = (_signed(percent(bound))[:-2] for bound in (estimate.low, estimate.high))
     return f"{value} [{low}, {high}]"
 
 
@@ -51,14 +51,16 @@ def worker_hours(estimate: Estimate | None) -> str:
 
 
 def _signed(text: str) -> str:
-    return text if text.startswith("\N{MINUS SIGN}") or text.strip("0. %") == "" else f"+{text}"
+    return (
+        text if text.startswith("\N{MINUS SIGN}") or not text.strip("0.%\N{NO-BREAK SPACE}") else f"+{text}"
+    )
 
 
 def interval_phrase(estimate: Estimate | None) -> str:
     """For a sentence: the bounds of a ratio, or nothing."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f" (95 % interval {significant(estimate.low)} to {significant(estimate.high)})"
+    return f" (95\N{NO-BREAK SPACE}% interval {significant(estimate.low)} to {significant(estimate.high)})"
 
 
 class Note:

@@ -1,0 +1,31 @@
+"""The tables: for people as text with notes, for programs as CSV with full numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dutyfree.analysis.model import Summary
+from dutyfree.report.tables.costs import ratios, table1, table2, tax, worker_hours
+from dutyfree.report.tables.measured import cold_start, decomposition, failures, throughput, trajectories
+from dutyfree.report.tables.table import DIVISION, Row, Table
+
+__all__ = ["DIVISION", "Row", "Table", "tables"]
+
+
+def tables(summary: Summary) -> dict[str, Table]:
+    """By name, in the order of the report."""
+    makers: tuple[Callable[[Summary], Table], ...] = (
+        cold_start,
+        decomposition,
+        trajectories,
+        tax,
+        table1,
+        table2,
+        worker_hours,
+        ratios,
+        failures,
+    )
+    made = [maker(summary) for maker in makers]
+    if summary.throughput:
+        made.append(throughput(summary))
+    return {table.name: table for table in made}

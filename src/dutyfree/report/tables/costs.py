@@ -1,0 +1,268 @@
+"""What follows from it: the tax, ratios, and the cost at scale."""
+
+from __future__ import annotations
+
+from dutyfree.analysis.model import Caution, CautionKind, Summary
+from dutyfree.analysis.units import UNKNOWN, count, duration, hours, plural, significant
+from dutyfree.report import wording
+from dutyfree.report.tables.table import DIVISION, Row, Table, cautions_on, estimate_data, estimate_header
+
+_BOUNDS = ("value", "low", "high")
+
+
+def tax(summary: Summary) -> Table:
+    shown = [row for row in summary.taxes if row.workload in summary.workloads]
+    return Table(
+        name="tax",
+        title="The tax over bare",
+        caption="p50 of the whole rollout less that of the same rollout run bare on the same machine; the "
+        "rate is their ratio less one.",
+        header=["workload", "substrate", "at once", "tax", "rate", "tax per action"],
+        text_columns=2,
+        marked=3,
+        data_header=[
+            "workload",
+            "substrate",
+            "parallel",
+            *estimate_header("tax_seconds"),
+            *estimate_header("tax_rate"),
+            *estimate_header("tax_per_action"),
+        ],
+        rows=[
+            Row(
+                [
+                    row.workload,
+                    row.substrate,
+                    str(row.parallel),
+                    wording.seconds(row.seconds),
+                    wording.rate(row.rate),
+                    wording.seconds(row.per_action),
+                ],
+                [
+                    row.workload,
+                    row.substrate,
+                    row.parallel,
+                    *estimate_data(row.seconds),
+                    *estimate_data(row.rate),
+                    *estimate_data(row.per_action),
+                ],
+                _tax_cautions(summary, row.workload, row.substrate, row.parallel),
+            )
+            for row in shown
+        ],
+        absent="Nothing was measured beside bare, or bare itself was not: there is no tax to show.",
+    )
+
+
+def _tax_cautions(summary: Summary, workload: str, substrate: str, parallel: int) -> list[Caution]:
+    labels = (substrate, summary.baseline)
+    return [
+        caution
+        for label in labels
+        for caution in summary.cautions_on(workload, label, parallel)
+        if caution.kind not in DIVISION and caution.kind != CautionKind.UNSURE_TAIL
+    ]
+
+
+def table1(summary: Summary) -> Table:
+    return Table(
+        name="table1",
+        title="Table 1. What a little costs at scale",
+        caption="Arithmetic, the same for every substrate: extra time per rollout or action, in hours.",
+        header=["extra", "scale", "added worker-hours"],
+        text_columns=2,
+        marked=2,
+        data_header=["extra", "seconds", "per", "rollouts", "actions", "hours"],
+        rows=[
+            Row(
+                [
+                    price.extra,
+                    _scale(price.rollouts, price.actions if price.per == "action" else None),
+                    hours(price.hours),
+                ],
+                [price.extra, price.seconds, price.per, price.rollouts, price.actions, price.hours],
+            )
+            for price in summary.prices
+        ],
+    )
+
+
+def _scale(rollouts: int, actions: int | None) -> str:
+    told = f"{count(rollouts)} rollouts"
+    return told if actions is None else f"{told} of {plural(actions, 'action')}"
+
+
+def table2(summary: Summary) -> Table:
+    return Table(
+        name="table2",
+        title="Table 2. Slowest against fastest",
+        caption="p50 of the whole rollout, and the worker-hours of one million of them.",
+        header=[
+            "workload",
+            "slowest",
+            "fastest",
+            "slowest, each",
+            "fastest, each",
+            "difference, each",
+            "ratio",
+            "slowest, 1 M",
+            "fastest, 1 M",
+            "difference, 1 M",
+        ],
+        text_columns=3,
+        marked=5,
+        data_header=[
+            "workload",
+            "actions",
+            "slowest",
+            "fastest",
+            *estimate_header("slowest_seconds"),
+            *estimate_header("fastest_seconds"),
+            *estimate_header("difference_seconds"),
+            *estimate_header("ratio"),
+            "rollouts",
+            *estimate_header("slowest_hours"),
+            *estimate_header("fastest_hours"),
+            *estimate_header("difference_hours"),
+        ],
+        rows=[
+            Row(
+                [
+                    row.workload,
+                    row.slowest,
+                    row.fastest,
+                    duration(row.slowest_seconds.value),
+                    duration(row.fastest_seconds.value),
+                    wording.seconds(row.difference),
+                    wording.multiple(row.ratio),
+                    hours(row.hours(row.slowest_seconds).value),
+                    hours(row.hours(row.fastest_seconds).value),
+                    wording.worker_hours(row.hours(row.difference)),
+                ],
+                [
+                    row.workload,
+                    row.actions,
+                    row.slowest,
+                    row.fastest,
+                    *estimate_data(row.slowest_seconds),
+                    *estimate_data(row.fastest_seconds),
+                    *estimate_data(row.difference),
+                    *estimate_data(row.ratio),
+                    row.rollouts,
+                    *estimate_data(row.hours(row.slowest_seconds)),
+                    *estimate_data(row.hours(row.fastest_seconds)),
+                    *estimate_data(row.hours(row.difference)),
+                ],
+                [
+                    caution
+                    for label in (row.slowest, row.fastest)
+                    for cell in [summary.lone_cell(row.workload, label)]
+                    if cell
+                    for caution in cautions_on(summary, cell, division=False)
+                    if caution.kind != CautionKind.UNSURE_TAIL
+                ],
+            )
+            for row in summary.spreads
+        ],
+        absent="Fewer than two substrates succeeded: there is nothing to compare.",
+    )
+
+
+def worker_hours(summary: Summary) -> Table:
+    names = summary.trajectories or summary.workloads[-1:]
+    scales = list(dict.fromkeys(row.rollouts for row in summary.projections))
+    by_key = {(row.workload, row.substrate, row.rollouts): row for row in summary.projections}
+    pairs = list(dict.fromkeys((row.workload, row.substrate) for row in summary.projections))
+    return Table(
+        name="worker_hours",
+        title="Worker-hours at scale",
+        caption="N·T/3600, with T the p50 of the whole rollout and its interval.",
+        header=["workload", "substrate", *(count(scale) for scale in scales)],
+        text_columns=2,
+        marked=2,
+        data_header=["workload", "substrate", *(f"{scale}_{what}" for scale in scales for what in _BOUNDS)],
+        rows=[
+            Row(
+                [
+                    workload,
+                    label,
+                    *(wording.worker_hours(by_key[workload, label, scale].hours) for scale in scales),
+                ],
+                [
+                    workload,
+                    label,
+                    *(
+                        value
+                        for scale in scales
+                        for value in estimate_data(by_key[workload, label, scale].hours)
+                    ),
+                ],
+                [
+                    caution
+                    for cell in [summary.lone_cell(workload, label)]
+                    if cell
+                    for caution in cautions_on(summary, cell, division=False)
+                    if caution.kind != CautionKind.UNSURE_TAIL
+                ],
+            )
+            for workload, label in pairs
+            if workload in names
+        ],
+        absent="No trial succeeded.",
+    )
+
+
+def ratios(summary: Summary) -> Table:
+    titles = {
+        "first_result": "first command",
+        "total": "whole rollout",
+        "orchestration_per_action": "orchestration",
+    }
+    return Table(
+        name="ratios",
+        title="Ratios between substrates",
+        caption="p50 of the slower over p50 of the faster; p of a two-sided Mann-Whitney test with "
+        "Holm's correction over all of them; a dash where samples of these sizes cannot be significant.",
+        header=["workload", "metric", "slower", "faster", "at once", "ratio", "p"],
+        text_columns=4,
+        marked=5,
+        data_header=[
+            "workload",
+            "parallel",
+            "metric",
+            "slower",
+            "faster",
+            *estimate_header("ratio"),
+            "p_holm",
+        ],
+        rows=[
+            Row(
+                [
+                    row.workload,
+                    titles[row.metric],
+                    row.substrate,
+                    row.base,
+                    str(row.parallel),
+                    wording.multiple(row.ratio),
+                    _p(row.p),
+                ],
+                [
+                    row.workload,
+                    row.parallel,
+                    row.metric,
+                    row.substrate,
+                    row.base,
+                    *estimate_data(row.ratio),
+                    row.p,
+                ],
+            )
+            for row in summary.ratios
+        ],
+        absent="Fewer than two substrates succeeded: there is nothing to compare.",
+    )
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return "< 0.001" if value < 0.001 else significant(value, 2)

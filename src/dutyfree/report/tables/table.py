@@ -1,0 +1,81 @@
+"""What a table is, and how its cells are made."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
+from dutyfree.analysis.statistics import Estimate, Quantity
+from dutyfree.analysis.units import UNKNOWN
+from dutyfree.report import wording
+
+DIVISION = frozenset({CautionKind.STAND_IN, CautionKind.UNDIVIDED})
+"""Cautions that concern only numbers of the decomposition."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    shown: list[str]
+    data: list[Any]
+    """The same for CSV: raw seconds, fractions and counts."""
+    cautions: list[Caution] = []
+
+
+class Table(msgspec.Struct, frozen=True):
+    name: str
+    """Of the CSV file."""
+    title: str
+    caption: str
+    header: list[str]
+    text_columns: int
+    """So many of the first columns are names, the others numbers."""
+    marked: int
+    """The column whose number bears the marks of the row's cautions."""
+    data_header: list[str]
+    rows: list[Row]
+    absent: str = ""
+    """What to say when there is no row."""
+
+    def csv(self) -> bytes:
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(self.data_header)
+        writer.writerows(row.data for row in self.rows)
+        return buffer.getvalue().encode()
+
+
+def lone_cells(summary: Summary, workloads: Iterable[str]) -> list[Cell]:
+    return [cell for name in workloads for cell in summary.lone(name)]
+
+
+def cautions_on(summary: Summary, cell: Cell, *, division: bool = True) -> list[Caution]:
+    found = summary.cautions_on(*cell.key)
+    return found if division else [caution for caution in found if caution.kind not in DIVISION]
+
+
+def p50_p95(quantity: Quantity | None) -> list[str]:
+    if quantity is None:
+        return [UNKNOWN, UNKNOWN]
+    return [wording.seconds(quantity.p50), wording.seconds(quantity.p95)]
+
+
+def estimate_header(name: str) -> list[str]:
+    return [name, f"{name}_low", f"{name}_high"]
+
+
+def estimate_data(estimate: Estimate | None) -> list[float | None]:
+    return [None] * 3 if estimate is None else [estimate.value, estimate.low, estimate.high]
+
+
+def quantity_header(name: str) -> list[str]:
+    return [*estimate_header(f"{name}_p50"), *estimate_header(f"{name}_p95")]
+
+
+def quantity_data(quantity: Quantity | None) -> list[float | None]:
+    if quantity is None:
+        return [None] * 6
+    return [*estimate_data(quantity.p50), *estimate_data(quantity.p95)]
