@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -109,7 +110,19 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
         console.print(
             f"caution, {caution.kind}{': ' + place if place else ''}: {caution.text}", style="yellow"
         )
-    console.print(f"report: {directory / 'report.html'}", highlight=False)
+    print(f"report: {directory / 'report.html'}")  # noqa: T201 (whole, for copying)
+
+
+def _cautions(summary: Summary) -> Iterator[str]:
+    """Each caution once, with all the cells that it qualifies."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for caution in summary.cautions:
+        at_once = f"{caution.parallel} at once" if (caution.parallel or 1) > 1 else None
+        place = " ".join(filter(None, (caution.workload, caution.substrate, at_once)))
+        places.setdefault((caution.kind, caution.text), []).append(place)
+    for (kind, text), found in places.items():
+        named = ", ".join(filter(None, found))
+        yield f"{kind}: {text}" + (f" ({named})" if named else "")
 
 
 def _row(cell: Cell) -> tuple[str, str, str, str, str]:

@@ -1,0 +1,61 @@
+"""The documentation is true: its links lead somewhere, its commands exist, its programs run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dutyfree.cli import app
+from dutyfree.study import plan as plans
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def text(name):
+    return (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(name)):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_make_targets_exist(name):
+    known = set(re.findall(r"^([a-z0-9-]+):", text("Makefile"), re.MULTILINE))
+    for target in re.findall(r"(?:`|^)make ([a-z0-9-]+)", text(name), re.MULTILINE):
+        assert target in known, f"{name} speaks of make {target}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_options_exist(name):
+    for line in re.findall(r"(?:`|^|/)dutyfree ([a-z][^`\n#]*)", text(name), re.MULTILINE):
+        words = line.split()
+        command, words = app[words[0]], words[1:]
+        if words and words[0] in command:
+            command, words = command[words[0]], words[1:]
+        known = {option for argument in command.assemble_argument_collection() for option in argument.names}
+        for word in words:
+            if word.startswith("--"):
+                assert word in known, f"{name} shows {word} in: dutyfree {line}"
+
+
+def test_the_readmes_program_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("0 b'hello\\n'")
+
+
+def test_the_plan_that_is_shown_is_a_good_one(tmp_path):
+    (shown,) = re.findall(r"```toml\n(.*?)```", text("docs/study.md"), re.DOTALL)
+    path = tmp_path / "plan.toml"
+    path.write_text(shown)
+    assert plans.load(str(path)).name == "mine"
