@@ -187,7 +187,8 @@ class DockerSandbox:
 
     def _archive_error(self, error: EngineError, path: str) -> Exception:
         message = error.message.lower()
-        if error.status == 404 and "no such container" in message and "container:" not in message:
+        # A missing path is "no such container:path: ..." to some engines.
+        if error.status == 404 and "no such container: " in message:
             return refusal(error, self._container)
         if error.status == 404 or "no such file" in message:
             return FileNotFoundError(2, "No such file or directory", path)

@@ -94,13 +94,19 @@ class DockerSubstrate:
     name = "docker"
 
     def __init__(
-        self, engine: Engine, config: DockerConfig, version: dict[str, Any], gateway: str | None
+        self,
+        engine: Engine,
+        config: DockerConfig,
+        *,
+        version: dict[str, Any],
+        gateway: str | None,
+        process: str,
     ) -> None:
         self._engine = engine
         self._config = config
         self._version = version
         self._gateway = gateway
-        self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: identity() or ""}
+        self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: process}
         self._images = images.Images(engine, config.image, self._builder)
 
     @property
@@ -284,7 +290,8 @@ async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
             raise Unavailable(
                 f"the Docker engine at {path} does not work: {error}", remedy=_REMEDY
             ) from error
-        substrate = DockerSubstrate(engine, config, version, gateway)
+        process = await anyio.to_thread.run_sync(identity) or ""
+        substrate = DockerSubstrate(engine, config, version=version, gateway=gateway, process=process)
         reaper = await anyio.to_thread.run_sync(lambda: Reaper(docker=path, label=substrate.owner))
         try:
             yield substrate
@@ -328,15 +335,17 @@ async def remove_leftovers(engine: Engine) -> int:
 
     Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
     """
-    removed = 0
-    for container in await _containers(engine, "dutyfree=1"):
+
+    def orphaned(container: dict[str, Any]) -> bool:
         owner = container["Labels"].get(PROCESS, "")
-        dead = is_dead(owner) or (is_of_former_boot(owner) and container["State"] != "running")
-        if dead:
-            with contextlib.suppress(CleanupError):
-                await remove(engine, container["Id"])
-                removed += 1
-    return removed
+        return is_dead(owner) or (is_of_former_boot(owner) and container["State"] != "running")
+
+    found = await _containers(engine, "dutyfree=1")
+    orphans = await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
+    for container in orphans:
+        with contextlib.suppress(CleanupError):
+            await remove(engine, container)
+    return len(orphans)
 
 
 async def remove(engine: Engine, container: str) -> None:

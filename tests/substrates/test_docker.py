@@ -1,0 +1,665 @@
+"""The docker substrate against a real engine: what the conformance suite cannot ask of every substrate."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+import pytest
+
+import dutyfree
+from dutyfree import Limits, Recipe, Stage, substrates
+from dutyfree.contract import Pausable
+from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, SandboxClosed, Unavailable
+from dutyfree.image import REFERENCE
+from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, socket_path
+from dutyfree.substrates.docker.http import Engine, EngineError
+from dutyfree.substrates.docker.images import identify, inspect
+from dutyfree.substrates.docker.processes import identity, is_dead, is_of_former_boot
+from dutyfree.substrates.docker.substrate import DockerSubstrate
+
+real = pytest.mark.docker
+pytestmark = pytest.mark.anyio
+
+BUSYBOX = "dutyfree/test-busybox:latest"
+
+
+@pytest.fixture(scope="module")
+async def docker() -> AsyncIterator[DockerSubstrate]:
+    async with dutyfree.open("docker") as opened:
+        await opened.prepare()
+        yield cast("DockerSubstrate", opened)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine(socket_path(None)) as opened:
+        await opened.negotiate((1, 41))
+        yield opened
+
+
+async def containers(engine: Engine, label: str) -> list[str]:
+    filters = msgspec.json.encode({"label": [label]}).decode()
+    query = {"all": "1", "filters": filters}
+    return [found["Id"] for found in await engine.request("GET", "/containers/json", query=query)]
+
+
+async def until_gone(engine: Engine, label: str) -> None:
+    with anyio.fail_after(20):
+        while await containers(engine, label):  # noqa: ASYNC110 (the engine's events are not under test)
+            await anyio.sleep(0.1)
+
+
+# --- Opening ---------------------------------------------------------------------------------------
+
+
+async def test_no_engine_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
+    missing = str(tmp_path / "docker.sock")
+    with pytest.raises(Unavailable, match="no Docker engine answers") as caught:
+        async with dutyfree.open("docker", host=missing):
+            pass
+    assert "docker-engine start" in caught.value.remedy
+    answer = await substrates.probe("docker", host=missing)
+    assert not answer.available
+    assert "docker-engine start" in answer.remedy
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-OpenSSH_9\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"]
+)
+async def test_something_else_at_the_socket_is_unavailable(tmp_path: Path, answer: bytes) -> None:
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            if answer:
+                await stream.receive()
+                await stream.send(answer)
+
+    path = str(tmp_path / "docker.sock")
+    listener = await anyio.create_unix_listener(path)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        with pytest.raises(Unavailable):
+            async with dutyfree.open("docker", host=f"unix://{path}"):
+                pass
+        assert not (await substrates.probe("docker", host=path)).available
+        tasks.cancel_scope.cancel()
+
+
+async def test_only_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    with pytest.raises(Unavailable, match="no Unix socket"):
+        async with dutyfree.open("docker"):
+            pass
+    assert socket_path("unix:///a/b") == "/a/b"
+
+
+@real
+async def test_probe_and_facts(docker: DockerSubstrate) -> None:
+    answer = await substrates.probe("docker")
+    assert answer.available
+    assert REFERENCE in answer.detail
+    facts = await docker.facts()
+    assert facts["engine"].startswith("Docker ")
+    assert facts["image id"].startswith("sha256:")
+    assert facts["python3"].startswith("Python 3")
+    assert facts["git"].startswith("git version")
+    assert all(isinstance(value, str) for value in facts.values())
+
+
+# --- Sandboxes -------------------------------------------------------------------------------------
+
+
+@real
+async def test_spans_labels_and_environment(docker: DockerSubstrate, engine: Engine) -> None:
+    async with docker.sandbox(labels={"trial": "7"}) as sandbox:
+        assert [span.name for span in sandbox.spans] == ["create", "start"]
+        seen = await sandbox.exec("pwd; echo $HOME; cat /proc/1/comm")
+        assert seen.stdout == b"/workspace\n/workspace\ndocker-init\n"
+        assert [span.name for span in seen.spans] == ["dispatch", "collect"]
+        assert sum(span.seconds for span in seen.spans) < seen.seconds
+        facts = await engine.request("GET", f"/containers/{sandbox.id}/json")
+        labels = facts["Config"]["Labels"]
+        assert (labels["dutyfree"], labels["trial"]) == ("1", "7")
+        assert facts["HostConfig"]["NetworkMode"] == "none"
+    assert await containers(engine, docker.owner) == []
+
+
+@real
+async def test_network_on_reaches_this_host(docker: DockerSubstrate) -> None:
+    assert docker.host_address is not None
+    with socket.create_server((docker.host_address, 0)) as server:
+        port = server.getsockname()[1]
+        connect = f"import socket; socket.create_connection(('{docker.host_address}', {port}), 2)"
+        async with docker.sandbox(limits=Limits(network="on")) as sandbox:
+            assert (await sandbox.exec(["python3", "-c", connect])).ok
+        async with docker.sandbox() as sandbox:
+            assert not (await sandbox.exec(["python3", "-c", connect])).ok
+
+
+@real
+async def test_memory_limit_kills(docker: DockerSubstrate) -> None:
+    async with docker.sandbox(limits=Limits(memory=64 << 20)) as sandbox:
+        seen = await sandbox.exec(["python3", "-c", "bytearray(200 << 20)"])
+        assert (seen.exit_code, seen.signal) == (137, 9)
+        assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+@real
+async def test_pids_limit_holds(docker: DockerSubstrate) -> None:
+    async with docker.sandbox(limits=Limits(pids=20)) as sandbox:
+        seen = await sandbox.exec("for i in $(seq 40); do sleep 1 & done; wait", timeout=10)
+        assert b"fork" in seen.stderr.lower()
+
+
+@real
+async def test_cpu_limit_is_set(docker: DockerSubstrate, engine: Engine) -> None:
+    async with docker.sandbox(limits=Limits(cpus=0.5)) as sandbox:
+        facts = await engine.request("GET", f"/containers/{sandbox.id}/json")
+        assert facts["HostConfig"]["NanoCpus"] == 500_000_000
+
+
+@real
+async def test_refused_creation_is_a_create_error(docker: DockerSubstrate, engine: Engine) -> None:
+    for limits in (Limits(memory=1), Limits(cpus=100_000)):
+        with pytest.raises(CreateError):
+            async with docker.sandbox(limits=limits):
+                pass
+    with pytest.raises(CreateError, match="cannot be pulled"):
+        async with docker.sandbox(Recipe(image="localhost:1/none:latest")):
+            pass
+    assert await containers(engine, docker.owner) == []
+
+
+@real
+async def test_pause_and_resume(docker: DockerSubstrate) -> None:
+    async with docker.sandbox() as sandbox:
+        assert isinstance(sandbox, Pausable)
+        await sandbox.exec("while :; do echo x >> ticks; sleep 0.05; done >/dev/null 2>&1 &")
+        await sandbox.pause()
+        with pytest.raises(DispatchError, match="paused"):
+            await sandbox.exec("true")
+        await sandbox.resume()
+        before = len(await sandbox.read("ticks"))
+        await anyio.sleep(0.3)
+        assert len(await sandbox.read("ticks")) > before
+
+
+@real
+async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> None:
+    commands = (
+        "echo part; setsid sleep 61 & sleep 61",
+        ["setsid", "-f", "-w", "sleep", "61"],
+        ["env", "-i", "sleep", "61"],
+        "exec >&- 2>&-; sleep 61",
+        "(env -i setsid sleep 61 >/dev/null 2>&1 &) ; sleep 61",
+    )
+    async with docker.sandbox() as sandbox:
+        for command in commands:
+            seen = await sandbox.exec(command, timeout=0.4)
+            assert (seen.timed_out, seen.exit_code, seen.signal) == (True, 137, 9), command
+            assert seen.seconds < 5
+            left = await sandbox.exec("ps -eo args | grep '[s]leep 61'")
+            assert left.stdout == b"", command
+
+
+@real
+@pytest.mark.parametrize("timeout", [0.0, 0.003, 0.02, 0.04])
+async def test_timeout_before_the_command_runs(docker: DockerSubstrate, timeout: float) -> None:
+    async with docker.sandbox() as sandbox:
+        seen = await sandbox.exec(["sleep", "62"], timeout=timeout)
+        assert seen.timed_out
+        await anyio.sleep(0.2)
+        assert (await sandbox.exec("ps -eo args | grep '[s]leep 62'")).stdout == b""
+
+
+@real
+async def test_timeout_without_sight_of_the_processes(
+    docker: DockerSubstrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a user who is not root, or an engine on another machine: killed from inside."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    async with docker.sandbox() as sandbox:
+        command = "echo part; setsid sleep 63 & (env -i setsid sleep 63 &) ; sleep 63"
+        seen = await sandbox.exec(command, timeout=0.4)
+        assert (seen.timed_out, seen.stdout) == (True, b"part\n")
+        assert (await sandbox.exec("ps -eo args | grep '[s]leep 63'")).stdout == b""
+
+
+@real
+async def test_program_that_prints_like_the_engine(docker: DockerSubstrate) -> None:
+    """Only what never ran is told as such; a program may print and exit as it likes."""
+    async with docker.sandbox() as sandbox:
+        seen = await sandbox.exec("echo 'OCI runtime exec failed: no such file or directory'; exit 126")
+        assert (seen.exit_code, seen.stderr) == (126, b"")
+        assert seen.stdout.startswith(b"OCI runtime")
+
+
+@real
+async def test_shell_line_numbers_are_true(docker: DockerSubstrate) -> None:
+    async with docker.sandbox() as sandbox:
+        assert b"sh: 1: nope" in (await sandbox.exec("nope")).stderr
+        assert (await sandbox.exec("")).ok
+        assert (await sandbox.exec("# only a comment")).ok
+        assert (await sandbox.exec("echo $?")).stdout == b"0\n"
+
+
+@real
+async def test_container_that_is_gone(docker: DockerSubstrate, engine: Engine, tmp_path: Path) -> None:
+    async with docker.sandbox() as sandbox:
+        failures: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                await sandbox.exec("sleep 60")
+            except Exception as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.sleep(0.5)
+            await engine.request("DELETE", f"/containers/{sandbox.id}", query={"force": "1"})
+        assert not failures or isinstance(failures[0], SandboxClosed)
+        for call in (
+            sandbox.exec("true"),
+            sandbox.read("x"),
+            sandbox.write("x", b""),
+            sandbox.list("."),
+            sandbox.remove("x"),
+            sandbox.upload(Path(__file__), "x"),
+            sandbox.download("x", tmp_path / "x"),
+            sandbox.pause(),
+        ):
+            with pytest.raises(SandboxClosed):
+                await call
+
+
+@real
+async def test_download_of_a_link_gives_what_it_leads_to(docker: DockerSubstrate, tmp_path: Path) -> None:
+    async with docker.sandbox() as sandbox:
+        await sandbox.exec("mkdir d; echo x > d/f; ln -s d link; ln -s nowhere dangling")
+        await sandbox.download("link", tmp_path / "got")
+        assert (tmp_path / "got" / "f").read_bytes() == b"x\n"
+        with pytest.raises(FileNotFoundError):
+            await sandbox.download("dangling", tmp_path / "none")
+
+
+# --- The engine goes away --------------------------------------------------------------------------
+
+
+class Proxy:
+    """Stands between us and the real engine, and can be cut."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.cut = False
+        self._pairs: list[anyio.abc.SocketStream] = []
+
+    async def serve(self, client: anyio.abc.SocketStream) -> None:
+        async with client:
+            if self.cut:
+                return
+            async with await anyio.connect_unix(socket_path(None)) as server:
+                self._pairs += [client, server]
+                try:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._copy, client, server)
+                        await self._copy(server, client)
+                        tasks.cancel_scope.cancel()
+                except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    pass
+
+    async def _copy(self, source: anyio.abc.SocketStream, target: anyio.abc.SocketStream) -> None:
+        try:
+            async for piece in source:
+                await target.send(piece)
+            await target.send_eof()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            pass
+
+    async def break_off(self) -> None:
+        self.cut = True
+        for stream in self._pairs:
+            await stream.aclose()
+
+
+@asynccontextmanager
+async def proxied(tmp_path: Path) -> AsyncIterator[Proxy]:
+    proxy = Proxy(str(tmp_path / "proxy.sock"))
+    async with await anyio.create_unix_listener(proxy.path) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, proxy.serve)
+        yield proxy
+        tasks.cancel_scope.cancel()
+
+
+@real
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+async def test_engine_that_dies_under_a_command(
+    docker: DockerSubstrate, engine: Engine, tmp_path: Path
+) -> None:
+    label = ""
+    failures: list[Exception] = []
+
+    async def run(sandbox: dutyfree.Sandbox) -> None:
+        try:
+            await sandbox.exec("sleep 60")
+        except Exception as error:
+            failures.append(error)
+
+    async with proxied(tmp_path) as proxy:
+        with pytest.raises(CleanupError) as caught:  # noqa: PT012
+            async with dutyfree.open("docker", host=proxy.path) as opened:
+                label = cast("DockerSubstrate", opened).owner
+                async with opened.sandbox() as sandbox, anyio.create_task_group() as tasks:
+                    tasks.start_soon(run, sandbox)
+                    await anyio.sleep(0.5)
+                    await proxy.break_off()
+                    with pytest.raises(CreateError):
+                        async with opened.sandbox():
+                            pass
+                    with pytest.raises(DispatchError):
+                        await sandbox.exec("true")
+        assert "docker rm -f" in caught.value.remedy
+    assert [type(error) for error in failures] == [ExecError]
+    left = await containers(engine, label)
+    assert len(left) == 1
+    await engine.request("DELETE", f"/containers/{left[0]}", query={"force": "1"})
+
+
+# --- Nothing is left behind ------------------------------------------------------------------------
+
+OWNER = """
+    import anyio, dutyfree, sys
+
+    async def main():
+        async with dutyfree.open("docker") as substrate, substrate.sandbox():
+            print(substrate.owner, flush=True)
+            await anyio.sleep(60)
+
+    anyio.run(main)
+"""
+
+
+@pytest.fixture
+def owner() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A process with a sandbox, and its label."""
+    command = [sys.executable, "-c", textwrap.dedent(OWNER)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            label = process.stdout.readline().decode().strip()
+            assert label
+            yield process, label
+        finally:
+            process.kill()
+
+
+@real
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+async def test_killed_owner_leaves_nothing(
+    owner: tuple[subprocess.Popen[bytes], str], engine: Engine, number: signal.Signals
+) -> None:
+    process, label = owner
+    assert len(await containers(engine, label)) == 1
+    process.send_signal(number)
+    await until_gone(engine, label)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@real
+async def test_leftovers_of_a_dead_owner_are_removed(
+    owner: tuple[subprocess.Popen[bytes], str], engine: Engine
+) -> None:
+    process, label = owner
+    async with dutyfree.open("docker"):
+        assert len(await containers(engine, label)) == 1, "a living owner's sandbox was touched"
+    pids = children(process.pid)
+    assert pids, "the owner has no reaper"
+    for pid in (*pids, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    await anyio.to_thread.run_sync(process.wait)
+    assert len(await containers(engine, label)) == 1
+    async with dutyfree.open("docker"):
+        assert await containers(engine, label) == []
+
+
+@real
+async def test_cancelled_creation_leaves_nothing(docker: DockerSubstrate, engine: Engine) -> None:
+    for step in range(12):
+        with anyio.move_on_after(step * 0.025):
+            async with docker.sandbox():
+                await anyio.sleep_forever()
+    assert await containers(engine, docker.owner) == []
+
+
+def test_identity_of_processes() -> None:
+    ours = identity()
+    assert ours is not None
+    assert not is_dead(ours)
+    boot, space, pid, start = ours.split("/")
+    assert is_dead(f"{boot}/{space}/{pid}/{int(start) + 1}"), "the pid is in use again"
+    assert not is_dead(f"{boot}/{int(space) + 1}/{pid}/1"), "another pid namespace cannot be judged"
+    assert not is_dead(f"elsewhere/{space}/{pid}/1")
+    assert is_of_former_boot(f"elsewhere/{space}/{pid}/1")
+    assert not is_of_former_boot(ours)
+    assert not is_dead("")
+
+
+# --- Images and stages -----------------------------------------------------------------------------
+
+
+@real
+async def test_stages_are_built_once(docker: DockerSubstrate, engine: Engine, tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.write_text(uuid.uuid4().hex)
+    first = Stage("files", files={"got/data": source})
+    second = Stage("setup", commands=("date +%N > stamp", ("cp", "got/data", "copy")))
+    recipe = Recipe(stages=(first, second))
+    stamps = set()
+
+    async def use() -> None:
+        async with docker.sandbox(recipe) as sandbox:
+            stamps.add(await sandbox.read("stamp"))
+            assert (await sandbox.read("copy")).decode() == source.read_text()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(use)
+    assert len(stamps) == 1
+    # A longer recipe starts from the shorter one's image; another opening finds both.
+    async with dutyfree.open("docker") as opened:
+        longer = Recipe(stages=(*recipe.stages, Stage("setup", commands=("touch longer",))))
+        async with opened.sandbox(longer) as sandbox:
+            assert {await sandbox.read("stamp")} == stamps
+            assert {entry.name for entry in await sandbox.list(".")} == {"got", "copy", "stamp", "longer"}
+    assert await containers(engine, docker.owner) == []
+
+
+@real
+async def test_failing_stage_is_named(docker: DockerSubstrate, engine: Engine) -> None:
+    stages = (Stage("setup", commands=("true", "echo said; echo told >&2; exit 3")),)
+    with pytest.raises(CreateError, match=r"stage 1 \(setup\).*exit 3.*exit code 3(?s:.*)told"):
+        await docker.prepare(Recipe(stages=stages))
+    with pytest.raises(CreateError, match="stage 1"):
+        await docker.prepare(Recipe(stages=(Stage("files", files={"x": Path("/nowhere")}),)))
+    assert await containers(engine, docker.owner) == []
+
+
+def busybox_archive(program: str) -> io.BytesIO:
+    links = "sh cat chmod mkdir rm find stat xargs sleep readlink grep kill echo ls ps setsid env true id"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
+        tar.add(program, arcname="bin/busybox")
+        for name in links.split():
+            member = tarfile.TarInfo(f"bin/{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(member)
+    return buffer
+
+
+@pytest.fixture
+async def busybox(engine: Engine) -> str:
+    """A small foreign image: no GNU tools, no python."""
+    program = shutil.which("busybox")
+    if program is None:
+        pytest.skip("no busybox to make a small image from; to enable it: apt-get install busybox-static")
+    buffer = busybox_archive(program)
+    size = buffer.tell()
+    buffer.seek(0)
+    repository, _, tag = BUSYBOX.partition(":")
+    query = {"fromSrc": "-", "repo": repository, "tag": tag}
+    async with engine.stream("POST", "/images/create", query=query, content=buffer, size=size) as response:
+        assert b'"error"' not in await response.body()
+    return BUSYBOX
+
+
+@real
+async def test_image_without_gnu_tools(busybox: str) -> None:
+    async with dutyfree.open("docker", image=busybox, init=False) as opened, opened.sandbox() as sandbox:
+        if not (seen := await sandbox.exec("echo $HOME")).ok:
+            pytest.skip(f"this busybox is not static: {seen.stderr!r}; apt-get install busybox-static")
+        for name in ("plain", "new\nline", "-dash", "ü"):
+            await sandbox.write(f"sub/{name}", name.encode(), mode=0o600)
+            assert await sandbox.read(f"sub/{name}") == name.encode()
+        await sandbox.exec("mkdir sub/dir; ln -s x sub/link")
+        listed = {entry.name: (entry.kind, entry.mode) for entry in await sandbox.list("sub")}
+        assert listed["new\nline"] == ("file", 0o600)
+        assert (listed["dir"][0], listed["link"][0]) == ("directory", "link")
+        assert len(listed) == 6
+        assert await sandbox.list("sub/dir") == ()
+        await sandbox.remove("sub")
+        with pytest.raises(FileNotFoundError):
+            await sandbox.list("sub")
+        seen = await sandbox.exec(
+            "echo part; setsid sleep 64 & (env -i setsid sleep 64 &); sleep 64", timeout=0.5
+        )
+        assert (seen.timed_out, seen.stdout) == (True, b"part\n")
+        assert (await sandbox.exec("ps | grep '[s]leep 64'")).stdout == b""
+
+
+@real
+async def test_study_image_is_imported_when_the_engine_lacks_it(engine: Engine) -> None:
+    found = await import_study(engine)
+    facts = await inspect(engine, REFERENCE)
+    assert facts is not None
+    assert facts["Id"] == found
+    assert await import_study(engine) == found
+
+
+@real
+async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path) -> None:
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("no registry; to enable it: apt-get install docker-registry")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = tmp_path / "config.yml"
+    config.write_text(
+        f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {tmp_path}/data\n"
+        f"http:\n  addr: 127.0.0.1:{port}\n"
+    )
+    reference = f"127.0.0.1:{port}/team/busybox"
+    said: list[str] = []
+    name = "dutyfree/test-adopted:latest"
+    async with await anyio.open_process(
+        [program, "serve", str(config)], stdout=None, stderr=None
+    ) as registry:
+        with anyio.fail_after(20):
+            while True:
+                try:
+                    async with await anyio.connect_tcp("127.0.0.1", port):
+                        break
+                except OSError:
+                    await anyio.sleep(0.05)
+        await engine.request("POST", f"/images/{busybox}/tag", query={"repo": reference, "tag": "latest"})
+        await push(engine, reference)
+        await engine.request("DELETE", f"/images/{reference}:latest")
+        assert await identify(engine, f"{reference}:latest") is None
+        with pytest.raises(Unavailable, match="lacks python3"):
+            await adopt_image(reference, name, ("sh", "python3"), host=None, progress=said.append)
+        assert any("Pulling" in line or "Digest" in line for line in said), said
+        assert await identify(engine, name) is None
+        assert await adopt_image(reference, name, ("sh",), host=None, progress=said.append)
+        assert await identify(engine, name) is not None
+        with pytest.raises(Unavailable, match="cannot be pulled"):
+            await adopt_image(f"{reference}-not", name, ("sh",), host=None, progress=said.append)
+        registry.terminate()
+    for image in (name, f"{reference}:latest"):
+        await engine.request("DELETE", f"/images/{image}")
+
+
+async def push(engine: Engine, reference: str) -> None:
+    connection = await engine.connect()
+    headers = {"X-Registry-Auth": "e30="}
+    connection.send("POST", f"{engine.prefix}/images/{reference}/push?tag=latest", 0, headers)
+    response = await connection.head()
+    body = await response.body()
+    connection.close()
+    if response.status != 200 or b'"error"' in body:
+        raise EngineError(response.status, body.decode())
+
+
+# --- Archives --------------------------------------------------------------------------------------
+
+
+def archive(*members: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, fields, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            for field, value in fields.items():
+                setattr(member, field, value)
+            tar.addfile(member, io.BytesIO(content))
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.mark.parametrize("name", ["top/../../out", "/out", "../out", "top/a/../../../out"])
+def test_hostile_names_cannot_leave_the_target(tmp_path: Path, name: str) -> None:
+    top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
+    with pytest.raises(PermissionError):
+        files.unpack(archive(top, (name, {}, b"evil")), tmp_path / "in" / "target")
+    assert not list(tmp_path.rglob("out"))
+
+
+def test_nothing_is_written_through_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
+    link = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside)}, b"")
+    with pytest.raises(OSError, match="link"):
+        files.unpack(archive(top, link, ("top/link/file", {}, b"evil")), tmp_path / "target")
+    assert list(outside.iterdir()) == []
+    (outside / "kept").write_bytes(b"good")
+    over = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside / "kept")}, b"")
+    files.unpack(archive(top, over, ("top/link", {}, b"evil")), tmp_path / "other")
+    assert (outside / "kept").read_bytes() == b"good"
+    hard = ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "../outside/kept"}, b"")
+    with pytest.raises(PermissionError):
+        files.unpack(archive(top, hard), tmp_path / "third")
+
+
+def test_config_is_frozen_and_checked() -> None:
+    with pytest.raises(dutyfree.errors.OptionError, match="no option 'socket'"):
+        dutyfree.open("docker", socket="/x")
+    assert DockerConfig().image == REFERENCE
