@@ -49,6 +49,9 @@ GIT_ENVIRONMENT = {
 }
 """Nobody's git settings but the repository's own."""
 
+TRUSTING = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+"""A repository that was copied may belong to someone else; git is to work on it all the same."""
+
 # pip wants to know the metadata of what it downloads, and would install the archive's build system for
 # that (seconds, and more code from the network). The archive holds its metadata: this answers with it.
 _BACKEND = """\
@@ -321,6 +324,8 @@ def _repositories(root: Path, before: Tree, after: Tree) -> None:
                 f"the attrs repository came out as commit {commit}, expected {COMMIT}",
                 remedy="check which git is on the PATH",
             )
+    # A hosted repository is packed well: its server then has next to nothing to compute for a clone.
+    _git(bare, "-c", "pack.threads=1", "repack", "-adfq", "--write-bitmap-index")
     # An index read from the tree has no times or inodes in it: the same bytes wherever it is made, and
     # git looks at the files themselves at its first status.
     _git(checkout, "read-tree", "HEAD")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dutyfree.contract import Edit, Exec, Limits, List, Read, Recipe, Stage
-from dutyfree.workloads.fixture import GIT_ENVIRONMENT, Fixture
+from dutyfree.workloads.fixture import GIT_ENVIRONMENT, TRUSTING, Fixture
 from dutyfree.workloads.workload import Expect, Step, StepKind, Workload
 
 REPOSITORY = "attrs"
@@ -16,13 +16,7 @@ REPOSITORY = "attrs"
 
 SYMBOLS = Path(__file__).with_name("symbols.py")
 
-GIT = {
-    **GIT_ENVIRONMENT,
-    # The files may belong to the one who uploaded them.
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "safe.directory",
-    "GIT_CONFIG_VALUE_0": "*",
-}
+GIT = {**GIT_ENVIRONMENT, **TRUSTING}
 
 PYTHON = {
     "PYTHONPATH": "src:../deps",  # the repository's own attrs before the one that hypothesis needs
