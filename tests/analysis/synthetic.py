@@ -14,6 +14,7 @@ from dutyfree.study.records import (
     ActionKind,
     ActionRecord,
     Failure,
+    Line,
     Records,
     Session,
     Study,
@@ -47,7 +48,7 @@ def study(
         schema=SCHEMA,
         version="0.1.0",
         started=BEGIN.isoformat(),
-        plan={"name": "synthetic", "workloads": workloads or {}, "parallel": [1], **(plan or {})},
+        plan={"name": "synthetic", "workloads": workloads or {}, **(plan or {})},
         host={
             "host_key": "abc123",
             "cpu": "A CPU @ 2.80GHz",
@@ -162,7 +163,8 @@ def plausible(
                         clock += dt.timedelta(seconds=one.total * 1.2)
     return Records(
         study=study(
-            workloads=dict.fromkeys(workloads, trials), plan={"parallel": list(parallel), "seed": seed}
+            workloads=dict.fromkeys(workloads, trials),
+            plan={"parallel": {name: [level for level in parallel if level > 1] for name in workloads}},
         ),
         sessions=(Session(started=BEGIN.isoformat(), load=0.1),),
         substrates={label: facts(label) for label in labels},
@@ -241,7 +243,13 @@ def _failed(whole: Trial) -> Trial:
 
 def save(directory: Path, content: Records) -> Path:
     writer = Writer(directory)
-    for line in (content.study, *content.sessions, *content.substrates.values(), *content.trials):
+    lines: tuple[Line, ...] = (
+        content.study,
+        *content.sessions,
+        *content.substrates.values(),
+        *content.trials,
+    )
+    for line in lines:
         writer.write(line)
     writer.close()
     return directory

@@ -29,7 +29,8 @@ def cautions(
     found = [*_of_study(records, baseline), *_of_substrates(records)]
     cells = list(cells)
     for cell in cells:
-        found += _of_cell(cell, by_key[cell.key], baseline, adaptive=_adaptive(records.study.plan))
+        expected = None if cell.planned is None else _expected(records.study.plan, cell.planned)
+        found += _of_cell(cell, by_key[cell.key], baseline, expected)
     found += _never_ran(records, cells)
     return found
 
@@ -86,13 +87,13 @@ def _of_substrates(records: Records) -> Iterator[Caution]:
             )
 
 
-def _of_cell(cell: Cell, sample: Sample, baseline: str | None, *, adaptive: bool) -> Iterator[Caution]:
-    for kind, text in _about(cell, sample, baseline, adaptive=adaptive):
+def _of_cell(cell: Cell, sample: Sample, baseline: str | None, expected: int | None) -> Iterator[Caution]:
+    for kind, text in _about(cell, sample, baseline, expected):
         yield Caution(kind, text, cell.workload, cell.substrate, cell.parallel)
 
 
 def _about(
-    cell: Cell, sample: Sample, baseline: str | None, *, adaptive: bool
+    cell: Cell, sample: Sample, baseline: str | None, expected: int | None
 ) -> Iterator[tuple[CautionKind, str]]:
     if cell.failed:
         rest = (
@@ -101,7 +102,7 @@ def _about(
             else "there are no numbers"
         )
         yield CautionKind.FAILURES, f"{cell.failed} of {plural(cell.trials, 'trial')} failed; {rest}"
-    if cell.planned is not None and cell.trials < cell.planned and not adaptive:
+    if expected is not None and cell.trials < expected:
         yield CautionKind.INCOMPLETE, f"{cell.trials} of {cell.planned} planned trials were run"
     if 0 < cell.succeeded < FEW:
         yield (
@@ -157,20 +158,23 @@ def _stand_in(cell: Cell, baseline: str) -> str:
     )
 
 
-def _adaptive(plan: Mapping[str, Any]) -> bool:
-    """A plan that stops when the interval is narrow enough runs fewer trials by intent."""
-    return any(plan.get(name) for name in ("adaptive", "until", "stop", "precision", "interval"))
+def _expected(plan: Mapping[str, Any], planned: int) -> int:
+    """Trials that a cell must have: a plan with adaptive stopping may end it after its minimum."""
+    adaptive = plan.get("adaptive")
+    minimum = adaptive.get("minimum") if isinstance(adaptive, dict) else None
+    return min(planned, minimum) if isinstance(minimum, int) else planned
 
 
 def _never_ran(records: Records, cells: Iterable[Cell]) -> Iterator[Caution]:
-    workloads = records.study.plan.get("workloads")
+    workloads, parallel = (records.study.plan.get(name) for name in ("workloads", "parallel"))
     if not isinstance(workloads, dict):
         return
-    ran = {(cell.workload, cell.substrate) for cell in cells}
+    ran = {cell.key for cell in cells}
     for label, facts in records.substrates.items():
-        missing = [str(name) for name in workloads if (name, label) not in ran]
-        if facts.unavailable is None:
-            for name in missing:
-                yield Caution(
-                    CautionKind.INCOMPLETE, "no trial of it was run", workload=name, substrate=label
-                )
+        if facts.unavailable is not None:
+            continue
+        for name in workloads:
+            levels = parallel.get(name, []) if isinstance(parallel, dict) else []
+            for level in (1, *levels):
+                if (name, label, level) not in ran:
+                    yield Caution(CautionKind.INCOMPLETE, "no trial of it was run", name, label, level)

@@ -288,7 +288,7 @@ METHOD = [
     "time; where bare was not measured either, the actions stay undivided.",
     "Unattributed is what no span explains.",
     "Quantiles are over successful trials, nothing is trimmed, warm-ups are kept apart, failures are counted "
-    f"beside. Intervals are 95 % intervals of the percentile bootstrap ({RESAMPLES:,} resamples, fixed seed).",
+    f"beside. Intervals of 95 % are by percentile bootstrap ({RESAMPLES:,} resamples, fixed seed).",
     "The tax is p50 of the total less that of the same workload run bare; its rate is their ratio less one. "
     "Worker-hours are N·T/3600.",
     "Differences are tested with Mann-Whitney where samples of the sizes at hand can be significant at all, "

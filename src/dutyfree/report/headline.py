@@ -64,8 +64,8 @@ def _first_commands(tier: str, cells: list[Cell]) -> str:
 def _episode(spread: Spread) -> str:
     return (
         f"The whole fresh {spread.workload} episode: {duration(spread.slowest_seconds.value)} on "
-        f"{spread.slowest}, {duration(spread.fastest_seconds.value)} on {spread.fastest}, {times(_factor(spread))}"
-        f"{interval_phrase(spread.ratio)}."
+        f"{spread.slowest}, {duration(spread.fastest_seconds.value)} on {spread.fastest}, "
+        f"{times(_factor(spread))}{interval_phrase(spread.ratio)}."
     )
 
 

@@ -1,0 +1,149 @@
+"""Quantiles, intervals, ratios and tests, against numpy, brute force and arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dutyfree.analysis import statistics
+from dutyfree.analysis.statistics import (
+    difference,
+    drift,
+    holm,
+    judge,
+    least_attainable_p,
+    mann_whitney,
+    quantity,
+    ratio,
+)
+
+
+def bounds(estimate: statistics.Estimate) -> tuple[float, float]:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low, estimate.high
+
+
+positive = st.floats(1e-6, 1e4, allow_nan=False)
+samples = st.lists(positive, min_size=1, max_size=60)
+
+
+@given(samples)
+def test_quantiles_are_those_of_numpy_and_lie_within_their_intervals(values):
+    found = quantity(values)
+    assert found is not None
+    assert found.n == len(values)
+    for estimate, q in ((found.p50, 0.5), (found.p95, 0.95)):
+        assert estimate.value == pytest.approx(np.quantile(values, q))
+        if len(values) > 1:
+            low, high = bounds(estimate)
+            assert min(values) * (1 - 1e-12) <= low <= high <= max(values) * (1 + 1e-12)
+
+
+@given(samples)
+def test_the_same_values_in_any_order_give_the_same_intervals(values):
+    assert quantity(values) == quantity(list(reversed(values)))
+
+
+def test_one_value_has_no_interval_and_none_has_no_quantity():
+    found = quantity([2.0])
+    assert found is not None
+    assert not found.p50.known
+    assert quantity([]) is None
+    assert difference([], [1.0]) is None
+    assert ratio([1.0], []) is None
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 20, 101])
+@pytest.mark.parametrize("q", [0.5, 0.95])
+def test_replicates_are_distributed_like_those_of_plain_resampling(n, q):
+    values = np.sort(np.random.default_rng(n).lognormal(0, 1, n))
+    quick = statistics._replicates(values, q, 0)
+    random = np.random.default_rng(7)
+    plain = np.quantile(values[random.integers(0, n, (20_000, n))], q, axis=1)
+    for share in (0.025, 0.25, 0.5, 0.75, 0.975):
+        # Compared as ranks: a quantile of few values jumps.
+        within = np.quantile(plain, [max(0.0, share - 0.03), min(1.0, share + 0.03)])
+        assert within[0] - 1e-9 <= np.quantile(quick, share) <= within[1] + 1e-9
+
+
+def test_intervals_cover_the_true_median_about_as_often_as_they_say():
+    random = np.random.default_rng(3)
+    found = [quantity(random.exponential(1.0, 40)) for _ in range(400)]
+    covered = sum(one.p50.low <= np.log(2) <= one.p50.high for one in found if one)
+    assert 0.90 <= covered / 400 <= 0.99
+
+
+@given(samples, samples)
+def test_exchanging_the_samples_inverts_the_ratio(a, b):
+    there, back = ratio(a, b), ratio(b, a)
+    assert there is not None
+    assert back is not None
+    assert there.value * back.value == pytest.approx(1)
+    if there.known and back.known and sorted(a) != sorted(b):
+        assert bounds(there)[0] * bounds(back)[1] == pytest.approx(1)
+        assert bounds(there)[1] * bounds(back)[0] == pytest.approx(1)
+
+
+def test_a_sample_against_itself_is_not_certain_to_be_equal():
+    found = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found is not None
+    assert found.value == 1
+    low, high = bounds(found)
+    assert low < 1 < high
+
+
+def test_a_median_of_zero_has_no_ratio():
+    assert ratio([0.0, 0.0, 1.0], [1.0, 2.0, 3.0]) is None
+    some = ratio([0.0, 1.0, 1.0], [1.0, 2.0, 3.0])
+    assert some is not None
+    assert not some.known
+
+
+@given(samples, samples)
+def test_the_difference_is_that_of_the_medians(a, b):
+    found = difference(a, b)
+    assert found is not None
+    assert found.value == pytest.approx(np.median(a) - np.median(b))
+
+
+@given(samples, positive)
+def test_scaling_scales_the_interval(values, factor):
+    plain, scaled = quantity(values), quantity([value * factor for value in values])
+    assert plain is not None
+    assert scaled is not None
+    assert scaled.p50.value == pytest.approx(plain.p50.scaled(factor).value)
+    if plain.p50.known:
+        assert scaled.p50.low == pytest.approx(plain.p50.scaled(factor).low)
+
+
+def test_few_trials_cannot_be_significant():
+    assert least_attainable_p(3, 3) == pytest.approx(0.1)
+    assert judge([1, 2, 3], [10, 20, 30]).p is None
+    assert judge([1, 2, 3, 4], [10, 20, 30, 40]).p == pytest.approx(2 / 70)
+    assert least_attainable_p(0, 5) == 1
+
+
+def test_ties_and_constants_do_not_break_the_test():
+    assert mann_whitney(np.ones(30), np.ones(30)) == 1.0
+    assert mann_whitney(np.array([1.0, 1, 2, 2] * 5), np.array([3.0, 3, 4, 4] * 5)) < 0.001
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12))
+def test_holm_only_raises_and_keeps_the_order(ps):
+    corrected = holm(ps)
+    pairs = [(p, c) for p, c in zip(ps, corrected, strict=True) if p is not None and c is not None]
+    assert [c is None for c in corrected] == [p is None for p in ps]
+    assert all(p <= c <= 1 for p, c in pairs)
+    assert [c for _, c in sorted(pairs)] == sorted(c for _, c in pairs)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
+
+
+def test_drift_sees_a_trend_and_no_trend():
+    assert drift(list(range(20)))[0] == pytest.approx(1)
+    assert drift([1.0] * 20) == (0.0, 1.0)
