@@ -24,6 +24,10 @@ def cold_start_medians(summary: Summary) -> Any:
     figure = canvas.new(1.1 + sum(heights))
     panels = figure.subplots(len(tiers), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     looks = substrate_looks(summary)
+    low, high = _range([cell for tier in tiers for cell in rows[tier]])
+    panels[0].set_xlim(low, high)
+    panels[0].set_xscale("log")
+    canvas.duration_axis(panels[0].xaxis, low, high)
     for axes, tier in zip(panels, tiers, strict=True):
         for row, cell in enumerate(rows[tier]):
             _dumbbell(axes, row, cell, looks[cell.substrate])
@@ -33,10 +37,6 @@ def cold_start_medians(summary: Summary) -> Any:
         axes.spines["left"].set_visible(False)
         axes.set_title(drawn(tier), loc="left", fontsize=11, fontweight="bold", pad=4)
         axes.grid(axis="x")
-    low, high = _range([cell for tier in tiers for cell in rows[tier]])
-    panels[0].set_xscale("log")
-    panels[0].set_xlim(low, high)
-    canvas.duration_axis(panels[0].xaxis, low, high)
     panels[-1].set_xlabel("p50, logarithmic")
     marks = [
         Line2D([], [], marker="o", color=MUTED, linestyle="none", label="to first command's result"),
@@ -60,6 +60,9 @@ def _dumbbell(axes: Any, row: int, cell: Cell, look: SubstrateLook) -> None:
         axes.text(0.01, row, why, transform=axes.get_yaxis_transform(), va="center", color=MUTED)
         return
     first, whole = cell.first_result.p50, cell.total.p50
+    if whole.value <= 0:
+        axes.text(0.01, row, "0 s", transform=axes.get_yaxis_transform(), va="center", color=MUTED)
+        return
     axes.plot([first.value, whole.value], [row, row], color=look.colour, linewidth=2, alpha=0.45, zorder=2)
     for estimate, filled in ((first, True), (whole, False)):
         _whisker(axes, row, estimate, look.colour)

@@ -1,0 +1,261 @@
+"""The report, written from synthetic records and read back."""
+
+from __future__ import annotations
+
+import csv
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
+
+import dutyfree.report
+from dutyfree.analysis.summary import decode
+from dutyfree.errors import RecordsError
+from dutyfree.study.records import FILE, Failure
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+FIGURES = [f"figure{number}" for number in range(1, 7)]
+
+
+class Page(HTMLParser):
+    """Checks nesting, and gathers what the tests ask about."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags = []
+        self.ids = []
+        self.links = []
+        self.text = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if "id" in found:
+            self.ids.append(found["id"])
+        self.links += [
+            value for name, value in attrs if name in ("href", "src", "xlink:href", "srcset", "data")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def page(directory):
+    return Page((directory / "report.html").read_text())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("report")
+    content = plausible(
+        labels=("bare", "docker", "native"), trials=12, parallel=(1, 4), failing={"docker": 0.2}
+    )
+    summary = dutyfree.report.write(save(directory, content))
+    return directory, summary
+
+
+def test_everything_is_there(written):
+    directory, summary = written
+    made = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    tables = "cold_start decomposition trajectories tax table1 table2 worker_hours ratios failures throughput"
+    assert made == {
+        FILE,
+        "summary.json",
+        "report.md",
+        "report.html",
+        *(f"tables/{name}.csv" for name in tables.split()),
+        *(f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
+    }
+    assert decode((directory / "summary.json").read_bytes()) == summary
+
+
+def test_writing_again_gives_the_same_bytes(written):
+    directory, _ = written
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    dutyfree.report.write(directory)
+    changed = [path.name for path, content in before.items() if path.read_bytes() != content]
+    assert changed == []
+
+
+def test_tables_hold_the_numbers_of_the_summary(written):
+    directory, summary = written
+    with (directory / "tables/table1.csv").open(newline="") as file:
+        assert [round(float(row["hours"])) for row in csv.DictReader(file)] == [278, 417, 4167]
+    with (directory / "tables/tax.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["tax_seconds"]) for row in rows] == [tax.seconds.value for tax in summary.taxes]
+    with (directory / "tables/decomposition.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            parts = sum(float(value) for name, value in row.items() if name.endswith("_mean"))
+            assert parts == pytest.approx(float(row["typical_total"]))
+
+
+def test_the_headline_answers_with_the_numbers_of_the_summary(written):
+    directory, summary = written
+    words = page(directory).words
+    spread = next(row for row in summary.spreads if row.workload == "trajectory-150")
+    for question in ("cold start?", "time go?", "length of a trajectory?", "million trajectories?"):
+        assert question in words
+    assert f"{spread.hours(spread.difference).value:,.0f} h more" in words
+    assert "(95 % interval" in words
+
+
+def test_the_page_is_sound_and_asks_nothing_of_the_network(written):
+    directory, _ = written
+    made = page(directory)
+    assert len(made.ids) == len(set(made.ids))
+    assert all(link.startswith("#") for link in made.links)
+    assert {link[1:] for link in made.links} <= set(made.ids)
+    tags = {tag for tag, _ in made.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "video", "audio"}
+    text = (directory / "report.html").read_text()
+    for call in ("@import", "url(http", "url(//", "url('", 'url("'):
+        assert call not in text
+
+
+def test_the_page_is_accessible(written):
+    made = page(written[0])
+    drawings = [attributes for tag, attributes in made.tags if tag == "svg"]
+    assert len(drawings) == 6
+    assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in drawings)
+    assert sum(tag == "table" for tag, _ in made.tags) == sum(tag == "caption" for tag, _ in made.tags)
+    assert all("scope" in attributes for tag, attributes in made.tags if tag == "th")
+    assert ("html", {"lang": "en"}) in made.tags
+
+
+def test_inline_drawings_follow_the_theme(written):
+    text = (written[0] / "report.html").read_text()
+    drawings = text.split("<svg")[1:]
+    for drawing in drawings:
+        body = drawing.split("</svg>")[0]
+        assert "currentColor" in body
+        assert "#1a1d21" not in body
+        assert "#ffffff" not in body
+
+
+def test_files_of_figures_are_whole_and_undated(written):
+    for name in FIGURES:
+        text = (written[0] / f"figures/{name}.svg").read_bytes()
+        assert ET.fromstring(text).tag.endswith("svg")
+        assert b"dc:date" not in text
+        assert (written[0] / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cautions_stand_beside_their_numbers(written):
+    directory, _ = written
+    words, text = page(directory).words, (directory / "report.md").read_text()
+    for phrase in ("the p50 of the same action on bare stands in", "trials failed; the numbers are those"):
+        assert phrase in words
+        assert phrase in text
+    assert "<sup>" in text
+
+
+def test_markdown_links_to_its_figures(written):
+    directory, _ = written
+    text = (directory / "report.md").read_text()
+    for name in FIGURES:
+        assert f"](figures/{name}.svg)" in text
+    lines = text.splitlines()
+    for above, line in zip(lines, lines[1:], strict=False):
+        if above.startswith("|") and line.startswith("|"):
+            assert above.replace("\\|", "").count("|") == line.replace("\\|", "").count("|")
+    assert "dutyfree report" in text
+
+
+HOSTILE = '<script>alert("x")</script>&amp;|`*$^$_[x](y)'
+
+
+def test_hostile_names_and_causes_stay_text(tmp_path):
+    content = records(
+        *cold("bare", [1.0] * 5),
+        *cold(HOSTILE, [2.0] * 5),
+        *cold("_under", [2.0] * 5),
+        *cold("日本\u202e\n", [2.0] * 5, workload="T2"),
+        trial("T0", "bare", 9, failure=Failure("infrastructure", "create", f"{HOSTILE}\n```\n{HOSTILE}")),
+        trial(f"trajectory-{HOSTILE}", "bare", 0, actions=(action(HOSTILE, 1.0),)),
+        substrates={
+            "bare": facts("bare", facts={HOSTILE: HOSTILE}),
+            "gone": facts("gone", unavailable=HOSTILE),
+        },
+        study=study(plan={"name": HOSTILE}, host={"cpu": HOSTILE}),
+    )
+    dutyfree.report.write(save(tmp_path, content))
+    made = page(tmp_path)
+    assert not any(tag == "script" for tag, _ in made.tags)
+    assert HOSTILE in made.words
+    text = (tmp_path / "report.md").read_text()
+    outside_of_code = "".join(text.split("```")[::2])
+    assert "<script>" not in outside_of_code
+    for name in FIGURES:
+        ET.fromstring((tmp_path / f"figures/{name}.svg").read_bytes())
+
+
+def partial():
+    failed = [trial("T2", "docker", n, failure=Failure("timeout", "exec", "slow")) for n in range(3)]
+    many = (*PROFILES, "hosted", "cloud", "seven", "eight", "nine", "ten")
+    return {
+        "no trials": records(),
+        "warm-ups only": records(*cold("bare", [1.0], warmup=True)),
+        "one trial": records(*cold("bare", [1.0])),
+        "failures only": records(*failed),
+        "failures beside successes": records(*cold("bare", [1.0] * 3, workload="T2"), *failed),
+        "one tier": plausible(labels=("docker",), tiers=("T0",), lengths=(), trials=3),
+        "one length": plausible(tiers=(), lengths=(50,), trials=3),
+        "no baseline": plausible(labels=("docker", "oci"), trials=3),
+        "twelve substrates": plausible(labels=many, trials=2, failing={"oci": 1.0}),
+        "zero times": records(*cold("bare", [0.0] * 4), *cold("docker", [0.0] * 4)),
+        "other workloads": records(*cold("bare", [1.0] * 3, workload="mine")),
+        "parallel only": plausible(trials=4, tiers=("T0",), lengths=(10,), parallel=(4,)),
+        "huge and tiny": records(*cold("bare", [1e-9] * 3), *cold("vm", [1e6] * 3, workload="T0")),
+    }
+
+
+@pytest.mark.parametrize("name", list(partial()))
+def test_partial_records_give_a_whole_report(name, tmp_path):
+    content = partial()[name]
+    summary = dutyfree.report.write(save(tmp_path, content))
+    made = page(tmp_path)
+    assert len(made.ids) == len(set(made.ids))
+    assert summary.trials == len(content.measured)
+    if not summary.trials:
+        assert "no measured trial" in made.words
+    for figure in FIGURES:
+        assert (tmp_path / f"figures/{figure}.svg").stat().st_size > 1000
+
+
+def test_records_of_a_killed_study_are_read(tmp_path):
+    save(tmp_path, plausible(trials=3, lengths=(10,)))
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes()[:-40])
+    summary = dutyfree.report.write(tmp_path)
+    assert summary.trials == 23
+
+
+def test_no_records_and_no_room_are_told(tmp_path):
+    with pytest.raises(RecordsError, match="no records"):
+        dutyfree.report.write(tmp_path)
+    save(tmp_path, records())
+    (tmp_path / "tables").write_text("in the way")
+    with pytest.raises(RecordsError, match="cannot write the report"):
+        dutyfree.report.write(tmp_path)
+    assert not list(tmp_path.glob(".*.new"))
