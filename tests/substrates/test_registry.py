@@ -1,0 +1,103 @@
+"""Names, options, third parties' substrates, and what an import costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import dutyfree
+from dutyfree import substrates
+from dutyfree.errors import OptionError
+
+THIRD_PARTY = """
+from dutyfree.substrates.scripted import Scripted
+
+class Theirs(Scripted):
+    summary = "somebody else's"
+"""
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """An installed package with entry points, as pip leaves it."""
+
+    def install(entry_points):
+        info = tmp_path / "theirs-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[dutyfree.substrates]\n{entry_points}\n")
+        (tmp_path / "theirs_package.py").write_text(THIRD_PARTY)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "theirs_package", raising=False)
+
+    return install
+
+
+def test_ours_are_known():
+    assert substrates.names()[:3] == ("bare", "docker", "scripted")
+
+
+def test_an_unknown_name():
+    with pytest.raises(OptionError, match=r"unknown substrate 'dokcer' \(known are: bare, docker, scripted"):
+        dutyfree.open("dokcer")
+
+
+def test_an_unknown_option():
+    with pytest.raises(
+        OptionError, match=r"'scripted' has no option 'sed' \(its options are: create_seconds"
+    ):
+        dutyfree.open("scripted", sed=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ({"create_seconds": "long"}, "Expected `float`, got `str`"),
+        ({"fail_phase": "lunch"}, "Invalid enum value 'lunch'"),
+        ({"fail_every": 1.5}, "Expected `int`, got `float`"),
+    ],
+)
+def test_a_wrong_type(option, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        dutyfree.open("scripted", **option)
+
+
+@pytest.mark.anyio
+async def test_a_third_partys_substrate(distribution):
+    distribution("theirs = theirs_package:Theirs")
+    assert substrates.names()[-1] == "theirs"
+    assert "theirs_package" not in sys.modules
+    assert (await substrates.probe("theirs")).available
+    async with dutyfree.open("theirs", exit_code=5) as substrate, substrate.sandbox() as sandbox:
+        assert (await sandbox.exec("anything")).exit_code == 5
+
+
+def test_a_third_party_cannot_take_our_names(distribution):
+    distribution("bare = theirs_package:Theirs")
+    assert substrates.names().count("bare") == 1
+    assert substrates.provider("bare").__module__ == "dutyfree.substrates.bare"
+
+
+@pytest.mark.parametrize("value", ["theirs_package:Missing", "no_such_module:Theirs"])
+def test_a_third_partys_substrate_that_cannot_be_loaded(distribution, value):
+    distribution(f"theirs = {value}")
+    with pytest.raises(OptionError, match="'theirs' cannot be loaded from"):
+        dutyfree.open("theirs")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", substrates.BUILT_IN)
+async def test_a_probe_raises_nothing_and_says_how_to_enable(name):
+    found = await substrates.probe(name)
+    assert found.detail
+    assert found.available or found.remedy
+
+
+def test_importing_is_light():
+    heavy = ["anyio", "asyncio", "numpy", "scipy", "matplotlib", "httpx", "rich", "dutyfree.substrates.bare"]
+    program = f"import sys, dutyfree; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""

@@ -1,0 +1,150 @@
+"""The blocking face: everything of the async one, from plain code and from threads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
+
+import pytest
+
+import dutyfree.sync
+from dutyfree import errors
+from dutyfree.contract import Chunk, Limits, Observation, Recipe, Stage
+
+
+@pytest.fixture(params=["scripted", "bare"])
+def substrate(request):
+    with dutyfree.sync.open(request.param) as opened:
+        yield opened
+
+
+def test_commands_and_files(substrate, tmp_path):
+    assert substrate.name in ("scripted", "bare")
+    assert isinstance(substrate.facts(), dict)
+    substrate.prepare()
+    with substrate.sandbox(limits=Limits(output=100), labels={"a": "b"}) as sandbox:
+        assert sandbox.workdir.startswith("/")
+        assert sandbox.id
+        seen = sandbox.exec(["echo", "hello"], timeout=10)
+        assert isinstance(seen, Observation)
+        assert seen.stdout == b"hello\n"
+        sandbox.write("d/f", b"content", mode=0o600)
+        assert sandbox.read("d/f") == b"content"
+        assert [entry.name for entry in sandbox.list("d")] == ["f"]
+        sandbox.download("d", tmp_path / "back")
+        assert (tmp_path / "back" / "f").read_bytes() == b"content"
+        sandbox.upload(tmp_path / "back", "again")
+        sandbox.remove("d")
+        assert [entry.name for entry in sandbox.list(".")] == ["again"]
+
+
+def test_recipes(substrate, tmp_path):
+    (tmp_path / "f").write_text("1")
+    with substrate.sandbox(Recipe(stages=(Stage("files", files={"f": tmp_path / "f"}),))) as sandbox:
+        assert sandbox.read("f") == b"1"
+
+
+def test_exceptions_pass_through(substrate):
+    with substrate.sandbox() as sandbox, pytest.raises(FileNotFoundError):
+        sandbox.read("missing")
+    with pytest.raises(ZeroDivisionError), substrate.sandbox() as sandbox:
+        _ = 1 / 0
+    with pytest.raises(errors.SandboxClosed):
+        sandbox.read("missing")
+    with pytest.raises(errors.CreateError), substrate.sandbox(limits=Limits(disk=1)):
+        pass
+
+
+def test_opening_fails_as_in_async_code():
+    with pytest.raises(errors.OptionError), dutyfree.sync.open("nowhere"):
+        pass
+    with pytest.raises(errors.Unavailable), dutyfree.sync.open("bare", directory="/proc/nowhere"):
+        pass
+
+
+def test_from_several_threads(substrate):
+    with substrate.sandbox() as sandbox, ThreadPoolExecutor(8) as threads:
+
+        def one(number):
+            sandbox.write(f"f{number}", str(number).encode())
+            return sandbox.exec(["cat", f"f{number}"]).stdout
+
+        assert list(threads.map(one, range(40))) == [str(number).encode() for number in range(40)]
+
+
+def test_threads_run_at_the_same_time(substrate):
+    with substrate.sandbox() as sandbox, ThreadPoolExecutor(8) as threads:
+        begun = monotonic()
+        list(threads.map(lambda _: sandbox.exec(["sleep", "0.5"]), range(8)))
+        assert monotonic() - begun < 3
+
+
+def test_a_sandbox_for_each_thread(substrate):
+    def one(number):
+        with substrate.sandbox() as sandbox:
+            sandbox.write("f", str(number).encode())
+            return sandbox.read("f")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(one, range(24))) == [str(number).encode() for number in range(24)]
+
+
+def test_the_thread_of_the_loop_ends_with_the_context():
+    before = threading.active_count()
+    with dutyfree.sync.open("scripted"):
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+
+
+@pytest.fixture
+def able():
+    with dutyfree.sync.open("scripted") as substrate, substrate.sandbox() as sandbox:
+        yield substrate, sandbox
+
+
+def test_reset_snapshot_and_fork(able):
+    substrate, sandbox = able
+    sandbox.write("f", b"1")
+    recipe = sandbox.snapshot()
+    assert isinstance(recipe, Recipe)
+    with sandbox.fork(2) as (one, two):
+        one.write("f", b"one")
+        assert two.exec("cat f").stdout == b"1"
+    sandbox.reset()
+    assert sandbox.list(".") == ()
+    with substrate.sandbox(recipe) as copy:
+        assert copy.read("f") == b"1"
+
+
+def test_shells_and_background_processes(able):
+    _, sandbox = able
+    with sandbox.shell() as shell:
+        shell.run("export A=1")
+        assert shell.run("printenv A").stdout == b"1\n"
+    process = sandbox.start("sleep 60")
+    assert process.id
+    process.kill()
+    assert process.wait().signal == 9
+    sandbox.pause()
+    sandbox.resume()
+
+
+def test_streaming(able):
+    _, sandbox = able
+    chunk, last = sandbox.stream("echo hello")
+    assert chunk == Chunk("stdout", b"hello\n")
+    assert isinstance(last, Observation)
+    for item in sandbox.stream("echo hello"):
+        assert item == chunk
+        break
+    assert sandbox.exec("true").ok
+
+
+def test_streaming_errors_pass_through(able):
+    substrate, _ = able
+    with substrate.sandbox() as closed:
+        pass
+    with pytest.raises(errors.SandboxClosed), suppress(StopIteration):
+        next(closed.stream("true"))
