@@ -390,14 +390,17 @@ def derive_patch(path: str, before: bytes, after: bytes) -> Patch:
     if len(changes) != 1:
         raise FixtureError(f"{path}: expected one change between the releases, found {len(changes)}")
     _, old_start, old_end, new_start, new_end = changes[0]
-    while before.count(text := b"".join(old[old_start:old_end])) != 1:
-        old_start, new_start = old_start - 1, new_start - 1
-        if old_start < 0:
+    while True:
+        lost, gained = b"".join(old[old_start:old_end]), b"".join(new[new_start:new_end])
+        if before.count(lost) == 1 and before.replace(lost, gained) == after:
+            break
+        if not old_start:
             raise FixtureError(f"{path}: the change cannot be told from the rest of the file")
+        old_start, new_start = old_start - 1, new_start - 1
     diff = difflib.unified_diff(
         before.decode().splitlines(keepends=True),
         after.decode().splitlines(keepends=True),
         f"a/{path}",
         f"b/{path}",
     )
-    return Patch(path=path, old=text, new=b"".join(new[new_start:new_end]), diff="".join(diff))
+    return Patch(path=path, old=lost, new=gained, diff="".join(diff))

@@ -108,17 +108,21 @@ class _Script:
         return step
 
     def _possible(self, verb: str) -> str:
-        """The verb, or its stand-in when there is nothing yet that it could act on."""
-        if verb == "revert" and not self._edits:
-            return "edit"
-        due = self._reproduced and not self._fixed
-        if verb == "edit" and not due and len(self._edits) == len(self._operands.edited):
-            return "revert"
+        """The verb, or its stand-in: first see the failure, then fix it, and act only on what is there."""
+        if verb in ("edit", "revert"):
+            if self._fix_is_due or not self._edits:
+                return "edit"
+            if len(self._edits) == len(self._operands.edited):
+                return "revert"
         if verb in ("file", "new") and not self._reproduced:
             return "one"
         if verb == "new" and not self._written:
             return "file"
         return verb
+
+    @property
+    def _fix_is_due(self) -> bool:
+        return self._reproduced and not self._fixed
 
     def _pick(self, options: Sequence[T], purpose: str = "") -> T:
         """A choice that is the same for ever: the random module promises that for no release."""
@@ -229,7 +233,7 @@ class _Script:
     # Modification
 
     def _edit(self, label: str) -> Step:
-        if self._reproduced and not self._fixed:
+        if self._fix_is_due:
             self._fixed = True
             return self._change(label, Edit(self._patch.path, self._patch.old, self._patch.new))
         path = self._pick([path for path in self._operands.edited if path not in self._edits])

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dutyfree.workloads.fixture import COMMIT, GIT_ENVIRONMENT, Fixture
+from dutyfree.workloads.gitserver import GitServerError, serve, start
+
+OWNER = """
+import pathlib, signal, sys
+from dutyfree import paths
+from dutyfree.workloads.fixture import build
+from dutyfree.workloads.gitserver import start
+server = start(build(paths.cache()), ["127.0.0.1"])
+print(server.port, server._process.pid, flush=True)
+signal.pause()
+"""
+
+
+async def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return await anyio.run_process(["git", *arguments], env={**os.environ, **GIT_ENVIRONMENT}, check=False)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.anyio
+async def test_clones_and_is_gone_afterwards(fixture: Fixture, tmp_path: Path) -> None:
+    async with serve(fixture, ["127.0.0.1", "127.0.0.2"]) as server:
+        for address in ("127.0.0.1", "127.0.0.2"):
+            target = str(tmp_path / address)
+            assert (await git("clone", "--quiet", server.url(address), target)).returncode == 0
+            assert (await git("-C", target, "rev-parse", "HEAD")).stdout.decode().strip() == COMMIT
+        pushed = await git("-C", target, "push", "origin", "HEAD:refs/heads/other")
+        assert pushed.returncode != 0
+        missing = await git("ls-remote", server.url().replace("attrs.git", "other.git"))
+        assert missing.returncode != 0
+    assert not listens(server.port)
+
+
+@pytest.mark.anyio
+async def test_many_clones_at_once(fixture: Fixture) -> None:
+    async with serve(fixture) as server, anyio.create_task_group() as group:
+
+        async def look() -> None:
+            assert COMMIT.encode() in (await git("ls-remote", server.url())).stdout
+
+        for _ in range(32):
+            group.start_soon(look)
+
+
+def test_the_backlog_holds_a_crowd(fixture: Fixture) -> None:
+    server = start(fixture, ["127.0.0.1"])
+    try:
+        os.kill(server._process.pid, signal.SIGSTOP)
+        with ExitStack() as stack:
+            for _ in range(64):  # TCP tries a refused one again only after a second
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=0.9))
+    finally:
+        server.stop()
+
+
+def test_dies_with_its_owner(fixture: Fixture) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        port, pid = map(int, owner.stdout.readline().split())
+        assert listens(port)
+        owner.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not listens(port)
+
+
+@pytest.mark.anyio
+async def test_an_address_of_another_host_is_refused(fixture: Fixture) -> None:
+    with pytest.raises(GitServerError, match=r"192\.0\.2\.1: Cannot assign") as raised:
+        async with serve(fixture, ["127.0.0.1", "192.0.2.1"]):
+            pass
+    assert "remote" in raised.value.remedy
+
+
+@pytest.mark.anyio
+async def test_without_git(fixture: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(GitServerError, match="git was not found"):
+        async with serve(fixture):
+            pass
+    (tmp_path / "git").write_text("#!/bin/sh\necho /nowhere\n")
+    (tmp_path / "git").chmod(0o755)
+    with pytest.raises(GitServerError, match="this git has no daemon"):
+        async with serve(fixture):
+            pass

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from itertools import islice
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dutyfree.contract import Edit, Exec, Recipe, Stage, Substrate, Write
+from dutyfree.study.trial import perform
+from dutyfree.workloads import tiers
+from dutyfree.workloads.fixture import Fixture
+from dutyfree.workloads.trajectories import mix, spread, trajectory
+from dutyfree.workloads.workload import Step
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 400))
+def test_choices_follow_the_weights_at_every_length(weights: dict[str, int], length: int) -> None:
+    counted = Counter(islice(spread(weights), length))
+    for choice, weight in weights.items():
+        assert abs(counted[choice] - length * weight / sum(weights.values())) < len(weights)
+
+
+@settings(max_examples=15)
+@given(n=st.integers(1, 200), seed=st.integers(0, 2**32))
+def test_shape(fixture: Fixture, n: int, seed: int) -> None:
+    made = trajectory(n, fixture, "git://x/attrs.git", seed)
+    assert made.name == f"trajectory-{n}"
+    assert len(made.actions) == n
+    assert len({step.label for step in made.actions}) == n
+    assert all(step.label.startswith(f"{number:03d}-") for number, step in enumerate(made.actions, 1))
+    kinds = Counter(step.kind for step in made.actions)
+    weights = mix().kinds
+    for kind, weight in weights.items():
+        assert abs(kinds[kind] - n * weight / sum(weights.values())) < 2
+    assert all(checked(step) for step in made.actions)
+    shorter = trajectory((n + 1) // 2, fixture, "git://x/attrs.git", seed)
+    assert made.actions[: len(shorter.actions)] == shorter.actions
+
+
+def checked(step: Step) -> bool:
+    """What a step that changes files has done, later ones see; all others say what they expect."""
+    if isinstance(step.action, Edit | Write) or step.label.endswith("-revert"):
+        return True
+    return bool(all(step.expect.contains) and step.expect.contains) or step.expect.exit_code != 0
+
+
+def test_the_sequence_is_the_same_for_ever(fixture: Fixture) -> None:
+    made = trajectory(150, fixture, "git://x/attrs.git")
+    without_script = [
+        (step.label, step.action if not step.label.endswith("-symbols") else None, step.expect)
+        for step in made.actions
+    ]
+    assert hashlib.sha256(msgspec.json.encode(without_script)).hexdigest() == PINNED
+
+
+PINNED = "19182c8f58c4f4499f8523e91d7bbbd2d74340163ebeba200773f4b790ede901"
+"""Changes only when the mix or the generator is meant to change; old and new records then differ in kind."""
+
+
+def test_the_failure_is_seen_before_the_fix(fixture: Fixture) -> None:
+    made = trajectory(10, fixture, "git://x/attrs.git").actions
+    tests = [step for step in made if step.kind == "test"]
+    assert tests[0].expect.exit_code == 1
+    fixes = [step for step in made if isinstance(step.action, Edit) and step.action.old == fixture.patch.old]
+    assert len(fixes) == 1
+    assert made.index(tests[0]) < made.index(fixes[0])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", [0, 1, 2])
+async def test_expectations_hold_whatever_was_modified(seed: int, fixture: Fixture, bare: Substrate) -> None:
+    """All but the tests, which change no file: 300 actions then take a second or two."""
+    made = await anyio.to_thread.run_sync(trajectory, 300, fixture, "", seed)
+    recipe = Recipe(stages=(Stage("repository", files={tiers.REPOSITORY: fixture.checkout}),))
+    await bare.prepare(recipe)
+    async with bare.sandbox(recipe) as sandbox:
+        for step in made.actions:
+            if step.kind != "test":
+                assert step.expect.complaint(await perform(sandbox, step.action)) is None, step.label
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_every_selection_of_tests_passes(fixture: Fixture, bare: Substrate) -> None:
+    """Each file of tests in the mix, after the edits that a long trajectory leaves."""
+    made = await anyio.to_thread.run_sync(trajectory, 150, fixture, "")
+    recipe = tiers.recipe(fixture)
+    offline = tiers.setup(fixture, str(fixture.repository))  # a path serves as well as a server here
+    seen = set()
+    async with bare.sandbox(recipe) as sandbox:
+        for command in (command for stage in offline for command in stage.commands):
+            assert (await sandbox.exec(command)).ok
+        for step in made.actions:
+            if step.kind == "test":
+                assert isinstance(step.action, Exec)
+                if step.action.command in seen:
+                    continue
+                seen.add(step.action.command)
+            if step.kind in ("modify", "test"):
+                assert step.expect.complaint(await perform(sandbox, step.action)) is None, step.label
+    assert len(seen) > 8
