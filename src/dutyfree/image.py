@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import anyio
 import anyio.to_thread
@@ -213,16 +214,16 @@ def _require_root() -> None:
 
 
 async def _require_debootstrap(say: Progress) -> None:
-    if shutil.which("debootstrap"):
+    if await anyio.to_thread.run_sync(shutil.which, "debootstrap"):
         return
-    if shutil.which("apt-get"):
+    if await anyio.to_thread.run_sync(shutil.which, "apt-get"):
         say("debootstrap is missing: apt-get install debootstrap")
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         # The lists may be absent (a container) or stale; the installation itself decides.
         for command in ("update -qq", "install -y -qq --no-install-recommends debootstrap"):
             with contextlib.suppress(Unavailable):
                 await _run(["apt-get", *command.split()], say, environment)
-    if not shutil.which("debootstrap"):
+    if not await anyio.to_thread.run_sync(shutil.which, "debootstrap"):
         raise Unavailable(
             "debootstrap is missing",
             remedy="install your distribution's debootstrap package, "
@@ -233,15 +234,7 @@ async def _require_debootstrap(say: Progress) -> None:
 @contextlib.asynccontextmanager
 async def _lock(say: Progress) -> AsyncIterator[None]:
     """One builder at a time; the kernel frees the lock of one that was killed."""
-    directory = _directory()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / "lock", "w")  # noqa: ASYNC230, SIM115 (opening an empty file)
-    except OSError as error:
-        raise Unavailable(
-            f"the cache directory {directory} cannot be written: {error.strerror}",
-            remedy="set DUTYFREE_CACHE to a directory that can",
-        ) from error
+    file = await anyio.to_thread.run_sync(_lock_file)
     with file:
         told = False
         # The kernel has no lock that can be awaited without a thread that cannot be cancelled.
@@ -251,6 +244,18 @@ async def _lock(say: Progress) -> AsyncIterator[None]:
                 told = True
             await anyio.sleep(0.2)
         yield
+
+
+def _lock_file() -> TextIO:
+    directory = _directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return open(directory / "lock", "w")
+    except OSError as error:
+        raise Unavailable(
+            f"the cache directory {directory} cannot be written: {error.strerror}",
+            remedy="set DUTYFREE_CACHE to a directory that can",
+        ) from error
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -270,20 +275,25 @@ def _scratch() -> Path:
 
 async def _build(scratch: Path, say: Progress) -> Image:
     root = scratch / "root"
-    wanted = suite()
-    source = mirror(wanted)
     started = time.monotonic()
+    wanted, source, environment = await anyio.to_thread.run_sync(_circumstances)
     say(f"debootstrap of Debian {wanted} from {source or 'its default mirror'}")
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", wanted, str(root)]
-    await _run([*_namespaces(), *command, *([source] if source else [])], say, _environment())
+    await _run([*_namespaces(), *command, *([source] if source else [])], say, environment)
     say("packing")
     await anyio.to_thread.run_sync(_clean, root)
     tar = scratch / "image.tar"
     packing = ["tar", "--create", "--sort=name", "--numeric-owner", "--one-file-system"]
-    await _run([*packing, f"--file={tar}", f"--directory={root}", "."], say, _environment())
+    await _run([*packing, f"--file={tar}", f"--directory={root}", "."], say, environment)
     image = await anyio.to_thread.run_sync(_publish, tar, wanted)
     say(f"{image.name}: {image.size >> 20} MB in {time.monotonic() - started:.0f} s")
     return image
+
+
+def _circumstances() -> tuple[str, str | None, dict[str, str]]:
+    """Suite, mirror and environment of a build on this machine."""
+    wanted = suite()
+    return wanted, mirror(wanted), _environment()
 
 
 def _namespaces() -> list[str]:
