@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -39,7 +38,9 @@ async def interleaved(rounds: int, sides: dict[str, Side]) -> Measured:
     return {name: values[rounds // 10 :] for name, values in found.items()}
 
 
-def row(identity: str, what: str, over: list[float], under: list[float], target: float | None, low: bool) -> dict:
+def row(
+    identity: str, what: str, over: list[float], under: list[float], target: float | None, low: bool
+) -> dict:
     """One ratio of medians. ``low``: the target is an upper bound."""
     value = statistics.median(over) / statistics.median(under)
     holds = None if target is None else (value <= target if low else value >= target)
@@ -106,9 +107,7 @@ async def docker(rounds: int) -> list[dict]:
             async def client() -> None:
                 subprocess.run(["docker", "exec", container, "/bin/true"], capture_output=True, check=True)
 
-            execs = await interleaved(
-                rounds, {"api": lambda: sandbox.exec(["/bin/true"]), "client": client}
-            )
+            execs = await interleaved(rounds, {"api": lambda: sandbox.exec(["/bin/true"]), "client": client})
 
         async def cold() -> None:
             async with substrate.sandbox() as fresh:
@@ -124,7 +123,14 @@ async def docker(rounds: int) -> list[dict]:
         creates = await interleaved(max(5, rounds // 5), {"api": cold, "client": run})
     return [
         row("D1", "docker substrate exec ÷ docker exec", execs["api"], execs["client"], 1.0, low=True),
-        row("D2", "docker create, exec, remove ÷ docker run --rm", creates["api"], creates["client"], None, low=True),
+        row(
+            "D2",
+            "docker create, exec, remove ÷ docker run --rm",
+            creates["api"],
+            creates["client"],
+            None,
+            low=True,
+        ),
     ]
 
 
@@ -145,7 +151,7 @@ def main() -> int:
     OUT.parent.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=OUT.parent, delete=False) as file:
         json.dump(rows, file, indent=1)
-    os.replace(file.name, OUT)
+    Path(file.name).replace(OUT)
     print(f"{'id':4} {'what':48} {'value':>8} {'target':>7}  {'p50 ms':>8} {'p95 ms':>8} {'n':>4}")
     for entry in rows:
         target = "" if entry["target"] is None else str(entry["target"])

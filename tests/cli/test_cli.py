@@ -14,20 +14,33 @@ substrates = ["quick", "slow"]
 [options.quick]
 use = "scripted"
 exit_code = 0
-stdout = "ready"
+stdout = "ready\\n"
 [options.slow]
 use = "scripted"
 exit_code = 0
-stdout = "ready"
+stdout = "ready\\n"
 create_seconds = 0.02
 [workloads]
 T0 = 12
 """
 
+DEAD = """
+name = "dead"
+substrates = ["docker"]
+[options.docker]
+host = "/nonexistent.sock"
+[workloads]
+T0 = 1
+"""
+
 
 def dutyfree(*arguments, cwd=None, status=0):
     done = subprocess.run(
-        [sys.executable, "-m", "dutyfree", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "dutyfree", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -92,6 +105,12 @@ def test_export(study, tmp_path, kind):
     assert all(path.endswith(kind) for path in paths)
 
 
+def test_a_study_without_a_single_success_fails(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN.replace("exit_code = 0", "exit_code = 1"))
+    done = dutyfree("study", "--plan", "plan.toml", cwd=tmp_path, status=1)
+    assert "24 of 24" in done.stderr + done.stdout or "12, 12 failed" in done.stdout
+
+
 def test_substrates_and_doctor_say_what_is_here():
     rows = json.loads(dutyfree("substrates", "--json").stdout)
     assert {"bare", "docker", "scripted"} <= {row["name"] for row in rows}
@@ -117,7 +136,11 @@ def test_a_study_can_be_resumed_without_naming_it(tmp_path):
         (["study", "--plan", "nope"], 2, "there is no plan 'nope'"),
         (["study", "--substrates", "bear"], 2, "unknown substrate 'bear'"),
         (["study", "--substrates", ","], 2, "names no substrate"),
-        (["study", "--plan", "smoke", "--substrates", "bare", "--out", "/proc/nowhere"], 2, "cannot write to"),
+        (
+            ["study", "--plan", "smoke", "--substrates", "bare", "--out", "/proc/nowhere"],
+            2,
+            "cannot write to",
+        ),
         (["study", "--resume"], 2, "no study to go on with"),
         (["report", "nowhere"], 2, "no records in nowhere"),
         (["compare", "nowhere", "nowhere"], 2, "no records in nowhere"),
@@ -131,9 +154,7 @@ def test_bad_input_gets_one_clear_sentence(tmp_path, arguments, status, message)
 
 
 def test_a_dead_engine_is_said_with_a_remedy(tmp_path):
-    (tmp_path / "plan.toml").write_text(
-        'name = "dead"\nsubstrates = ["docker"]\n[options.docker]\nhost = "/nonexistent.sock"\n[workloads]\nT0 = 1\n'
-    )
+    (tmp_path / "plan.toml").write_text(DEAD)
     done = dutyfree("study", "--plan", "plan.toml", cwd=tmp_path, status=1)
     assert "/nonexistent.sock" in done.stderr
     assert "→" in done.stderr

@@ -21,6 +21,13 @@ def text(name):
     return (ROOT / name).read_text()
 
 
+def code(name):
+    """What stands in code spans and fenced blocks, line by line."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text(name), re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text(name), flags=re.DOTALL | re.MULTILINE))
+    return [line.strip() for block in (*fenced, *spans) for line in block.splitlines()]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(name)):
@@ -31,13 +38,15 @@ def test_links_lead_somewhere(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name):
     known = set(re.findall(r"^([a-z0-9-]+):", text("Makefile"), re.MULTILINE))
-    for target in re.findall(r"(?:`|^)make ([a-z0-9-]+)", text(name), re.MULTILINE):
-        assert target in known, f"{name} speaks of make {target}"
+    for line in code(name):
+        for target in re.findall(r"^make ([a-z0-9-]+)", line):
+            assert target in known, f"{name} speaks of make {target}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_and_options_exist(name):
-    for line in re.findall(r"(?:`|^|/)dutyfree ([a-z][^`\n#]*)", text(name), re.MULTILINE):
+    shown = (re.match(r"(?:\S*/)?dutyfree ([a-z][^#]*)", line) for line in code(name))
+    for line in (found[1] for found in shown if found):
         words = line.split()
         command, words = app[words[0]], words[1:]
         if words and words[0] in command:

@@ -82,7 +82,9 @@ def test_a_missing_plan_names_the_shipped_ones():
         plans.load("nope")
 
 
-workloads = st.dictionaries(st.sampled_from(["T0", "T1", "T2", "trajectory-5"]), st.integers(1, 12), min_size=1)
+workloads = st.dictionaries(
+    st.sampled_from(["T0", "T1", "T2", "trajectory-5"]), st.integers(1, 12), min_size=1
+)
 labels = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, unique=True)
 
 

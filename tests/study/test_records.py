@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,12 +16,18 @@ from dutyfree.study.records import SCHEMA, ActionRecord, Failure, Session, Study
 
 
 def study(**changes):
-    fields = {"schema": SCHEMA, "version": "0", "started": "now", "plan": {"name": "p"}, "host": {"host_key": "k"}}
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": "0",
+        "started": "now",
+        "plan": {"name": "p"},
+        "host": {"host_key": "k"},
+    }
     return Study(**(fields | changes))
 
 
 def trial(index, **changes):
-    fields = {
+    fields: dict[str, Any] = {
         "id": f"T0/bare/x1/trial-{index}",
         "workload": "T0",
         "substrate": "bare",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -31,7 +33,7 @@ class Watching:
 
 
 def plan(**changes):
-    fields = {
+    fields: dict[str, Any] = {
         "name": "test",
         "substrates": ["quick", "slow"],
         "options": {
@@ -128,13 +130,18 @@ async def test_a_wrong_answer_is_the_tasks_failure(tmp_path):
 
 async def test_an_overlong_trial_is_cut_off_and_counted(tmp_path):
     options = {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "exec_seconds": 30.0}
-    wanted = plan(substrates=["hung"], options={"hung": options}, warmups=0, timeout=0.05, workloads={"T0": 2})
+    wanted = plan(
+        substrates=["hung"], options={"hung": options}, warmups=0, timeout=0.05, workloads={"T0": 2}
+    )
     found, _ = await run(wanted, tmp_path)
     assert [one.failure.kind for one in found.trials if one.failure] == ["timeout", "timeout"]
 
 
 async def test_an_optional_substrate_may_be_missing(tmp_path):
-    options = {"gone": {"use": "docker", "host": "/nonexistent/docker.sock"}, "quick": plan().options["quick"]}
+    options = {
+        "gone": {"use": "docker", "host": "/nonexistent/docker.sock"},
+        "quick": plan().options["quick"],
+    }
     wanted = plan(substrates=["quick", "gone"], optional=["gone"], options=options)
     found, watching = await run(wanted, tmp_path)
     assert {one.substrate for one in found.trials} == {"quick"}
@@ -143,7 +150,10 @@ async def test_an_optional_substrate_may_be_missing(tmp_path):
 
 
 async def test_a_missing_substrate_that_is_wanted_stops_the_study(tmp_path):
-    options = {"gone": {"use": "docker", "host": "/nonexistent/docker.sock"}, "quick": plan().options["quick"]}
+    options = {
+        "gone": {"use": "docker", "host": "/nonexistent/docker.sock"},
+        "quick": plan().options["quick"],
+    }
     with pytest.raises(Unavailable):
         await run(plan(substrates=["quick", "gone"], options=options), tmp_path)
 

@@ -146,5 +146,5 @@ async def test_no_descriptor_is_lost():
 
 
 def test_nothing_is_left_in_the_temporary_directory():
-    mine = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}.*")]
+    mine = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}.*"))
     assert not mine

@@ -31,7 +31,8 @@ def study(
     """Measure the tax on this machine: run a plan's trials, then write the report.
 
     Trials are shuffled and interleaved across substrates. Records are kept as they happen: Ctrl-C, a
-    crash or a full disk loses at most the trial under way, and --resume goes on from there.
+    crash or a full disk loses at most the trial under way, and --resume goes on from there. The exit
+    status is 1 when not a single trial succeeded.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ def study(
         watcher.note("writing the report")
         summary = write(directory)
     show(summary, directory, as_json=json)
-    return 0
+    return 1 if summary.failed == summary.trials else 0
 
 
 def _plan(plan: str | None, substrates: str | None, resumed: Path | None) -> Plan:

@@ -26,7 +26,7 @@ from dutyfree.errors import PlanError, RecordsError, Unavailable
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Batch, Plan
-from dutyfree.study.records import Records, Session, Study, SubstrateFacts, Trial, Writer
+from dutyfree.study.records import Line, Records, Session, Study, SubstrateFacts, Trial, Writer
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.gitserver import serve
 from dutyfree.workloads.workload import Workload
@@ -139,6 +139,9 @@ class _Running:
         if not ended.warmup:
             self._trials[ended.cell].append(ended)
 
+    async def _write(self, *lines: Line) -> None:
+        await anyio.to_thread.run_sync(self._writer.write, *lines)
+
     async def open(self, stack: AsyncExitStack) -> None:
         """Open every substrate of the plan; optional ones may be missing."""
         for label in self._plan.substrates:
@@ -149,7 +152,7 @@ class _Running:
                 if label not in self._plan.optional:
                     raise
                 self._progress.note(f"{label} is left out: {error}")
-                self._writer.write(SubstrateFacts(label, use, {}, unavailable=str(error)))
+                await self._write(SubstrateFacts(label, use, {}, unavailable=str(error)))
             else:
                 self._substrates[label] = opened
         if not self._substrates:
@@ -170,7 +173,8 @@ class _Running:
                 self._workloads[name, label] = workload
                 await substrate.prepare(workload.recipe)
             facts = await substrate.facts()
-            self._writer.write(SubstrateFacts(label, self._plan.use(label)[0], facts, perf_counter() - asked))
+            use, _ = self._plan.use(label)
+            await self._write(SubstrateFacts(label, use, facts, perf_counter() - asked))
 
     async def _fixture(self, stack: AsyncExitStack) -> tuple[Fixture | None, dict[str, str]]:
         """The attrs repository, and where each substrate's sandboxes can clone it from."""
@@ -226,7 +230,7 @@ class _Running:
         async with anyio.create_task_group() as group:
             for index in batch.indices:
                 group.start_soon(one, index)
-        self._writer.write(*ended)
+        await self._write(*ended)
         return ended
 
     async def _check_substrate(self, label: str) -> None:

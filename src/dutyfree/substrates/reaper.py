@@ -142,10 +142,7 @@ def _main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.argv[1])
-    said = b""
-    while chunk := sys.stdin.buffer.read1(64):
-        said += chunk
-    if said != DONE:
+    if sys.stdin.buffer.read() != DONE:
         _clean(orders)
 
 
