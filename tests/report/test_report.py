@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import pytest
-from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
 
 import dutyfree.report
 from dutyfree.analysis.summary import decode
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import FILE, Failure
+from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 FIGURES = [f"figure{number}" for number in range(1, 7)]
@@ -176,7 +177,7 @@ def test_markdown_links_to_its_figures(written):
     for name in FIGURES:
         assert f"](figures/{name}.svg)" in text
     lines = text.splitlines()
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in itertools.pairwise(lines):
         if above.startswith("|") and line.startswith("|"):
             assert above.replace("\\|", "").count("|") == line.replace("\\|", "").count("|")
     assert "dutyfree report" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
@@ -116,12 +117,22 @@ def _table(table: Table) -> str:
     )
 
 
+LONG = 28
+_INTERVAL = re.compile(r" (\[[^\]]*\])\Z")
+
+
 def _row(table: Table, cells: list[str], marks: str) -> str:
     made = []
     for place, text in enumerate(cells):
-        content = escape(text) + (marks if place == table.marked else "")
+        content = escape(text)
+        if place >= table.text_columns:
+            content = _INTERVAL.sub(r' <span class="ci">\1</span>', content)
+        if place == table.marked:
+            content += marks
         if place < min(2, table.text_columns):
             made.append(f'<th scope="row">{content}</th>')
+        elif place < table.text_columns and len(text) > LONG:
+            made.append(f'<td class="long">{content}</td>')
         else:
             made.append(f"<td{_numeric(place, table.text_columns)}>{content}</td>")
     return f"<tr>{''.join(made)}</tr>"

@@ -17,9 +17,9 @@ def tax(summary: Summary) -> Table:
         title="The tax over bare",
         caption="p50 of the whole rollout less that of the same rollout run bare on the same machine; the "
         "rate is their ratio less one.",
-        header=["workload", "substrate", "at once", "tax", "rate", "tax per action"],
+        header=["workload", "substrate", "tax", "rate", "tax per action", "at once"],
         text_columns=2,
-        marked=3,
+        marked=2,
         data_header=[
             "workload",
             "substrate",
@@ -33,10 +33,10 @@ def tax(summary: Summary) -> Table:
                 [
                     row.workload,
                     row.substrate,
-                    str(row.parallel),
                     wording.seconds(row.seconds),
                     wording.rate(row.rate),
                     wording.seconds(row.per_action),
+                    str(row.parallel),
                 ],
                 [
                     row.workload,
@@ -223,9 +223,9 @@ def ratios(summary: Summary) -> Table:
         title="Ratios between substrates",
         caption="p50 of the slower over p50 of the faster; p of a two-sided Mann-Whitney test with "
         "Holm's correction over all of them; a dash where samples of these sizes cannot be significant.",
-        header=["workload", "metric", "slower", "faster", "at once", "ratio", "p"],
+        header=["workload", "metric", "slower", "faster", "ratio", "p", "at once"],
         text_columns=4,
-        marked=5,
+        marked=4,
         data_header=[
             "workload",
             "parallel",
@@ -242,9 +242,9 @@ def ratios(summary: Summary) -> Table:
                     titles[row.metric],
                     row.substrate,
                     row.base,
-                    str(row.parallel),
                     wording.multiple(row.ratio),
                     _p(row.p),
+                    str(row.parallel),
                 ],
                 [
                     row.workload,
