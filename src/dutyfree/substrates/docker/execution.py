@@ -31,18 +31,24 @@ MARK = "DUTYFREE_EXEC"
 KILL_SECONDS = 15.0
 """How long a killed command may take to end before its stream is given up."""
 
-# In the container, when its processes cannot be seen from here: the marked ones, until none is left.
+# In the container, when its processes cannot be seen from here: first all are stopped, lest a shell whose
+# child died go on to the next line; then killed; again until none is left.
 KILL_SCRIPT = """
+each() {
+  for file in $(
+    grep -l "$2" /proc/[0-9]*/environ 2>/dev/null
+    grep -l "locks  *$3 " /proc/[0-9]*/limits 2>/dev/null
+  ); do
+    pid=${file#/proc/}; pid=${pid%/*}
+    [ "$pid" = $$ ] || { kill "$1" "$pid" && found=1; } 2>/dev/null
+  done
+}
 n=0
 while [ $n -lt 50 ]; do
   found=
-  for file in $(
-    grep -l "$1" /proc/[0-9]*/environ 2>/dev/null
-    grep -l "locks  *$2 " /proc/[0-9]*/limits 2>/dev/null
-  ); do
-    pid=${file#/proc/}; pid=${pid%/*}
-    [ "$pid" = $$ ] || { kill -9 "$pid" && found=1; } 2>/dev/null
-  done
+  each -STOP "$@"
+  each -STOP "$@"
+  each -KILL "$@"
   [ -n "$found" ] || exit 0
   n=$((n+1))
 done

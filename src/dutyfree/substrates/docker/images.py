@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -148,6 +149,9 @@ async def import_study(engine: Engine, progress: study.Progress | None = None) -
     found = await identify(engine, study.REFERENCE)
     if found is None:
         raise Unavailable(f"the Docker engine did not take {built.tar}")
+    if held and held["Id"] != found:
+        with contextlib.suppress(EngineError):  # still in use
+            await engine.request("DELETE", f"/images/{held['Id']}")
     return found
 
 

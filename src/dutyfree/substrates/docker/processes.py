@@ -19,17 +19,25 @@ def kill_tree(variable: str, limit: int, pid: int, container: str) -> int:
     ``pid`` counts only if it is a process of ``container``: the engine may be on another machine.
     Returns how many were killed; blocking.
     """
-    killed = 0
     roots = {pid} if pid and _belongs(pid, container) else set()
+    killed: set[int] = set()
     for _ in range(100):
-        found = _tree(variable.encode(), limit, roots)
-        for process in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        killed += len(found)
-        if not found:
+        # All stand still before the first dies: else a shell whose child died would go on to the next line.
+        stopped: set[int] = set()
+        while new := _tree(variable.encode(), limit, roots) - stopped:
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+        _signal(stopped, signal.SIGKILL)
+        killed |= stopped
+        if not stopped:
             break
-    return killed
+    return len(killed)
+
+
+def _signal(processes: set[int], number: signal.Signals) -> None:
+    for process in sorted(processes):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
 
 
 def _tree(variable: bytes, limit: int, roots: set[int]) -> set[int]:
