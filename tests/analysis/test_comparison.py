@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.synthetic import cold, facts, plausible, records, study, trial
 
 from dutyfree.analysis.comparison import as_markdown, compare
 from dutyfree.analysis.model import CautionKind
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import Failure
+from tests.analysis.synthetic import cold, facts, plausible, records, study, trial
 
 
 def verdicts(comparison):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.synthetic import action, facts, records, trial
 
 from dutyfree.analysis.decomposition import (
     COMPONENTS,
@@ -16,6 +15,7 @@ from dutyfree.analysis.decomposition import (
     trajectory_length,
     workload_order,
 )
+from tests.analysis.synthetic import action, facts, records, trial
 
 seconds = st.floats(0, 100)
 actions = st.lists(

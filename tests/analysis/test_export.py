@@ -6,11 +6,11 @@ import csv
 import sys
 
 import pytest
-from tests.analysis.synthetic import plausible, records, trial
 
 from dutyfree.analysis.export import ACTION_COLUMNS, TRIAL_COLUMNS, export
 from dutyfree.errors import RecordsError, UsageError
 from dutyfree.study.records import Failure
+from tests.analysis.synthetic import plausible, records, trial
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.synthetic import BEGIN, action, cold, facts, plausible, records, study, trial
 
 from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.projection import prices, worker_hours
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.summary import decode, encode, summarise
 from dutyfree.study.records import Failure, Session
+from tests.analysis.synthetic import BEGIN, action, cold, facts, plausible, records, study, trial
 
 FAILED = Failure("infrastructure", "create", "gone")
 
@@ -184,7 +184,9 @@ class TestCautions:
                 *cold("bare", [1.0] * 3),
                 substrates={
                     "bare": facts("bare"),
-                    "docker": facts("docker", facts={"python": "3.13.1", "git": "2.39.5"}),
+                    "docker": facts(
+                        "docker", facts={"python3": "Python 3.13.1", "git": "git version 2.39.5"}
+                    ),
                 },
             )
         )

@@ -171,6 +171,12 @@ def test_cautions_stand_beside_their_numbers(written):
     assert "<sup>" in text
 
 
+def test_answers_name_what_qualifies_them(written):
+    directory, _ = written
+    assert page(directory).words.count("with caution: failures") == 4
+    assert (directory / "report.md").read_text().count("*With caution: failures") == 4
+
+
 def test_markdown_links_to_its_figures(written):
     directory, _ = written
     text = (directory / "report.md").read_text()

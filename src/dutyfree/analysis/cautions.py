@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -77,14 +78,21 @@ def _of_substrates(records: Records) -> Iterator[Caution]:
     for name in SOFTWARE:
         versions: dict[str, list[str]] = {}
         for facts in present:
-            if name in facts.facts:
-                versions.setdefault(facts.facts[name], []).append(facts.label)
+            told = facts.facts.get(name, facts.facts.get(f"{name}3"))
+            if told is not None:
+                versions.setdefault(_version(told), []).append(facts.label)
         if len(versions) > 1:
-            told = [f"{version} on {enumeration(labels)}" for version, labels in versions.items()]
+            each = [f"{version} on {enumeration(labels)}" for version, labels in versions.items()]
             yield Caution(
                 CautionKind.UNLIKE_SOFTWARE,
-                f"{name} differs between substrates ({'; '.join(told)}): it may explain part of a difference",
+                f"{name} differs between substrates ({'; '.join(each)}): it may explain part of a difference",
             )
+
+
+def _version(fact: str) -> str:
+    """The number alone: one substrate may say "2.39.5" and another "git version 2.39.5"."""
+    found = re.search(r"\d+(\.\d+)+\S*", fact)
+    return found[0] if found else fact
 
 
 def _of_cell(cell: Cell, sample: Sample, baseline: str | None, expected: int | None) -> Iterator[Caution]:

@@ -103,7 +103,9 @@ def _machine(summary: Summary) -> str:
     told = [str(host["cpu"])] if host.get("cpu") else []
     if isinstance(host.get("cores"), int):
         told.append(plural(host["cores"], "core"))
-    if isinstance(host.get("memory_bytes"), int):
+    if host.get("memory_gib"):
+        told.append(f"{host['memory_gib']} GiB")
+    elif isinstance(host.get("memory_bytes"), int):
         told.append(_bytes(host["memory_bytes"]))
     return ", ".join(told) or "an undescribed machine"
 

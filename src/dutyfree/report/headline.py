@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from dutyfree.analysis.model import Cell, Spread, Summary
+from dutyfree.analysis.model import CautionKind, Cell, Spread, Summary
 from dutyfree.analysis.units import count, duration, hours, percent, plural, times
 from dutyfree.report.palette import COMPONENTS
 from dutyfree.report.wording import interval_phrase
@@ -22,11 +24,33 @@ class Answer(msgspec.Struct, frozen=True):
     figure: str
     """The one number to remember; empty where there is none."""
     text: str
+    cautions: list[CautionKind] = []
+    """What qualifies the answer; the sections below say of which cells."""
 
 
 def answers(summary: Summary) -> list[Answer]:
-    made = (_cold_start(summary), _where(summary), _growth(summary), _cost(summary))
-    return [Answer(question, *made) for question, made in zip(QUESTIONS, made, strict=True)]
+    division = {CautionKind.STAND_IN, CautionKind.UNDIVIDED}
+    told: tuple[tuple[tuple[str, str], Sequence[str | None], set[CautionKind]], ...] = (
+        (_cold_start(summary), summary.tiers, division),
+        (_where(summary), [_taken_apart(summary)], set()),
+        (_growth(summary), summary.trajectories, set()),
+        (_cost(summary), summary.trajectories[-1:], division),
+    )
+    return [
+        Answer(question, figure, text, _kinds(summary, workloads, without | {CautionKind.UNSURE_TAIL}))
+        for question, ((figure, text), workloads, without) in zip(QUESTIONS, told, strict=True)
+    ]
+
+
+def _kinds(summary: Summary, workloads: Sequence[str | None], without: set[CautionKind]) -> list[CautionKind]:
+    found = [
+        caution.kind
+        for name in workloads
+        if name is not None
+        for cell in summary.lone(name)
+        for caution in summary.cautions_on(*cell.key)
+    ]
+    return [kind for kind in dict.fromkeys(found) if kind not in without]
 
 
 def _cold_start(summary: Summary) -> tuple[str, str]:
@@ -70,7 +94,7 @@ def _episode(spread: Spread) -> str:
 
 
 def _where(summary: Summary) -> tuple[str, str]:
-    name = "T2" if any(cell.total for cell in summary.lone("T2")) else _longest(summary)
+    name = _taken_apart(summary)
     if name is None:
         return "", "No workload with actions was measured successfully, so the records cannot tell."
     cells = [cell for cell in summary.lone(name) if cell.total]
@@ -108,6 +132,11 @@ def _shares(cell: Cell) -> str:
         f"{least}{percent(_around(cell))} of {duration(cell.total.p50.value)} on {cell.substrate} is "
         f"infrastructure{detail}"
     )
+
+
+def _taken_apart(summary: Summary) -> str | None:
+    """The workload whose composition is told: T2, or else the longest."""
+    return "T2" if any(cell.total for cell in summary.lone("T2")) else _longest(summary)
 
 
 def _longest(summary: Summary) -> str | None:

@@ -43,9 +43,11 @@ def render(document: Document, figures: Mapping[str, bytes]) -> str:
 
 def _answer(number: int, answer: Answer) -> str:
     remembered = f'<p class="number">{escape(answer.figure)}</p>' if answer.figure else ""
+    kinds = ", ".join(escape(kind.value) for kind in answer.cautions)
+    cautions = f'<p class="cautions">with caution: {kinds}</p>' if kinds else ""
     return (
         f'<li class="answer"><h2>{number}. {escape(answer.question)}</h2>'
-        f"{remembered}<p>{escape(answer.text)}</p></li>"
+        f"{remembered}<p>{escape(answer.text)}</p>{cautions}</li>"
     )
 
 

@@ -23,7 +23,9 @@ def render(document: Document) -> str:
     lines = [f"# {plain(document.title)}", "", plain(document.lead), ""]
     for number, answer in enumerate(document.answers, 1):
         remembered = f" **{plain(answer.figure)}.**" if answer.figure else ""
-        lines += [f"{number}. **{plain(answer.question)}**{remembered} {plain(answer.text)}"]
+        kinds = ", ".join(kind.value for kind in answer.cautions)
+        cautions = f" *With caution: {kinds}.*" if kinds else ""
+        lines += [f"{number}. **{plain(answer.question)}**{remembered} {plain(answer.text)}{cautions}"]
     lines += ["", *_notes(document.notes)]
     for section in document.sections:
         lines += [f"## {plain(section.title)}", ""]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dutyfree.analysis.model import Caution, CautionKind, Summary
 from dutyfree.analysis.units import UNKNOWN, count, duration, hours, plural, significant
 from dutyfree.report import wording
-from dutyfree.report.tables.table import DIVISION, Row, Table, cautions_on, estimate_data, estimate_header
+from dutyfree.report.tables.table import (
+    DIVISION,
+    Row,
+    Table,
+    cautions_on,
+    estimate_data,
+    estimate_header,
+    where,
+)
 
 _BOUNDS = ("value", "low", "high")
 
@@ -17,7 +25,7 @@ def tax(summary: Summary) -> Table:
         title="The tax over bare",
         caption="p50 of the whole rollout less that of the same rollout run bare on the same machine; the "
         "rate is their ratio less one.",
-        header=["workload", "substrate", "tax", "rate", "tax per action", "at once"],
+        header=["workload", "substrate", "tax", "rate", "tax per action"],
         text_columns=2,
         marked=2,
         data_header=[
@@ -31,12 +39,11 @@ def tax(summary: Summary) -> Table:
         rows=[
             Row(
                 [
-                    row.workload,
+                    where(row.workload, row.parallel),
                     row.substrate,
                     wording.seconds(row.seconds),
                     wording.rate(row.rate),
                     wording.seconds(row.per_action),
-                    str(row.parallel),
                 ],
                 [
                     row.workload,
@@ -223,7 +230,7 @@ def ratios(summary: Summary) -> Table:
         title="Ratios between substrates",
         caption="p50 of the slower over p50 of the faster; p of a two-sided Mann-Whitney test with "
         "Holm's correction over all of them; a dash where samples of these sizes cannot be significant.",
-        header=["workload", "metric", "slower", "faster", "ratio", "p", "at once"],
+        header=["workload", "metric", "slower", "faster", "ratio", "p"],
         text_columns=4,
         marked=4,
         data_header=[
@@ -238,13 +245,12 @@ def ratios(summary: Summary) -> Table:
         rows=[
             Row(
                 [
-                    row.workload,
+                    where(row.workload, row.parallel),
                     titles[row.metric],
                     row.substrate,
                     row.base,
                     wording.multiple(row.ratio),
                     _p(row.p),
-                    str(row.parallel),
                 ],
                 [
                     row.workload,

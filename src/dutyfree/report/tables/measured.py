@@ -17,6 +17,7 @@ from dutyfree.report.tables.table import (
     p50_p95,
     quantity_data,
     quantity_header,
+    where,
 )
 
 
@@ -252,19 +253,18 @@ def failures(summary: Summary) -> Table:
         title="Failures",
         caption="Every measured trial that gave no result. Infrastructure: the substrate failed. Task: a "
         "wrong answer. Timeout: it overran.",
-        header=["workload", "substrate", "kind", "phase", "cause", "at once", "trials"],
+        header=["workload", "substrate", "kind", "phase", "cause", "trials"],
         text_columns=5,
-        marked=6,
+        marked=5,
         data_header=["workload", "substrate", "parallel", "kind", "phase", "cause", "count"],
         rows=[
             Row(
                 [
-                    row.workload,
+                    where(row.workload, row.parallel),
                     row.substrate,
                     row.kind,
                     row.phase,
                     row.cause,
-                    str(row.parallel),
                     f"{row.count} of {_trials(summary, (row.workload, row.substrate, row.parallel))}",
                 ],
                 [row.workload, row.substrate, row.parallel, row.kind, row.phase, row.cause, row.count],

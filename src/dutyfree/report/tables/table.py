@@ -48,6 +48,10 @@ class Table(msgspec.Struct, frozen=True):
         return buffer.getvalue().encode()
 
 
+def where(workload: str, parallel: int) -> str:
+    return workload if parallel == 1 else f"{workload}, {parallel} at once"
+
+
 def lone_cells(summary: Summary, workloads: Iterable[str]) -> list[Cell]:
     return [cell for name in workloads for cell in summary.lone(name)]
 
