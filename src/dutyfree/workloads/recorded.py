@@ -1,0 +1,44 @@
+"""Recorded trajectories: one step a line, as JSON, to be replayed like the scripted ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dutyfree.contract import Limits
+from dutyfree.errors import UsageError
+from dutyfree.workloads import tiers
+from dutyfree.workloads.fixture import Fixture
+from dutyfree.workloads.workload import Step, Workload
+
+
+def save(workload: Workload, path: Path) -> None:
+    """Write the workload's actions, with what they must answer."""
+    path.write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in workload.actions))
+
+
+def load(path: Path, fixture: Fixture, url: str) -> Workload:
+    """The steps of a file after T2's set-up, named after the file. Raises UsageError."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"the recorded trajectory {path} cannot be read: {error.strerror}") from error
+    steps: list[Step] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            steps.append(msgspec.json.decode(line, type=Step))
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{path}, line {number} is no step: {error}", remedy="see docs/workloads.md for the format"
+            ) from error
+    if not steps:
+        raise UsageError(f"the recorded trajectory {path} is empty")
+    return Workload(
+        name=path.stem,
+        first=tiers.FIRST,
+        recipe=tiers.recipe(fixture),
+        setup=tiers.setup(fixture, url),
+        actions=tuple(steps),
+        limits=Limits(network="on"),
+    )
