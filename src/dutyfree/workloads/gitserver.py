@@ -50,7 +50,8 @@ async def serve(fixture: Fixture, addresses: Sequence[str] = (LOOPBACK,)) -> Asy
     The server is gone when the context is left, and dies with this process whatever kills it.
     Raises GitServerError.
     """
-    server = await anyio.to_thread.run_sync(start, fixture, addresses)
+    with anyio.CancelScope(shield=True):  # some 50 ms; a server that was started must be known here
+        server = await anyio.to_thread.run_sync(start, fixture, addresses)
     try:
         yield server
     finally:
