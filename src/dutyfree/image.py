@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -64,6 +65,8 @@ FALLBACK_SUITE = "bookworm"
 
 Progress = Callable[[str], None]
 
+_log = logging.getLogger(__name__)
+
 
 class Image(msgspec.Struct, frozen=True):
     """A root filesystem in the cache."""
@@ -94,7 +97,7 @@ async def build(*, progress: Progress | None = None, force: bool = False) -> Ima
 
     Raises Unavailable when it cannot be made here, with what would help.
     """
-    say = progress or _silent
+    say = progress or _log.info
     if not force and (image := await anyio.to_thread.run_sync(built)):
         return image
     _require_root()
@@ -123,7 +126,7 @@ async def from_reference(reference: str, *, host: str | None = None, progress: P
     """
     from dutyfree.substrates.docker import adopt_image
 
-    return await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _silent)
+    return await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _log.info)
 
 
 def suite() -> str:
@@ -189,10 +192,6 @@ def _resolved(uri: str) -> str | None:
             return Path(uri.removeprefix("mirror+file:")).read_text().split()[0]
         return None
     return uri if uri.partition(":")[0] in ("http", "https", "file") else None
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def _directory() -> Path:

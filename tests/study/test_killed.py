@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,28 +32,31 @@ def command(tmp_path, *arguments):
     return [sys.executable, "-m", "dutyfree", "study", "--out", str(tmp_path / "out"), *arguments]
 
 
-def leftovers(tmp_path, docker):
+def leftovers(tmp_path, owners):
+    """Files and processes of the study, and containers made by any of the processes ``owners``."""
     found = [*tmp_path.glob("tmp/*"), *processes_marked(str(tmp_path))]
-    if docker:
-        listed = subprocess.run(
-            ["docker", "ps", "-aq", "--filter", "label=dutyfree"], capture_output=True, text=True, check=True
-        )
-        found += listed.stdout.split()
+    if shutil.which("docker"):
+        shown = '{{.ID}} {{.Label "dutyfree.process"}}'
+        command = ["docker", "ps", "--all", "--filter", "label=dutyfree", "--format", shown]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        found += [line for line in listed if line.split("/")[2:3] and int(line.split("/")[2]) in owners]
     return found
 
 
-def kill_again_and_again(tmp_path, substrates, docker):
+def kill_again_and_again(tmp_path, substrates):
+    """Run the study to its end through kills at random moments; the pids that it had."""
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.format(substrates=substrates))
     (tmp_path / "tmp").mkdir()
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     chance = random.Random(7)
-    first = ["--plan", str(plan)]
+    owners = []
     for attempt in range(40):
-        arguments = first if attempt == 0 else ["--resume", "--plan", str(plan)]
+        arguments = ["--plan", str(plan), *["--resume"] * (attempt > 0)]
         process = subprocess.Popen(
             command(tmp_path, *arguments), env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
+        owners.append(process.pid)
         try:
             _, said = process.communicate(timeout=chance.uniform(0.3, 3.0) if attempt < 12 else 200)
         except subprocess.TimeoutExpired:
@@ -60,38 +64,35 @@ def kill_again_and_again(tmp_path, substrates, docker):
             process.communicate()
         else:
             assert process.returncode == 0, said.decode()
-            return attempt
-    return None
+            break
+    assert len(owners) > 3, "it was hardly ever killed in the middle"
+    return owners
 
 
-def judge(tmp_path, labels, docker):
+def judge(tmp_path, labels, owners):
     found = records.read(tmp_path / "out")
     ids = [one.id for one in found.trials]
     assert len(ids) == len(set(ids)) == WANTED * len(labels)
     assert {one.substrate for one in found.trials} == set(labels)
     assert all(one.ok for one in found.trials), [one.failure for one in found.trials if one.failure]
     until = time.monotonic() + 20
-    while leftovers(tmp_path, docker) and time.monotonic() < until:
+    while leftovers(tmp_path, owners) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not leftovers(tmp_path, docker)
+    assert not leftovers(tmp_path, owners)
     assert (tmp_path / "out" / "report.html").exists()
 
 
 @pytest.mark.slow
 def test_a_killed_study_on_bare(tmp_path):
-    kills = kill_again_and_again(tmp_path, '["bare"]', docker=False)
-    assert kills is not None
-    assert kills >= 3, "it was hardly ever killed in the middle"
-    judge(tmp_path, ["bare"], docker=False)
+    owners = kill_again_and_again(tmp_path, '["bare"]')
+    judge(tmp_path, ["bare"], owners)
 
 
 @pytest.mark.slow
 @pytest.mark.docker
 def test_a_killed_study_on_docker(tmp_path):
-    kills = kill_again_and_again(tmp_path, '["bare", "docker"]', docker=True)
-    assert kills is not None
-    assert kills >= 3, "it was hardly ever killed in the middle"
-    judge(tmp_path, ["bare", "docker"], docker=True)
+    owners = kill_again_and_again(tmp_path, '["bare", "docker"]')
+    judge(tmp_path, ["bare", "docker"], owners)
 
 
 @pytest.mark.slow
@@ -115,4 +116,4 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path, number):
     assert process.returncode == 130
     assert f"dutyfree study --resume --out {tmp_path / 'out'}" in said
     assert len(records.read(tmp_path / "out").trials) >= 15
-    assert not leftovers(tmp_path, docker=False)
+    assert not leftovers(tmp_path, [process.pid])

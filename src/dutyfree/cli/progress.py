@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -31,6 +32,7 @@ class Watcher:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._said = monotonic()
+        self._details = _Details(self)
         if console.is_terminal:
             self._bar = Progress(
                 SpinnerColumn(),
@@ -43,6 +45,7 @@ class Watcher:
             )
 
     def __enter__(self) -> Self:
+        self._details.attach()
         if self._bar:
             self._bar.start()
             self._task = self._bar.add_task("preparing", total=None, left="")
@@ -51,8 +54,14 @@ class Watcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._details.detach()
         if self._bar:
             self._bar.stop()
+
+    def detail(self, text: str) -> None:
+        """What long work is at just now; only worth seeing while it lasts."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, description=text[:60])
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
@@ -79,6 +88,25 @@ class Watcher:
         elif monotonic() - self._said > QUIET_SECONDS:
             self._said = monotonic()
             self.note(f"{done} of {total} trials, {left}")
+
+
+class _Details(logging.Handler):
+    """Shows what the library logs, such as the steps of building an image."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__(logging.INFO)
+        self._watcher = watcher
+        self._logger = logging.getLogger("dutyfree")
+
+    def attach(self) -> None:
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+
+    def detach(self) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._watcher.detail(record.getMessage())
 
 
 def _duration(seconds: float) -> str:

@@ -167,8 +167,8 @@ class _Running:
             asked = perf_counter()
             self._progress.note(f"preparing {label}")
             for name in self._plan.workloads:
-                workload = workloads.build(
-                    name, fixture, urls.get(label, ""), full_tests=self._plan.full_tests
+                workload = await anyio.to_thread.run_sync(
+                    workloads.build, name, fixture, urls.get(label, ""), self._plan.full_tests
                 )
                 self._workloads[name, label] = workload
                 await substrate.prepare(workload.recipe)

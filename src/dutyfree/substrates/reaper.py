@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Reaper:
     """The owner's handle on its reaper.
 
     ``directory`` is removed, processes whose environment holds ``marker`` (``NAME=value``) are killed,
-    and containers with ``label`` on the Docker engine at ``docker`` are removed.
+    and containers and images with ``label`` on the Docker engine at ``docker`` are removed.
     """
 
     def __init__(self, *, directory: str = "", marker: str = "", docker: str = "", label: str = "") -> None:
@@ -49,6 +49,12 @@ class Reaper:
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate(DONE)
 
+    def engage(self) -> None:
+        """The owner could not clean up: the reaper shall try, while the owner goes on."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.returncode = 0  # nobody waits for it
+
 
 def last_pid() -> int:
     """The pid that the kernel gave out last in this pid namespace."""
@@ -56,25 +62,44 @@ def last_pid() -> int:
         return int(file.read().split()[-1])
 
 
+def kill_all(find: Callable[[], set[int]]) -> int:
+    """Kill what ``find`` finds, again until it finds nothing. Returns how many were killed.
+
+    All stand still before the first dies: else a shell whose child died would go on to its next line.
+    """
+    killed: set[int] = set()
+    for _ in range(100):
+        stopped: set[int] = set()
+        while new := find() - stopped:
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+        _signal(stopped, signal.SIGKILL)
+        killed |= stopped
+        if not stopped:
+            break
+    return len(killed)
+
+
+def _signal(processes: set[int], number: signal.Signals) -> None:
+    for process in sorted(processes):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
 def kill_marked(marker: str, since: int = 0, strays: str = "") -> int:
-    """Kill every process whose environment holds ``marker``, again until none is left.
+    """Kill every process whose environment holds ``marker``. Returns how many.
 
     The mark is inherited across fork, exec and setsid, so it finds what left the process group. A
     process may still have emptied its environment: in the directory ``strays``, all that bear no mark
     and have no terminal are killed too. ``since`` is a ``last_pid()`` before the first of them: older
-    processes need not be looked at. Returns how many were killed.
+    processes need not be looked at.
     """
-    killed = 0
-    for _ in range(100):
+
+    def find() -> set[int]:
         wrapped = last_pid() < since
-        found = list(_marked(marker.encode(), 0 if wrapped else since, strays))
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        killed += len(found)
-        if not found:
-            break
-    return killed
+        return set(_marked(marker.encode(), 0 if wrapped else since, strays))
+
+    return kill_all(find)
 
 
 def _marked(marker: bytes, since: int, strays: str) -> Iterator[int]:
@@ -109,17 +134,21 @@ class _UnixConnection(HTTPConnection):
 
 
 def remove_containers(path: str, label: str) -> int:
-    """Remove the containers with ``label`` (``name=value``), running ones too. Returns how many."""
+    """Remove containers and images with ``label`` (``name=value``), running ones too. Returns how many."""
     from urllib.parse import quote
 
     connection = _UnixConnection(path)
     filters = quote(json.dumps({"label": [label]}))
-    connection.request("GET", f"/containers/json?all=1&filters={filters}")
-    found = [container["Id"] for container in json.loads(connection.getresponse().read())]
-    for container in found:
-        connection.request("DELETE", f"/containers/{container}?force=1&v=1")
-        connection.getresponse().read()
-    return len(found)
+    removed = 0
+    # Containers first: an image cannot go while something is made from it, and is tried again later.
+    for kind, query in (("containers", "force=1&v=1"), ("images", "")):
+        connection.request("GET", f"/{kind}/json?all={int(kind == 'containers')}&filters={filters}")
+        for found in json.loads(connection.getresponse().read()):
+            connection.request("DELETE", f"/{kind}/{found['Id']}?{query}")
+            response = connection.getresponse()
+            response.read()
+            removed += response.status < 300
+    return removed
 
 
 def _clean(orders: dict[str, str]) -> None:

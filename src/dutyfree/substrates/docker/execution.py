@@ -1,9 +1,7 @@
 """One command in a container: exec create, a taken-over stream, exec inspect.
 
-The engine has no way to end an exec, so every command carries marks by which its processes are found
-and killed: a variable in its environment and, if it runs in a shell, a value of RLIMIT_LOCKS. Children
-inherit both, also those that left the session; the limit, which Linux ignores, even those that emptied
-their environment.
+The engine has no way to end an exec, so every command carries a mark in its environment, by which its
+processes are found and killed: children inherit it, also those that left the session.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import anyio
@@ -24,7 +23,7 @@ import msgspec
 from dutyfree.contract import KILLED, Cut, Observation, Span
 from dutyfree.errors import CollectError, DispatchError, ExecError, SandboxClosed, SubstrateError
 from dutyfree.substrates.docker.http import CHUNK, Connection, Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.processes import kill_tree
+from dutyfree.substrates.docker.processes import KEEPER, kill_tree
 from dutyfree.substrates.output import Collector
 
 MARK = "DUTYFREE_EXEC"
@@ -34,14 +33,14 @@ KILL_SECONDS = 15.0
 # In the container, when its processes cannot be seen from here: first all are stopped, lest a shell whose
 # child died go on to the next line; then killed; again until none is left.
 KILL_SCRIPT = """
+hit() { [ "$2" = $$ ] || [ "$2" = 1 ] || { kill "$1" "$2" && found=1; } 2>/dev/null; }
 each() {
-  for file in $(
-    grep -l "$2" /proc/[0-9]*/environ 2>/dev/null
-    grep -l "locks  *$3 " /proc/[0-9]*/limits 2>/dev/null
-  ); do
-    pid=${file#/proc/}; pid=${pid%/*}
-    [ "$pid" = $$ ] || { kill "$1" "$pid" && found=1; } 2>/dev/null
+  for file in $(grep -l "$2" /proc/[0-9]*/environ 2>/dev/null); do
+    pid=${file#/proc/}; hit "$1" "${pid%/*}"
   done
+  [ -n "$3" ] && for path in /proc/[0-9]*; do
+    grep -q DUTYFREE_EXEC= "$path/environ" || grep -q "$3" "$path/cmdline" || hit "$1" "${path#/proc/}"
+  done 2>/dev/null
 }
 n=0
 while [ $n -lt 50 ]; do
@@ -53,6 +52,7 @@ while [ $n -lt 50 ]; do
   n=$((n+1))
 done
 """
+"""Arguments: the mark; and, if processes without any are to go too, what the container's own is known by."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +66,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     output: int
     """Bytes kept of each stream."""
+    lone: bool = False
+    """No other command was under way: when it is killed, processes without a mark are its own."""
 
 
 class Execution:
@@ -75,8 +77,7 @@ class Execution:
         self._engine = engine
         self._container = container
         self._request = request
-        self._number = secrets.randbits(62)
-        self._variable = f"{MARK}={self._number}"
+        self._variable = f"{MARK}={secrets.token_hex(8)}"
         self._exec = ""
         self._connection: Connection | None = None
         self._accepted = False
@@ -114,7 +115,7 @@ class Execution:
     async def _create(self) -> None:
         request = self._request
         body: dict[str, object] = {
-            "Cmd": self._argv(),
+            "Cmd": ("/bin/sh", "-c", command) if isinstance(command := request.command, str) else command,
             "Env": [*(f"{name}={value}" for name, value in request.env.items()), self._variable],
             "WorkingDir": request.cwd,
             "AttachStdin": request.stdin is not None,
@@ -130,14 +131,6 @@ class Execution:
         except EngineLost as error:
             raise DispatchError(str(error)) from error
         self._exec = made["Id"]
-
-    def _argv(self) -> tuple[str, ...]:
-        command = self._request.command
-        if not isinstance(command, str):
-            return command
-        # dash and busybox have -w for it, bash has -x. On the same line: line numbers stay true.
-        limit = f"ulimit -S -w {self._number} 2>/dev/null || ulimit -S -x {self._number} 2>/dev/null || :; "
-        return ("/bin/sh", "-c", limit + command)
 
     async def _start(self) -> None:
         body = b'{"Detach":false,"Tty":false}'
@@ -282,10 +275,12 @@ class Execution:
         with contextlib.suppress(EngineError, EngineLost):
             facts = await self._engine.request("GET", f"/exec/{self._exec}/json")
             pid = facts["Pid"] if facts["Running"] else 0
-        return await anyio.to_thread.run_sync(kill_tree, self._variable, self._number, pid, self._container)
+        kill = partial(kill_tree, self._variable, pid, self._container, strays=self._request.lone)
+        return await anyio.to_thread.run_sync(kill)
 
     async def _kill_inside(self) -> None:
-        argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", self._variable, str(self._number))
+        strays = KEEPER[-1] if self._request.lone else ""
+        argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", self._variable, strays)
         body = {"Cmd": argv, "User": "0"}
         with contextlib.suppress(EngineError, EngineLost):
             made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)

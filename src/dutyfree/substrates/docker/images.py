@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -31,10 +30,11 @@ Builder = Callable[[str], AbstractAsyncContextManager[DockerSandbox]]
 class Images:
     """Finds or makes the image that a recipe asks for; each at most once at a time."""
 
-    def __init__(self, engine: Engine, default: str, builder: Builder) -> None:
+    def __init__(self, engine: Engine, default: str, builder: Builder, owner: str) -> None:
         self._engine = engine
         self._default = default
         self._builder = builder
+        self._owner = owner
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._found: dict[bytes, str] = {}
         """Recipe (by names, not contents: hashing costs) → image id, for the time of this opening."""
@@ -71,8 +71,9 @@ class Images:
             contents = await anyio.to_thread.run_sync(recipe.key, number)
         except OSError as error:
             raise CreateError(f"a file of stage {number} cannot be read: {error}") from error
-        # The base's id too: the same recipe upon a newer image is another image.
-        key = hashlib.sha256(f"{base} {contents}".encode()).hexdigest()[:32]
+        # The base's id too: the same recipe upon a newer image is another image. And the owner: what one
+        # opening made goes when it is left, and nobody else may be using it.
+        key = hashlib.sha256(f"{base} {contents} {self._owner}".encode()).hexdigest()[:32]
         async with self._locks[key]:
             found = await identify(self._engine, f"{RECIPES}:{key}")
             return found or await self._build(recipe.stages[number - 1], number, base, key)
@@ -113,6 +114,21 @@ def _name(recipe: Recipe) -> bytes:
     return msgspec.json.encode([recipe.image, stages])
 
 
+async def remove(engine: Engine, images: Sequence[str]) -> None:
+    """Remove those images that nothing is made from, and then those that were waiting for them."""
+    left = list(images)
+    while left:
+        refused = []
+        for image in left:
+            try:
+                await engine.request("DELETE", f"/images/{image}")
+            except EngineError:
+                refused.append(image)
+        if len(refused) == len(left):
+            return
+        left = refused
+
+
 async def identify(engine: Engine, reference: str) -> str | None:
     """The id of an image that the engine holds."""
     facts = await inspect(engine, reference)
@@ -150,8 +166,7 @@ async def import_study(engine: Engine, progress: study.Progress | None = None) -
     if found is None:
         raise Unavailable(f"the Docker engine did not take {built.tar}")
     if held and held["Id"] != found:
-        with contextlib.suppress(EngineError):  # still in use
-            await engine.request("DELETE", f"/images/{held['Id']}")
+        await remove(engine, [held["Id"]])
     return found
 
 

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
-import signal
 
-LOCKS = 10
-"""RLIMIT_LOCKS, which Python's resource module does not name."""
+from dutyfree.substrates.reaper import kill_all
+
+KEEPER = ("sleep", "2147483647")
+"""The container's own program: it does nothing, and keeps the container."""
 
 
-def kill_tree(variable: str, limit: int, pid: int, container: str) -> int:
-    """Kill the processes that bear a mark, ``pid``, and all their descendants.
+def kill_tree(variable: str, pid: int, container: str, *, strays: bool) -> int:
+    """Kill those with ``variable`` (``NAME=value``) in their environment, ``pid``, and all descendants.
 
-    The marks: ``variable`` (``NAME=value``) in the environment, ``limit`` as the soft RLIMIT_LOCKS.
-
-    ``pid`` counts only if it is a process of ``container``: the engine may be on another machine.
-    Returns how many were killed; blocking.
+    With ``strays`` also the container's processes that bear no mark, since they emptied their
+    environment. ``pid`` counts only if it is a process of ``container``: the engine may be on another
+    machine. Returns how many were killed; blocking.
     """
     roots = {pid} if pid and _belongs(pid, container) else set()
-    killed: set[int] = set()
-    for _ in range(100):
-        # All stand still before the first dies: else a shell whose child died would go on to the next line.
-        stopped: set[int] = set()
-        while new := _tree(variable.encode(), limit, roots) - stopped:
-            _signal(new, signal.SIGSTOP)
-            stopped |= new
-        _signal(stopped, signal.SIGKILL)
-        killed |= stopped
-        if not stopped:
-            break
-    return len(killed)
+    return kill_all(lambda: _tree(variable.encode(), roots, container if strays else ""))
 
 
-def _signal(processes: set[int], number: signal.Signals) -> None:
-    for process in sorted(processes):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, number)
-
-
-def _tree(variable: bytes, limit: int, roots: set[int]) -> set[int]:
+def _tree(variable: bytes, roots: set[int], container: str) -> set[int]:
     children: dict[int, list[int]] = {}
     found = set()
     for name in os.listdir("/proc"):
@@ -53,8 +34,8 @@ def _tree(variable: bytes, limit: int, roots: set[int]) -> set[int]:
                 continue
             children.setdefault(int(parent), []).append(pid)
             with open(f"/proc/{pid}/environ", "rb") as file:
-                marked = variable in file.read().split(b"\0")
-            if marked or pid in roots or resource.prlimit(pid, LOCKS)[0] == limit:
+                environment = file.read()
+            if pid in roots or variable in environment.split(b"\0") or _stray(pid, environment, container):
                 found.add(pid)
         except OSError:
             continue  # it ended meanwhile
@@ -65,6 +46,13 @@ def _tree(variable: bytes, limit: int, roots: set[int]) -> set[int]:
                 found.add(child)
                 waiting.append(child)
     return found
+
+
+def _stray(pid: int, environment: bytes, container: str) -> bool:
+    if not container or b"DUTYFREE_EXEC=" in environment or not _belongs(pid, container):
+        return False
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return not file.read().rstrip(b"\0").endswith("\0".join(KEEPER).encode())
 
 
 def _belongs(pid: int, container: str) -> bool:

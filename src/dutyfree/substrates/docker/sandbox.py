@@ -34,6 +34,7 @@ class DockerSandbox:
         self._limits = limits
         self._spans = spans
         self._closed = False
+        self._running = 0
 
     def __repr__(self) -> str:
         return f"<DockerSandbox {self.id}{' closed' if self._closed else ''}>"
@@ -73,6 +74,7 @@ class DockerSandbox:
                 timeout=timeout,
                 user=user,
                 output=self._limits.output,
+                lone=self._running == 0,
             )
         )
 
@@ -170,6 +172,7 @@ class DockerSandbox:
 
     async def _run(self, request: Request) -> Observation:
         self._require_open()
+        self._running += 1
         try:
             return await Execution(self._engine, self._container, request).run()
         except (DispatchError, CollectError) as error:
@@ -177,6 +180,8 @@ class DockerSandbox:
             if self._closed and not isinstance(error, SandboxClosed):
                 raise SandboxClosed(f"the sandbox {self.id} was closed meanwhile") from error
             raise
+        finally:
+            self._running -= 1
 
     def _absolute(self, path: str) -> str:
         return posixpath.join(WORKDIR, path)

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import anyio
 import anyio.lowlevel
@@ -22,7 +22,7 @@ from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate
 from dutyfree.errors import CleanupError, CreateError, Unavailable
 from dutyfree.substrates.docker import images
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.processes import identity, is_dead, is_of_former_boot
+from dutyfree.substrates.docker.processes import KEEPER, identity, is_dead, is_of_former_boot
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 from dutyfree.substrates.reaper import Reaper
 
@@ -107,7 +107,7 @@ class DockerSubstrate:
         self._version = version
         self._gateway = gateway
         self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: process}
-        self._images = images.Images(engine, config.image, self._builder)
+        self._images = images.Images(engine, config.image, self._builder, self.owner)
 
     @property
     def owner(self) -> str:
@@ -205,8 +205,8 @@ class DockerSubstrate:
             host["StorageOpt"] = {"size": str(limits.disk)}
         return {
             "Image": image,
-            "Entrypoint": ["sleep"],
-            "Cmd": ["2147483647"],
+            "Entrypoint": KEEPER,
+            "Cmd": [],
             "WorkingDir": WORKDIR,
             "Env": [f"HOME={WORKDIR}"],
             "Labels": labels,
@@ -239,7 +239,7 @@ class DockerSubstrate:
         async with self.sandbox() as sandbox:
             for tool in ("python3", "git"):
                 seen = await sandbox.exec(f"{tool} --version 2>&1")
-                facts[tool] = seen.stdout.decode(errors="replace").split("\n")[0] if seen.ok else "missing"
+                facts[tool.removesuffix("3")] = seen.stdout.decode().split()[-1] if seen.ok else "missing"
         return facts
 
 
@@ -302,9 +302,14 @@ async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
 
 async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) -> None:
     """Every sandbox is gone by now, unless its removal failed; then the reaper tries on."""
-    with contextlib.suppress(EngineError, EngineLost, CleanupError):
-        for container in await _containers(engine, substrate.owner):
+    try:
+        for container in await _listed(engine, "containers", substrate.owner):
             await remove(engine, container["Id"])
+        made = await _listed(engine, "images", substrate.owner)
+        await images.remove(engine, [image["Id"] for image in made])
+    except (EngineError, EngineLost, CleanupError):
+        reaper.engage()
+    else:
         await anyio.to_thread.run_sync(reaper.dismiss)
 
 
@@ -322,11 +327,12 @@ async def _gateway(engine: Engine, network: str) -> str | None:
     return None
 
 
-async def _containers(engine: Engine, label: str) -> list[dict[str, Any]]:
-    filters = msgspec.json.encode({"label": [label]}).decode()
-    found: list[dict[str, Any]] = await engine.request(
-        "GET", "/containers/json", query={"all": "1", "filters": filters}
-    )
+async def _listed(engine: Engine, kind: Literal["containers", "images"], label: str) -> list[dict[str, Any]]:
+    """What bears the label."""
+    query = {"filters": msgspec.json.encode({"label": [label]}).decode()}
+    if kind == "containers":
+        query["all"] = "1"
+    found: list[dict[str, Any]] = await engine.request("GET", f"/{kind}/json", query=query)
     return found
 
 
@@ -336,16 +342,20 @@ async def remove_leftovers(engine: Engine) -> int:
     Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
     """
 
-    def orphaned(container: dict[str, Any]) -> bool:
-        owner = container["Labels"].get(PROCESS, "")
-        return is_dead(owner) or (is_of_former_boot(owner) and container["State"] != "running")
+    def orphaned(found: dict[str, Any]) -> bool:
+        owner = (found["Labels"] or {}).get(PROCESS, "")
+        return is_dead(owner) or (is_of_former_boot(owner) and found.get("State") != "running")
 
-    found = await _containers(engine, "dutyfree=1")
-    orphans = await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
-    for container in orphans:
+    async def orphans(kind: Literal["containers", "images"]) -> list[str]:
+        found = await _listed(engine, kind, "dutyfree=1")
+        return await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
+
+    containers = await orphans("containers")
+    for container in containers:
         with contextlib.suppress(CleanupError):
             await remove(engine, container)
-    return len(orphans)
+    await images.remove(engine, await orphans("images"))
+    return len(containers)
 
 
 async def remove(engine: Engine, container: str) -> None:
