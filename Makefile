@@ -22,9 +22,8 @@ study: setup ## Measure this machine: bare, and Docker if an engine runs; ends w
 	$(BIN)/dutyfree study $(ARGS)
 
 test: setup ## All tests, with the real parts that this machine can have
-	scripts/host-tools git python3-pip debootstrap chromium docker-registry
-	-scripts/docker-engine start
-	$(BIN)/python -m pytest $(ARGS)
+	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
+	scripts/with-docker $(BIN)/python -m pytest $(ARGS)
 
 check: setup ## Linters and types
 	$(BIN)/ruff check .
