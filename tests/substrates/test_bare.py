@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -148,3 +149,18 @@ async def test_no_descriptor_is_lost():
 def test_nothing_is_left_in_the_temporary_directory():
     mine = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}.*"))
     assert not mine
+
+
+@pytest.mark.anyio
+async def test_commands_at_once_do_not_take_each_others_descriptors():
+    """A stream that ends early gives its number free, and another command gets it."""
+    async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
+
+        async def some(number):
+            for _ in range(15):
+                await sandbox.exec(["sh", "-c", f"exec >&- 2>&-; sleep 0.00{number % 7}"])
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(12):
+                    tasks.start_soon(some, number)

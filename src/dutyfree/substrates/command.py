@@ -118,7 +118,6 @@ class _Streams:
         except OSError:
             data = b""
         if not data:
-            self._loop.remove_reader(fd)
             self._close(fd)
             return 0
         self._readers[fd].add(data)
@@ -131,7 +130,6 @@ class _Streams:
             except OSError:
                 self._input = self._input[:0]  # it does not read any more
         if not self._input:
-            self._loop.remove_writer(fd)
             self._close(fd)
 
     def drain(self) -> None:
@@ -144,16 +142,17 @@ class _Streams:
                 left -= count
 
     def close(self) -> None:
-        for fd in self._readers:
-            self._loop.remove_reader(fd)
-        if self._writer is not None:
-            self._loop.remove_writer(self._writer)
         self._close(*self._open)
 
     def _close(self, *fds: int) -> None:
+        """Close those still open: the number of a closed one may be another command's by now."""
         for fd in fds:
             if fd in self._open:
                 self._open.discard(fd)
+                if fd in self._readers:
+                    self._loop.remove_reader(fd)
+                elif fd == self._writer:
+                    self._loop.remove_writer(fd)
                 os.close(fd)
 
 
