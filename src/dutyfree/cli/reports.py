@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from rich.table import Table
 from dutyfree.analysis.export import Format
 from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import UNKNOWN, duration, percent
+from dutyfree.report.wording import notes
 
 
 def report(directory: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
@@ -105,24 +105,11 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
         rate = rates.get(cell.key)
         table.add_row(*_row(cell), percent(rate.value) if rate else UNKNOWN, _trials(cell))
     console.print(table)
-    for caution in summary.cautions:
-        place = " ".join(filter(None, (caution.workload, caution.substrate)))
-        console.print(
-            f"caution, {caution.kind}{': ' + place if place else ''}: {caution.text}", style="yellow"
-        )
+    for note in notes(summary.cautions):
+        where = f" ({note.about})" if note.cells else ""
+        text = f"caution, {note.kind}: {note.text}{where}"
+        console.print(text, style="yellow", highlight=False, markup=False)
     print(f"report: {directory / 'report.html'}")  # noqa: T201 (whole, for copying)
-
-
-def _cautions(summary: Summary) -> Iterator[str]:
-    """Each caution once, with all the cells that it qualifies."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for caution in summary.cautions:
-        at_once = f"{caution.parallel} at once" if (caution.parallel or 1) > 1 else None
-        place = " ".join(filter(None, (caution.workload, caution.substrate, at_once)))
-        places.setdefault((caution.kind, caution.text), []).append(place)
-    for (kind, text), found in places.items():
-        named = ", ".join(filter(None, found))
-        yield f"{kind}: {text}" + (f" ({named})" if named else "")
 
 
 def _row(cell: Cell) -> tuple[str, str, str, str, str]:
