@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import anyio
 
 from dutyfree.conformance import expect
@@ -94,6 +96,25 @@ async def pause(sandbox: Sandbox) -> None:
     await sandbox.resume()
     with expect.within(5, "a process after the resumption"):
         expect.equal((await process.wait()).exit_code, 0, "exit code of the resumed process")
+
+
+@in_sandbox("commands", deadline=30)
+async def pause_stops_commands(sandbox: Sandbox) -> None:
+    """A command left in the background stands still while paused, and goes on afterwards."""
+    if not isinstance(sandbox, Pausable):
+        raise Skipped("not Pausable")
+    loop = "i=0; while [ $i -lt 300 ]; do i=$((i + 1)); cat /proc/uptime >> beats; sleep 0.05; done"
+    await sandbox.exec(f"({loop}) </dev/null >/dev/null 2>&1 & sleep 0.3")
+    await sandbox.pause()
+    await anyio.sleep(1)
+    await sandbox.resume()
+    await sandbox.exec("sleep 0.5")
+    beats = [float(line.split()[0]) for line in (await sandbox.read("beats")).splitlines()]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(beats)]
+    expect.that(
+        max(gaps) > 0.9, f"it went on while paused: {len(beats)} beats, the longest gap {max(gaps)} s"
+    )
+    expect.that(max(gaps[-3:]) < 0.9, "it did not go on after the resumption")
 
 
 @in_sandbox()

@@ -178,3 +178,15 @@ async def concurrent_commands(sandbox: Sandbox) -> None:
         expect.equal(seen.stderr, f"{number}\n".encode(), f"errors of command {number}")
 
     await at_once(one, range(64))
+
+
+@in_sandbox("commands", deadline=60)
+async def many_short_commands(sandbox: Sandbox) -> None:
+    """300 commands in a dozen tasks all end, also those that close their output before they do."""
+
+    async def one(number: int) -> None:
+        for turn in range(25):
+            seen = await sandbox.exec(f"echo {turn}; exec >&- 2>&-; sleep 0.00{number % 7}; exit {number}")
+            expect.equal((seen.exit_code, seen.stdout), (number, f"{turn}\n".encode()), "a short command")
+
+    await at_once(one, range(12))

@@ -10,7 +10,7 @@ import functools
 import traceback
 import unittest
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from time import perf_counter
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -135,21 +135,20 @@ async def at_once(function: Callable[[T], Coroutine[Any, Any, None]], items: Ite
         raise error from None
 
 
-async def run(substrate: Substrate, checks: Iterable[Check] = ()) -> AsyncIterator[Result]:
-    """Run checks one after the other, all of them by default; whatever one raises is a result."""
-    for check in checks or CHECKS:
-        begun = perf_counter()
-        outcome: Outcome = "passed"
-        reason = ""
-        try:
-            await check(substrate)
-        except Skipped as skipped:
-            outcome, reason = "skipped", str(skipped)
-        except AssertionError as error:
-            outcome, reason = "failed", str(error) or _where(error)
-        except Exception as error:  # noqa: BLE001 (the suite reports anything a substrate may do)
-            outcome, reason = "failed", f"{type(error).__name__}: {error} ({_where(error)})"
-        yield Result(check.name, outcome, perf_counter() - begun, reason)
+async def judge(substrate: Substrate, check: Check) -> Result:
+    """Run one check; whatever it raises is a result."""
+    begun = perf_counter()
+    outcome: Outcome = "passed"
+    reason = ""
+    try:
+        await check(substrate)
+    except Skipped as skipped:
+        outcome, reason = "skipped", str(skipped)
+    except AssertionError as error:
+        outcome, reason = "failed", str(error) or _where(error)
+    except Exception as error:  # noqa: BLE001 (the suite reports anything a substrate may do)
+        outcome, reason = "failed", f"{type(error).__name__}: {error} ({_where(error)})"
+    return Result(check.name, outcome, perf_counter() - begun, reason)
 
 
 def select(expression: str) -> list[Check]:
