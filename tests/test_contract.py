@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,14 @@ ENTRIES = (Entry("setup.py", "file", 1, 0o644), Entry("src", "directory", 0, 0o7
 )
 def test_expectations(expect, result, complaint):
     assert expect.complaint(result) == complaint
+
+
+def test_the_examples_of_the_documentation_run(tmp_path):
+    """In a process of their own: they are one program, as a reader would type it."""
+    text = Path(__file__).parents[1].joinpath("docs", "contract.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 10
+    program = tmp_path / "examples.py"
+    program.write_text("\n\n".join(blocks))
+    done = subprocess.run([sys.executable, "-W", "error", str(program)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
