@@ -124,7 +124,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The content key of the first ``length`` stages (all of them by default)."""
         digest = hashlib.sha256(repr(self.image).encode())
         for stage in self.stages[:length]:
-            digest.update(msgspec.json.encode([stage.kind, stage.commands, sorted(stage.files)]))
+            digest.update(repr((stage.kind, stage.commands, sorted(stage.files))).encode())
             for _, source in sorted(stage.files.items()):
                 digest.update(tree_digest(source))
         return digest.hexdigest()[:32]
@@ -139,7 +139,7 @@ def tree_digest(root: Path) -> bytes:
         if path.is_symlink():
             digest.update(f"l{name}\0{os.readlink(path)}\0".encode(errors="surrogateescape"))
         elif path.is_dir():
-            digest.update(f"d{name}\0".encode(errors="surrogateescape"))
+            digest.update(f"d{name}\0{path.stat().st_mode:o}\0".encode(errors="surrogateescape"))
         else:
             stat = path.stat()
             digest.update(f"f{name}\0{stat.st_mode:o}\0{stat.st_size}\0".encode(errors="surrogateescape"))

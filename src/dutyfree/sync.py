@@ -10,15 +10,17 @@ async contexts become contexts, async iterators become iterators.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any
 
+import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dutyfree import contract, substrates
 
 _WRAPPED = (contract.Substrate, contract.Sandbox)
+_DATA = (msgspec.Struct, bytes, str, int, float, dict)
 
 
 @contextmanager
@@ -56,15 +58,19 @@ async def _resolve(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _blocking(portal: BlockingPortal, value: Any) -> Any:
+    """What the caller of a blocking object sees of a result."""
+    # First, for a substrate may well be its own context.
+    if isinstance(value, _WRAPPED):
+        return _Blocking(portal, value)
     if isinstance(value, AbstractAsyncContextManager):
         return _context(portal, value)
     if isinstance(value, AsyncIterator):
         return _iterate(portal, value)
-    if isinstance(value, Sequence) and value and isinstance(value[0], _WRAPPED):
-        return [_Blocking(portal, item) for item in value]
-    if isinstance(value, _WRAPPED) or type(value).__module__.startswith("dutyfree.substrates."):
-        return _Blocking(portal, value)
-    return value
+    if isinstance(value, list | tuple):
+        return type(value)(_blocking(portal, item) for item in value)
+    if value is None or isinstance(value, _DATA):
+        return value
+    return _Blocking(portal, value)  # a shell, a process, or whatever else a substrate gives
 
 
 @contextmanager
@@ -81,5 +87,9 @@ def _iterate(portal: BlockingPortal, items: AsyncIterator[Any]) -> Iterator[Any]
         except StopAsyncIteration:
             return ()
 
-    while found := portal.call(following):
-        yield found[0]
+    try:
+        while found := portal.call(following):
+            yield found[0]
+    finally:
+        if isinstance(items, AsyncGenerator):
+            portal.call(items.aclose)
