@@ -16,7 +16,7 @@ from dutyfree.analysis.cells import Key, Sample, samples
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution, CautionKind, Metric
 from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm, judge, p50
-from dutyfree.analysis.units import UNKNOWN, duration, markdown, significant, times
+from dutyfree.analysis.units import UNKNOWN, duration, markdown, multiple
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import Records
 
@@ -242,16 +242,8 @@ def _row(change: Change) -> str:
         TITLES[change.metric],
         a,
         b,
-        _interval(change.ratio),
+        multiple(change.ratio),
         p,
         f"**{change.verdict}**" if change.verdict in ("slower", "faster") else change.verdict,
     ]
     return f"| {' | '.join(fields)} |"
-
-
-def _interval(ratio: Estimate | None) -> str:
-    if ratio is None:
-        return UNKNOWN
-    if ratio.low is None or ratio.high is None:
-        return times(ratio.value)
-    return f"{times(ratio.value)} [{significant(ratio.low)}, {significant(ratio.high)}]"

@@ -6,6 +6,7 @@ All durations are seconds, all shares fractions of one. ``summary.json`` is this
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -111,6 +112,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def typical_total(self) -> float:
         return sum(self.composition.values())
+
+
+def least_parallel(cells: Iterable[Cell]) -> list[Cell]:
+    """Of each workload the cells with the fewest rollouts at once: one, unless the plan had none such."""
+    kept = list(cells)
+    least: dict[str, int] = {}
+    for cell in kept:
+        least[cell.workload] = min(cell.parallel, least.get(cell.workload, cell.parallel))
+    return [cell for cell in kept if cell.parallel == least[cell.workload]]
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -233,9 +243,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     def lone(self, workload: str) -> list[Cell]:
         """The workload's cells with the fewest rollouts at once: those that figures show."""
-        found = [cell for cell in self.cells if cell.workload == workload]
-        least = min((cell.parallel for cell in found), default=1)
-        return [cell for cell in found if cell.parallel == least]
+        return least_parallel(cell for cell in self.cells if cell.workload == workload)
 
     def lone_cell(self, workload: str, substrate: str) -> Cell | None:
         return next((cell for cell in self.lone(workload) if cell.substrate == substrate), None)

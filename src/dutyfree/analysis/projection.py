@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from dutyfree.analysis.cells import Key, Sample
-from dutyfree.analysis.model import Cell, Price, Projection, Spread, Throughput
+from dutyfree.analysis.model import Cell, Price, Projection, Spread, Throughput, least_parallel
 from dutyfree.analysis.statistics import Estimate, difference, ratio
 
 ROLLOUTS = (10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -33,15 +33,6 @@ def project(cells: Iterable[Cell]) -> list[Projection]:
         if cell.total is not None
         for rollouts in ROLLOUTS
     ]
-
-
-def least_parallel(cells: Iterable[Cell]) -> list[Cell]:
-    """Of each workload the cells with the fewest rollouts at once: one, unless the plan had none such."""
-    kept = list(cells)
-    least: dict[str, int] = {}
-    for cell in kept:
-        least[cell.workload] = min(cell.parallel, least.get(cell.workload, cell.parallel))
-    return [cell for cell in kept if cell.parallel == least[cell.workload]]
 
 
 def prices(actions: int = REFERENCE_ACTIONS, rollouts: int = MILLION) -> list[Price]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from dutyfree.analysis.statistics import Estimate
+
 UNKNOWN = "\N{EN DASH}"
 _ = "\N{NO-BREAK SPACE}"
 """Between a number and its unit."""
@@ -48,6 +50,15 @@ def hours(value: float) -> str:
 
 def times(ratio: float) -> str:
     return f"{significant(ratio)}×"  # noqa: RUF001 (the multiplication sign is meant)
+
+
+def multiple(estimate: Estimate | None) -> str:
+    """1.52× [1.48, 1.57]."""  # noqa: RUF002 (the multiplication sign is meant)
+    if estimate is None:
+        return UNKNOWN
+    if estimate.low is None or estimate.high is None:
+        return times(estimate.value)
+    return f"{times(estimate.value)} [{significant(estimate.low)}, {significant(estimate.high)}]"
 
 
 def percent(share: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dutyfree.analysis.model import Caution, CautionKind
 from dutyfree.analysis.statistics import Estimate
-from dutyfree.analysis.units import UNKNOWN, duration, enumeration, hours, percent, significant, times
+from dutyfree.analysis.units import UNKNOWN, duration, enumeration, hours, percent, significant
 
 
 def seconds(estimate: Estimate | None) -> str:
@@ -21,14 +21,6 @@ def seconds(estimate: Estimate | None) -> str:
     if "min" in value:
         return f"{value} [{duration(estimate.low)}, {duration(estimate.high)}]"
     return f"{value} [{significant(estimate.low / size)}, {significant(estimate.high / size)}]"
-
-
-def multiple(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return UNKNOWN
-    if estimate.low is None or estimate.high is None:
-        return times(estimate.value)
-    return f"{times(estimate.value)} [{significant(estimate.low)}, {significant(estimate.high)}]"
 
 
 def rate(estimate: Estimate | None) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dutyfree.analysis.model import Caution, CautionKind, Summary
-from dutyfree.analysis.units import UNKNOWN, count, duration, hours, plural, significant
+from dutyfree.analysis.model import Caution, CautionKind, Spread, Summary
+from dutyfree.analysis.units import UNKNOWN, count, duration, hours, multiple, plural, significant
 from dutyfree.report import wording
 from dutyfree.report.tables.table import (
     DIVISION,
     Row,
     Table,
-    cautions_on,
     estimate_data,
     estimate_header,
     where,
@@ -53,22 +52,17 @@ def tax(summary: Summary) -> Table:
                     *estimate_data(row.rate),
                     *estimate_data(row.per_action),
                 ],
-                _tax_cautions(summary, row.workload, row.substrate, row.parallel),
+                [
+                    caution
+                    for label in (row.substrate, summary.baseline)
+                    if label is not None
+                    for caution in _middle_cautions(summary, (row.workload, label, row.parallel))
+                ],
             )
             for row in shown
         ],
         absent="Nothing was measured beside bare, or bare itself was not: there is no tax to show.",
     )
-
-
-def _tax_cautions(summary: Summary, workload: str, substrate: str, parallel: int) -> list[Caution]:
-    labels = (substrate, summary.baseline)
-    return [
-        caution
-        for label in labels
-        for caution in summary.cautions_on(workload, label, parallel)
-        if caution.kind not in DIVISION and caution.kind != CautionKind.UNSURE_TAIL
-    ]
 
 
 def table1(summary: Summary) -> Table:
@@ -132,47 +126,51 @@ def table2(summary: Summary) -> Table:
             *estimate_header("fastest_hours"),
             *estimate_header("difference_hours"),
         ],
-        rows=[
-            Row(
-                [
-                    row.workload,
-                    row.slowest,
-                    row.fastest,
-                    duration(row.slowest_seconds.value),
-                    duration(row.fastest_seconds.value),
-                    wording.seconds(row.difference),
-                    wording.multiple(row.ratio),
-                    hours(row.hours(row.slowest_seconds).value),
-                    hours(row.hours(row.fastest_seconds).value),
-                    wording.worker_hours(row.hours(row.difference)),
-                ],
-                [
-                    row.workload,
-                    row.actions,
-                    row.slowest,
-                    row.fastest,
-                    *estimate_data(row.slowest_seconds),
-                    *estimate_data(row.fastest_seconds),
-                    *estimate_data(row.difference),
-                    *estimate_data(row.ratio),
-                    row.rollouts,
-                    *estimate_data(row.hours(row.slowest_seconds)),
-                    *estimate_data(row.hours(row.fastest_seconds)),
-                    *estimate_data(row.hours(row.difference)),
-                ],
-                [
-                    caution
-                    for label in (row.slowest, row.fastest)
-                    for cell in [summary.lone_cell(row.workload, label)]
-                    if cell
-                    for caution in cautions_on(summary, cell, division=False)
-                    if caution.kind != CautionKind.UNSURE_TAIL
-                ],
-            )
-            for row in summary.spreads
-        ],
+        rows=[_spread(summary, row) for row in summary.spreads],
         absent="Fewer than two substrates succeeded: there is nothing to compare.",
     )
+
+
+def _spread(summary: Summary, row: Spread) -> Row:
+    seconds = (row.slowest_seconds, row.fastest_seconds, row.difference)
+    slowest, fastest, difference = (row.hours(estimate) for estimate in seconds)
+    return Row(
+        [
+            row.workload,
+            row.slowest,
+            row.fastest,
+            duration(row.slowest_seconds.value),
+            duration(row.fastest_seconds.value),
+            wording.seconds(row.difference),
+            multiple(row.ratio),
+            hours(slowest.value),
+            hours(fastest.value),
+            wording.worker_hours(difference),
+        ],
+        [
+            row.workload,
+            row.actions,
+            row.slowest,
+            row.fastest,
+            *(value for estimate in seconds for value in estimate_data(estimate)),
+            *estimate_data(row.ratio),
+            row.rollouts,
+            *(value for estimate in (slowest, fastest, difference) for value in estimate_data(estimate)),
+        ],
+        _lone_cautions(summary, row.workload, row.slowest, row.fastest),
+    )
+
+
+def _lone_cautions(summary: Summary, workload: str, *labels: str) -> list[Caution]:
+    """On the p50 of the whole rollout in the workload's cells that figures show."""
+    cells = (summary.lone_cell(workload, label) for label in labels)
+    return [caution for cell in cells if cell for caution in _middle_cautions(summary, cell.key)]
+
+
+def _middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution]:
+    """Those that concern a p50 of undivided time."""
+    without = {*DIVISION, CautionKind.UNSURE_TAIL}
+    return [caution for caution in summary.cautions_on(*key) if caution.kind not in without]
 
 
 def worker_hours(summary: Summary) -> Table:
@@ -204,13 +202,7 @@ def worker_hours(summary: Summary) -> Table:
                         for value in estimate_data(by_key[workload, label, scale].hours)
                     ),
                 ],
-                [
-                    caution
-                    for cell in [summary.lone_cell(workload, label)]
-                    if cell
-                    for caution in cautions_on(summary, cell, division=False)
-                    if caution.kind != CautionKind.UNSURE_TAIL
-                ],
+                _lone_cautions(summary, workload, label),
             )
             for workload, label in pairs
             if workload in names
@@ -249,7 +241,7 @@ def ratios(summary: Summary) -> Table:
                     titles[row.metric],
                     row.substrate,
                     row.base,
-                    wording.multiple(row.ratio),
+                    multiple(row.ratio),
                     _p(row.p),
                 ],
                 [
@@ -260,6 +252,11 @@ def ratios(summary: Summary) -> Table:
                     row.base,
                     *estimate_data(row.ratio),
                     row.p,
+                ],
+                [
+                    caution
+                    for label in (row.substrate, row.base)
+                    for caution in _middle_cautions(summary, (row.workload, label, row.parallel))
                 ],
             )
             for row in summary.ratios
