@@ -53,7 +53,7 @@ def study(
             "host_key": "abc123",
             "cpu": "A CPU @ 2.80GHz",
             "cores": 2,
-            "memory_bytes": 8 << 30,
+            "memory_gib": 8,
             "kernel": "6.1.0",
             "os": "Debian 12",
             **(host or {}),

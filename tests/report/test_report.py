@@ -10,8 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 import dutyfree.report
+from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.summary import decode
 from dutyfree.errors import RecordsError
+from dutyfree.report.tables import tables
 from dutyfree.study.records import FILE, Failure
 from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
 
@@ -169,6 +171,26 @@ def test_cautions_stand_beside_their_numbers(written):
         assert phrase in words
         assert phrase in text
     assert "<sup>" in text
+
+
+def test_ratios_bear_the_cautions_of_both_sides(written):
+    _, summary = written
+    shown = tables(summary)["ratios"].rows
+    for row, ratio in zip(shown, summary.ratios, strict=True):
+        failing = "docker" in (ratio.substrate, ratio.base) and any(
+            caution.kind == CautionKind.FAILURES
+            for caution in summary.cautions_on(ratio.workload, "docker", ratio.parallel)
+        )
+        assert failing == any(caution.kind == CautionKind.FAILURES for caution in row.cautions)
+    assert any(row.cautions for row in shown)
+
+
+def test_facts_of_any_name_and_kind_are_shown(tmp_path):
+    host = {"event_loop": "uvloop", "cgroup_cpu_limit": None, "root": True, "new_fact": [1, 2]}
+    dutyfree.report.write(save(tmp_path, records(study=study(host=host))))
+    words = page(tmp_path).words
+    for told in ("event loop uvloop", "cgroup cpu limit none", "root yes", "new fact [1, 2]", "memory gib 8"):
+        assert told in words
 
 
 def test_answers_name_what_qualifies_them(written):

@@ -25,8 +25,7 @@ class FigureBlock(msgspec.Struct, frozen=True):
     title: str
     caption: str
     alt: str
-    notes: list[Any]
-    """Of Note."""
+    notes: list[Note]
 
 
 class TableBlock(msgspec.Struct, frozen=True):
@@ -69,8 +68,8 @@ class Document(msgspec.Struct, frozen=True):
     title: str
     lead: str
     answers: list[Answer]
-    notes: list[Any]
-    """Of Note: cautions on the study as a whole."""
+    notes: list[Note]
+    """On the study as a whole."""
     sections: list[Section]
 
 
@@ -105,8 +104,6 @@ def _machine(summary: Summary) -> str:
         told.append(plural(host["cores"], "core"))
     if host.get("memory_gib"):
         told.append(f"{host['memory_gib']} GiB")
-    elif isinstance(host.get("memory_bytes"), int):
-        told.append(_bytes(host["memory_bytes"]))
     return ", ".join(told) or "an undescribed machine"
 
 
@@ -258,7 +255,7 @@ def _background(summary: Summary, rebuild: str) -> list[Section]:
             [
                 Facts(
                     "The machine",
-                    [(name.replace("_", " "), _fact(name, value)) for name, value in summary.host.items()],
+                    [(name.replace("_", " "), _fact(value)) for name, value in summary.host.items()],
                 ),
                 Facts("Sessions", sessions),
             ],
@@ -300,13 +297,7 @@ METHOD = [
 ]
 
 
-def _fact(name: str, value: Any) -> str:
-    if name.endswith("_bytes") and isinstance(value, int):
-        return _bytes(value)
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _bytes(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
+def _fact(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
