@@ -3,7 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup study test check format bench docs clean
@@ -11,34 +12,38 @@ STAMP := $(VENV)/.installed
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Make .venv with the dutyfree command and the tools of development in it
+setup: $(INSTALLED) ## Make .venv with the dutyfree command in it
 
-$(STAMP): pyproject.toml scripts/setup
+$(INSTALLED): pyproject.toml scripts/setup
 	scripts/setup "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+$(DEVELOPED): $(INSTALLED)
+	scripts/setup "$(PYTHON)" "$(VENV)" dev
 	@touch $@
 
 study: setup ## Measure this machine: bare, and Docker if an engine runs; ends with a report
 	scripts/host-tools git python3-pip
 	$(BIN)/dutyfree study $(ARGS)
 
-test: setup ## All tests, with the real parts that this machine can have
+test: $(DEVELOPED) ## All tests, with the real parts that this machine can have
 	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
 	scripts/with-docker $(BIN)/python -m pytest $(ARGS)
 
-check: setup ## Linters and types
+check: $(DEVELOPED) ## Linters and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup ## Put the code into shape
+format: $(DEVELOPED) ## Put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Measure what dutyfree itself costs
 	$(BIN)/python bench/run.py $(ARGS)
 
-docs: setup ## Check the documentation: links, and the commands that it shows
+docs: $(DEVELOPED) ## Check the documentation: links, and the commands that it shows
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
 clean: ## Remove what was made here (not the cache, not ./out)

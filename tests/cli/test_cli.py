@@ -130,6 +130,35 @@ def test_a_study_can_be_resumed_without_naming_it(tmp_path):
     assert sum(b'"trial"' in line[:20] for line in path.read_bytes().splitlines()) == 26
 
 
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
+    """The size of files is limited, which the kernel tells as it tells a full disk."""
+    (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 500"))
+    command = [sys.executable, "-m", "dutyfree", "study", "--plan", "plan.toml", "--out", "out"]
+    done = subprocess.run(
+        ["prlimit", "--fsize=20000", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "cannot append to out/records.jsonl" in done.stderr
+    assert "--resume" in done.stderr
+    kept = (tmp_path / "out" / "records.jsonl").read_bytes()
+    assert kept.endswith(b"\n")
+    assert kept.count(b"\n") > 10
+    dutyfree("study", "--resume", "--out", "out", cwd=tmp_path)
+    assert (tmp_path / "out" / "records.jsonl").read_bytes().startswith(kept)
+
+
+@pytest.mark.slow
+def test_the_smoke_plan_runs_to_its_report(tmp_path):
+    """Every tier and a trajectory, from the plan to the report, on bare and on Docker if an engine runs."""
+    said = dutyfree("study", "--plan", "smoke", "--out", tmp_path, "--json").stdout
+    summary = json.loads(said)
+    assert summary["failed"] == 0, summary["failures"]
+    assert {cell["workload"] for cell in summary["cells"]} == {"T0", "T1", "T2", "trajectory-10"}
+    assert all(cell["succeeded"] for cell in summary["cells"])
+    if "docker" in {cell["substrate"] for cell in summary["cells"]}:
+        assert {tax["workload"] for tax in summary["taxes"]} == {"T0", "T1", "T2", "trajectory-10"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -142,6 +171,7 @@ def test_a_study_can_be_resumed_without_naming_it(tmp_path):
             "cannot write to",
         ),
         (["study", "--resume"], 2, "no study to go on with"),
+        (["study", "--resume", "--out", "nowhere"], 2, "no study to go on with in nowhere"),
         (["report", "nowhere"], 2, "no records in nowhere"),
         (["compare", "nowhere", "nowhere"], 2, "no records in nowhere"),
         (["export", "nowhere", "--format", "xml"], 2, "xml"),

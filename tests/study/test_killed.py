@@ -25,7 +25,7 @@ T1 = 3
 [parallel]
 T0 = [4]
 """
-WANTED = 1 * 2 + 12 * 2 + 3  # warm-ups of both workloads, both T0 cells, T1; on every substrate
+WANTED = 12 * 2 + 3  # both T0 cells and T1, on every substrate
 
 
 def command(tmp_path, *arguments):
@@ -71,9 +71,9 @@ def kill_again_and_again(tmp_path, substrates):
 
 def judge(tmp_path, labels, owners):
     found = records.read(tmp_path / "out")
-    ids = [one.id for one in found.trials]
+    ids = [one.id for one in found.measured]
     assert len(ids) == len(set(ids)) == WANTED * len(labels)
-    assert {one.substrate for one in found.trials} == set(labels)
+    assert {one.substrate for one in found.measured} == set(labels)
     assert all(one.ok for one in found.trials), [one.failure for one in found.trials if one.failure]
     until = time.monotonic() + 20
     while leftovers(tmp_path, owners) and time.monotonic() < until:
@@ -97,9 +97,10 @@ def test_a_killed_study_on_docker(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_study_says_how_to_go_on(tmp_path, number):
+@pytest.mark.parametrize("substrate", ["bare", pytest.param("docker", marks=pytest.mark.docker)])
+def test_an_interrupted_study_says_how_to_go_on(tmp_path, substrate, number):
     plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN.format(substrates='["bare"]').replace("T0 = 12", "T0 = 2000"))
+    plan.write_text(PLAN.format(substrates=f'["{substrate}"]').replace("T0 = 12", "T0 = 2000"))
     (tmp_path / "tmp").mkdir()
     process = subprocess.Popen(
         command(tmp_path, "--plan", str(plan)),
@@ -109,11 +110,11 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path, number):
     )
     path = tmp_path / "out" / records.FILE
     until = time.monotonic() + 60
-    while time.monotonic() < until and (not path.exists() or path.read_bytes().count(b"\n") < 20):
+    while time.monotonic() < until and (not path.exists() or path.read_bytes().count(b"\n") < 10):
         time.sleep(0.05)
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert f"dutyfree study --resume --out {tmp_path / 'out'}" in said
-    assert len(records.read(tmp_path / "out").trials) >= 15
+    assert len(records.read(tmp_path / "out").trials) >= 5
     assert not leftovers(tmp_path, [process.pid])

@@ -107,8 +107,14 @@ def test_every_cell_gets_every_trial_exactly_once(plan):
         for index in batch.indices
     )
     assert set(ids.values()) == {1}
-    wanted = sum(plan.workloads[workload] for workload, _, _ in plans.cells(plan, plan.substrates))
-    assert len(ids) == wanted
+    cells = plans.cells(plan, plan.substrates)
+    assert len(ids) == sum(plans.trials(plan, workload, parallel) for workload, _, parallel in cells)
+
+
+@given(some_plans())
+def test_a_parallel_cell_is_measured_in_whole_batches_only(plan):
+    batches = [batch for found in plans.rounds(plan, plan.substrates) for batch in found]
+    assert all(len(batch.indices) == batch.parallel for batch in batches)
 
 
 @given(some_plans())

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 import pytest
 
-from dutyfree.errors import PlanError, RecordsError, Unavailable
+from dutyfree import substrates, workloads
+from dutyfree.contract import Availability
+from dutyfree.errors import CreateError, PlanError, RecordsError, Unavailable
 from dutyfree.study import plan as plans
-from dutyfree.study import records, runner
+from dutyfree.study import records, runner, trial
 from dutyfree.study.plan import Plan
+from dutyfree.substrates.scripted import Scripted
 
 pytestmark = pytest.mark.anyio
 
@@ -85,8 +92,13 @@ async def test_a_resumed_study_ends_with_the_same_trials(tmp_path):
         torn = b"" if kept == len(lines) else lines[kept][:7]
         path.write_bytes(b"".join(lines[:kept]) + torn)
         found, watching = await run(plan(), tmp_path / "cut", resume=True)
-        assert sorted(one.id for one in found.trials) == sorted(one.id for one in whole.trials)
-        assert watching.done + len(watching.trials) == len(whole.trials)
+        assert sorted(one.id for one in found.measured) == sorted(one.id for one in whole.measured)
+        assert watching.done + len(watching.trials) == watching.total
+        # Every session warms up what it is going to measure, and nothing else.
+        last = [ended for ended, *_ in watching.trials]
+        measured = {(one.workload, one.substrate) for one in last if not one.warmup}
+        assert {(one.workload, one.substrate) for one in last if one.warmup} == measured
+        assert len({one.id for one in found.trials}) == len(found.trials)
 
 
 async def test_records_are_not_overwritten(tmp_path):
@@ -110,13 +122,16 @@ async def test_records_of_unlike_hosts_are_not_mixed(tmp_path):
         await run(plan(), tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("phase", ["create", "exec", "cleanup"])
-async def test_failures_are_recorded_with_phase_and_cause(tmp_path, phase):
+@pytest.mark.parametrize(
+    ("phase", "recorded"), [("create", "create"), ("exec", "ready"), ("cleanup", "cleanup")]
+)
+async def test_failures_are_recorded_with_phase_and_cause(tmp_path, phase, recorded):
+    """What breaks under the first command is a failure to become ready."""
     options = {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "fail_phase": phase, "fail_every": 2}
     found, _ = await run(plan(substrates=["bad"], options={"bad": options}, warmups=0), tmp_path)
     failed = [one.failure for one in found.trials if one.failure is not None]
     assert len(failed) == 2
-    assert all(failure.kind == "infrastructure" and failure.phase == phase for failure in failed)
+    assert all(failure.kind == "infrastructure" and failure.phase == recorded for failure in failed)
     assert all(failure.cause for failure in failed)
     assert all(one.total > 0 for one in found.trials)
 
@@ -156,6 +171,93 @@ async def test_a_missing_substrate_that_is_wanted_stops_the_study(tmp_path):
     }
     with pytest.raises(Unavailable):
         await run(plan(substrates=["quick", "gone"], options=options), tmp_path)
+
+
+class Breaking(Scripted):
+    """A substrate that opens and then proves unusable: it cannot be prepared, or it goes away."""
+
+    unprepared = False
+    gone_after = 10**9
+    created = 0
+
+    async def prepare(self, recipe=None):
+        if type(self).unprepared:
+            raise CreateError("no image can be had", remedy="be root")
+        await super().prepare(recipe)
+
+    @asynccontextmanager
+    async def sandbox(self, recipe=None, **settings):
+        type(self).created += 1
+        if type(self).created > type(self).gone_after:
+            raise CreateError("connection refused")
+        async with super().sandbox(recipe, **settings) as sandbox:
+            yield sandbox
+
+    @classmethod
+    async def probe(cls, config, /):
+        return Availability(cls.created <= cls.gone_after, "it went away", "start it again")
+
+
+@pytest.fixture
+def breaking(monkeypatch):
+    """The substrate ``breaking``, as a third party would add it."""
+    fresh = type("Fresh", (Breaking,), {})
+    monkeypatch.setitem(substrates.BUILT_IN, "breaking", f"{__name__}:fresh_breaking")
+    monkeypatch.setitem(globals(), "fresh_breaking", fresh)
+    return fresh
+
+
+async def test_an_optional_substrate_that_cannot_be_prepared_is_left_out(tmp_path, breaking):
+    breaking.unprepared = True
+    options = {"quick": plan().options["quick"]}
+    wanted = plan(substrates=["quick", "breaking"], optional=["breaking"], options=options)
+    found, _ = await run(wanted, tmp_path / "optional")
+    assert {one.substrate for one in found.trials} == {"quick"}
+    assert "no image can be had" in (found.substrates["breaking"].unavailable or "")
+    with pytest.raises(CreateError, match="no image"):
+        await run(plan(substrates=["quick", "breaking"], options=options), tmp_path / "wanted")
+
+
+async def test_a_substrate_that_goes_away_stops_the_study_and_keeps_its_records(tmp_path, breaking):
+    breaking.gone_after = 6  # the facts, the warm-up, and some trials
+    options = {"breaking": {"exit_code": 0, "stdout": "ready\n"}}
+    wanted = plan(substrates=["breaking"], options=options, workloads={"T0": 50})
+    with pytest.raises(Unavailable, match=r"breaking is gone.*start it again.*--resume"):
+        await run(wanted, tmp_path)
+    kept = await anyio.to_thread.run_sync(records.read, tmp_path)
+    failed = [one for one in kept.trials if not one.ok]
+    assert len(failed) == runner.GIVE_UP_AFTER
+    breaking.gone_after = 10**9
+    found, _ = await run(wanted, tmp_path, resume=True)
+    assert len(found.measured) == 50
+
+
+async def test_the_machinerys_errors_are_not_the_tasks():
+    async def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    found = await trial.run(
+        SimpleNamespace(sandbox=lambda *_, **__: _context(SimpleNamespace(spans=(), exec=full))),
+        workloads.build("T0", None, ""),
+        plans.Batch("T0", "full", 1, (0,)),
+        0,
+        10.0,
+    )
+    assert found.failure is not None
+    assert (found.failure.kind, found.failure.phase) == ("infrastructure", "ready")
+
+
+@asynccontextmanager
+async def _context(value):
+    yield value
+
+
+async def test_page_caches_are_dropped_before_every_batch(tmp_path, monkeypatch):
+    dropped = []
+    monkeypatch.setattr(runner, "_drop_caches", lambda: dropped.append(1))
+    wanted = Plan(**{**msgspec.structs.asdict(plan(warmups=0)), "drop_caches": True})
+    found, _ = await run(wanted, tmp_path)
+    assert len(dropped) == len(found.trials)
 
 
 async def test_adaptive_stopping_ends_a_settled_cell_early(tmp_path):

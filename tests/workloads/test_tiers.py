@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import dutyfree
 from dutyfree import workloads
-from dutyfree.contract import Recipe, Stage, Substrate
+from dutyfree.contract import Exec, Observation, Recipe, Stage, Substrate
 from dutyfree.errors import UsageError
 from dutyfree.study import trial
 from dutyfree.study.plan import Batch
@@ -119,3 +120,13 @@ def test_only_t0_needs_no_fixture() -> None:
     assert workloads.build("T0", None, "").actions == ()
     with pytest.raises(UsageError, match="T1 needs the attrs fixture"):
         workloads.build("T1", None, "")
+
+
+def test_a_git_that_fails_is_a_wrong_answer(tmp_path: Path) -> None:
+    """Even where nothing is expected to have changed: no output is not the same as no changes."""
+    step = tiers.status("status")
+    assert isinstance(step.action, Exec)
+    ran = subprocess.run(
+        ["sh", "-c", str(step.action.command)], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert step.expect.complaint(Observation(exit_code=ran.returncode, stdout=ran.stdout))

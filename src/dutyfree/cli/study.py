@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 from rich.console import Console
 
 from dutyfree.cli.progress import Watcher
@@ -26,6 +27,7 @@ def study(
     substrates: str | None = None,
     out: Path | None = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
+    full_tests: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Measure the tax on this machine: run a plan's trials, then write the report.
@@ -46,6 +48,8 @@ def study(
         The directory for records and report; a new one in ./out by default.
     resume
         Go on with the study in --out, or with the latest one in ./out, after it was stopped.
+    full_tests
+        Run attrs' whole test suite in T2, as full_tests = true in the plan does.
     json
         Print the summary as JSON on standard output.
     """
@@ -53,7 +57,7 @@ def study(
     from dutyfree.study import runner
 
     directory = out or (_latest() if resume else None)
-    wanted = _plan(plan, substrates, directory if resume else None)
+    wanted = _plan(plan, substrates, full_tests, directory if resume else None)
     directory = directory or FOLDER / f"{wanted.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     console = Console(stderr=True)
     with Watcher(console) as watcher:
@@ -68,17 +72,20 @@ def study(
     return 1 if summary.failed == summary.trials else 0
 
 
-def _plan(plan: str | None, substrates: str | None, resumed: Path | None) -> Plan:
+def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: Path | None) -> Plan:
     """The plan asked for; a resumed study goes on with its own unless told otherwise."""
-    from msgspec.structs import replace
-
     from dutyfree.study import runner
 
     if resumed is not None and plan is None and substrates is None:
         recorded = runner.recorded_plan(resumed)
-        if recorded is not None:
-            return recorded
+        if recorded is None:
+            raise UsageError(
+                f"there is no study to go on with in {resumed}", remedy="name its plan with --plan"
+            )
+        return recorded
     wanted = plans.load(plan or "quick")
+    if full_tests:
+        wanted = replace(wanted, full_tests=True)
     if substrates is None:
         return wanted
     labels = [label.strip() for label in substrates.split(",") if label.strip()]

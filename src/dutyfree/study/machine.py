@@ -29,6 +29,8 @@ def facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "os": _os_name(),
         "cgroups": cgroup_mode(),
+        "cgroup_cpu_limit": _cgroup_limit("cpu", "cpu.max", "cpu.cfs_quota_us"),
+        "cgroup_memory_limit": _cgroup_limit("memory", "memory.max", "memory.limit_in_bytes"),
         "virtualization": _virtualization(),
         "clock": _line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "governor": _line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -54,6 +56,18 @@ def cgroup_mode() -> str:
     if first or second:
         return "v1" if first else "v2"
     return "none"
+
+
+def _cgroup_limit(controller: str, second: str, first: str) -> str:
+    """The limit of this process's own cgroup, as the kernel writes it; the parents' are not looked at."""
+    for line in _text("/proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        root = "/sys/fs/cgroup" if number == "0" else f"/sys/fs/cgroup/{controllers}"
+        if number == "0" or controller in controllers.split(","):
+            text = _text(f"{root}{path}/{second if number == '0' else first}").strip()
+            if text:
+                return text
+    return "unknown"
 
 
 def _os_name() -> str:

@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     workloads: dict[str, int]
     """T0, T1, T2, trajectory-N → trials on every substrate."""
     parallel: dict[str, list[int]] = {}
-    """Workload → further cells with that many rollouts at once."""
+    """Workload → further cells with that many rollouts at once, in whole batches."""
     seed: int = 1
     warmups: int = 1
     """Unmeasured trials of every workload on every substrate before the first round."""
@@ -71,10 +71,12 @@ class Batch(msgspec.Struct, frozen=True):
     parallel: int
     indices: tuple[int, ...]
     warmup: bool = False
+    session: int = 0
+    """Of a warm-up: every session of a study warms up anew."""
 
     def trial_id(self, index: int) -> str:
-        kind = "warmup" if self.warmup else "trial"
-        return f"{self.workload}/{self.substrate}/x{self.parallel}/{kind}-{index}"
+        number = f"warmup-{self.session}-{index}" if self.warmup else f"trial-{index}"
+        return f"{self.workload}/{self.substrate}/x{self.parallel}/{number}"
 
     @property
     def cell(self) -> tuple[str, str, int]:
@@ -160,24 +162,29 @@ def cells(plan: Plan, labels: Sequence[str]) -> list[tuple[str, str, int]]:
     ]
 
 
-def warmups(plan: Plan, labels: Sequence[str]) -> list[Batch]:
-    """One batch for every workload on every substrate, as often as the plan says."""
+def trials(plan: Plan, workload: str, parallel: int) -> int:
+    """How many a cell has: as the plan says, rounded up to whole batches of ``parallel``."""
+    return math.ceil(plan.workloads[workload] / parallel) * parallel
+
+
+def warmups(plan: Plan, session: int, open_cells: Iterable[tuple[str, str, int]]) -> list[Batch]:
+    """One batch for every workload on every substrate that has trials to run, as often as the plan says."""
+    pairs = dict.fromkeys((workload, label) for workload, label, _ in open_cells)
     return [
-        Batch(workload, label, 1, (index,), warmup=True)
+        Batch(workload, label, 1, (index,), warmup=True, session=session)
         for index in range(plan.warmups)
-        for workload in plan.workloads
-        for label in labels
+        for workload, label in pairs
     ]
 
 
 def rounds(plan: Plan, labels: Sequence[str]) -> Iterator[list[Batch]]:
     """The measured batches. A cell of p parallel rollouts takes part in every p-th round."""
     for number in range(max(plan.workloads.values())):
-        batches = []
-        for workload, label, parallel in cells(plan, labels):
-            last = min(number + parallel, plan.workloads[workload])
-            if number < last and number % parallel == 0:
-                batches.append(Batch(workload, label, parallel, tuple(range(number, last))))
+        batches = [
+            Batch(workload, label, parallel, tuple(range(number, number + parallel)))
+            for workload, label, parallel in cells(plan, labels)
+            if number < plan.workloads[workload] and number % parallel == 0
+        ]
         random.Random(f"{plan.seed}/{number}").shuffle(batches)  # noqa: S311 (an order, not a secret)
         yield batches
 

@@ -132,6 +132,7 @@ Line = Study | Session | SubstrateFacts | Trial
 
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
+_BEGINNING = b'{"type":"study",'
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ class Records(msgspec.Struct, frozen=True):
     study: Study
     sessions: tuple[Session, ...]
     substrates: dict[str, SubstrateFacts]
-    """By label, the latest line of each."""
+    """By label, the latest line of each; the latest with facts, if there is one."""
     trials: tuple[Trial, ...]
     """In the order of their ends, warm-ups and failures included."""
 
@@ -187,10 +188,15 @@ def _assemble(path: Path, lines: Iterator[Line]) -> Records:
             remedy=f"use the version of dutyfree that wrote it ({study.version})",
         )
     rest = list(lines)
+    told: dict[str, SubstrateFacts] = {}
+    for line in rest:
+        # A substrate that was measured and is missing later keeps its facts.
+        if isinstance(line, SubstrateFacts) and (line.unavailable is None or line.label not in told):
+            told[line.label] = line
     return Records(
         study=study,
         sessions=tuple(line for line in rest if isinstance(line, Session)),
-        substrates={line.label: line for line in rest if isinstance(line, SubstrateFacts)},
+        substrates=told,
         trials=tuple(line for line in rest if isinstance(line, Trial)),
     )
 
@@ -199,7 +205,7 @@ class Writer:
     """Appends lines, each whole and on its way to the disk before the next begins."""
 
     def __init__(self, directory: Path) -> None:
-        """Open for appending, cutting off a torn last line. Raises RecordsError."""
+        """Open for appending; a torn last line is cut off with the first write. Raises RecordsError."""
         self.path = directory / FILE
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -215,8 +221,11 @@ class Writer:
             raise RecordsError(
                 f"another study is writing to {directory}", remedy="wait for its end, or choose another --out"
             ) from None
-        self._end = _whole(self.path)
-        os.ftruncate(self._fd, self._end)
+        data = self.path.read_bytes()
+        self._end = data.rfind(b"\n") + 1
+        if not self._end and not _BEGINNING.startswith(data[: len(_BEGINNING)]):
+            os.close(self._fd)
+            raise RecordsError(f"{self.path} is not ours", remedy="choose another directory with --out")
 
     @property
     def empty(self) -> bool:
@@ -225,22 +234,18 @@ class Writer:
     def write(self, *lines: Line) -> None:
         """Append lines, all or none of them. Raises RecordsError; what was written before stays whole."""
         data = b"".join(_encoder.encode(line) + b"\n" for line in lines)
+        left = memoryview(data)
         try:
-            written = os.write(self._fd, data)
-            if written != len(data):  # the disk filled up in the middle
-                written += os.write(self._fd, data[written:])
+            os.ftruncate(self._fd, self._end)
+            while left:
+                left = left[os.write(self._fd, left) :]
         except OSError as error:
             os.ftruncate(self._fd, self._end)
             raise RecordsError(
                 f"cannot append to {self.path}: {error.strerror}",
                 remedy="free some space, then go on with --resume: what was measured is kept",
             ) from error
-        self._end += written
+        self._end += len(data)
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-def _whole(path: Path) -> int:
-    """The length of the file without a torn last line."""
-    return path.read_bytes().rfind(b"\n") + 1

@@ -6,6 +6,7 @@ recipes. A study that was stopped, however it was stopped, goes on from its reco
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Mapping
@@ -22,13 +23,14 @@ import msgspec
 import dutyfree
 from dutyfree import paths, substrates, workloads
 from dutyfree.contract import Substrate
-from dutyfree.errors import PlanError, RecordsError, Unavailable
+from dutyfree.errors import DutyfreeError, PlanError, RecordsError, Unavailable
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Batch, Plan
 from dutyfree.study.records import Line, Records, Session, Study, SubstrateFacts, Trial, Writer
 from dutyfree.workloads.fixture import Fixture
-from dutyfree.workloads.gitserver import serve
+from dutyfree.workloads.fixture import build as build_fixture
+from dutyfree.workloads.gitserver import GitServer, serve
 from dutyfree.workloads.workload import Workload
 
 GIVE_UP_AFTER = 3
@@ -56,11 +58,12 @@ async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Rec
 
     Raises RecordsError, PlanError, Unavailable, and the errors of preparing.
     """
+    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
     writer = await anyio.to_thread.run_sync(Writer, out)
     try:
-        done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer)
+        session, done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer, loop)
         async with AsyncExitStack() as stack:
-            study = _Running(plan, writer, progress, done)
+            study = _Running(plan, writer, progress, session, done)
             await study.open(stack)
             await study.prepare(stack)
             await study.measure()
@@ -72,31 +75,32 @@ async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Rec
 def recorded_plan(out: Path) -> Plan | None:
     """The plan of a study begun in ``out``; None if none was. Raises RecordsError."""
     path = out / records.FILE
-    if not path.exists() or not path.stat().st_size:
+    if not path.exists() or b"\n" not in path.read_bytes():
         return None
-    return msgspec.convert(records.read(out).study.plan, Plan)
+    recorded = records.read(out).study.plan
+    try:
+        return msgspec.convert(recorded, Plan)
+    except msgspec.ValidationError as error:
+        raise RecordsError(
+            f"the plan of the study in {out} cannot be gone on with: {error}",
+            remedy="use the version of dutyfree that began it",
+        ) from error
 
 
-def _begin(plan: Plan, out: Path, resume: bool, writer: Writer) -> tuple[Trial, ...]:
-    """Write the first lines, or find out what is there already."""
-    host = machine.facts()
+def _begin(plan: Plan, out: Path, resume: bool, writer: Writer, loop: str) -> tuple[int, tuple[Trial, ...]]:
+    """Write the first lines, or find out what is there already: the session's number and the trials."""
+    host = {**machine.facts(), "event_loop": loop}
+    session = 0
     done: tuple[Trial, ...] = ()
     if writer.empty:
-        writer.write(
-            Study(
-                schema=records.SCHEMA,
-                version=dutyfree.__version__,
-                started=_now(),
-                plan=msgspec.to_builtins(plan),
-                host=host,
-            )
-        )
+        study = Study(records.SCHEMA, dutyfree.__version__, _now(), msgspec.to_builtins(plan), host)
+        writer.write(study)
     else:
         found = records.read(out)
         _check_continuation(plan, out, resume, found, host)
-        done = found.trials
+        session, done = len(found.sessions), found.trials
     writer.write(Session(started=_now(), load=os.getloadavg()[0]))
-    return done
+    return session, done
 
 
 def _check_continuation(plan: Plan, out: Path, resume: bool, found: Records, host: Mapping[str, Any]) -> None:
@@ -122,12 +126,16 @@ def _check_continuation(plan: Plan, out: Path, resume: bool, found: Records, hos
 class _Running:
     """A study under way."""
 
-    def __init__(self, plan: Plan, writer: Writer, progress: Progress, done: tuple[Trial, ...]) -> None:
+    def __init__(
+        self, plan: Plan, writer: Writer, progress: Progress, session: int, done: tuple[Trial, ...]
+    ) -> None:
         self._plan = plan
         self._writer = writer
         self._progress = progress
+        self._session = session
         self._substrates: dict[str, Substrate] = {}
         self._workloads: dict[tuple[str, str], Workload] = {}
+        self._servers: dict[str, GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
         self._done: set[str] = set()
         self._in_a_row: dict[str, int] = defaultdict(int)
@@ -147,71 +155,85 @@ class _Running:
         for label in self._plan.substrates:
             use, options = self._plan.use(label)
             try:
-                opened = await stack.enter_async_context(substrates.open(use, **options))
+                self._substrates[label] = await stack.enter_async_context(substrates.open(use, **options))
             except Unavailable as error:
-                if label not in self._plan.optional:
-                    raise
-                self._progress.note(f"{label} is left out: {error}")
-                await self._write(SubstrateFacts(label, use, {}, unavailable=str(error)))
+                await self._leave_out(label, error)
+
+    async def prepare(self, stack: AsyncExitStack) -> None:
+        """Do all that must not be measured; an optional substrate that cannot be prepared is left out."""
+        fixture = None
+        if set(self._plan.workloads) != {"T0"} and self._substrates:
+            self._progress.note("preparing the attrs fixture")
+            fixture = await anyio.to_thread.run_sync(build_fixture, paths.cache(), self._progress.note)
+        for label in list(self._substrates):
+            self._progress.note(f"preparing {label}")
+            asked = perf_counter()
+            try:
+                facts = await self._prepare(label, fixture, stack)
+            except DutyfreeError as error:
+                del self._substrates[label]
+                await self._leave_out(label, error)
             else:
-                self._substrates[label] = opened
+                use, _ = self._plan.use(label)
+                await self._write(SubstrateFacts(label, use, facts, perf_counter() - asked))
         if not self._substrates:
             raise Unavailable(
                 "none of the plan's substrates is available", remedy="see 'dutyfree substrates'"
             )
 
-    async def prepare(self, stack: AsyncExitStack) -> None:
-        """Do all that must not be measured."""
-        fixture, urls = await self._fixture(stack)
-        for label, substrate in self._substrates.items():
-            asked = perf_counter()
-            self._progress.note(f"preparing {label}")
-            for name in self._plan.workloads:
-                workload = await anyio.to_thread.run_sync(
-                    workloads.build, name, fixture, urls.get(label, ""), self._plan.full_tests
-                )
-                self._workloads[name, label] = workload
-                await substrate.prepare(workload.recipe)
-            facts = await substrate.facts()
-            use, _ = self._plan.use(label)
-            await self._write(SubstrateFacts(label, use, facts, perf_counter() - asked))
+    async def _leave_out(self, label: str, error: DutyfreeError) -> None:
+        if label not in self._plan.optional:
+            raise error
+        self._progress.note(f"{label} is left out: {error}")
+        use, _ = self._plan.use(label)
+        await self._write(SubstrateFacts(label, use, {}, unavailable=str(error)))
 
-    async def _fixture(self, stack: AsyncExitStack) -> tuple[Fixture | None, dict[str, str]]:
-        """The attrs repository, and where each substrate's sandboxes can clone it from."""
-        if set(self._plan.workloads) == {"T0"}:
-            return None, {}
-        self._progress.note("preparing the attrs fixture")
-        fixture = await anyio.to_thread.run_sync(
-            workloads.fixture.build, paths.cache(), self._progress.note, abandon_on_cancel=False
-        )
+    async def _prepare(self, label: str, fixture: Fixture | None, stack: AsyncExitStack) -> dict[str, str]:
+        substrate = self._substrates[label]
+        url = "" if fixture is None else await self._url(label, fixture, stack)
+        for name in self._plan.workloads:
+            workload = await anyio.to_thread.run_sync(
+                workloads.build, name, fixture, url, self._plan.full_tests
+            )
+            self._workloads[name, label] = workload
+            await substrate.prepare(workload.recipe)
+        return await substrate.facts()
+
+    async def _url(self, label: str, fixture: Fixture, stack: AsyncExitStack) -> str:
+        """Where the substrate's sandboxes can clone the attrs repository from."""
         if self._plan.remote is not None:
-            return fixture, dict.fromkeys(self._substrates, self._plan.remote)
-        addresses = {label: found.host_address for label, found in self._substrates.items()}
-        unreachable = [label for label, address in addresses.items() if address is None]
-        if unreachable:
+            return self._plan.remote
+        address = self._substrates[label].host_address
+        if address is None:
             raise PlanError(
-                f"sandboxes of {unreachable[0]} cannot reach a git server on this host",
+                f"sandboxes of {label} cannot reach a git server on this host",
                 remedy="name one that they can reach as remote in the plan",
             )
-        known = {label: address for label, address in addresses.items() if address is not None}
-        server = await stack.enter_async_context(serve(fixture, sorted(set(known.values()))))
-        return fixture, {label: server.url(address) for label, address in known.items()}
+        if address not in self._servers:
+            self._servers[address] = await stack.enter_async_context(serve(fixture, [address]))
+        return self._servers[address].url(address)
 
     async def measure(self) -> None:
-        """All warm-ups and rounds that are not on record yet."""
+        """All rounds that are not on record yet, after the warm-ups that they need."""
         labels = list(self._substrates)
-        total = sum(self._plan.workloads[workload] for workload, _, _ in plans.cells(self._plan, labels))
-        total += len(plans.warmups(self._plan, labels))
-        self._progress.begin(len(self._done), total)
-        for batches in (plans.warmups(self._plan, labels), *plans.rounds(self._plan, labels)):
+        cells = plans.cells(self._plan, labels)
+        rounds = list(plans.rounds(self._plan, labels))
+        left = [batch for batches in rounds for batch in plans.remaining(batches, self._done)]
+        warmups = plans.warmups(self._plan, self._session, (batch.cell for batch in left))
+        total = sum(plans.trials(self._plan, workload, parallel) for workload, _, parallel in cells)
+        done = total - sum(len(batch.indices) for batch in left)
+        total += len(warmups)
+        self._progress.begin(done, total)
+        for batches in (warmups, *rounds):
             for batch in plans.remaining(batches, self._done):
                 if not batch.warmup and plans.settled(self._plan.adaptive, self._trials[batch.cell]):
                     continue
                 for ended in await self._batch(batch):
+                    done += 1
                     self._keep(ended)
                     broken = ended.failure is not None and ended.failure.kind == "infrastructure"
                     self._in_a_row[batch.substrate] = self._in_a_row[batch.substrate] + 1 if broken else 0
-                    self._progress.ended(ended, len(self._done), total, self._seconds_left(labels))
+                    self._progress.ended(ended, done, total, self._seconds_left(labels))
                 await self._check_substrate(batch.substrate)
 
     async def _batch(self, batch: Batch) -> list[Trial]:
@@ -250,10 +272,10 @@ class _Running:
         left = 0.0
         for cell in plans.cells(self._plan, labels):
             workload, _, parallel = cell
-            missing = self._plan.workloads[workload] - len(self._trials[cell])
+            missing = plans.trials(self._plan, workload, parallel) - len(self._trials[cell])
             alike = (found for name, found in self._trials.items() if name[0] == workload)
             known = self._trials[cell] or [one for found in alike for one in found]
-            if not missing:
+            if not missing or plans.settled(self._plan.adaptive, self._trials[cell]):
                 continue
             if not known:
                 return None

@@ -31,6 +31,10 @@ from dutyfree.workloads.workload import Expect, Step, Workload
 Result = Observation | bytes | tuple[Entry, ...] | None
 
 
+PATH_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""What the contract lets a file operation raise about its path; any other OSError is the machinery's."""
+
+
 class WrongAnswer(Exception):  # noqa: N818 (a verdict on the task)
     """The sandbox worked, its answer is not the expected one."""
 
@@ -78,15 +82,18 @@ async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int
     started, load = datetime.now(UTC).isoformat(timespec="milliseconds"), os.getloadavg()[0]
     asked = perf_counter()
     try:
-        with anyio.fail_after(timeout):
+        with anyio.move_on_after(timeout) as scope:
             await _rollout(substrate, workload, meter, asked)
+        if scope.cancelled_caught:
+            cause = f"the trial took more than {timeout:g} s, at {meter.at}"
+            failure = Failure("timeout", meter.phase, cause)
     except SubstrateError as error:
-        failure = Failure("infrastructure", error.phase, str(error))
-    except TimeoutError:
-        failure = Failure("timeout", meter.phase, f"the trial took more than {timeout:g} s, at {meter.at}")
+        # Whatever broke under the first command, the sandbox never became ready.
+        phase = "ready" if meter.phase == "ready" else error.phase
+        failure = Failure("infrastructure", phase, str(error))
     except Overran as error:
         failure = Failure("timeout", meter.phase, f"{meter.at}: {error}")
-    except (WrongAnswer, OSError) as error:
+    except (WrongAnswer, *PATH_ERRORS) as error:
         failure = Failure("task", meter.phase, f"{meter.at}: {error}")
     except Exception as error:  # noqa: BLE001 (a third party's substrate may raise anything; all is recorded)
         failure = Failure("infrastructure", meter.phase, f"{meter.at}: {type(error).__name__}: {error}")

@@ -126,7 +126,7 @@ def shell(label: str, kind: StepKind, command: str, *, contains: tuple[bytes, ..
 def status(label: str, *options: str, changes: tuple[str, ...] = ()) -> Step:
     """The working tree has exactly ``changes``, as ``git status --porcelain`` writes them."""
     expected = "".join(f"{line}\n" for line in changes)
-    command = f"echo begin; git status {' '.join(('--porcelain', *options))}; echo end"
+    command = f"echo begin && git status {' '.join(('--porcelain', *options))} && echo end"
     return shell(label, "command", command, contains=(f"begin\n{expected}end\n".encode(),))
 
 

@@ -190,7 +190,7 @@ class _Script:
             lines.append(self._patch.new.rstrip(b"\n"))
         counts = "".join(f"{new}\t{old}\t{path}\n" for path, (new, old) in sorted(changes.items()))
         start = f"begin\n{counts}{'' if counts else 'end'}\n".encode()
-        command = "echo begin; git --no-pager diff --no-ext-diff --numstat --patch; echo end"
+        command = "echo begin && git --no-pager diff --no-ext-diff --numstat --patch && echo end"
         return tiers.shell(
             label, "inspect", command, contains=(start, *(b"\n+%b\n" % line for line in lines))
         )
