@@ -81,6 +81,46 @@ def test_changed_software_is_told():
     }
 
 
+def planned(plan, *workloads):
+    trials = [one for name in workloads for one in cold("bare", [1.0 + n / 9 for n in range(9)], name)]
+    return records(*trials, study=study(plan=plan))
+
+
+def test_cells_that_did_different_things_are_not_compared():
+    names = ("T0", "T1", "T2", "trajectory-10")
+    a = planned({"full_tests": False, "remote": None}, *names)
+    b = planned({"full_tests": True, "remote": "https://example.org/attrs"}, *names)
+    found = compare(a, b)
+    for (workload, _, _), verdict in verdicts(found).items():
+        assert verdict == ("no difference shown" if workload in ("T0", "T1") else "cannot tell")
+    assert all((change.p is None) == (change.ratio is None) for change in found.changes)
+    told = {caution.workload: caution.text for caution in found.cautions}
+    assert set(told) == {"T2", "trajectory-10"}
+    assert "full_tests (off in A, on in B)" in told["T2"]
+    assert "full_tests" not in told["trajectory-10"]
+    assert "T2: not compared: the plans differ in full" in as_markdown(found)
+
+
+def test_plans_that_leave_nothing_to_compare_are_refused():
+    with pytest.raises(RecordsError, match=r"drop_caches \(off in A, on in B\)") as refused:
+        compare(planned({}, "T0", "T2"), planned({"drop_caches": True}, "T0", "T2"))
+    assert "measure one of the two again" in str(refused.value.remedy)
+
+
+def test_other_differences_between_plans_are_told():
+    a = planned({"warmups": 1, "options": {"docker": {"network": True, "use": "docker"}}}, "T0")
+    b = planned({"warmups": 3, "options": {"docker": {"network": False, "use": "docker"}}}, "T0")
+    cautions = compare(a, b).cautions
+    assert {caution.kind for caution in cautions} == {CautionKind.UNLIKE_PLANS}
+    assert [(caution.substrate, caution.text) for caution in cautions] == [
+        (None, "the plans differ in warmups (1 in A, 3 in B)"),
+        ("docker", "its options differ in network (on in A, off in B)"),
+    ]
+    assert (
+        compare(a, a).cautions == compare(planned({}, "T0"), planned({"remote": None}, "T0")).cautions == []
+    )
+
+
 def test_failures_and_lone_cells_are_told():
     a = records(*cold("bare", [1.0] * 5), *cold("docker", [1.0] * 5))
     b = records(*cold("bare", [1.0] * 5), trial(index=9, failure=Failure("task", "exec", "no")))

@@ -2,21 +2,23 @@
 
 A verdict needs both: an interval of the ratio that leaves out 1, and a Mann-Whitney test that stays
 significant after Holm's correction over all that was compared. Where the trials are too few for any
-outcome to be significant the verdict is "cannot tell", never "no difference".
+outcome to be significant the verdict is "cannot tell", never "no difference"; so it is where the two plans
+had a cell do different things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Literal
 
 import msgspec
 
+from dutyfree.analysis import plans
 from dutyfree.analysis.cells import Key, Sample, samples
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution, CautionKind, Metric
 from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm, judge, p50
-from dutyfree.analysis.units import UNKNOWN, duration, markdown, multiple
+from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import Records
 
@@ -27,6 +29,9 @@ METRICS: dict[Metric, Callable[[Sample], Floats]] = {
     "total": Sample.totals,
     "orchestration_per_action": Sample.orchestration_per_action,
 }
+
+
+UNCOMPARED = Judgement(ratio=None, p=None, least_p=1.0)
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -78,7 +83,8 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(a: Records, b: Records, *, across_hosts: bool = False) -> Comparison:
     """B against A, cell by cell.
 
-    Raises RecordsError for records of unlike hosts, unless ``across_hosts``.
+    Raises RecordsError for records of unlike hosts, unless ``across_hosts``, and where the plans leave
+    no cell comparable.
     """
     unlike = _unlike_hosts(a.study.host, b.study.host)
     if unlike and not across_hosts:
@@ -88,12 +94,18 @@ def compare(a: Records, b: Records, *, across_hosts: bool = False) -> Comparison
         )
     ours, theirs = samples(a, Decomposer(a)), samples(b, Decomposer(b))
     common = [key for key in ours if key in theirs]
+    refused = _refused(a, b, common)
+    if refused and len(refused) == len(common):
+        raise RecordsError(
+            f"the plans differ in {_reasons(refused)}: no cell of theirs is comparable",
+            remedy="measure one of the two again with the plan of the other",
+        )
     return Comparison(
         started_a=a.study.started,
         started_b=b.study.started,
         version_a=a.study.version,
         version_b=b.study.version,
-        changes=_changes([(ours[key], theirs[key]) for key in common]),
+        changes=_changes([(ours[key], theirs[key]) for key in common], refused),
         failures=[
             change
             for key in common
@@ -101,17 +113,33 @@ def compare(a: Records, b: Records, *, across_hosts: bool = False) -> Comparison
         ],
         only_a=[key for key in ours if key not in theirs],
         only_b=[key for key in theirs if key not in ours],
-        cautions=[*_host_cautions(unlike), *_software_cautions(a, b)],
+        cautions=[
+            *_host_cautions(unlike),
+            *_refusal_cautions(refused),
+            *plans.cautions(a.study.plan, b.study.plan),
+            *_software_cautions(a, b),
+        ],
     )
 
 
-def _changes(pairs: list[tuple[Sample, Sample]]) -> list[Change]:
+def _refused(a: Records, b: Records, common: list[Key]) -> dict[Key, list[str]]:
+    """The cells that did different things in A and in B, with the reasons."""
+    found = {key: plans.refusals(a.study.plan, b.study.plan, key[0]) for key in common}
+    return {key: reasons for key, reasons in found.items() if reasons}
+
+
+def _reasons(refused: dict[Key, list[str]]) -> str:
+    return enumeration(list(dict.fromkeys(reason for reasons in refused.values() for reason in reasons)))
+
+
+def _changes(pairs: list[tuple[Sample, Sample]], refused: Container[Key]) -> list[Change]:
     judged: list[tuple[Sample, Metric, Floats, Floats, Judgement]] = []
     for before, after in pairs:
         for metric, values in METRICS.items():
             x, y = values(before), values(after)
             if x.size or y.size:
-                judged.append((before, metric, x, y, judge(y, x)))
+                comparable = before.key not in refused
+                judged.append((before, metric, x, y, judge(y, x) if comparable else UNCOMPARED))
     corrected = holm([judgement.p for *_, judgement in judged])
     tests = sum(p is not None for p in corrected)
     return [
@@ -170,6 +198,15 @@ def _host_cautions(unlike: str) -> Iterator[Caution]:
         )
 
 
+def _refusal_cautions(refused: dict[Key, list[str]]) -> Iterator[Caution]:
+    for workload, reasons in {key[0]: reasons for key, reasons in refused.items()}.items():
+        yield Caution(
+            CautionKind.UNLIKE_PLANS,
+            f"not compared: the plans differ in {enumeration(reasons)}",
+            workload,
+        )
+
+
 def _software_cautions(a: Records, b: Records) -> Iterator[Caution]:
     for label, before in a.substrates.items():
         after = b.substrates.get(label)
@@ -215,7 +252,8 @@ def as_markdown(comparison: Comparison) -> str:
             cells = ", ".join(f"{markdown(key[0])} on {markdown(key[1])} ({key[2]} at once)" for key in keys)
             lines.append(f"- only in {name}: {cells}")
     for caution in comparison.cautions:
-        about = f"{markdown(caution.substrate)}: " if caution.substrate else ""
+        place = caution.substrate or caution.workload
+        about = f"{markdown(place)}: " if place else ""
         lines.append(f"- caution ({caution.kind.value}): {about}{markdown(caution.text)}")
     return "\n".join(lines).rstrip() + "\n"
 
