@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -95,7 +96,7 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         substrate=substrate,
         parallel=parallel,
         actions=actions,
-        planned=planned_trials(plan, workload),
+        planned=planned_trials(plan, workload, parallel),
         warmups=sample.warmups,
         trials=len(sample.trials),
         succeeded=len(sample.succeeded),
@@ -115,10 +116,11 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
     )
 
 
-def planned_trials(plan: dict[str, Any], workload: str) -> int | None:
+def planned_trials(plan: dict[str, Any], workload: str, parallel: int) -> int | None:
+    """As the plan says, in whole batches of ``parallel``."""
     workloads = plan.get("workloads")
     trials = workloads.get(workload) if isinstance(workloads, dict) else None
-    return trials if isinstance(trials, int) else None
+    return math.ceil(trials / parallel) * parallel if isinstance(trials, int) else None
 
 
 def composition(parts: Sequence[Parts], totals: Floats) -> dict[str, float]:
