@@ -205,6 +205,51 @@ class TestCautions:
         assert CautionKind.INCOMPLETE in kinds(made, "T1", "bare")
         assert CautionKind.INCOMPLETE not in kinds(made, "T1", "docker")
 
+    def test_missing_after_it_was_measured(self):
+        made = summarise(
+            records(
+                *cold("bare", [1.0] * 3),
+                *cold("docker", [1.0] * 3),
+                study=study(workloads={"T0": 3, "T1": 3}),
+                substrates={"bare": facts("bare"), "docker": facts("docker", unavailable="no engine")},
+            )
+        )
+        (caution,) = (one for one in made.cautions if one.kind == CautionKind.LEFT_OUT)
+        assert caution.text.startswith("no longer there when the study was resumed (no engine)")
+        assert CautionKind.INCOMPLETE in kinds(made, "T1", "docker")
+
+    @pytest.mark.parametrize(
+        ("bare", "docker", "told"),
+        [
+            (
+                {"storage": "tmpfs"},
+                {"storage driver": "overlay2"},
+                ["in memory (tmpfs) on bare and on"],
+            ),
+            ({"storage": "ext4"}, {"storage driver": "overlay2"}, []),
+            ({"storage": "tmpfs"}, {}, []),
+            ({"storage": "ext4"}, {"storage driver": "vfs"}, ["copies the whole image"]),
+        ],
+    )
+    def test_unlike_storage(self, bare, docker, told):
+        given = {"bare": facts("bare", facts=bare), "docker": facts("docker", facts=docker)}
+        made = summarise(records(*cold("bare", [1.0] * 3), substrates=given))
+        found = [one.text for one in made.cautions if one.kind == CautionKind.UNLIKE_STORAGE]
+        assert len(found) == len(told)
+        assert all(part in text for part, text in zip(told, found, strict=True))
+
+    def test_parallel_cells_are_planned_in_whole_batches(self):
+        content = records(*cold("bare", [1.0] * 12, parallel=8), study=study(workloads={"T0": 12}))
+        assert "12 of 16 planned trials were run" in {one.text for one in summarise(content).cautions}
+
+    def test_the_ends_of_rollouts_at_once_are_no_drift(self):
+        batch = [1 + n / 8 for n in range(8)]
+        made = summarise(records(*cold("bare", batch * 6, parallel=8)))
+        assert CautionKind.DRIFT not in kinds(made, "T0", "bare")
+        rising = [total * (1 + n / 10) for n in range(6) for total in batch]
+        made = summarise(records(*cold("bare", rising, parallel=8)))
+        assert CautionKind.DRIFT in kinds(made, "T0", "bare")
+
     def test_incomplete(self):
         made = summarise(records(*cold("bare", [1.0] * 7), study=study(workloads={"T0": 9})))
         assert CautionKind.INCOMPLETE in kinds(made, "T0", "bare")

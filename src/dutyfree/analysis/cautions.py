@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from dutyfree.analysis.cells import Key, Sample
 from dutyfree.analysis.model import Caution, CautionKind, Cell
-from dutyfree.analysis.statistics import dispersion, drift
+from dutyfree.analysis.statistics import Floats, as_sample, dispersion, drift
 from dutyfree.analysis.units import duration, enumeration, percent, plural
-from dutyfree.study.records import Records, Session
+from dutyfree.study.records import Records, Session, SubstrateFacts
 
 FEW = 10
 FEW_FOR_TAIL = 20
@@ -21,6 +23,10 @@ DRIFTING = 0.5
 DRIFT_P = 0.01
 BUSY = 0.5
 """Load average per core, before the study begins."""
+MEMORY = ("tmpfs", "ramfs")
+"""File systems that are no disk."""
+COPYING = "vfs"
+"""Docker's storage driver of last resort."""
 SOFTWARE = ("python", "git", "pytest", "bash", "grep", "libc", "glibc", "coreutils")
 
 
@@ -71,10 +77,23 @@ def _cache_state(plan: Mapping[str, Any]) -> Caution:
 
 
 def _of_substrates(records: Records) -> Iterator[Caution]:
+    measured = {trial.substrate for trial in records.trials}
     for label, facts in records.substrates.items():
         if facts.unavailable is not None:
-            yield Caution(CautionKind.LEFT_OUT, f"left out: {facts.unavailable}", substrate=label)
-    present = [facts for facts in records.substrates.values() if facts.unavailable is None]
+            text = (
+                f"no longer there when the study was resumed ({facts.unavailable}): its trials are older"
+                if label in measured
+                else f"left out: {facts.unavailable}"
+            )
+            yield Caution(CautionKind.LEFT_OUT, text, substrate=label)
+    present = [
+        facts for label, facts in records.substrates.items() if facts.unavailable is None or label in measured
+    ]
+    yield from _unlike_software(present)
+    yield from _unlike_storage(present)
+
+
+def _unlike_software(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
     for name in SOFTWARE:
         versions: dict[str, list[str]] = {}
         for facts in present:
@@ -86,6 +105,31 @@ def _of_substrates(records: Records) -> Iterator[Caution]:
             yield Caution(
                 CautionKind.UNLIKE_SOFTWARE,
                 f"{name} differs between substrates ({'; '.join(each)}): it may explain part of a difference",
+            )
+
+
+def _unlike_storage(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
+    places = {
+        facts.label: place
+        for facts in present
+        if (place := facts.facts.get("storage") or facts.facts.get("storage driver"))
+    }
+    memory = [label for label, place in places.items() if place in MEMORY]
+    disk = [label for label in places if label not in memory]
+    if memory and disk:
+        kinds = enumeration(sorted({places[label] for label in memory}))
+        yield Caution(
+            CautionKind.UNLIKE_STORAGE,
+            f"files were in memory ({kinds}) on {enumeration(memory)} and on disk on {enumeration(disk)}: it "
+            "may explain part of a difference",
+        )
+    for label, place in places.items():
+        if place == COPYING:
+            yield Caution(
+                CautionKind.UNLIKE_STORAGE,
+                f"its storage driver, {place}, copies the whole image for every sandbox, which other drivers "
+                "do not: creation and cleanup are slower for it",
+                substrate=label,
             )
 
 
@@ -150,10 +194,18 @@ def _about_stability(cell: Cell, sample: Sample) -> Iterator[tuple[CautionKind, 
             )
     if (spread := dispersion(totals)) > DISPERSED:
         yield CautionKind.UNSTABLE, f"trials scatter: the middle half spans {percent(spread)} of p50"
-    correlation, p = drift(totals)
+    correlation, p = drift(_in_order(sample))
     if abs(correlation) > DRIFTING and p < DRIFT_P:
         grew = "rose" if correlation > 0 else "fell"
         yield CautionKind.DRIFT, f"times {grew} in the course of the study (Spearman {correlation:+.2f})"
+
+
+def _in_order(sample: Sample) -> Floats:
+    """Totals by time. Rollouts at once count as one, by their p50: their ends order them by length."""
+    batches: dict[int, list[float]] = {}
+    for trial in sample.succeeded:
+        batches.setdefault(trial.index // trial.parallel, []).append(trial.total)
+    return as_sample([float(np.median(totals)) for totals in batches.values()])
 
 
 def _stand_in(cell: Cell, baseline: str) -> str:
@@ -178,8 +230,9 @@ def _never_ran(records: Records, cells: Iterable[Cell]) -> Iterator[Caution]:
     if not isinstance(workloads, dict):
         return
     ran = {cell.key for cell in cells}
+    labels = {key[1] for key in ran}
     for label, facts in records.substrates.items():
-        if facts.unavailable is not None:
+        if facts.unavailable is not None and label not in labels:
             continue
         for name in workloads:
             levels = parallel.get(name, []) if isinstance(parallel, dict) else []

@@ -28,6 +28,7 @@ class CautionKind(enum.StrEnum):
     FAILURES = "failures"
     UNLIKE_HOSTS = "unlike hosts"
     UNLIKE_SOFTWARE = "unlike software"
+    UNLIKE_STORAGE = "unlike storage"
     UNLIKE_PLANS = "unlike plans"
     STAND_IN = "stand-in"
     UNDIVIDED = "undivided"

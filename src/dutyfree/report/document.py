@@ -236,7 +236,7 @@ def _background(summary: Summary, rebuild: str) -> list[Section]:
         Facts(
             substrate.label if substrate.label == substrate.use else f"{substrate.label} ({substrate.use})",
             [
-                *([("left out", substrate.unavailable)] if substrate.unavailable is not None else []),
+                *([("not available", substrate.unavailable)] if substrate.unavailable is not None else []),
                 *sorted(substrate.facts.items()),
                 *(
                     [("prepared in", duration(substrate.prepare_seconds))]
