@@ -9,6 +9,7 @@ async contexts become contexts, async iterators become iterators.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
@@ -52,6 +53,21 @@ class _Blocking:
         return f"<blocking {self._inner!r}>"
 
 
+def _wrapped(portal: BlockingPortal, inner: Any) -> _Blocking:
+    return _face(type(inner))(portal, inner)  # type: ignore[arg-type] (mypy takes type[Any] for unhashable)
+
+
+@functools.cache
+def _face(inner: type) -> type[_Blocking]:
+    """A class with the public names of ``inner``: asking for an ability looks for them in the class."""
+    names = (name for name in dir(inner) if not name.startswith("_"))
+    return type(f"Blocking{inner.__name__}", (_Blocking,), {name: _passing(name) for name in names})
+
+
+def _passing(name: str) -> property:
+    return property(lambda self: self.__getattr__(name))
+
+
 async def _resolve(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = function(*args, **kwargs)
     return await result if inspect.isawaitable(result) else result
@@ -61,7 +77,7 @@ def _blocking(portal: BlockingPortal, value: Any) -> Any:
     """What the caller of a blocking object sees of a result."""
     # First, for a substrate may well be its own context.
     if isinstance(value, _WRAPPED):
-        return _Blocking(portal, value)
+        return _wrapped(portal, value)
     if isinstance(value, AbstractAsyncContextManager):
         return _context(portal, value)
     if isinstance(value, AsyncIterator):
@@ -70,7 +86,7 @@ def _blocking(portal: BlockingPortal, value: Any) -> Any:
         return type(value)(_blocking(portal, item) for item in value)
     if value is None or isinstance(value, _DATA):
         return value
-    return _Blocking(portal, value)  # a shell, a process, or whatever else a substrate gives
+    return _wrapped(portal, value)  # a shell, a process, or whatever else a substrate gives
 
 
 @contextmanager
