@@ -54,7 +54,7 @@ class _Blocking:
 
 
 def _wrapped(portal: BlockingPortal, inner: Any) -> _Blocking:
-    return _face(type(inner))(portal, inner)  # type: ignore[arg-type] (mypy takes type[Any] for unhashable)
+    return _face(type(inner))(portal, inner)  # type: ignore[arg-type]  # types are hashable
 
 
 @functools.cache
