@@ -196,7 +196,10 @@ def _rollout(
         own = noisy((0.004, 0.02, 0.002, 0.28)[place % 4]) / slower
         added = noisy(overhead)
         told = tells and not (use == "bare" and kind == "modify")
-        stretch = (Span("dispatch", 0.0, added / 2), Span("run", added / 2, own)) if spans and told else ()
+        stretch: tuple[Span, ...] = ()
+        if spans and kind != "modify":
+            middle = ("run", own) if told else ("collect", added / 8)
+            stretch = (Span("dispatch", 0.0, added / 2), Span(middle[0], added / 2, middle[1]))
         return ActionRecord(
             label=f"{kind}-{place}",
             kind=kind,
@@ -218,7 +221,10 @@ def _rollout(
         parallel=level,
         warmup=index < 0,
         started=clock.isoformat(),
-        creation=noisy(create),
+        creation=(creation := noisy(create)),
+        creation_spans=(Span("create", 0.0, creation / 4), Span("start", creation / 4, creation / 2))
+        if spans
+        else (),
         readiness=first.seconds,
         first=first,
         setup=setup,

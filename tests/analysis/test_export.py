@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 
 import pytest
 
 from dutyfree.analysis.export import ACTION_COLUMNS, TRIAL_COLUMNS, export
+from dutyfree.contract import Span
 from dutyfree.errors import RecordsError, UsageError
-from dutyfree.study.records import Failure
+from dutyfree.study.records import ActionRecord, Failure
 from tests.analysis.synthetic import plausible, records, trial
 
 
@@ -34,6 +36,19 @@ def test_csv_holds_a_row_for_every_trial_and_every_action(content, tmp_path):
     assert len(rows) == wanted
     assert {row["section"] for row in rows} == {"first", "setup", "action"}
     assert not list(tmp_path.rglob("*.new"))
+
+
+def test_spans_are_kept_whatever_their_name(tmp_path):
+    spans = (Span("collect", 0.0, 1.0), Span("thaw", 1.0, 1.0), Span("collect", 2.0, 0.5))
+    one = ActionRecord(label="x", kind="command", seconds=4.0, spans=spans)
+    trials, actions = export(records(trial(creation_spans=spans[:2], actions=(one,))), tmp_path, "csv")
+    with trials.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert json.loads(row["creation_spans"]) == [["collect", 0.0, 1.0], ["thaw", 1.0, 1.0]]
+    with actions.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["span_collect"] == "1.5"
+    assert json.loads(row["other_spans"]) == [["thaw", 1.0, 1.0]]
 
 
 def test_parquet_holds_the_same(content, tmp_path):

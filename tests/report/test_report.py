@@ -80,7 +80,10 @@ def written(tmp_path_factory):
 def test_everything_is_there(written):
     directory, summary = written
     made = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
-    tables = "cold_start decomposition trajectories tax table1 table2 worker_hours ratios failures throughput"
+    tables = (
+        "cold_start decomposition inside_action inside_creation trajectories tax table1 table2 worker_hours "
+        "ratios failures throughput"
+    )
     assert made == {
         FILE,
         "summary.json",
@@ -171,6 +174,23 @@ def test_cautions_stand_beside_their_numbers(written):
         assert phrase in words
         assert phrase in text
     assert "<sup>" in text
+
+
+def test_inner_spans_and_the_rest_are_shown(tmp_path):
+    content = plausible(trials=4, tiers=("T0", "T1"), lengths=(10,), spans=True)
+    summary = dutyfree.report.write(save(tmp_path, content))
+    made = tables(summary)
+    assert made["inside_action"].header[4:-2] == ["dispatch", "run", "collect", "unattributed"]
+    assert made["inside_creation"].header[4:] == ["create", "start", "unattributed"]
+    names = [row.shown[0] for row in made["inside_action"].rows]
+    assert names == ["T0, first command"] * 2 + ["T1"] * 2 + ["trajectory-10"] * 2
+    assert "of what lies between, start and run, the engine does not tell" in page(tmp_path).words
+    with (tmp_path / "tables/inside_action.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (docker,) = (row for row in rows if (row["workload"], row["substrate"]) == ("T1", "docker"))
+    assert docker["span_run_p50"] == ""
+    assert 0 < float(docker["span_dispatch_p50"]) < float(docker["unattributed_p50"])
+    assert float(docker["unattributed_p50"]) < float(docker["seconds_p50"])
 
 
 def test_ratios_bear_the_cautions_of_both_sides(written):

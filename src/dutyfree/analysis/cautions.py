@@ -21,6 +21,8 @@ WIDE = 0.2
 DISPERSED = 0.5
 DRIFTING = 0.5
 DRIFT_P = 0.01
+DRIFT_LEAST = 6
+"""Of fewer values not even a perfect order is so improbable: 2 in 5! orders."""
 BUSY = 0.5
 """Load average per core, before the study begins."""
 MEMORY = ("tmpfs", "ramfs")
@@ -189,13 +191,14 @@ def _about_stability(cell: Cell, sample: Sample) -> Iterator[tuple[CautionKind, 
         if width > WIDE:
             yield (
                 CautionKind.UNSTABLE,
-                f"the interval of p50 is wide: {duration(middle.low)} to {duration(middle.high)} "
-                f"({percent(width)} of p50)",
+                f"the interval of the whole rollout's p50 is wide: {duration(middle.low)} to "
+                f"{duration(middle.high)} ({percent(width)} of p50)",
             )
     if (spread := dispersion(totals)) > DISPERSED:
         yield CautionKind.UNSTABLE, f"trials scatter: the middle half spans {percent(spread)} of p50"
-    correlation, p = drift(_in_order(sample))
-    if abs(correlation) > DRIFTING and p < DRIFT_P:
+    in_order = _in_order(sample)
+    correlation, p = drift(in_order)
+    if in_order.size >= DRIFT_LEAST and abs(correlation) > DRIFTING and p < DRIFT_P:
         grew = "rose" if correlation > 0 else "fell"
         yield CautionKind.DRIFT, f"times {grew} in the course of the study (Spearman {correlation:+.2f})"
 

@@ -17,6 +17,7 @@ from dutyfree.analysis.decomposition import (
     trajectory_length,
     workload_order,
 )
+from dutyfree.analysis.inner import inner
 from dutyfree.analysis.model import Cell, Distribution, FailureGroup
 from dutyfree.analysis.statistics import Floats, as_sample, quantity
 from dutyfree.study.records import Records, Trial
@@ -113,6 +114,7 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         undivided=max((part.unknown for part in sample.parts), default=0),
         stand_in_parallel=decomposer.stand_in_parallel(workload, parallel) if stood_in else None,
         distribution=Distribution(first_result=_thinned(firsts), total=_thinned(totals)),
+        inner=inner(sample.succeeded),
     )
 
 

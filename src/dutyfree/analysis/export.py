@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from dutyfree.analysis.decomposition import COMPONENTS, Decomposer
+from dutyfree.analysis.inner import by_name
+from dutyfree.contract import Span
 from dutyfree.errors import RecordsError, UsageError
 from dutyfree.study.records import ActionRecord, Records, Trial
 
 Format = Literal["csv", "parquet"]
 
 SPANS = ("queue", "dispatch", "spawn", "run", "collect", "return")
+"""Of actions; spans of other names are kept as JSON."""
 
 TRIAL_COLUMNS: dict[str, type] = {
     "id": str,
@@ -35,6 +40,7 @@ TRIAL_COLUMNS: dict[str, type] = {
     **dict.fromkeys(COMPONENTS, float),
     "stood_in": int,
     "unknown": int,
+    "creation_spans": str,
 }
 
 ACTION_COLUMNS: dict[str, type] = {
@@ -50,6 +56,7 @@ ACTION_COLUMNS: dict[str, type] = {
     "seconds": float,
     "inside": float,
     **{f"span_{name}": float for name in SPANS},
+    "other_spans": str,
     "cpu_seconds": float,
     "peak_memory": int,
 }
@@ -110,6 +117,7 @@ def trial_rows(records: Records) -> Iterator[Row]:
             *(parts.component(name) for name in COMPONENTS),
             parts.stood_in,
             parts.unknown,
+            _as_json(trial.creation_spans),
         )
 
 
@@ -125,7 +133,7 @@ def action_rows(records: Records) -> Iterator[Row]:
 
 
 def _action_row(trial: Trial, section: str, place: int, action: ActionRecord) -> Row:
-    spans = {span.name: span.seconds for span in action.spans}
+    spans = by_name(action.spans)
     return (
         trial.id,
         trial.workload,
@@ -139,9 +147,15 @@ def _action_row(trial: Trial, section: str, place: int, action: ActionRecord) ->
         action.seconds,
         action.inside,
         *(spans.get(name) for name in SPANS),
+        _as_json([span for span in action.spans if span.name not in SPANS]),
         action.usage.cpu_seconds if action.usage else None,
         action.usage.peak_memory if action.usage else None,
     )
+
+
+def _as_json(spans: Sequence[Span]) -> str | None:
+    """Names, starts and seconds, of spans that have no columns."""
+    return msgspec.json.encode(spans).decode() if spans else None
 
 
 def _write_csv(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> None:

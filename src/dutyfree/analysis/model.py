@@ -17,6 +17,9 @@ SCHEMA = 1
 
 Metric = Literal["first_result", "total", "orchestration_per_action"]
 
+Stretch = Literal["creation", "first", "action"]
+"""What is taken apart by inner spans; ``first`` is the first command."""
+
 
 class CautionKind(enum.StrEnum):
     """Why a number deserves care."""
@@ -69,6 +72,23 @@ class Distribution(msgspec.Struct, frozen=True):
     total: list[float]
 
 
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of stretch, taken apart by the spans within it. Quantiles of parts do not add up."""
+
+    told: int
+    """Stretches with any span."""
+    silent: int
+    """Stretches without: nothing is known of what is inside."""
+    seconds: Quantity | None
+    """Wall time of the former, to which ``spans`` and ``unattributed`` belong."""
+    spans: dict[str, Quantity]
+    """By name, added up within a stretch."""
+    unattributed: Quantity | None
+    """What lies outside of all spans."""
+    silent_seconds: Quantity | None
+    """Wall time of the latter."""
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """All trials that measured the same thing. Quantities are over the successful ones."""
 
@@ -102,6 +122,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Actions of a trial whose time inside is unknown."""
     stand_in_parallel: int | None
     distribution: Distribution
+    inner: dict[Stretch, Inner]
 
     @property
     def failed(self) -> int:

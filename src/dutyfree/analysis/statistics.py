@@ -75,6 +75,15 @@ def quantity(values: Sequence[float] | Floats) -> Quantity | None:
     return Quantity(int(sample.size), _estimate(sample, 0.5), _estimate(sample, 0.95))
 
 
+def point(values: Sequence[float] | Floats) -> Quantity | None:
+    """Without intervals, for values that are not independent."""
+    sample = as_sample(values)
+    if not sample.size:
+        return None
+    middle, tail = np.quantile(sample, [0.5, 0.95])
+    return Quantity(int(sample.size), Estimate(float(middle)), Estimate(float(tail)))
+
+
 def p50(values: Sequence[float] | Floats) -> Estimate | None:
     sample = np.sort(as_sample(values))
     return _estimate(sample, 0.5) if sample.size else None

@@ -18,6 +18,8 @@ from dutyfree.report.tables import DIVISION, Table, tables
 from dutyfree.report.wording import Note, notes
 
 TITLE = "The rollout infrastructure tax"
+MANY_ROWS = 16
+"""More are folded away."""
 
 
 class FigureBlock(msgspec.Struct, frozen=True):
@@ -109,7 +111,15 @@ def _machine(summary: Summary) -> str:
 
 def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
     sections = [
-        Section("Where the time goes", [_figure1(summary), TableBlock(made["decomposition"])]),
+        Section(
+            "Where the time goes",
+            [
+                _figure1(summary),
+                TableBlock(made["decomposition"]),
+                _foldable(made["inside_action"]),
+                _foldable(made["inside_creation"]),
+            ],
+        ),
         Section("Cold start", [_figure2(summary), _figure3(summary), TableBlock(made["cold_start"])]),
         Section(
             "Longer trajectories", [_figure4(summary), _figure5(summary), TableBlock(made["trajectories"])]
@@ -125,12 +135,16 @@ def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
         ),
         Section(
             "The tax",
-            [TableBlock(made["tax"]), TableBlock(made["ratios"], folded=len(made["ratios"].rows) > 16)],
+            [TableBlock(made["tax"]), _foldable(made["ratios"])],
         ),
     ]
     if "throughput" in made:
         sections.append(Section("In parallel", [TableBlock(made["throughput"])]))
     return [*sections, Section("Failures", [TableBlock(made["failures"])])]
+
+
+def _foldable(table: Table) -> TableBlock:
+    return TableBlock(table, folded=len(table.rows) > MANY_ROWS)
 
 
 def _figure1(summary: Summary) -> FigureBlock:
@@ -285,7 +299,7 @@ METHOD = [
     "Orchestration is the wall time of the actions less the commands' own time inside the environment. Where "
     "a substrate does not tell that time, the p50 of the same action run bare stands in, at most the wall "
     "time; where bare was not measured either, the actions stay undivided.",
-    "Unattributed is what no span explains.",
+    "Unattributed is what no span explains, of a rollout and of a single action.",
     "Quantiles are over successful trials, nothing is trimmed, warm-ups are kept apart, failures are counted "
     f"beside. Intervals of 95 % are by percentile bootstrap ({RESAMPLES:,} resamples, fixed seed).",
     "The tax is p50 of the total less that of the same workload run bare; its rate is their ratio less one. "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from dutyfree.analysis.model import Summary
 from dutyfree.report.tables.costs import ratios, table1, table2, tax, worker_hours
+from dutyfree.report.tables.inside import inside_action, inside_creation
 from dutyfree.report.tables.measured import cold_start, decomposition, failures, throughput, trajectories
 from dutyfree.report.tables.table import DIVISION, Row, Table
 
@@ -17,6 +18,8 @@ def tables(summary: Summary) -> dict[str, Table]:
     makers: tuple[Callable[[Summary], Table], ...] = (
         cold_start,
         decomposition,
+        inside_action,
+        inside_creation,
         trajectories,
         tax,
         table1,

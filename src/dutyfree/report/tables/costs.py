@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dutyfree.analysis.model import Caution, CautionKind, Spread, Summary
+from dutyfree.analysis.model import Caution, Spread, Summary
 from dutyfree.analysis.units import UNKNOWN, count, duration, hours, multiple, plural, significant
 from dutyfree.report import wording
 from dutyfree.report.tables.table import (
-    DIVISION,
     Row,
     Table,
     estimate_data,
     estimate_header,
+    middle_cautions,
     where,
 )
 
@@ -56,7 +56,7 @@ def tax(summary: Summary) -> Table:
                     caution
                     for label in (row.substrate, summary.baseline)
                     if label is not None
-                    for caution in _middle_cautions(summary, (row.workload, label, row.parallel))
+                    for caution in middle_cautions(summary, (row.workload, label, row.parallel))
                 ],
             )
             for row in shown
@@ -164,13 +164,7 @@ def _spread(summary: Summary, row: Spread) -> Row:
 def _lone_cautions(summary: Summary, workload: str, *labels: str) -> list[Caution]:
     """On the p50 of the whole rollout in the workload's cells that figures show."""
     cells = (summary.lone_cell(workload, label) for label in labels)
-    return [caution for cell in cells if cell for caution in _middle_cautions(summary, cell.key)]
-
-
-def _middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution]:
-    """Those that concern a p50 of undivided time."""
-    without = {*DIVISION, CautionKind.UNSURE_TAIL}
-    return [caution for caution in summary.cautions_on(*key) if caution.kind not in without]
+    return [caution for cell in cells if cell for caution in middle_cautions(summary, cell.key)]
 
 
 def worker_hours(summary: Summary) -> Table:
@@ -256,7 +250,7 @@ def ratios(summary: Summary) -> Table:
                 [
                     caution
                     for label in (row.substrate, row.base)
-                    for caution in _middle_cautions(summary, (row.workload, label, row.parallel))
+                    for caution in middle_cautions(summary, (row.workload, label, row.parallel))
                 ],
             )
             for row in summary.ratios

@@ -61,6 +61,12 @@ def cautions_on(summary: Summary, cell: Cell, *, division: bool = True) -> list[
     return found if division else [caution for caution in found if caution.kind not in DIVISION]
 
 
+def middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution]:
+    """Those that concern a p50 of undivided time."""
+    without = {*DIVISION, CautionKind.UNSURE_TAIL}
+    return [caution for caution in summary.cautions_on(*key) if caution.kind not in without]
+
+
 def p50_p95(quantity: Quantity | None) -> list[str]:
     if quantity is None:
         return [UNKNOWN, UNKNOWN]
