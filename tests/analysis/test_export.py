@@ -70,6 +70,16 @@ def test_no_trials_and_hostile_text(form, tmp_path):
     assert len(export(records(hostile), tmp_path / "hostile", form)) == 2
 
 
+def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path):
+    hostile = trial("T0", '=cmd|"x"', creation=-0.5, failure=Failure("task", "exec", "-1+@SUM(A1)"))
+    trials, _ = export(records(hostile), tmp_path, "csv")
+    with trials.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["substrate"] == '\'=cmd|"x"'
+    assert row["failure_cause"] == "'-1+@SUM(A1)"
+    assert float(row["creation"]) == -0.5
+
+
 def test_without_pyarrow_the_remedy_is_told(content, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install 'dutyfree\[parquet\]'"):

@@ -259,6 +259,13 @@ def test_hostile_names_and_causes_stay_text(tmp_path):
         ET.fromstring((tmp_path / f"figures/{name}.svg").read_bytes())
 
 
+def test_a_spreadsheet_takes_no_label_for_a_formula(tmp_path):
+    dutyfree.report.write(save(tmp_path, records(*cold("bare", [1.0] * 3), *cold("=1+1", [2.0] * 3))))
+    for path in (tmp_path / "tables").iterdir():
+        with path.open(newline="") as file:
+            assert not any(cell.startswith("=") for row in csv.reader(file) for cell in row)
+
+
 def partial():
     failed = [trial("T2", "docker", n, failure=Failure("timeout", "exec", "slow")) for n in range(3)]
     many = (*PROFILES, "hosted", "cloud", "seven", "eight", "nine", "ten")

@@ -11,6 +11,7 @@ import msgspec
 
 from dutyfree.analysis.decomposition import COMPONENTS, Decomposer
 from dutyfree.analysis.inner import by_name
+from dutyfree.analysis.units import csv_cell
 from dutyfree.contract import Span
 from dutyfree.errors import RecordsError, UsageError
 from dutyfree.study.records import ActionRecord, Records, Trial
@@ -162,7 +163,7 @@ def _write_csv(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> Non
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(rows)
+        writer.writerows([csv_cell(value) for value in row] for row in rows)
 
 
 def _write_parquet(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> None:

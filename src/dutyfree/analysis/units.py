@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from dutyfree.analysis.statistics import Estimate
 
@@ -81,6 +82,15 @@ def plural(number: int, noun: str) -> str:
 def enumeration(items: list[str]) -> str:
     """One, two and three."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
+
+
+def csv_cell(value: Any) -> Any:
+    """Untrusted text as text: a spreadsheet takes it for no formula. Numbers stay as they are."""
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 def markdown(text: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
 from dutyfree.analysis.statistics import Estimate, Quantity
-from dutyfree.analysis.units import UNKNOWN
+from dutyfree.analysis.units import UNKNOWN, csv_cell
 from dutyfree.report import wording
 
 DIVISION = frozenset({CautionKind.STAND_IN, CautionKind.UNDIVIDED})
@@ -43,8 +43,8 @@ class Table(msgspec.Struct, frozen=True):
     def csv(self) -> bytes:
         buffer = io.StringIO(newline="")
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(self.data_header)
-        writer.writerows(row.data for row in self.rows)
+        for line in (self.data_header, *(row.data for row in self.rows)):
+            writer.writerow([csv_cell(value) for value in line])
         return buffer.getvalue().encode()
 
 
