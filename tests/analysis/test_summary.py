@@ -73,7 +73,7 @@ def test_medians_and_parts_of_a_cell(whole):
     cell = whole.lone_cell("trajectory-10", "docker")
     assert cell is not None
     assert cell.actions == 10
-    assert cell.first_result.p50.value < cell.completion.p50.value < cell.total.p50.value
+    assert cell.first_result.p50.value < cell.last_result.p50.value < cell.total.p50.value
     assert cell.per_action.p50.value == pytest.approx(cell.total.p50.value / 10)
     assert sum(cell.composition.values()) == pytest.approx(cell.total.p50.value, rel=0.1)
     assert cell.orchestration_per_action.p50.value == pytest.approx(0.042, rel=0.15)

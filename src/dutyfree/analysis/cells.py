@@ -102,7 +102,7 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         trials=len(sample.trials),
         succeeded=len(sample.succeeded),
         first_result=quantity(firsts),
-        completion=quantity(totals - as_sample([trial.cleanup for trial in sample.succeeded])),
+        last_result=quantity(totals - as_sample([trial.cleanup for trial in sample.succeeded])),
         total=quantity(totals),
         components={
             name: part for name in COMPONENTS if (part := quantity(_column(sample, name))) is not None

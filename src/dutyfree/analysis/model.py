@@ -104,10 +104,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     succeeded: int
     first_result: Quantity | None
     """Time to first command: request → first result."""
-    completion: Quantity | None
-    """Request → last result."""
+    last_result: Quantity | None
+    """Request → last result: the total less the cleanup."""
     total: Quantity | None
-    """The whole fresh episode: request → sandbox removed."""
+    """The whole rollout, its completion time: request → sandbox removed."""
     components: dict[str, Quantity]
     """Each component of the decomposition by itself; their medians do not add up."""
     composition: dict[str, float]

@@ -200,8 +200,9 @@ def _figure5(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure5",
         "Figure 5. Completion time and amortised latency by action count",
-        "Above, p50 of the whole rollout; below, the same divided by its actions. Thick strokes are 95 % "
-        "intervals, where wider than the mark.",
+        "Above, p50 of the completion time: the whole rollout, from the request to the end of the sandbox's "
+        "removal. Below, the same divided by its actions. Thick strokes are 95 % intervals, where wider than "
+        "the mark.",
         _alt("Lines of completion time by the number of actions", cells, "total"),
         _figure_notes(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )

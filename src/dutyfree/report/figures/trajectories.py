@@ -15,7 +15,7 @@ from dutyfree.report.palette import MUTED, PAPER, SubstrateLook, drawn, substrat
 
 
 def completion_by_length(summary: Summary) -> Any:
-    """Two panels: the whole time, and the time per action, by the number of actions."""
+    """Two panels: the time of the whole rollout, and the same per action, by the number of actions."""
     series = {
         label: [
             cell for name in summary.trajectories if (cell := summary.lone_cell(name, label)) and cell.total
@@ -41,8 +41,8 @@ def completion_by_length(summary: Summary) -> Any:
     lower.set_xlim(0, max(lengths) * 1.06)
     upper.set_ylim(bottom=0)
     lower.set_ylim(bottom=0)
-    upper.set_title("completion time, p50", loc="left", fontsize=10.5, fontweight="bold")
-    lower.set_title("amortised per action", loc="left", fontsize=10.5, fontweight="bold")
+    upper.set_title("completion time (whole rollout), p50", loc="left", fontsize=10.5, fontweight="bold")
+    lower.set_title("amortised per action, p50", loc="left", fontsize=10.5, fontweight="bold")
     lower.set_xlabel("actions in the trajectory")
     for axes in (upper, lower):
         canvas.linear_duration_axis(axes.yaxis, axes.get_ylim()[1])

@@ -129,12 +129,14 @@ def trajectories(summary: Summary) -> Table:
     return Table(
         name="trajectories",
         title="Trajectories",
-        caption="The whole rollout, the same divided by its actions, and what orchestration adds to one.",
+        caption="Completion time: from the request to the last action's result, and of the whole rollout with "
+        "the sandbox's removal. The latter divided by its actions, and what orchestration adds to one.",
         header=[
             "actions",
             "substrate",
             "n",
             "failed",
+            "last result, p50",
             "rollout, p50",
             "rollout, p95",
             "per action, p50",
@@ -143,7 +145,7 @@ def trajectories(summary: Summary) -> Table:
             "orchestration, share",
         ],
         text_columns=2,
-        marked=4,
+        marked=5,
         data_header=[
             "workload",
             "substrate",
@@ -151,6 +153,7 @@ def trajectories(summary: Summary) -> Table:
             "actions",
             "succeeded",
             "failed",
+            *quantity_header("last_result"),
             *quantity_header("total"),
             *quantity_header("per_action"),
             *quantity_header("orchestration_per_action"),
@@ -163,6 +166,7 @@ def trajectories(summary: Summary) -> Table:
                     cell.substrate,
                     str(cell.succeeded),
                     str(cell.failed),
+                    wording.seconds(cell.last_result.p50 if cell.last_result else None),
                     *p50_p95(cell.total),
                     wording.seconds(cell.per_action.p50 if cell.per_action else None),
                     *p50_p95(cell.orchestration_per_action),
@@ -173,6 +177,7 @@ def trajectories(summary: Summary) -> Table:
                     cell.actions,
                     cell.succeeded,
                     cell.failed,
+                    *quantity_data(cell.last_result),
                     *quantity_data(cell.total),
                     *quantity_data(cell.per_action),
                     *quantity_data(cell.orchestration_per_action),
