@@ -129,8 +129,8 @@ def trajectories(summary: Summary) -> Table:
     return Table(
         name="trajectories",
         title="Trajectories",
-        caption="Completion time: from the request to the last action's result, and of the whole rollout with "
-        "the sandbox's removal. The latter divided by its actions, and what orchestration adds to one.",
+        caption="Until the last action's result, and the whole rollout with the sandbox's removal, which is "
+        "its completion time; the latter divided by its actions; and what orchestration adds to one.",
         header=[
             "actions",
             "substrate",
