@@ -270,7 +270,7 @@ def _background(summary: Summary, rebuild: str) -> list[Section]:
             [
                 Facts(
                     "The machine",
-                    [(name.replace("_", " "), _fact(value)) for name, value in summary.host.items()],
+                    [(_fact_name(name), _fact(value)) for name, value in summary.host.items()],
                 ),
                 Facts("Sessions", sessions),
             ],
@@ -310,6 +310,12 @@ METHOD = [
     f"Cautions stand beside the numbers they qualify: fewer than {FEW} trials are too few, fewer than "
     f"{FEW_FOR_TAIL} say little of p95.",
 ]
+
+
+def _fact_name(name: str) -> str:
+    words = name.split("_")
+    units = {"gib": "(GiB)", "kib": "(KiB)"}
+    return " ".join([*words[:-1], units.get(words[-1], words[-1])])
 
 
 def _fact(value: Any) -> str:

@@ -93,7 +93,8 @@ def _figure(block: FigureBlock, figures: Mapping[str, bytes]) -> str:
 def _table(table: Table) -> str:
     caption = f"<strong>{escape(table.title)}.</strong> {escape(table.caption)}"
     if not table.rows:
-        return f'<div class="table"><p>{caption}</p><p class="absent">{escape(table.absent)}</p></div>'
+        absent = f'<p class="absent">{escape(table.absent)}</p>'
+        return f'<div class="table"><p class="caption">{caption}</p>{absent}</div>'
     found = notes(caution for row in table.rows for caution in row.cautions)
     places = {(note.kind, note.text): place for place, note in enumerate(found, 1)}
     lines = []
@@ -111,10 +112,11 @@ def _table(table: Table) -> str:
         for place, note in enumerate(found, 1)
     )
     notes_list = f'<ol class="notes">{foot}</ol>' if foot else ""
+    # The caption stands outside: it is not to be scrolled with a wide table.
     return (
-        '<div class="table">'
+        f'<div class="table"><p class="caption" id="{table.name}-caption">{caption}</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f"<table><caption><span>{caption}</span></caption><thead><tr>{head}</tr></thead>"
+        f'<table aria-labelledby="{table.name}-caption"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>{notes_list}</div>"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dutyfree.analysis.model import Caution, Spread, Summary
+from dutyfree.analysis.projection import MILLION
 from dutyfree.analysis.units import UNKNOWN, count, duration, hours, multiple, plural, significant
 from dutyfree.report import wording
 from dutyfree.report.tables.table import (
@@ -69,8 +70,8 @@ def table1(summary: Summary) -> Table:
     return Table(
         name="table1",
         title="Table 1. What a little costs at scale",
-        caption="Arithmetic, the same for every substrate: extra time per rollout or action, in hours.",
-        header=["extra", "scale", "added worker-hours"],
+        caption="Arithmetic, the same for every substrate: extra time per rollout or action, in worker-hours.",
+        header=["extra", "scale", "added hours"],
         text_columns=2,
         marked=2,
         data_header=["extra", "seconds", "per", "rollouts", "actions", "hours"],
@@ -89,7 +90,8 @@ def table1(summary: Summary) -> Table:
 
 
 def _scale(rollouts: int, actions: int | None) -> str:
-    told = f"{count(rollouts)} rollouts"
+    # Short, so that the hours beside it fit on a phone.
+    told = "1 M rollouts" if rollouts == MILLION else f"{count(rollouts)} rollouts"
     return told if actions is None else f"{told} of {plural(actions, 'action')}"
 
 

@@ -43,23 +43,23 @@ def inside_action(summary: Summary) -> Table:
         header=[
             "workload",
             "substrate",
-            "n",
             "action",
             *names,
             "unattributed",
+            "n",
             "without spans",
             "p50 of those",
         ],
         text_columns=2,
-        marked=3,
+        marked=2,
         data_header=["workload", "substrate", "parallel", "stretch", *_data_header(names)],
         rows=[
             Row(
                 [
                     cell.workload if stretch == "action" else f"{cell.workload}, first command",
                     cell.substrate,
-                    count(inner.told),
                     *(_p50(part) for part in _parts(inner, names)),
+                    count(inner.told),
                     percent(inner.silent / (inner.told + inner.silent)) if inner.silent else UNKNOWN,
                     _p50(inner.silent_seconds),
                 ],
@@ -82,17 +82,17 @@ def inside_creation(summary: Summary) -> Table:
         caption="p50 of the time from the request to the sandbox's handle, of each span that the substrate "
         "tells within it, and of the rest, unattributed; p50s do not add up. A creation without any span is "
         "unattributed as a whole.",
-        header=["workload", "substrate", "n", "creation", *names, "unattributed"],
+        header=["workload", "substrate", "creation", *names, "unattributed", "n"],
         text_columns=2,
-        marked=3,
+        marked=2,
         data_header=["workload", "substrate", "parallel", *_data_header(names)],
         rows=[
             Row(
                 [
                     cell.workload,
                     cell.substrate,
-                    count(inner.told or inner.silent),
                     *(_with_interval(part) for part in _parts(inner, names)),
+                    count(inner.told or inner.silent),
                 ],
                 [*cell.key, *_data(inner, names)],
                 middle_cautions(summary, cell.key),

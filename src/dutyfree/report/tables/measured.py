@@ -30,15 +30,14 @@ def cold_start(summary: Summary) -> Table:
         header=[
             "tier",
             "substrate",
-            "n",
-            "failed",
             "first, p50",
             "first, p95",
             "episode, p50",
             "episode, p95",
+            "n",
         ],
         text_columns=2,
-        marked=6,
+        marked=4,
         data_header=[
             "workload",
             "substrate",
@@ -53,10 +52,9 @@ def cold_start(summary: Summary) -> Table:
                 [
                     cell.workload,
                     cell.substrate,
-                    str(cell.succeeded),
-                    str(cell.failed),
                     *p50_p95(cell.first_result),
                     *p50_p95(cell.total),
+                    _n(cell),
                 ],
                 [
                     *cell.key,
@@ -71,6 +69,11 @@ def cold_start(summary: Summary) -> Table:
         ],
         absent="No tier was measured.",
     )
+
+
+def _n(cell: Cell) -> str:
+    """Successful trials, and beside them those that failed."""
+    return f"{cell.succeeded}, {cell.failed} failed" if cell.failed else str(cell.succeeded)
 
 
 def decomposition(summary: Summary) -> Table:
@@ -129,23 +132,22 @@ def trajectories(summary: Summary) -> Table:
     return Table(
         name="trajectories",
         title="Trajectories",
-        caption="Until the last action's result, and the whole rollout with the sandbox's removal, which is "
-        "its completion time; the latter divided by its actions; and what orchestration adds to one.",
+        caption="The completion time of the whole rollout, the same divided by its actions, what "
+        "orchestration adds to an action, and its share of the rollout. The time until the last action's "
+        "result, without the cleanup, is in the CSV.",
         header=[
             "actions",
             "substrate",
-            "n",
-            "failed",
-            "last result, p50",
             "rollout, p50",
             "rollout, p95",
             "per action, p50",
             "orchestration per action, p50",
             "p95",
-            "orchestration, share",
+            "share",
+            "n",
         ],
         text_columns=2,
-        marked=5,
+        marked=2,
         data_header=[
             "workload",
             "substrate",
@@ -164,13 +166,11 @@ def trajectories(summary: Summary) -> Table:
                 [
                     str(cell.actions),
                     cell.substrate,
-                    str(cell.succeeded),
-                    str(cell.failed),
-                    wording.seconds(cell.last_result.p50 if cell.last_result else None),
                     *p50_p95(cell.total),
                     wording.seconds(cell.per_action.p50 if cell.per_action else None),
                     *p50_p95(cell.orchestration_per_action),
                     UNKNOWN if (share := _orchestration_share(cell)) is None else percent(share),
+                    _n(cell),
                 ],
                 [
                     *cell.key,
@@ -207,14 +207,14 @@ def throughput(summary: Summary) -> Table:
             "workload",
             "substrate",
             "at once",
-            "n",
             "rollouts/s",
             "truly at once",
             "rollout, p50",
             "rollout, p95",
+            "n",
         ],
         text_columns=2,
-        marked=4,
+        marked=3,
         data_header=[
             "workload",
             "substrate",
@@ -231,10 +231,10 @@ def throughput(summary: Summary) -> Table:
                     row.workload,
                     row.substrate,
                     str(row.parallel),
-                    str(row.succeeded),
                     significant(row.per_second),
                     significant(row.at_once, 2),
                     *p50_p95(cell.total),
+                    _n(cell),
                 ],
                 [
                     *cell.key,
