@@ -70,7 +70,7 @@ def table1(summary: Summary) -> Table:
     return Table(
         name="table1",
         title="Table 1. What a little costs at scale",
-        caption="Arithmetic, the same for every substrate: extra time per rollout or action, in worker-hours.",
+        caption="Arithmetic, alike for every substrate: extra time per rollout or action, in worker-hours.",
         header=["extra", "scale", "added hours"],
         text_columns=2,
         marked=2,
