@@ -37,7 +37,7 @@ class Study(msgspec.Struct, frozen=True, tag="study"):
     """ISO 8601, UTC."""
     plan: dict[str, Any]
     host: dict[str, Any]
-    """Flat facts: cpu, cores, memory_bytes, kernel, os, cgroups, python, ... ``host_key`` among them
+    """Flat facts: cpu, cores, memory_gib, kernel, os, cgroups, python, ... ``host_key`` among them
     changes when measurements stop being comparable."""
 
 

@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import fcntl
 import hashlib
+import inspect
 import io
 import os
 import shutil
@@ -157,8 +158,12 @@ def build(cache: Path, progress: Progress | None = None) -> Fixture:
 
 
 def _key() -> str:
-    """Changes whenever this module or the pins do, so that an old fixture is never taken for a new one."""
-    return hashlib.sha256(Path(__file__).read_bytes() + WHEELS.read_bytes()).hexdigest()[:12]
+    """Changes whenever this module, the pins or the way of digesting do.
+
+    So an old fixture is never taken for a new one, and never replaced while an older dutyfree uses it.
+    """
+    parts = (Path(__file__).read_bytes(), WHEELS.read_bytes(), inspect.getsource(tree_digest).encode())
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
 
 @contextlib.contextmanager
