@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,7 +15,7 @@ import anyio
 import pytest
 
 from dutyfree.workloads.fixture import COMMIT, GIT_ENVIRONMENT, Fixture
-from dutyfree.workloads.gitserver import GitServerError, serve, start
+from dutyfree.workloads.gitserver import LISTENER, GitServerError, serve, start
 
 OWNER = """
 import pathlib, signal, sys
@@ -69,6 +71,46 @@ def test_the_backlog_holds_a_crowd(fixture: Fixture) -> None:
                 stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=0.9))
     finally:
         server.stop()
+
+
+def listener(command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    orders = json.dumps({"addresses": ["127.0.0.1"], "command": command})
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(LISTENER), orders],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())["port"]
+
+
+def answer(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        return connection.recv(100)
+
+
+def test_a_program_that_cannot_be_started_does_not_end_it() -> None:
+    process, port = listener(["/no/such/program"])
+    with process:
+        assert [answer(port) for _ in range(3)] == [b"", b"", b""]
+        assert process.poll() is None
+        process.kill()
+
+
+def test_it_goes_on_once_there_are_descriptors_again() -> None:
+    process, port = listener(["/bin/echo", "served"])
+    with process:
+        assert answer(port) == b"served\n"
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4, before[1]))
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            time.sleep(0.2)
+            assert process.poll() is None
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+            assert connection.recv(100) == b"served\n"
+        process.kill()
 
 
 def test_dies_with_its_owner(fixture: Fixture) -> None:

@@ -18,8 +18,11 @@ import select
 import signal
 import socket
 import sys
+import time
 
 BACKLOG = 1024
+PAUSE_SECONDS = 0.02
+"""When descriptors, memory or processes have run out: the connection waits in the backlog meanwhile."""
 
 
 def listen(addresses: list[str]) -> list[socket.socket]:
@@ -33,6 +36,7 @@ def listen(addresses: list[str]) -> list[socket.socket]:
                 sockets.append(listener)
                 listener.bind((address, sockets[0].getsockname()[1]))
                 listener.listen(BACKLOG)
+                listener.setblocking(False)
         except OSError as error:
             for listener in sockets:
                 listener.close()
@@ -46,6 +50,16 @@ def listen(addresses: list[str]) -> list[socket.socket]:
 def _hand_over(connection: socket.socket, command: list[str]) -> None:
     ends = [(os.POSIX_SPAWN_DUP2, connection.fileno(), number) for number in (0, 1)]
     os.posix_spawn(command[0], command, os.environ, file_actions=ends, setsigdef=[signal.SIGCHLD])
+
+
+def _serve(listener: socket.socket, command: list[str]) -> None:
+    """Take one connection; whatever becomes of it, the next ones are served."""
+    try:
+        with listener.accept()[0] as connection:
+            _hand_over(connection, command)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN):
+            time.sleep(PAUSE_SECONDS)
 
 
 def _main() -> None:
@@ -63,8 +77,7 @@ def _main() -> None:
             if not isinstance(ready, socket.socket):
                 os.killpg(0, signal.SIGKILL)
             else:
-                with ready.accept()[0] as connection:
-                    _hand_over(connection, orders["command"])
+                _serve(ready, orders["command"])
 
 
 if __name__ == "__main__":
