@@ -8,11 +8,13 @@ A script that cannot do its work exits with ERRNO + the error's number, whence t
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import shutil
 import stat
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
@@ -36,6 +38,7 @@ READ = (
     + """
 [ -d "$1" ] && exit 85
 [ -e "$1" ] || missing "$1"
+[ -f "$1" ] || exit 86
 [ -r "$1" ] || exit 77
 exec cat <"$1"
 """
@@ -43,6 +46,7 @@ exec cat <"$1"
 
 WRITE = """
 [ -d "$1" ] && exit 85
+[ -e "$1" ] && [ ! -f "$1" ] && exit 86
 parent=${1%/*}; parent=${parent:-/}
 if [ ! -d "$parent" ]; then
   reason=$(LC_ALL=C mkdir -p -- "$parent" 2>&1) || case $reason in
@@ -105,6 +109,8 @@ def check(observation: Observation, path: str) -> None:
     code = observation.exit_code
     if code == 0:
         return
+    if code == ERRNO + errno.EINVAL:
+        raise special(path)
     if ERRNO < code < ERRNO + 62:
         raise OSError(code - ERRNO, os.strerror(code - ERRNO), path)
     reason = observation.stderr.decode(errors="replace").strip()
@@ -136,54 +142,87 @@ def _entry(name: str, mode: int, size: int) -> Entry:
 
 
 def pack(source: Path, name: str, target: BinaryIO) -> None:
-    """Write a tar of ``source``, called ``name`` in it, all owned by root."""
+    """Write a tar of ``source``, called ``name`` in it, all owned by root.
+
+    Devices, sockets and pipes are left out. Raises SpecialFileError if the source itself is one.
+    """
 
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = 0
         member.uname = member.gname = "root"
-        return member if member.isreg() or member.isdir() or member.issym() else None
+        if member.isreg() or member.isdir() or member.issym() or member.islnk():
+            return member
+        if member.name == name:
+            raise special(str(source))
+        return None
 
     # GNU's format keeps names as bytes, so that those which are not UTF-8 survive.
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
-        tar.add(source.resolve() if source.is_symlink() else source, arcname=name, filter=owned)
+        tar.add(source, arcname=name, filter=owned)
+
+
+def special(path: str) -> shutil.SpecialFileError:
+    """For a device, a socket or a pipe where a file is wanted."""
+    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
 
 
 def unpack(source: BinaryIO, target: Path) -> None:
     """Put the tree of an engine's archive, whatever its top is called, at exactly ``target``.
 
-    Nothing is written outside: names with ``..`` are refused, and links are made last, when nothing can
-    be written through them any more. Devices, sockets and pipes are left out.
+    Nothing is written outside: names with ``..`` are refused; a link that stands at the target or below
+    is replaced, never followed; and the archive's own links are made last, when nothing can be written
+    through them any more. Devices, sockets and pipes are left out. Raises SpecialFileError if the top is
+    one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     links: list[tuple[Path, str]] = []
-    directories: list[tuple[Path, int]] = []
+    directories: dict[Path, int] = {}
     with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as tar:
         for member in tar:
-            path = _place(member.name, target)
+            path = _place(member.name, target, directories)
             if member.isdir():
-                path.mkdir(exist_ok=True)
-                directories.append((path, member.mode))
+                _make_directory(path)
+                directories[path] = member.mode
             elif member.issym():
                 links.append((path, member.linkname))
             elif member.islnk():
-                shutil.copy2(_place(member.linkname, target), path, follow_symlinks=False)
+                original = _place(member.linkname, target, directories)
+                path.unlink(missing_ok=True)
+                shutil.copy2(original, path, follow_symlinks=False)
             elif member.isreg():
                 content = tar.extractfile(member)
                 assert content is not None
                 _write(content, path, member.mode)
-    for path, mode in reversed(directories):
+            elif path == target:
+                raise special(member.name)
+    for path, mode in reversed(directories.items()):
         path.chmod(mode & 0o777)
     for path, destination in links:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
         path.symlink_to(destination)
 
 
-def _place(name: str, target: Path) -> Path:
+def _place(name: str, target: Path, directories: Mapping[Path, int]) -> Path:
+    """Where a member goes: the target, or in a directory that this archive has made."""
     parts = PurePosixPath(posixpath.normpath(name)).parts
     if not parts or name.startswith("/") or ".." in PurePosixPath(name).parts:
         raise PermissionError(f"the archive holds a name that leads out of it: {name!r}")
-    return target.joinpath(*parts[1:])
+    path = target.joinpath(*parts[1:])
+    if path != target and path.parent not in directories:
+        raise PermissionError(f"the archive holds a name below none of its directories: {name!r}")
+    return path
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if path.is_symlink():
+            path.unlink()
+            path.mkdir()
+        elif not path.is_dir():
+            raise
 
 
 def _write(content: IO[bytes], path: Path, mode: int) -> None:

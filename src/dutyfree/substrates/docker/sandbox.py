@@ -111,7 +111,21 @@ class DockerSandbox:
 
     async def download(self, path: str, target: Path) -> None:
         self._require_open()
-        await self._fetch(self._absolute(path), path, target, follow=True)
+        async with _spool() as spool:
+            try:
+                streamed = self._engine.stream("GET", self._archive, query={"path": self._absolute(path)})
+                async with streamed as response:
+                    async for piece in response.pieces():
+                        await anyio.to_thread.run_sync(spool.write, piece)
+            except EngineError as error:
+                raise self._archive_error(error, path) from error
+            except EngineLost as error:
+                raise CollectError(str(error)) from error
+            spool.seek(0)
+            try:
+                await anyio.to_thread.run_sync(files.unpack, spool, target)
+            except tarfile.TarError as error:
+                raise CollectError(f"the archive of {path!r} is broken: {error}") from error
 
     async def pause(self) -> None:
         await self._order("pause")
@@ -122,33 +136,6 @@ class DockerSandbox:
     @property
     def _archive(self) -> str:
         return f"/containers/{self._container}/archive"
-
-    async def _fetch(self, source: str, path: str, target: Path, *, follow: bool) -> None:
-        link = False
-        async with _spool() as spool:
-            try:
-                streamed = self._engine.stream("GET", self._archive, query={"path": source})
-                async with streamed as response:
-                    async for piece in response.pieces():
-                        await anyio.to_thread.run_sync(spool.write, piece)
-            except EngineError as error:
-                raise self._archive_error(error, path) from error
-            except EngineLost as error:
-                raise CollectError(str(error)) from error
-            spool.seek(0)
-            try:
-                link = follow and await anyio.to_thread.run_sync(_is_link, spool)
-                if not link:
-                    await anyio.to_thread.run_sync(files.unpack, spool, target)
-            except tarfile.TarError as error:
-                raise CollectError(f"the archive of {path!r} is broken: {error}") from error
-        if link:
-            # The engine gives the link itself; wanted is what it leads to.
-            found = await self._run(self._request(("readlink", "-f", "--", source)))
-            if not found.ok:
-                raise FileNotFoundError(2, "No such file or directory", path)
-            resolved = found.stdout.decode(errors="surrogateescape").removesuffix("\n")
-            await self._fetch(resolved, path, target, follow=False)
 
     async def _order(self, order: str) -> None:
         self._require_open()
@@ -212,13 +199,6 @@ def _checked(command: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if any("\0" in word for word in command):
         raise ValueError("embedded null byte in a command")
     return command
-
-
-def _is_link(archive: BinaryIO) -> bool:
-    with tarfile.open(fileobj=archive, mode="r|") as tar:
-        first = tar.next()
-    archive.seek(0)
-    return first is not None and first.issym()
 
 
 @contextlib.asynccontextmanager
