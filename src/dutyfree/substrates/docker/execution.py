@@ -231,6 +231,8 @@ class Execution:
             facts = await self._engine.request("GET", f"/containers/{self._container}/json")
         except EngineError as error:
             raise refusal(error, self._container) from error
+        except EngineLost as error:
+            raise ExecError(f"the Docker engine went away: {error}") from error
         if not (state := facts["State"])["Running"]:
             reason = "for want of memory" if state.get("OOMKilled") else f"with code {state['ExitCode']}"
             raise SandboxClosed(f"the container {self._container[:12]} ended {reason}")
