@@ -2,7 +2,7 @@
 
 ``build`` makes it from Debian's packages with debootstrap and keeps it as a tar in the cache;
 ``from_reference`` has a Docker engine pull an image instead. Substrates that start from an image import
-one of the two.
+one of the two: the one asked for last, if both were.
 
 A build runs in mount and process namespaces of its own, and dies with its maker: neither Ctrl-C nor
 SIGKILL leaves a mount or a process behind. The record beside the tar is written last, so that half an
@@ -92,12 +92,24 @@ def built() -> Image | None:
         return None
 
 
-async def build(*, progress: Progress | None = None, force: bool = False) -> Image:
+def chosen() -> bool:
+    """Whether ``build`` was asked for, and ``from_reference`` not since: its image then goes before any."""
+    return _choice().exists()
+
+
+async def build(*, progress: Progress | None = None, force: bool = False, choose: bool = True) -> Image:
     """The study's root filesystem, made unless the cache holds it (about a minute, 400 MB, root).
 
-    Raises Unavailable when it cannot be made here, with what would help.
+    From then on it is the study's image again, if ``from_reference`` had taken another; ``choose=False``
+    leaves that as it is. Raises Unavailable when it cannot be made here, with what would help.
     """
-    say = progress or _log.info
+    image = await _found_or_made(progress or _log.info, force)
+    if choose:
+        await anyio.to_thread.run_sync(_choose)
+    return image
+
+
+async def _found_or_made(say: Progress, force: bool) -> Image:
     if not force and (image := await anyio.to_thread.run_sync(built)):
         return image
     _require_root()
@@ -122,11 +134,14 @@ async def build(*, progress: Progress | None = None, force: bool = False) -> Ima
 async def from_reference(reference: str, *, host: str | None = None, progress: Progress | None = None) -> str:
     """Have the Docker engine pull ``reference`` and use it as the study's image; returns its id.
 
-    Raises Unavailable when no engine answers, the pull fails, or a tool that the tiers need is missing.
+    It stays that until ``build`` is asked for. Raises Unavailable when no engine answers, the pull fails,
+    or a tool that the tiers need is missing.
     """
     from dutyfree.substrates.docker import adopt_image
 
-    return await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _log.info)
+    found = await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _log.info)
+    await anyio.to_thread.run_sync(lambda: _choice().unlink(missing_ok=True))
+    return found
 
 
 def suite() -> str:
@@ -201,6 +216,20 @@ def _directory() -> Path:
 def _record() -> Path:
     spec = msgspec.json.encode([FORMAT, suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
     return _directory() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
+
+
+def _choice() -> Path:
+    return paths.cache() / "image-chosen"
+
+
+def _choose() -> None:
+    try:
+        _choice().touch()
+    except OSError as error:
+        raise Unavailable(
+            f"the cache directory {paths.cache()} cannot be written: {error.strerror}",
+            remedy="set DUTYFREE_CACHE to a directory that can",
+        ) from error
 
 
 def _require_root() -> None:

@@ -14,6 +14,7 @@ import textwrap
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,14 +26,19 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, substrates
+from dutyfree import image as study
 from dutyfree.contract import Pausable
 from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, SandboxClosed, Unavailable
 from dutyfree.image import REFERENCE
 from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, socket_path
-from dutyfree.substrates.docker.http import Engine, EngineError
+from dutyfree.substrates.docker import images as image_module
+from dutyfree.substrates.docker import substrate as substrate_module
+from dutyfree.substrates.docker.execution import Execution, Request
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.images import identify, inspect
-from dutyfree.substrates.docker.processes import identity, is_dead, is_of_former_boot
-from dutyfree.substrates.docker.substrate import DockerSubstrate
+from dutyfree.substrates.docker.processes import KEEPER
+from dutyfree.substrates.docker.substrate import PROCESS, DockerSubstrate
+from dutyfree.substrates.owner import identity
 
 real = pytest.mark.docker
 pytestmark = pytest.mark.anyio
@@ -295,13 +301,13 @@ async def test_container_that_is_gone(docker: DockerSubstrate, engine: Engine, t
 
 
 @real
-async def test_download_of_a_link_gives_what_it_leads_to(docker: DockerSubstrate, tmp_path: Path) -> None:
+async def test_links_on_the_way_are_followed_the_last_is_not(docker: DockerSubstrate, tmp_path: Path) -> None:
     async with docker.sandbox() as sandbox:
-        await sandbox.exec("mkdir d; echo x > d/f; ln -s d link; ln -s nowhere dangling")
-        await sandbox.download("link", tmp_path / "got")
-        assert (tmp_path / "got" / "f").read_bytes() == b"x\n"
-        with pytest.raises(FileNotFoundError):
-            await sandbox.download("dangling", tmp_path / "none")
+        await sandbox.exec("mkdir d; echo x > d/f; ln -s d link")
+        await sandbox.download("link/f", tmp_path / "file")
+        assert (tmp_path / "file").read_bytes() == b"x\n"
+        await sandbox.download("link", tmp_path / "link")
+        assert os.readlink(tmp_path / "link") == "d"
 
 
 # --- The engine goes away --------------------------------------------------------------------------
@@ -313,6 +319,8 @@ class Proxy:
     def __init__(self, path: str) -> None:
         self.path = path
         self.cut = False
+        self.answers = anyio.Event()
+        self.answers.set()
         self._pairs: list[anyio.abc.SocketStream] = []
 
     async def serve(self, client: anyio.abc.SocketStream) -> None:
@@ -332,10 +340,15 @@ class Proxy:
     async def _copy(self, source: anyio.abc.SocketStream, target: anyio.abc.SocketStream) -> None:
         try:
             async for piece in source:
+                await self.answers.wait()
                 await target.send(piece)
             await target.send_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass
+
+    def hang(self) -> None:
+        """From now on requests are taken, and never answered."""
+        self.answers = anyio.Event()
 
     async def break_off(self) -> None:
         self.cut = True
@@ -384,6 +397,51 @@ async def test_engine_that_dies_under_a_command(
     left = await containers(engine, label)
     assert len(left) == 1
     await engine.request("DELETE", f"/containers/{left[0]}", query={"force": "1"})
+
+
+@real
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+async def test_engine_that_hangs(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(substrate_module, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(image_module, "REMOVE_SECONDS", 0.5)
+    label = ""
+    async with proxied(tmp_path) as proxy:
+        with anyio.fail_after(15):
+            with pytest.raises(CleanupError, match=r"does not answer within 0\.5 s"):  # noqa: PT012
+                async with dutyfree.open("docker", host=proxy.path) as opened:
+                    label = cast("DockerSubstrate", opened).owner
+                    async with opened.sandbox():
+                        proxy.hang()
+            with pytest.raises(Unavailable, match="does not answer"):
+                async with dutyfree.open("docker", host=proxy.path):
+                    pass
+    for container in await containers(engine, label):
+        await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
+
+
+@real
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+async def test_failed_removal_does_not_hide_the_failure_before_it(engine: Engine, tmp_path: Path) -> None:
+    label = ""
+    async with proxied(tmp_path) as proxy:
+        with pytest.raises(KeyError):  # noqa: PT012
+            async with dutyfree.open("docker", host=proxy.path) as opened:
+                label = cast("DockerSubstrate", opened).owner
+                async with opened.sandbox():
+                    await proxy.break_off()
+                    raise KeyError
+    for container in await containers(engine, label):
+        await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
+
+
+async def test_engine_that_goes_away_between_two_questions() -> None:
+    class Leaving(Engine):
+        async def request(self, method: str, path: str, **_: Any) -> Any:
+            raise EngineError(500, "lost it") if path.startswith("/exec/") else EngineLost("gone")
+
+    execution = Execution(Leaving("/nowhere"), "container", Request(command="true", cwd="/", output=1))
+    with pytest.raises(ExecError, match="went away: gone"):
+        await execution._inspect()
 
 
 # --- Nothing is left behind ------------------------------------------------------------------------
@@ -450,25 +508,35 @@ async def test_leftovers_of_a_dead_owner_are_removed(
 
 
 @real
+async def test_what_another_machine_made_is_left_alone(engine: Engine) -> None:
+    boot, space, pid, start, machine = (await anyio.to_thread.run_sync(identity) or "").split("/")
+    owners = {
+        "another machine": (f"other-boot/{space}/{pid}/{start}/other-machine", True),
+        "another pid namespace": (f"{boot}/1/{pid}/{start}/{machine}", True),
+        "a former boot of this one": (f"other-boot/{space}/{pid}/{start}/{machine}", False),
+    }
+    made = {}
+    for name, (owner, _) in owners.items():
+        labels = {"dutyfree": "1", PROCESS: owner}
+        body = {"Image": REFERENCE, "Cmd": KEEPER, "Labels": labels}
+        made[name] = (await engine.request("POST", "/containers/create", json=body))["Id"]
+    try:
+        async with dutyfree.open("docker"):
+            left = await containers(engine, "dutyfree=1")
+        for name, (_, stays) in owners.items():
+            assert (made[name] in left) == stays, name
+    finally:
+        for container in set(made.values()) & set(await containers(engine, "dutyfree=1")):
+            await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
+
+
+@real
 async def test_cancelled_creation_leaves_nothing(docker: DockerSubstrate, engine: Engine) -> None:
     for step in range(12):
         with anyio.move_on_after(step * 0.025):
             async with docker.sandbox():
                 await anyio.sleep_forever()
     assert await containers(engine, docker.owner) == []
-
-
-def test_identity_of_processes() -> None:
-    ours = identity()
-    assert ours is not None
-    assert not is_dead(ours)
-    boot, space, pid, start = ours.split("/")
-    assert is_dead(f"{boot}/{space}/{pid}/{int(start) + 1}"), "the pid is in use again"
-    assert not is_dead(f"{boot}/{int(space) + 1}/{pid}/1"), "another pid namespace cannot be judged"
-    assert not is_dead(f"elsewhere/{space}/{pid}/1")
-    assert is_of_former_boot(f"elsewhere/{space}/{pid}/1")
-    assert not is_of_former_boot(ours)
-    assert not is_dead("")
 
 
 # --- Images and stages -----------------------------------------------------------------------------
@@ -581,6 +649,24 @@ async def test_study_image_is_imported_when_the_engine_lacks_it(engine: Engine) 
     assert await import_study(engine) == found
 
 
+def test_the_image_asked_for_last_is_the_studys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "image.tar").write_bytes(b"held")
+    built = study._publish(tmp_path / "images" / "image.tar", study.suite())
+    adopted: dict[str, Any] = {"Config": {"Labels": None}}
+    imported = {"Config": {"Labels": {image_module.DIGEST_LABEL: built.digest}}}
+    older = {"Config": {"Labels": {image_module.DIGEST_LABEL: "sha256:other"}}}
+    stays = image_module._stays
+    assert stays(adopted, built)
+    anyio.run(partial(study.build, choose=False))
+    assert stays(adopted, built)
+    anyio.run(study.build)
+    assert not stays(adopted, built)
+    assert stays(imported, built)
+    assert not stays(older, built)
+
+
 @real
 async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path) -> None:
     program = shutil.which("docker-registry")
@@ -663,7 +749,7 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     outside.mkdir()
     top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
     link = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside)}, b"")
-    with pytest.raises(OSError, match="link"):
+    with pytest.raises(PermissionError, match="link"):
         files.unpack(archive(top, link, ("top/link/file", {}, b"evil")), tmp_path / "target")
     assert list(outside.iterdir()) == []
     (outside / "kept").write_bytes(b"good")
@@ -673,6 +759,39 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     hard = ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "../outside/kept"}, b"")
     with pytest.raises(PermissionError):
         files.unpack(archive(top, hard), tmp_path / "third")
+
+
+def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir(0o700)
+    (outside / "kept").write_bytes(b"good")
+    top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
+    links = {"directory": outside, "file": outside / "kept", "hard": outside / "kept", "new": outside / "new"}
+    planted = [
+        (f"top/{name}", {"type": tarfile.SYMTYPE, "linkname": str(to)}, b"") for name, to in links.items()
+    ]
+    later = archive(
+        top,
+        ("top/directory", {"type": tarfile.DIRTYPE, "mode": 0o777}, b""),
+        ("top/directory/evil", {}, b"evil"),
+        ("top/file", {}, b"evil"),
+        ("top/new", {}, b"evil"),
+        ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "top/file"}, b""),
+    )
+    for _ in range(2):
+        files.unpack(archive(top, *planted), target)
+        files.unpack(later, target)
+        assert (target / "hard").read_bytes() == (target / "directory" / "evil").read_bytes() == b"evil"
+        assert [(path.name, path.read_bytes()) for path in outside.iterdir()] == [("kept", b"good")]
+        assert outside.stat().st_mode & 0o777 == 0o700
+        shutil.rmtree(target)
+        target.symlink_to(outside)
+        later.seek(0)
+    # A directory that the archive does not hold itself may be an earlier link.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "link").symlink_to(outside)
+    with pytest.raises(PermissionError, match="link/file"):
+        files.unpack(archive(top, ("top/link/file", {}, b"evil")), tmp_path / "other")
 
 
 def test_config_is_frozen_and_checked() -> None:

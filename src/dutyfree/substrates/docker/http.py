@@ -35,6 +35,10 @@ class EngineLost(OSError):  # noqa: N818 (a state of the connection, as Connecti
     """The engine does not answer, or stopped in the middle of an answer."""
 
 
+class EngineSilent(EngineLost):
+    """It took the request, and gave no answer in time."""
+
+
 class Response:
     """The head of an answer, and the way to its body."""
 
@@ -242,11 +246,15 @@ class Engine:
         json: object = None,
         content: BinaryIO | None = None,
         size: int = 0,
+        deadline: float | None = None,
     ) -> Any:
-        """A request whose answer is JSON, or nothing."""
+        """A request whose answer is JSON, or nothing. After ``deadline`` seconds raises EngineSilent."""
         streamed = self.stream(method, path, query=query, json=json, content=content, size=size)
-        async with streamed as response:
-            body = await response.body()
+        with anyio.move_on_after(deadline) as scope:
+            async with streamed as response:
+                body = await response.body()
+        if scope.cancelled_caught:
+            raise EngineSilent(f"the Docker engine at {self.path} does not answer within {deadline:g} s")
         return msgspec.json.decode(body) if body.strip() else None
 
     async def negotiate(self, wanted: tuple[int, int]) -> dict[str, Any]:

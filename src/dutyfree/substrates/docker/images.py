@@ -20,6 +20,8 @@ from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 
 DIGEST_LABEL = "dutyfree.digest"
 RECIPES = "dutyfree/recipe"
+REMOVE_SECONDS = 30.0
+"""How long the engine may take to remove a container or an image."""
 TAIL = 800
 """Bytes of a failed command's output that its error tells."""
 
@@ -115,13 +117,16 @@ def _name(recipe: Recipe) -> bytes:
 
 
 async def remove(engine: Engine, images: Sequence[str]) -> None:
-    """Remove those images that nothing is made from, and then those that were waiting for them."""
+    """Remove those images that nothing is made from, and then those that were waiting for them.
+
+    Raises EngineLost.
+    """
     left = list(images)
     while left:
         refused = []
         for image in left:
             try:
-                await engine.request("DELETE", f"/images/{image}")
+                await engine.request("DELETE", f"/images/{image}", deadline=REMOVE_SECONDS)
             except EngineError:
                 refused.append(image)
         if len(refused) == len(left):
@@ -148,14 +153,14 @@ async def inspect(engine: Engine, reference: str) -> dict[str, Any] | None:
 async def import_study(engine: Engine, progress: study.Progress | None = None) -> str:
     """The id of the study's image: the engine's, unless the cache holds another build of it.
 
-    Raises Unavailable when it must be built and cannot be.
+    An image of other making that the engine has under the name, as by ``image.from_reference``, stays;
+    unless ``image.build`` was asked for since. Raises Unavailable when it must be built and cannot be.
     """
     held = await inspect(engine, study.REFERENCE)
-    labels = ((held or {}).get("Config") or {}).get("Labels") or {}
     built = await anyio.to_thread.run_sync(study.built)
-    if held and (DIGEST_LABEL not in labels or built is None or labels[DIGEST_LABEL] == built.digest):
+    if held and (built is None or await anyio.to_thread.run_sync(_stays, held, built)):
         return str(held["Id"])
-    built = built or await study.build(progress=progress)
+    built = built or await study.build(progress=progress, choose=False)
     repository, _, tag = study.REFERENCE.partition(":")
     changes = [f"ENV {name}={value}" for name, value in study.ENVIRONMENT.items()]
     changes += [f"LABEL {DIGEST_LABEL}={built.digest}", f"WORKDIR {WORKDIR}", 'CMD ["/bin/bash"]']
@@ -168,6 +173,11 @@ async def import_study(engine: Engine, progress: study.Progress | None = None) -
     if held and held["Id"] != found:
         await remove(engine, [held["Id"]])
     return found
+
+
+def _stays(held: dict[str, Any], built: study.Image) -> bool:
+    digest = ((held.get("Config") or {}).get("Labels") or {}).get(DIGEST_LABEL)
+    return not study.chosen() if digest is None else bool(digest == built.digest)
 
 
 async def pull(engine: Engine, reference: str, progress: study.Progress | None = None) -> str:

@@ -61,30 +61,3 @@ def _belongs(pid: int, container: str) -> bool:
             return container in file.read()
     except OSError:
         return False
-
-
-def identity(pid: int | str = "self") -> str | None:
-    """Which process this is, for good: boot, pid namespace, pid and start time; None if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            number, _, rest = file.read().partition(" ")
-        start = rest.rpartition(")")[2].split()[19]
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    except OSError:
-        return None
-    return f"{boot}/{space}/{number}/{start}"
-
-
-def is_dead(owner: str) -> bool:
-    """Whether the process of that identity has ended for certain; False if it cannot be told from here."""
-    ours = identity()
-    parts = owner.split("/")
-    if ours is None or len(parts) != 4 or parts[:2] != ours.split("/")[:2]:
-        return False
-    return identity(parts[2]) != owner
-
-
-def is_of_former_boot(owner: str) -> bool:
-    return owner.partition("/")[0] != (identity() or "").partition("/")[0]

@@ -9,7 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import Any, ClassVar, Literal
 
 import anyio
@@ -21,9 +21,10 @@ from dutyfree import image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate
 from dutyfree.errors import CleanupError, CreateError, Unavailable
 from dutyfree.substrates.docker import images
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.processes import KEEPER, identity, is_dead, is_of_former_boot
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost, EngineSilent
+from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
+from dutyfree.substrates.owner import identity, is_dead
 from dutyfree.substrates.reaper import Reaper
 
 API = (1, 41)
@@ -34,6 +35,8 @@ PROCESS = "dutyfree.process"
 ROLE = "dutyfree.role"
 CREATE_SECONDS = 120.0
 REMOVE_ATTEMPTS = 6
+LOOK_SECONDS = 20.0
+"""How long the engine may take to tell what it has. One that hangs accepts requests and never answers."""
 
 
 class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,6 +148,7 @@ class DockerSubstrate:
         zero = clock()
         body = self._body(image, limits, {**labels, **self._labels, ROLE: role})
         container = await self._create(body)
+        well = False
         try:
             created = clock()
             await self._start(container)
@@ -152,10 +156,12 @@ class DockerSubstrate:
             sandbox = DockerSandbox(self._engine, container, limits, spans)
             try:
                 yield sandbox
+                well = True
             finally:
                 sandbox.close()
         finally:
-            with anyio.CancelScope(shield=True):
+            # What failed before counts: a container that is left then goes when the engine is closed.
+            with anyio.CancelScope(shield=True), nullcontext() if well else suppress(CleanupError):
                 await remove(self._engine, container)
 
     async def _create(self, body: dict[str, Any]) -> str:
@@ -173,7 +179,7 @@ class DockerSubstrate:
             ) from error
         except BaseException:
             if container:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), suppress(CleanupError):
                     await remove(self._engine, container)
             raise
         return container
@@ -213,6 +219,11 @@ class DockerSubstrate:
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": host,
         }
+
+    async def sandboxes(self) -> list[str]:
+        """The ids of those that exist now, as the engine sees it. Raises EngineError, EngineLost."""
+        found = await _listed(self._engine, "containers", self.owner)
+        return [each["Id"][:12] for each in found if each["Labels"].get(ROLE) == "sandbox"]
 
     async def facts(self) -> dict[str, str]:
         try:
@@ -261,7 +272,7 @@ def socket_path(host: str | None) -> str:
 async def _meet(engine: Engine) -> dict[str, Any]:
     """The engine's version facts. Raises Unavailable when nothing answers, or no Docker engine."""
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(LOOK_SECONDS):
             return await engine.negotiate(API)
     except EngineLost as error:
         cause = error.__cause__
@@ -316,13 +327,13 @@ async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) ->
 async def _gateway(engine: Engine, network: str) -> str | None:
     """This host's address on the network, as its containers see it."""
     try:
-        facts = await engine.request("GET", f"/networks/{network}")
+        facts = await engine.request("GET", f"/networks/{network}", deadline=LOOK_SECONDS)
     except EngineError:
         return None
     for part in (facts.get("IPAM") or {}).get("Config") or ():
         if gateway := part.get("Gateway"):
             return str(gateway)
-        with contextlib.suppress(KeyError, ValueError, StopIteration):
+        with suppress(KeyError, ValueError, StopIteration):
             return str(next(ipaddress.ip_network(part["Subnet"]).hosts()))
     return None
 
@@ -332,7 +343,9 @@ async def _listed(engine: Engine, kind: Literal["containers", "images"], label: 
     query = {"filters": msgspec.json.encode({"label": [label]}).decode()}
     if kind == "containers":
         query["all"] = "1"
-    found: list[dict[str, Any]] = await engine.request("GET", f"/{kind}/json", query=query)
+    found: list[dict[str, Any]] = await engine.request(
+        "GET", f"/{kind}/json", query=query, deadline=LOOK_SECONDS
+    )
     return found
 
 
@@ -343,8 +356,7 @@ async def remove_leftovers(engine: Engine) -> int:
     """
 
     def orphaned(found: dict[str, Any]) -> bool:
-        owner = (found["Labels"] or {}).get(PROCESS, "")
-        return is_dead(owner) or (is_of_former_boot(owner) and found.get("State") != "running")
+        return is_dead((found["Labels"] or {}).get(PROCESS, ""))
 
     async def orphans(kind: Literal["containers", "images"]) -> list[str]:
         found = await _listed(engine, kind, "dutyfree=1")
@@ -352,7 +364,7 @@ async def remove_leftovers(engine: Engine) -> int:
 
     containers = await orphans("containers")
     for container in containers:
-        with contextlib.suppress(CleanupError):
+        with suppress(CleanupError):
             await remove(engine, container)
     await images.remove(engine, await orphans("images"))
     return len(containers)
@@ -361,14 +373,17 @@ async def remove_leftovers(engine: Engine) -> int:
 async def remove(engine: Engine, container: str) -> None:
     """Remove a container, running or not; one that is gone is fine. Raises CleanupError."""
     delay = 0.05
+    query = {"force": "1", "v": "1"}
     for attempt in range(1, REMOVE_ATTEMPTS + 1):
         try:
-            await engine.request("DELETE", f"/containers/{container}", query={"force": "1", "v": "1"})
+            await engine.request(
+                "DELETE", f"/containers/{container}", query=query, deadline=images.REMOVE_SECONDS
+            )
             return
         except (EngineError, EngineLost) as error:
             if isinstance(error, EngineError) and error.status == 404:
                 return
-            if attempt == REMOVE_ATTEMPTS:
+            if attempt == REMOVE_ATTEMPTS or isinstance(error, EngineSilent):
                 raise CleanupError(
                     f"the container {container[:12]} could not be removed: {error}",
                     remedy=f"once the engine works again: docker rm -f {container[:12]}",
