@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +17,10 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.errors import CreateError, DispatchError, Unavailable
+from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, Unavailable
+from dutyfree.substrates import bare
 from dutyfree.substrates.bare import PREFIX, remove_leftovers
+from dutyfree.substrates.owner import identity
 
 OWNER = """
 import asyncio, sys, dutyfree
@@ -42,6 +46,14 @@ def processes_marked(text):
     return found
 
 
+def runs(pid):
+    """A killed process may stay as a zombie, without a command line."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
 def gone(directory, deadline=10.0):
     """Wait for the reaper: no process of the owner's and no directory."""
     until = time.monotonic() + deadline
@@ -50,6 +62,12 @@ def gone(directory, deadline=10.0):
             return True
         time.sleep(0.05)
     return False
+
+
+def reaper_of(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()  # children are those of the thread that started them
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    return next(int(child) for child in children if "reaper.py" in Path(f"/proc/{child}/cmdline").read_text())
 
 
 def owner(directory):
@@ -71,10 +89,10 @@ def test_a_killed_owner_leaves_nothing(tmp_path, number):
 
 def test_what_even_the_reaper_left_is_removed_by_the_next_owner(tmp_path):
     with owner(tmp_path) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        reaper = next(pid for pid in children if "reaper" in Path(f"/proc/{pid}/cmdline").read_text())
-        os.kill(int(reaper), signal.SIGKILL)
-        process.kill()
+        try:
+            os.kill(reaper_of(process.pid), signal.SIGKILL)
+        finally:
+            process.kill()
     assert list(tmp_path.glob(f"{PREFIX}*"))
     assert remove_leftovers(tmp_path) == 1
     assert gone(tmp_path, 1.0)
@@ -86,6 +104,79 @@ async def test_a_living_owners_directory_is_left_alone(tmp_path):
         assert await anyio.to_thread.run_sync(remove_leftovers, tmp_path) == 0
         assert len(list(tmp_path.iterdir())) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_judged_is_left_alone(tmp_path):
+    """A directory may be shared with another machine, or another pid namespace."""
+    boot, space, pid, start, machine = (identity() or "").split("/")
+    elsewhere = [
+        f"other-boot/{space}/{pid}/{start}/other-machine",
+        f"{boot}/1/{pid}/1/{machine}",
+        "",
+    ]
+    for number, owner in enumerate(elsewhere):
+        (tmp_path / f"{PREFIX}{number}").mkdir()
+        (tmp_path / f"{PREFIX}{number}" / bare.OWNER).write_text(owner)
+    (tmp_path / f"{PREFIX}new").mkdir()
+    assert remove_leftovers(tmp_path) == 0
+    (tmp_path / f"{PREFIX}0" / bare.OWNER).write_text(f"other-boot/{space}/{pid}/{start}/{machine}")
+    assert remove_leftovers(tmp_path) == 1
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["relative", "link"])
+async def test_its_directory_may_be_relative_or_a_link(tmp_path, monkeypatch, kind):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    directory = "real" if kind == "relative" else str(tmp_path / "link")
+    async with dutyfree.open("bare", directory=directory) as substrate, substrate.sandbox() as sandbox:
+        await sandbox.write("file", b"content")
+        assert (await sandbox.exec("cat file", cwd=".")).stdout == b"content"
+        # It bears no mark, and is found by where it works.
+        seen = await sandbox.exec("env -i setsid sleep 1000 >/dev/null 2>&1 & echo $!; sleep 0.3")
+    assert not await anyio.to_thread.run_sync(runs, int(seen.stdout))
+    assert not list((tmp_path / "real").iterdir())
+
+
+@pytest.mark.anyio
+async def test_a_failed_removal_does_not_hide_the_failure_before_it(tmp_path, monkeypatch):
+    """What cannot be removed: an immutable file; here the removal itself is made to fail."""
+
+    def refuse(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+
+    async with dutyfree.open("bare", directory=str(tmp_path)) as substrate:
+        monkeypatch.setattr(shutil, "rmtree", refuse)
+        with pytest.raises(KeyError):
+            async with substrate.sandbox():
+                raise KeyError
+        with pytest.raises(CleanupError, match="busy"):
+            async with substrate.sandbox():
+                pass
+        monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+
+
+UNPRIVILEGED = """
+import asyncio, sys, dutyfree
+async def main():
+    async with dutyfree.open("bare", directory=sys.argv[1]) as substrate, substrate.sandbox() as sandbox:
+        seen = await sandbox.exec("mkdir -p go/mod && touch go/mod/file && ln -s / go/up && chmod -R 0555 go")
+        assert seen.ok, seen
+asyncio.run(main())
+"""
+
+
+def test_read_only_directories_are_removed_by_any_user(tmp_path):
+    command = [sys.executable, "-c", UNPRIVILEGED, str(tmp_path)]
+    if os.geteuid() == 0:
+        # Root with no more rights to files than their owner has.
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.anyio
@@ -143,11 +234,57 @@ async def test_no_descriptor_is_lost():
             await sandbox.exec("cat", stdin=b"x" * 100_000)
             await sandbox.exec(["no-such-program"])
             await sandbox.exec("sleep 5", timeout=0.01)
+            with pytest.raises(DispatchError):
+                await sandbox.exec("true", user="nobody-of-that-name")
+            with pytest.raises(DispatchError):
+                await sandbox.exec(["echo", "a\0b"])
         assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("working", [0, 1, 2])
+async def test_no_descriptor_is_lost_when_there_are_too_few(monkeypatch, working):
+    pipe = os.pipe
+    made: list[None] = []
+
+    def scarce():
+        if len(made) >= working:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(None)
+        return pipe()
+
+    async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
+        await sandbox.exec("true", stdin=b"")
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(os, "pipe", scarce)
+        with pytest.raises(DispatchError, match="cannot make a pipe: Too many open files"):
+            await sandbox.exec("true", stdin=b"")
+        monkeypatch.undo()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.anyio
+async def test_a_command_that_cannot_be_watched_does_not_live_on(monkeypatch):
+    def scarce(pid):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
+        await sandbox.exec("true")
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(os, "pidfd_open", scarce)
+        with pytest.raises(ExecError, match="Too many open files"):
+            await sandbox.exec("setsid sleep 1000 & sleep 1000")
+        monkeypatch.undo()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert not processes_marked(sandbox.id)
+
+
 def test_nothing_is_left_in_the_temporary_directory():
-    mine = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}.*"))
+    mine = [
+        path.parent
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{bare.OWNER}")
+        if f"/{os.getpid()}/" in path.read_text()
+    ]
     assert not mine
 
 

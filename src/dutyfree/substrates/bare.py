@@ -7,13 +7,14 @@ the sandbox is left.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -36,11 +37,14 @@ from dutyfree.contract import (
 )
 from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
 from dutyfree.substrates import command as commands
-from dutyfree.substrates.reaper import Reaper, kill_marked, last_pid
+from dutyfree.substrates.owner import identity, is_dead
+from dutyfree.substrates.reaper import Moment, Reaper, kill_marked, remove_tree
 
 T = TypeVar("T")
 
 PREFIX = "dutyfree-bare-"
+OWNER = "owner"
+"""The file in an opening's directory that tells whose it is."""
 
 
 class BareConfig(msgspec.Struct, frozen=True):
@@ -84,10 +88,12 @@ class Bare:
             await anyio.to_thread.run_sync(self._close)
 
     def _open(self) -> None:
-        parent = Path(self._config.directory or tempfile.gettempdir())
+        # Resolved: commands change directories, and the kernel tells the places of processes without links.
+        parent = Path(self._config.directory or tempfile.gettempdir()).resolve()
         try:
             remove_leftovers(parent)
-            self.base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner(os.getpid())}-", dir=parent))
+            self.base = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            (self.base / OWNER).write_text(identity() or "")
         except OSError as error:
             raise Unavailable(
                 f"bare: cannot make a directory in {parent}: {error.strerror}",
@@ -98,7 +104,8 @@ class Bare:
 
     def _close(self) -> None:
         kill_marked(self.mark, strays=str(self.base))
-        shutil.rmtree(self.base, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(str(self.base))
         self._reaper.dismiss()
 
     @property
@@ -119,12 +126,10 @@ class Bare:
         asked = perf_counter()
         template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
         sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits)
-        try:
+        async with _closing(sandbox):
             await sandbox.make(template)
             sandbox.spans = (Span("create", 0.0, perf_counter() - asked),)
             yield sandbox
-        finally:
-            await sandbox.close()
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         if recipe and (recipe.stages or recipe.image):
@@ -153,13 +158,16 @@ class Bare:
 
     async def _build(self, recipe: Recipe, path: Path) -> None:
         builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits())
-        try:
+        async with _closing(builder):
             await builder.make(None)
             for stage in recipe.stages:
                 await _apply(builder, stage)
             await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
-        finally:
-            await builder.close()
+
+    async def sandboxes(self) -> list[str]:
+        """The ids of those that exist now."""
+        names = await anyio.to_thread.run_sync(os.listdir, self.base)
+        return [f"{self.base.name}-{name}" for name in names if name.isdigit()]
 
     async def facts(self) -> dict[str, str]:
         facts = {"isolation": "none", "path": self._config.path, "kernel": os.uname().release}
@@ -185,7 +193,7 @@ class BareSandbox:
         self._numbers = itertools.count(1)
         self._closed = False
         self._running = 0
-        self._since = last_pid()
+        self._since = Moment.now()
         self._mark = f"DUTYFREE_SANDBOX={identity}"
         name, _, value = substrate.mark.partition("=")
         self._environment = {
@@ -216,7 +224,7 @@ class BareSandbox:
     def _remove(self) -> None:
         kill_marked(self._mark, self._since, str(self._root))
         try:
-            shutil.rmtree(self._root)
+            remove_tree(str(self._root))
         except FileNotFoundError:
             pass  # it was never made
         except OSError as error:
@@ -266,7 +274,7 @@ class BareSandbox:
             self._running -= 1
 
     async def read(self, path: str) -> bytes:
-        return await self._file(self._path(path).read_bytes)
+        return await self._file(partial(_read, self._path(path)))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await self._file(partial(_write, self._path(path), data, mode))
@@ -293,6 +301,18 @@ class BareSandbox:
     def _check(self) -> None:
         if self._closed:
             raise SandboxClosed(f"sandbox {self.id} is closed")
+
+
+@asynccontextmanager
+async def _closing(sandbox: BareSandbox) -> AsyncIterator[None]:
+    """Close it afterwards. What failed within counts: what is left then, the substrate's own end removes."""
+    well = False
+    try:
+        yield
+        well = True
+    finally:
+        with nullcontext() if well else suppress(CleanupError):
+            await sandbox.close()
 
 
 async def _apply(sandbox: BareSandbox, stage: Stage) -> None:
@@ -328,12 +348,38 @@ def _move(source: Path, target: Path) -> None:
     source.rename(target)
 
 
+def _read(path: Path) -> bytes:
+    with open(_opened(path, os.O_RDONLY), "rb", buffering=0) as file:
+        return file.read()
+
+
 def _write(path: Path, data: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    fd = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
         os.fchmod(fd, mode)
+
+
+def _opened(path: Path, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of a regular file; what a task left in its place, such as a pipe, is not waited for."""
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads, a socket
+            raise
+        raise _special(path) from error
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind == stat.S_IFREG:
+        return fd
+    os.close(fd)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise _special(path)
+
+
+def _special(path: Path) -> shutil.SpecialFileError:
+    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", str(path))
 
 
 _KINDS: dict[int, Literal["file", "directory", "link"]] = {
@@ -362,37 +408,53 @@ def _remove(path: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy to exactly ``target``: a link that stands there, or below, is replaced and not followed."""
+    found = source.lstat()
+    kind = stat.S_IFMT(found.st_mode)
+    if kind not in _KINDS:
+        raise _special(source)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(found, target.lstat()):
+            raise shutil.SameFileError(f"{source} is {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+    _make_way(target)
+    if kind == stat.S_IFDIR:
+        shutil.copytree(
+            source, target, symlinks=True, ignore=partial(_enter, source, target), dirs_exist_ok=True
+        )
+    elif target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     else:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _special(directory: str, names: list[str]) -> list[str]:
-    """Sockets, pipes and devices cannot be copied."""
-    return [name for name in names if not _copyable(os.lstat(os.path.join(directory, name)).st_mode)]
+def _enter(source: Path, target: Path, directory: str, names: list[str]) -> list[str]:
+    """Before a directory is copied: make way in the target, and leave out pipes, sockets and devices."""
+    for name in names:
+        _make_way(target / os.path.relpath(directory, source) / name)
+    return [name for name in names if not _copyable(os.path.join(directory, name))]
 
 
-def _copyable(mode: int) -> bool:
-    return stat.S_IFMT(mode) in _KINDS
+def _make_way(target: Path) -> None:
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(target.lstat().st_mode):
+            target.unlink()
 
 
-def _owner(pid: int) -> str:
-    """A process, told apart from a later one with the same pid."""
-    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{pid}.{started}"
+def _copyable(path: str) -> bool:
+    return stat.S_IFMT(os.lstat(path).st_mode) in _KINDS
 
 
 def remove_leftovers(parent: Path) -> int:
-    """Remove what dead owners left in ``parent`` when even their reapers were killed. Returns how many."""
+    """Remove what dead owners left in ``parent`` when even their reapers were killed. Returns how many.
+
+    Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
+    """
     removed = 0
     for path in parent.glob(f"{PREFIX}*"):
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        pid = owner.partition(".")[0]
-        if not pid.isdigit() or (Path(f"/proc/{pid}").exists() and _owner(int(pid)) == owner):
-            continue
-        kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
-        shutil.rmtree(path, ignore_errors=True)
-        removed += 1
+        with suppress(OSError):
+            if is_dead((path / OWNER).read_text()):
+                kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
+                remove_tree(str(path))
+                removed += 1
     return removed

@@ -23,9 +23,9 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract import KILLED, Cut, Observation, Span, Usage
-from dutyfree.errors import DispatchError
+from dutyfree.errors import DispatchError, ExecError
 from dutyfree.substrates.output import Collector
-from dutyfree.substrates.reaper import kill_marked
+from dutyfree.substrates.reaper import Moment, kill_marked
 
 _CHUNK = 1 << 18
 
@@ -36,7 +36,7 @@ async def run(
     cwd: str,
     env: Mapping[str, str],
     mark: str,
-    since: int,
+    since: Moment,
     strays: str,
     stdin: bytes | None,
     timeout: float | None,
@@ -46,22 +46,21 @@ async def run(
     """Run to the end, the timeout or the cancellation; nothing of its tree outlives the last two.
 
     ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has; ``since`` and ``strays``
-    are for ``reaper.kill_marked``. Raises DispatchError.
+    are for ``reaper.kill_marked``. Raises DispatchError, and ExecError if it cannot be watched.
     """
     asked = perf_counter()
     streams = _Streams(output, stdin)
     try:
+        streams.make()
         process = _spawn(argv, cwd, env, user, streams)
-    except _NotStarted as error:
-        streams.close()
-        return _refusal(error, perf_counter() - asked)
-    spawned = perf_counter()
-    streams.listen()
-    try:
+        spawned = perf_counter()
+        streams.listen()
         timed_out = await _finish(process, partial(kill_marked, mark, since, strays), timeout)
         # The kernel's word on the end arrives here; the rest of the output is in the pipes already.
         ended = perf_counter()
         streams.drain()
+    except _NotStarted as error:
+        return _refusal(error, perf_counter() - asked)
     finally:
         streams.close()
     return _observe(process, streams, timed_out, asked, spawned, ended)
@@ -82,14 +81,21 @@ class _Streams:
         self.stdout, self.stderr = Collector(output), Collector(output)
         self._input = memoryview(stdin or b"")
         self._open: set[int] = set()
+        self._feeds = stdin is not None
         self._readers: dict[int, Collector] = {}
         self._writer: int | None = None
-        out, self.child_stdout = self._pipe()
-        err, self.child_stderr = self._pipe()
-        self._readers = {out: self.stdout, err: self.stderr}
         self.child_stdin: int | None = None
-        if stdin is not None:
-            self.child_stdin, self._writer = self._pipe()
+
+    def make(self) -> None:
+        """Make the pipes; ``close`` them in any case. Raises DispatchError."""
+        try:
+            out, self.child_stdout = self._pipe()
+            err, self.child_stderr = self._pipe()
+            if self._feeds:
+                self.child_stdin, self._writer = self._pipe()
+        except OSError as error:
+            raise DispatchError(f"cannot make a pipe: {error.strerror}") from error
+        self._readers = {out: self.stdout, err: self.stderr}
         for fd in (out, err, self._writer):
             if fd is not None:
                 os.set_blocking(fd, False)
@@ -198,7 +204,12 @@ async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout:
     """Wait for the process; True if it had to be killed for its time."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    pidfd = os.pidfd_open(process.pid)
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as error:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(_destroy, process, kill)
+        raise ExecError(f"cannot watch the command: {error.strerror}") from error
     loop.add_reader(pidfd, ended.set)
     try:
         if timeout is None:
@@ -217,6 +228,14 @@ async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+def _destroy(process: subprocess.Popen[bytes], kill: partial[int]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # what was lacking to watch it may be lacking here too
+        kill()
+    process.wait()
 
 
 async def _killed(process: subprocess.Popen[bytes], kill: partial[int], ended: asyncio.Event) -> None:

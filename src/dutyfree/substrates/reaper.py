@@ -19,12 +19,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import NamedTuple
 
 DONE = b"done\n"
+ROUND_SECONDS = 5
+"""No machine gives out all its pids, 32,768 or more, in less."""
 
 
 class Reaper:
@@ -62,6 +66,27 @@ def last_pid() -> int:
         return int(file.read().split()[-1])
 
 
+class Moment(NamedTuple):
+    """A point in time, by which processes are told to be older or newer."""
+
+    ticks: int
+    """Since the boot, as the kernel counts the starts of processes."""
+    pid: int
+    """The one given out last."""
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")), last_pid())
+
+    def told_by_pids(self) -> bool:
+        """Whether newer processes surely have greater pids: the kernel cannot have come round yet."""
+        now = Moment.now()
+        return now.pid >= self.pid and now.ticks - self.ticks < ROUND_SECONDS * os.sysconf("SC_CLK_TCK")
+
+
+BEGINNING, END = Moment(0, 0), Moment(sys.maxsize, 0)
+
+
 def kill_all(find: Callable[[], set[int]]) -> int:
     """Kill what ``find`` finds, again until it finds nothing. Returns how many were killed.
 
@@ -86,40 +111,104 @@ def _signal(processes: set[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def kill_marked(marker: str, since: int = 0, strays: str = "") -> int:
-    """Kill every process whose environment holds ``marker``. Returns how many.
+def kill_marked(marker: str, since: Moment = BEGINNING, strays: str = "") -> int:
+    """Kill every process whose environment holds ``marker``. Returns how many; blocking.
 
     The mark is inherited across fork, exec and setsid, so it finds what left the process group. A
     process may still have emptied its environment: in the directory ``strays``, all that bear no mark
-    and have no terminal are killed too. ``since`` is a ``last_pid()`` before the first of them: older
-    processes need not be looked at.
+    and have no terminal are killed too. Processes older than ``since`` need not be looked at.
     """
-
-    def find() -> set[int]:
-        wrapped = last_pid() < since
-        return set(_marked(marker.encode(), 0 if wrapped else since, strays))
-
-    return kill_all(find)
+    return kill_all(
+        lambda: {found.pid for found in CENSUS.take(since) if found.bears(marker) or found.strays(strays)}
+    )
 
 
-def _marked(marker: bytes, since: int, strays: str) -> Iterator[int]:
+class Found(NamedTuple):
+    """A living process."""
+
+    pid: int
+    environment: bytes
+    place: str
+    """Where it works, if it bears no mark of ours and has no terminal."""
+
+    def bears(self, marker: str) -> bool:
+        return b"\0%b\0" % marker.encode() in b"\0%b\0" % self.environment
+
+    def strays(self, directory: str) -> bool:
+        return bool(directory) and f"{self.place}/".startswith(f"{directory}/")
+
+
+class Census:
+    """Looks at all processes. One look serves all who were waiting for it when it began."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._next = _Look()
+        self._guard = threading.Lock()
+        self._turn = threading.Lock()
+
+    def take(self, since: Moment) -> Sequence[Found]:
+        """The processes that are newer, and maybe others; blocking. Raises OSError."""
+        with self._guard:
+            look = self._next
+            look.since = min(look.since, since)
+        with self._turn:
+            if look.found is None:
+                # Who comes from now on may mean a process that this look has passed already.
+                with self._guard:
+                    self._next = _Look()
+                self.looks += 1
+                look.found = list(_newer(look.since))
+        return look.found
+
+
+class _Look:
+    def __init__(self) -> None:
+        self.since = END
+        self.found: Sequence[Found] | None = None
+
+
+CENSUS = Census()
+
+
+def _newer(since: Moment) -> Iterator[Found]:
+    # Reading the start of every process costs ten times as much as comparing pids.
+    by_pid = since.told_by_pids()
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) <= since or int(name) == os.getpid():
+        if not name.isdigit() or int(name) == os.getpid() or (by_pid and int(name) <= since.pid):
             continue
-        try:
+        with contextlib.suppress(OSError):  # it ended, or is not ours to see
+            if not by_pid and int(_stat(name)[19]) < since.ticks:
+                continue
             with open(f"/proc/{name}/environ", "rb") as file:
                 environment = file.read()
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, _, _, _, terminal, *_ = file.read().rpartition(b")")[2].split()
-            stray = strays and b"DUTYFREE_" not in environment and terminal == b"0" and _within(name, strays)
-            if state not in b"ZX" and (stray or marker in environment.split(b"\0")):
-                yield int(name)
-        except OSError:
-            continue  # it ended, or is not ours to see
+            marked = b"DUTYFREE_" in environment
+            yield Found(int(name), environment, "" if marked else _place(name))
 
 
-def _within(pid: str, directory: str) -> bool:
-    return f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(f"{directory}/")
+def _place(pid: str) -> str:
+    state, _, _, _, terminal, *_ = _stat(pid)
+    return os.readlink(f"/proc/{pid}/cwd") if terminal == b"0" and state not in b"ZX" else ""
+
+
+def _stat(pid: str) -> list[bytes]:
+    """The fields after the name: the state is the first."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def remove_tree(path: str) -> None:
+    """Remove a tree, also directories that were made read-only, as Go's module cache. Raises OSError."""
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        Path(path).chmod(0o700)
+        for parent, names, _ in os.walk(path):
+            for directory in (Path(parent, name) for name in names):
+                if not directory.is_symlink():
+                    with contextlib.suppress(PermissionError):
+                        directory.chmod(0o700)
+        shutil.rmtree(path)
 
 
 class _UnixConnection(HTTPConnection):
@@ -155,7 +244,8 @@ def _clean(orders: dict[str, str]) -> None:
     if orders["marker"]:
         kill_marked(orders["marker"], strays=orders["directory"])
     if orders["directory"]:
-        shutil.rmtree(orders["directory"], ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(orders["directory"])
     if orders["docker"]:
         # A create may still be under way in the engine: look until none has shown up for a while.
         quiet_since = time.monotonic()
