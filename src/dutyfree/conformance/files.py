@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+from shutil import SpecialFileError
+
+import anyio.to_thread
 
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox
+from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Sandbox
 
 HOSTILE = [
@@ -237,6 +241,26 @@ async def symbolic_links(sandbox: Sandbox) -> None:
     for name in ("link", "directory", "dangling", "loop"):
         await sandbox.remove(name)
     expect.equal(await sandbox.read("real/file"), b"changed", "the target of a removed link")
+
+
+@in_sandbox("commands", deadline=30)
+async def special_files(sandbox: Sandbox) -> None:
+    """A pipe or a device is no file: reading, writing or copying it raises SpecialFileError, at once."""
+    expect.succeeded(await sandbox.exec("mkfifo pipe && ln -s pipe link"), "making a pipe")
+    async with local_directory() as local:
+        for name in ("pipe", "link", "/dev/zero"):
+            with expect.raises(SpecialFileError, f"read({name!r})"):
+                await sandbox.read(name)
+        for name in ("pipe", "link", "/dev/full"):
+            with expect.raises(SpecialFileError, f"write({name!r})"):
+                await sandbox.write(name, b"x")
+        with expect.raises(SpecialFileError, "download of a pipe"):
+            await sandbox.download("pipe", local / "pipe")
+        await anyio.to_thread.run_sync(os.mkfifo, local / "pipe")
+        with expect.raises(SpecialFileError, "upload of a pipe"):
+            await sandbox.upload(local / "pipe", "uploaded")
+    kinds = [(entry.name, entry.kind) for entry in await sandbox.list(".")]
+    expect.equal(kinds, [("link", "link"), ("pipe", "other")], "names and kinds")
 
 
 @in_sandbox()

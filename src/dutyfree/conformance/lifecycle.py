@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -13,6 +14,13 @@ from dutyfree.conformance.suite import at_once, in_sandbox, on_substrate
 from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Recipe, Sandbox, Stage, Substrate
 from dutyfree.errors import CreateError, SandboxClosed
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A substrate that tells which sandboxes exist: then the suite also looks for those left behind."""
+
+    async def sandboxes(self) -> Sequence[str]: ...
 
 
 @on_substrate()
@@ -162,11 +170,14 @@ async def recipe_with_a_missing_file(substrate: Substrate) -> None:
 
 @on_substrate(deadline=120)
 async def cancelled_creation(substrate: Substrate) -> None:
-    """A creation may be cancelled at any moment; the substrate goes on."""
+    """A creation may be cancelled at any moment; no sandbox is left of it, and the substrate goes on."""
+    before = set(await substrate.sandboxes()) if isinstance(substrate, Countable) else set()
     for delay in (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3):
         with anyio.move_on_after(delay):
             async with substrate.sandbox():
                 await anyio.sleep(delay)
+    if isinstance(substrate, Countable):
+        expect.equal(set(await substrate.sandboxes()) - before, set(), "sandboxes left behind")
     async with substrate.sandbox() as sandbox:
         await sandbox.write("file", b"usable")
         expect.equal(await sandbox.read("file"), b"usable", "a file in the next sandbox")

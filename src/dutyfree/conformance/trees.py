@@ -40,6 +40,7 @@ def plant(root: Path) -> None:
     (root / "ünï →\nline").write_bytes(b"unicode")
     (root / "-dash 'quoted'").write_bytes(b"")
     (root / "big").write_bytes(b"0123456789" * 200_000)
+    (root / "twin").hardlink_to(root / "deep" / "er" / "file")
     (root / "link").symlink_to("deep/er/file")
     (root / "up").symlink_to("../../../..")
     (root / "absolute").symlink_to("/etc")
@@ -68,7 +69,7 @@ def portrait(root: Path) -> dict[str, tuple[str, object]]:
 
 @in_sandbox()
 async def tree_round_trip(sandbox: Sandbox) -> None:
-    """A tree comes back the same: contents, modes, links, empty directories, names."""
+    """A tree comes back the same: contents (of hard links too), modes, links, empty directories, names."""
     async with local_directory() as local:
         await anyio.to_thread.run_sync(plant, local / "sent")
         await sandbox.upload(local / "sent", "made/on/the/way/tree")
@@ -127,17 +128,54 @@ async def missing_sources(sandbox: Sandbox) -> None:
         expect.equal(left, [], "what a failed download left")
 
 
+@in_sandbox()
+async def link_round_trip(sandbox: Sandbox) -> None:
+    """A link that is itself the source stays a link, in both directions, wherever it leads."""
+    async with local_directory() as local:
+        await anyio.to_thread.run_sync(plant, local / "tree")
+        for name in ("link", "absolute", "dangling"):
+            await sandbox.upload(local / "tree" / name, f"up/{name}")
+            await sandbox.download(f"up/{name}", local / name)
+            found = await anyio.to_thread.run_sync(os.readlink, local / name)
+            expect.equal(found, os.readlink(local / "tree" / name), f"where {name!r} leads")
+        kinds = [entry.kind for entry in await sandbox.list("up")]
+        expect.equal(kinds, ["link"] * 3, "kinds of the uploaded links")
+
+
 @in_sandbox("commands")
 async def download_stays_inside(sandbox: Sandbox) -> None:
-    """Links in a downloaded tree are copied as links, never written through."""
+    """A downloaded tree's links are copied as links; none is ever written through, also by a later one."""
     async with local_directory() as local:
+        outside, target = local / "outside", local / "target"
+        await anyio.to_thread.run_sync(outside.mkdir, 0o700)
+        await anyio.to_thread.run_sync((local / "kept").write_bytes, b"kept")
+
+        async def is_whole(what: str) -> None:
+            names = await anyio.to_thread.run_sync(os.listdir, local)
+            expect.equal(sorted(names), ["kept", "outside", "target"], f"names beside the target, {what}")
+            expect.equal(await anyio.to_thread.run_sync(os.listdir, outside), [], f"names outside, {what}")
+            kept = await anyio.to_thread.run_sync((local / "kept").read_bytes)
+            expect.equal(kept, b"kept", f"a file outside, {what}")
+            mode = stat.S_IMODE((await anyio.to_thread.run_sync(outside.stat)).st_mode)
+            expect.equal(mode, 0o700, f"mode of a directory outside, {what}")
+
         seen = await sandbox.exec(
-            "mkdir tree && ln -s ../outside tree/escape && ln -s / tree/root && echo x > 'tree/..x'"
+            "mkdir tree && ln -s ../outside tree/escape && ln -s ../kept tree/file && ln -s ../kept tree/hard"
+            " && ln -s ../none tree/none && ln -s / tree/root && echo x > 'tree/..x' && ln -s outside top"
         )
         expect.succeeded(seen, "making links")
-        await sandbox.download("tree", local / "target")
-        await sandbox.exec("rm tree/escape && mkdir tree/escape && echo evil > tree/escape/file")
+        await sandbox.download("tree", target)
+        await is_whole("after links")
+        seen = await sandbox.exec(
+            "cd tree && rm escape file hard none && mkdir escape && chmod 777 escape"
+            " && for name in escape/file file none; do echo evil > $name; done && ln file hard"
+        )
+        expect.succeeded(seen, "replacing links")
         with suppress(OSError, ValueError):  # refusing is as good as replacing the link
-            await sandbox.download("tree", local / "target")
-        names = await anyio.to_thread.run_sync(os.listdir, local)
-        expect.equal(names, ["target"], "names beside the target")
+            await sandbox.download("tree", target)
+        await is_whole("after files in their place")
+        await anyio.to_thread.run_sync(shutil.rmtree, target)
+        await sandbox.download("top", target)
+        with suppress(OSError, ValueError):
+            await sandbox.download("tree", target)
+        await is_whole("after a link as the target")
