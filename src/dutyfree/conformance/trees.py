@@ -136,8 +136,9 @@ async def link_round_trip(sandbox: Sandbox) -> None:
         for name in ("link", "absolute", "dangling"):
             await sandbox.upload(local / "tree" / name, f"up/{name}")
             await sandbox.download(f"up/{name}", local / name)
-            found = await anyio.to_thread.run_sync(os.readlink, local / name)
-            expect.equal(found, os.readlink(local / "tree" / name), f"where {name!r} leads")
+            sent = await anyio.to_thread.run_sync(os.readlink, local / "tree" / name)
+            back = await anyio.to_thread.run_sync(os.readlink, local / name)
+            expect.equal(back, sent, f"where {name!r} leads")
         kinds = [entry.kind for entry in await sandbox.list("up")]
         expect.equal(kinds, ["link"] * 3, "kinds of the uploaded links")
 

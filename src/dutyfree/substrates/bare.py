@@ -424,6 +424,8 @@ def _copy(source: Path, target: Path) -> None:
         )
     elif target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    elif kind == stat.S_IFLNK:
+        target.symlink_to(os.readlink(source))
     else:
         shutil.copy2(source, target, follow_symlinks=False)
 
