@@ -172,6 +172,8 @@ class Bare:
     async def facts(self) -> dict[str, str]:
         facts = {"isolation": "none", "path": self._config.path, "kernel": os.uname().release}
         async with self.sandbox() as sandbox:
+            seen = await sandbox.exec(["stat", "--file-system", "--format=%T", "."])
+            facts["storage"] = seen.stdout.decode(errors="replace").strip() or "unknown"
             for tool in ("python3", "git"):
                 seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
                 lines = seen.stdout.decode(errors="replace").split("\n")
