@@ -224,7 +224,10 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str) -> bytes:
-        """The whole file. Raises FileNotFoundError, IsADirectoryError, PermissionError."""
+        """The whole file. Raises FileNotFoundError, IsADirectoryError, PermissionError.
+
+        A pipe, a socket or a device raises shutil.SpecialFileError, here and in the methods below.
+        """
         ...
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -240,16 +243,18 @@ class Sandbox(Protocol):
         ...
 
     async def upload(self, source: Path, path: str) -> None:
-        """Copy a local file or tree to exactly ``path``; links stay links, modes are kept.
+        """Copy a local file or tree to exactly ``path``; modes are kept.
 
-        Raises FileNotFoundError for a missing source.
+        Links stay links, also when the source itself is one; pipes, sockets and devices in a tree are
+        left out. Raises FileNotFoundError for a missing source.
         """
         ...
 
     async def download(self, path: str, target: Path) -> None:
-        """Copy a file or tree of the sandbox to exactly ``target``; hostile names cannot leave it.
+        """Copy a file or tree of the sandbox to exactly ``target``, as ``upload`` does the other way.
 
-        Raises FileNotFoundError for a missing path.
+        Nothing is written outside: a link at ``target`` or below is replaced, never followed. Raises
+        FileNotFoundError for a missing path.
         """
         ...
 
@@ -275,7 +280,7 @@ class Substrate(Protocol):
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox in the recipe's state, gone when the context is left.
 
-        Raises CreateError on entering and CleanupError on leaving.
+        Raises CreateError on entering, and CleanupError on leaving, unless the body raised: then that.
         """
         ...
 
@@ -310,6 +315,15 @@ class Provider(Protocol):
 
 
 # --- Abilities -------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """Of a substrate."""
+
+    async def sandboxes(self) -> Sequence[str]:
+        """The ids of its sandboxes that exist now."""
+        ...
 
 
 @runtime_checkable

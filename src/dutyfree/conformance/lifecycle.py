@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -12,15 +11,8 @@ import anyio.to_thread
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox, on_substrate
 from dutyfree.conformance.trees import local_directory
-from dutyfree.contract import Recipe, Sandbox, Stage, Substrate
+from dutyfree.contract import Countable, Recipe, Sandbox, Stage, Substrate
 from dutyfree.errors import CreateError, SandboxClosed
-
-
-@runtime_checkable
-class Countable(Protocol):
-    """A substrate that tells which sandboxes exist: then the suite also looks for those left behind."""
-
-    async def sandboxes(self) -> Sequence[str]: ...
 
 
 @on_substrate()

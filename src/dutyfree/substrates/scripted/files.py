@@ -123,6 +123,8 @@ def _node(path: Path) -> Node:
 def store(nodes: Sequence[tuple[str, Node]], target: Path) -> None:
     for relative, node in nodes:
         path = target / relative if relative else target
+        if path.is_symlink():
+            path.unlink()  # replaced, never followed
         if node.kind == "directory":
             path.mkdir(exist_ok=True)
         elif node.kind == "link":
