@@ -64,7 +64,7 @@ class Watcher:
             self._bar.update(self._task, description=text[:60])
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, done: int, total: int) -> None:
         if self._bar and self._task is not None:
