@@ -1,0 +1,472 @@
+/* Commands under way: their output, their time, their end. */
+#define _GNU_SOURCE
+#include "init.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define COMMANDS 1024
+#define CHUNK (64u << 10)
+#define TAIL_MAX (16u << 20)
+#define CROWDED (256u << 10) /* with so much unsent, no more output is read that would be sent */
+#define FIRST_EVENT 2
+
+struct stream {
+	int fd;       /* -1 when it has ended */
+	bool muted;   /* not watched: nobody takes what it says */
+	uint64_t total, passed;
+	char *buffer; /* what is to be sent with the next frame */
+	size_t used;
+	char *tail;   /* the last bytes, in a ring: written to at tail_total % size */
+	uint64_t tail_total;
+};
+
+struct command {
+	uint32_t id;
+	pid_t pid;
+	bool worker;
+	struct exec wanted;
+	uint64_t mark, deadline, credit;
+	struct exit result;
+	struct stream streams[2];
+};
+
+static struct command *commands[COMMANDS];
+static unsigned highest; /* no command beyond this index */
+static int epoll, null = -1;
+
+void command_watch(int fd)
+{
+	epoll = fd;
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+}
+
+static unsigned index_of(uint32_t id)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->id == id)
+			return i;
+	return COMMANDS;
+}
+
+static unsigned free_index(void)
+{
+	for (unsigned i = 0; i < COMMANDS; i++)
+		if (!commands[i])
+			return i;
+	return COMMANDS;
+}
+
+static void listen_to(unsigned index, int number, bool on, int operation)
+{
+	struct stream *stream = &commands[index]->streams[number];
+	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = FIRST_EVENT + index * 2 + (unsigned)number};
+
+	stream->muted = !on;
+	/* One that is not listened to must not wake us with its end either. */
+	epoll_ctl(epoll, on ? operation : EPOLL_CTL_DEL, stream->fd, &event);
+}
+
+/* --- Output ----------------------------------------------------------------------------------------- */
+
+static void send_buffer(struct command *command, int number)
+{
+	struct stream *stream = &command->streams[number];
+
+	if (stream->used)
+		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, stream->buffer, stream->used, NULL, 0);
+	stream->used = 0;
+}
+
+static void keep_tail(const struct command *command, struct stream *stream, const char *data, size_t size)
+{
+	size_t space = command->wanted.tail;
+
+	if (space && !stream->tail)
+		stream->tail = malloc(space);
+	stream->tail_total += size;
+	if (!stream->tail)
+		return;
+	if (size > space) {
+		data += size - space;
+		size = space;
+	}
+	size_t at = (stream->tail_total - size) % space;
+	size_t first = size < space - at ? size : space - at;
+	memcpy(stream->tail + at, data, first);
+	memcpy(stream->tail, data + first, size - first);
+}
+
+static void accept_output(struct command *command, int number, const char *data, size_t size)
+{
+	struct stream *stream = &command->streams[number];
+
+	stream->total += size;
+	if (command->wanted.flags & EXEC_STREAM) {
+		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, data, size, NULL, 0);
+		stream->passed += size;
+		command->credit -= size < command->credit ? size : command->credit;
+		return;
+	}
+	uint64_t room = command->wanted.head - stream->passed;
+	size_t passing = size < room ? size : (size_t)room;
+	if (passing && !stream->buffer)
+		stream->buffer = malloc(CHUNK);
+	if (passing && stream->buffer) {
+		if (stream->used + passing > CHUNK)
+			send_buffer(command, number);
+		memcpy(stream->buffer + stream->used, data, passing);
+		stream->used += passing;
+		stream->passed += passing;
+		data += passing;
+		size -= passing;
+	}
+	if (size)
+		keep_tail(command, stream, data, size);
+}
+
+/* Whether more output can be taken: bounded memory here, and the owner's pace. */
+static bool takes_more(const struct command *command, const struct stream *stream)
+{
+	if (command->wanted.flags & EXEC_STREAM)
+		return command->credit > 0 && outbox_waiting() < CROWDED;
+	return stream->passed >= command->wanted.head || outbox_waiting() < CROWDED;
+}
+
+/* Reads once: the count, 0 if there is nothing. */
+static size_t read_output(struct command *command, int number)
+{
+	static char chunk[CHUNK];
+	struct stream *stream = &command->streams[number];
+	ssize_t size = read(stream->fd, chunk, sizeof chunk);
+
+	if (size > 0)
+		accept_output(command, number, chunk, (size_t)size);
+	else if (size == 0 || (errno != EAGAIN && errno != EINTR))
+		close_fd(&stream->fd);
+	return size > 0 ? (size_t)size : 0;
+}
+
+void command_readable(unsigned index, int number)
+{
+	struct command *command = index < highest ? commands[index] : NULL;
+
+	/* The event may be one of a command that ended in this same turn. */
+	if (!command || command->streams[number].fd < 0 || command->streams[number].muted)
+		return;
+	if (takes_more(command, &command->streams[number]))
+		read_output(command, number);
+	else
+		listen_to(index, number, false, 0);
+}
+
+void command_read_on(void)
+{
+	for (unsigned i = 0; i < highest; i++)
+		for (int number = 0; commands[i] && number < 2; number++) {
+			struct stream *stream = &commands[i]->streams[number];
+			if (stream->fd >= 0 && stream->muted && takes_more(commands[i], stream))
+				listen_to(i, number, true, EPOLL_CTL_ADD);
+		}
+}
+
+int command_credit(uint32_t id, const char *payload, size_t size)
+{
+	unsigned index = index_of(id);
+	uint32_t more;
+
+	if (size != sizeof more)
+		return -EPROTO;
+	memcpy(&more, payload, sizeof more);
+	if (index < COMMANDS) {
+		commands[index]->credit += more;
+		command_read_on();
+	}
+	return 0;
+}
+
+/* --- The end ---------------------------------------------------------------------------------------- */
+
+static void send_tail(struct command *command, int number)
+{
+	struct stream *stream = &command->streams[number];
+	size_t space = command->wanted.tail;
+	size_t kept = !stream->tail ? 0 : stream->tail_total < space ? (size_t)stream->tail_total : space;
+	size_t at = space ? (stream->tail_total - kept) % space : 0;
+	size_t first = kept < space - at ? kept : space - at;
+
+	if (kept)
+		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, stream->tail + at, first, stream->tail,
+			     kept - first);
+	command->result.total[number] = stream->total;
+	command->result.cut[number] = stream->total - stream->passed - kept;
+}
+
+static void drain(struct command *command, int number)
+{
+	struct stream *stream = &command->streams[number];
+	int left = fcntl(stream->fd, F_GETPIPE_SZ);
+
+	/* No more than a pipe holds: a child in the background may write on and on. */
+	for (size_t size; stream->fd >= 0 && left > 0 && (size = read_output(command, number)) > 0;)
+		left -= (int)size;
+}
+
+static void forget(unsigned index)
+{
+	struct command *command = commands[index];
+
+	for (int number = 0; number < 2; number++) {
+		close_fd(&command->streams[number].fd);
+		free(command->streams[number].buffer);
+		free(command->streams[number].tail);
+	}
+	free(command);
+	commands[index] = NULL;
+	while (highest > 0 && !commands[highest - 1])
+		highest--;
+}
+
+static void finish(unsigned index)
+{
+	struct command *command = commands[index];
+
+	for (int number = 0; number < 2; number++) {
+		if (command->streams[number].fd >= 0)
+			drain(command, number);
+		send_buffer(command, number);
+		send_tail(command, number);
+	}
+	if (command->worker) {
+		int status = command->result.status;
+		outbox_done(command->id, WIFEXITED(status) ? WEXITSTATUS(status) : EIO);
+	} else {
+		command->result.sent = now();
+		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
+	}
+	forget(index);
+}
+
+void command_reap(void)
+{
+	struct rusage usage;
+	int status;
+
+	for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+		for (unsigned i = 0; i < highest; i++) {
+			if (!commands[i] || commands[i]->pid != pid)
+				continue;
+			struct exit *result = &commands[i]->result;
+			result->status = status;
+			result->ended = now();
+			result->cpu_us = (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000u +
+					 (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+			result->peak_kb = (uint64_t)usage.ru_maxrss;
+			finish(i);
+			break;
+		}
+	}
+}
+
+static void kill_tree(struct command *command)
+{
+	if (command->worker)
+		kill(command->pid, SIGKILL);
+	else
+		process_kill_marked(command->mark);
+}
+
+void command_kill(uint32_t id)
+{
+	unsigned index = index_of(id);
+
+	/* It may have ended by itself: the owner has the result, or gets it soon. */
+	if (index < COMMANDS) {
+		commands[index]->result.flags |= EXIT_KILLED;
+		kill_tree(commands[index]);
+	}
+}
+
+int command_signal_all(const char *payload, size_t size)
+{
+	uint32_t number;
+
+	if (size != sizeof number)
+		return -EPROTO;
+	memcpy(&number, payload, sizeof number);
+	if (number != SIGSTOP && number != SIGCONT && number != SIGKILL)
+		return -EINVAL;
+	return kill(-1, (int)number) < 0 && errno != ESRCH ? -errno : 0;
+}
+
+int command_wait_ms(void)
+{
+	uint64_t first = UINT64_MAX, time;
+
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->deadline < first)
+			first = commands[i]->deadline;
+	if (first == UINT64_MAX)
+		return -1;
+	time = now();
+	if (first <= time)
+		return 0;
+	uint64_t wait = (first - time) / 1000000u + 1;
+	return wait > INT_MAX ? INT_MAX : (int)wait;
+}
+
+void command_deadlines(void)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
+			commands[i]->deadline = UINT64_MAX;
+			commands[i]->result.flags |= EXIT_TIMED_OUT;
+			kill_tree(commands[i]);
+		}
+}
+
+/* --- The beginning ---------------------------------------------------------------------------------- */
+
+/* Splits the strings of a frame; NULL if they are not exactly those it promises. */
+static char **split(const struct exec *wanted, char *at, const char *end)
+{
+	size_t count = 2 + (size_t)wanted->argc + wanted->envc;
+	char **strings;
+
+	if (wanted->argc == 0 || wanted->argc > FRAME_MAX || wanted->envc > FRAME_MAX || count > (size_t)(end - at))
+		return NULL;
+	/* Two more: each list ends with a NULL. */
+	strings = calloc(count + 2, sizeof *strings);
+	for (size_t i = 0; strings && i < count; i++) {
+		char *next = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
+		if (!next) {
+			free(strings);
+			return NULL;
+		}
+		strings[i < 2 + (size_t)wanted->argc ? i : i + 1] = at;
+		at = next + 1;
+	}
+	if (at != end) {
+		free(strings);
+		return NULL;
+	}
+	return strings;
+}
+
+static int open_pipe(struct stream *stream, int *theirs)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC) < 0)
+		return -errno;
+	fcntl(ends[0], F_SETFL, O_NONBLOCK);
+	stream->fd = ends[0];
+	*theirs = ends[1];
+	return 0;
+}
+
+static struct command *new_command(uint32_t id, unsigned *index)
+{
+	*index = free_index();
+	struct command *command = *index < COMMANDS && index_of(id) == COMMANDS ? calloc(1, sizeof *command) : NULL;
+
+	if (!command)
+		return NULL;
+	command->id = id;
+	command->deadline = UINT64_MAX;
+	command->streams[0].fd = command->streams[1].fd = -1;
+	commands[*index] = command;
+	if (*index >= highest)
+		highest = *index + 1;
+	return command;
+}
+
+int command_exec(uint32_t id, char *payload, size_t size, int input)
+{
+	struct exec wanted;
+	uint64_t received = now();
+	AUTOCLOSE int output = -1;
+	AUTOCLOSE int errors = -1;
+	unsigned index;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
+	if (!strings || wanted.tail > TAIL_MAX) {
+		free(strings);
+		return -EPROTO;
+	}
+	struct command *command = new_command(id, &index);
+	if (!command) {
+		free(strings);
+		return -EAGAIN;
+	}
+	command->wanted = wanted;
+	command->credit = wanted.head;
+	command->mark = process_mark();
+	command->result.received = received;
+	struct start start = {.user = strings[0],
+			      .directory = strings[1],
+			      .arguments = strings + 2,
+			      .environment = strings + 2 + wanted.argc + 1,
+			      .mark = command->mark};
+	int error = open_pipe(&command->streams[0], &output);
+	if (!error)
+		error = open_pipe(&command->streams[1], &errors);
+	start.input = input >= 0 ? input : null;
+	start.output = output;
+	start.errors = errors;
+	command->result.spawning = now();
+	if (error)
+		start = (struct start){.flags = EXIT_NO_PROCESS, .error = -error};
+	command->pid = error ? -1 : process_start(&start);
+	command->result.running = now();
+	free(strings);
+	if (command->pid < 0) {
+		command->result.flags = start.flags;
+		command->result.status = start.error;
+		command->result.ended = command->result.running;
+		close_fd(&output);
+		close_fd(&errors);
+		finish(index);
+		return 0;
+	}
+	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
+		command->deadline = received + wanted.timeout;
+	for (int number = 0; number < 2; number++)
+		listen_to(index, number, true, EPOLL_CTL_ADD);
+	return 0;
+}
+
+int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd)
+{
+	unsigned index;
+	struct command *command = new_command(id, &index);
+
+	if (!command)
+		return -EAGAIN;
+	command->worker = true;
+	command->pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (command->pid == 0) {
+		/* It has its own copy of everything but the one descriptor that it needs. */
+		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
+		syscall(SYS_close_range, kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD, ~0u, 0);
+		_exit(-body(path, kept));
+	}
+	if (command->pid < 0) {
+		int error = -errno;
+		forget(index);
+		return error;
+	}
+	return 0;
+}
