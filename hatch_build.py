@@ -15,11 +15,19 @@ except ImportError:
     BuildHookInterface = object
 
 FLAGS = ["-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes", "-static"]
-SANITIZED = ["-std=c17", "-O1", "-g", "-Wall", "-Wextra", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+SANITIZED = [
+    "-std=c17",
+    "-O1",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover",
+]
 
 
 def compiler() -> list[str] | None:
-    """musl where it is: its programs start faster. The kernel's headers come last, after musl's own."""
+    """Prefer musl: its programs start faster. The kernel's headers come last, after musl's own."""
     headers = Path("/usr/include")
     if shutil.which("musl-gcc"):
         include = [headers, *headers.glob(f"{sysconfig.get_platform().rpartition('-')[2]}-linux-gnu")]

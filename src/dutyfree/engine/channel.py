@@ -81,7 +81,7 @@ class Channel:
             self._send(protocol.frame(kind, identity, payload), None)
 
     async def ask(self, kind: Frame, payload: bytes, descriptor: int | None = None) -> Answer:
-        """A file operation: its answer, whose error number is in ``done``. Raises DispatchError, ExecError."""
+        """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
         identity, answer = self._post(kind, payload, descriptor, Answer(self._loop))
         try:
             await answer.done

@@ -7,12 +7,12 @@ root file system is an image too.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -41,7 +41,7 @@ DIRECTORIES = {
     "var": 0o755,
     "var/lib": 0o755,
     "var/log": 0o755,
-    "var/tmp": 0o1777,  # noqa: S108 (a name in the image)
+    "var/tmp": 0o1777,
     WORKSPACE: 0o755,
 }
 
@@ -79,6 +79,9 @@ HARMLESS = (
 )
 """Of the host's ``/etc``; and ``python*``, where Debian keeps a part of Python itself."""
 
+REACHED = ("/usr/", "/etc/alternatives/", "/etc/ssl/certs/", "/etc/pki/")
+"""Where links in it may lead."""
+
 USERS = {"root": (0, 0, "/root"), "daemon": (1, 1, "/usr/sbin"), "nobody": (65534, 65534, "/nonexistent")}
 
 FILES = {
@@ -95,12 +98,8 @@ _LARGEST = 4 << 20
 async def host(launcher: Launcher) -> tuple[Tree, ...]:
     """This machine's own software. Raises CreateError."""
     skeleton = await _scratch(launcher, _fill_host)
-    trees: list[Tree] = [("", (skeleton,)), ("usr", (await _layer(launcher, Path("/usr")),))]
-    for name in SOFTWARE:
-        path = Path("/", name)
-        if path.is_dir() and not path.is_symlink():
-            trees.append((name, (await _layer(launcher, path),)))
-    return tuple(trees)
+    names = await anyio.to_thread.run_sync(_directories)
+    return (("", (skeleton,)), *[(name, (await _layer(launcher, Path("/", name)),)) for name in names])
 
 
 async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
@@ -127,7 +126,7 @@ async def _layer(launcher: Launcher, path: Path) -> int:
         raise CreateError(f"{path} cannot be a layer: {error.message}") from error
 
 
-async def _scratch(launcher: Launcher, fill: object) -> int:
+async def _scratch(launcher: Launcher, fill: Callable[[Path], None]) -> int:
     try:
         reply = await launcher.ask(Request.SCRATCH)
     except LauncherError as error:
@@ -135,7 +134,8 @@ async def _scratch(launcher: Launcher, fill: object) -> int:
     (descriptor,) = reply.descriptors
     try:
         with anyio.CancelScope(shield=True):
-            await asyncio.get_running_loop().run_in_executor(None, fill, descriptor)  # type: ignore[arg-type]
+            # The way to it is the descriptor: the layer is in no mount namespace but the launcher's.
+            await anyio.to_thread.run_sync(fill, Path(f"/proc/self/fd/{descriptor}"))
     except OSError as error:
         raise CreateError(f"the image cannot be made: {error}") from error
     finally:
@@ -143,64 +143,66 @@ async def _scratch(launcher: Launcher, fill: object) -> int:
     return reply.value
 
 
-def _fill_host(root: int) -> None:
+def _directories() -> list[str]:
+    """Where the host's software lies: one directory on most systems."""
+    paths = {name: Path("/", name) for name in ("usr", *SOFTWARE)}
+    return [name for name, path in paths.items() if path.is_dir() and not path.is_symlink()]
+
+
+def _fill_host(root: Path) -> None:
     for name, mode in DIRECTORIES.items():
-        os.mkdir(name, dir_fd=root)
-        os.chmod(name, mode, dir_fd=root)
+        (root / name).mkdir()
+        (root / name).chmod(mode)
     for name in SOFTWARE:
         path = Path("/", name)
         if path.is_symlink():
-            os.symlink(os.readlink(path), name, dir_fd=root)
+            (root / name).symlink_to(os.readlink(path))
         elif path.is_dir():
-            os.mkdir(name, dir_fd=root)
-    os.symlink("/run/lock", "var/lock", dir_fd=root)
-    os.symlink("/run", "var/run", dir_fd=root)
+            (root / name).mkdir()
+    (root / "var/lock").symlink_to("/run/lock")
+    (root / "var/run").symlink_to("/run")
     for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
-        _copy(Path("/etc", name), f"etc/{name}", root)
+        _copy(Path("/etc", name), root / "etc" / name)
     _fill_top(root)
 
 
-def _fill_top(root: int) -> None:
-    for name, text in FILES.items():
-        _write(name, text.encode(), root)
+def _fill_top(root: Path) -> None:
+    """What every sandbox has, whatever its image."""
+    (root / WORKSPACE).mkdir(exist_ok=True)
     resolver = Path("/etc/resolv.conf")
+    files = {name: text.encode() for name, text in FILES.items()}
     if resolver.is_file():
-        _write("etc/resolv.conf", resolver.read_bytes()[:_LARGEST], root)
-    for name in ("etc", WORKSPACE):
-        os.makedirs(f"/proc/self/fd/{root}/{name}", exist_ok=True)
+        files["etc/resolv.conf"] = resolver.read_bytes()[:_LARGEST]
+    for name, data in files.items():
+        _write(root / name, data)
 
 
-def _copy(source: Path, name: str, root: int) -> None:
-    """A part of ``/etc``, as it is; links that stay within what a sandbox has are kept as links."""
+def _copy(source: Path, target: Path) -> None:
+    """A part of ``/etc``; links that stay within what a sandbox has are kept as links."""
     try:
         found = source.lstat()
     except OSError:
         return
+    target.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(found.st_mode):
-        target = os.readlink(source)
-        resolved = os.path.normpath(os.path.join(source.parent, target))
-        if resolved.startswith(("/usr/", "/etc/alternatives/", "/etc/ssl/certs/", "/etc/pki/")):
-            os.makedirs(os.path.dirname(f"/proc/self/fd/{root}/{name}"), exist_ok=True)
-            os.symlink(target, name, dir_fd=root)
-            return
-        if not source.is_file() or resolved.startswith(("/root", "/home", "/run", "/proc")):
-            return
-        found = source.stat()
+        link = os.readlink(source)
+        resolved = os.path.normpath(source.parent / link)
+        if resolved.startswith(REACHED):
+            target.symlink_to(link)
+        return
     if stat.S_ISDIR(found.st_mode):
-        os.makedirs(f"/proc/self/fd/{root}/{name}", exist_ok=True)
+        target.mkdir(exist_ok=True)
         for child in sorted(source.iterdir()):
-            _copy(child, f"{name}/{child.name}", root)
+            _copy(child, target / child.name)
     # What is not for everybody on the host is not for a sandbox.
-    elif stat.S_ISREG(found.st_mode) and found.st_mode & 0o004 and found.st_size <= _LARGEST:
-        _write(name, source.read_bytes(), root, stat.S_IMODE(found.st_mode) & 0o755)
+    elif stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and found.st_size <= _LARGEST:
+        _write(target, source.read_bytes(), stat.S_IMODE(found.st_mode) & 0o755)
 
 
-def _write(name: str, data: bytes, root: int, mode: int = 0o644) -> None:
-    os.makedirs(os.path.dirname(f"/proc/self/fd/{root}/{name}"), exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(name, flags, 0o600, dir_fd=root), "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), mode)
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
 
 
 def _unpack(tar: Path) -> Path:

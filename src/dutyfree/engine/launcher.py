@@ -23,6 +23,7 @@ from dutyfree.errors import SubstrateError, Unavailable
 BINARY = Path(__file__).parent / "bin" / "dutyfree-init"
 
 _REPLY_MAX = 4096
+_UNDO = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
 
 
 class LauncherError(SubstrateError):
@@ -143,7 +144,11 @@ class Launcher:
         reply = answer.result()
         for descriptor in reply.descriptors:
             os.close(descriptor)
-        follow = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
+        follow = {
+            Request.CREATE: Request.DESTROY,
+            Request.LAYER: Request.FORGET,
+            Request.SCRATCH: Request.FORGET,
+        }
         if kind in follow:
             with contextlib.suppress(LauncherError):
                 _, done = self._post(follow[kind], reply.value, b"")

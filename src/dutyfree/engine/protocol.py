@@ -82,9 +82,7 @@ Tree = tuple[str, tuple[int, ...]]
 """Where it is mounted, relative to the root ("" for it), and its layers, uppermost first."""
 
 
-def create(
-    flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: int, cpu_quota: int
-) -> bytes:
+def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: int, cpu_quota: int) -> bytes:
     """The body of a Request.CREATE."""
     head = CREATE.pack(flags, len(trees), memory, disk, pids, cpu_quota)
     packed = [

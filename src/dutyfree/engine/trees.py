@@ -17,6 +17,7 @@ from dutyfree.engine.protocol import MEMBER
 from dutyfree.errors import CollectError
 
 _CHUNK = 1 << 18
+_LINK = 4096
 
 
 def pack(source: Path, pipe: int) -> None:
@@ -59,50 +60,45 @@ def _pack_member(path: str, name: bytes, stream: BinaryIO) -> None:
 def unpack(pipe: int, target: Path) -> None:
     """Read a tree from the pipe to exactly ``target``. Raises CollectError for one that makes no sense."""
     with open(pipe, "rb", buffering=_CHUNK) as stream:
-        root = os.fsencode(target)
-        directories: dict[bytes, int] = {}
+        directories: dict[Path, int] = {}
         while True:
             size, mode, length = MEMBER.unpack(_exactly(stream, MEMBER.size))
             if mode == 0:
                 break
-            path = _place(root, _exactly(stream, length), directories)
+            path = _place(target, os.fsdecode(_exactly(stream, length)), directories)
             _unpack_member(stream, path, size, mode, directories)
         # Last, for a directory may be closed to writing.
         for path, mode in reversed(directories.items()):
-            os.chmod(path, mode)
+            path.chmod(mode)
 
 
-def _place(root: bytes, name: bytes, directories: dict[bytes, int]) -> bytes:
+def _place(target: Path, name: str, directories: dict[Path, int]) -> Path:
     if not name:
-        os.makedirs(os.path.dirname(root) or b".", exist_ok=True)
-        return root
-    parts = name.split(b"/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+    parts = name.split("/")
     # A directory comes before what is in it; what is not in one that we made ourselves is a trick.
-    parent = b"/".join([root, *parts[:-1]])
-    if any(part in (b"", b".", b"..") for part in parts) or b"\0" in name or parent not in directories:
-        raise CollectError(f"the sandbox sent a file with the name {os.fsdecode(name)!r}")
-    return b"/".join([root, *parts])
+    parent = target.joinpath(*parts[:-1])
+    if any(part in ("", ".", "..") for part in parts) or "\0" in name or parent not in directories:
+        raise CollectError(f"the sandbox sent a file with the name {name!r}")
+    path = parent / parts[-1]
+    if path.is_symlink():
+        path.unlink()  # one that was here before: not to be written through
+    return path
 
 
-def _unpack_member(
-    stream: BinaryIO, path: bytes, size: int, mode: int, directories: dict[bytes, int]
-) -> None:
+def _unpack_member(stream: BinaryIO, path: Path, size: int, mode: int, directories: dict[Path, int]) -> None:
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFDIR:
-        if os.path.islink(path) and path != next(iter(directories), path):
-            os.unlink(path)
-        os.makedirs(path, exist_ok=True)
-        directories[path] = stat.S_IMODE(mode)
+        path.mkdir(exist_ok=True)
+        directories[path] = stat.S_IMODE(mode) & 0o1777
     elif kind == stat.S_IFLNK:
-        if size > 4096:
+        if size > _LINK:
             raise CollectError("the sandbox sent a link that is too long")
-        link = _exactly(stream, size)
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.symlink(link, path)
+        link = os.fsdecode(_exactly(stream, size))
+        path.unlink(missing_ok=True)
+        path.symlink_to(link)
     else:
-        if os.path.islink(path):
-            os.unlink(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
             while size > 0:
@@ -114,7 +110,7 @@ def _unpack_member(
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:
-    if size > _CHUNK and size > 1 << 20:
+    if size > _CHUNK:
         raise CollectError("the sandbox sent a name that is too long")
     data = stream.read(size)
     if len(data) != size:

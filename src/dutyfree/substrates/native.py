@@ -324,7 +324,9 @@ def _probe() -> Availability:
     release = os.uname().release
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if version < KERNEL:
-        return Availability(False, f"Linux {release} is too old", f"boot Linux {KERNEL[0]}.{KERNEL[1]} or newer")
+        return Availability(
+            False, f"Linux {release} is too old", f"boot Linux {KERNEL[0]}.{KERNEL[1]} or newer"
+        )
     if "overlay" not in Path("/proc/filesystems").read_text():
         return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
     with contextlib.suppress(OSError):
