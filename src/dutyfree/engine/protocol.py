@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -57,6 +58,9 @@ class Exit(IntFlag):
     NO_USER = 16
     NO_PROCESS = 32
 
+
+ERROR_SPECIAL = errno.ENOTBLK
+"""The error of an operation on a pipe, a socket or a device, which are no files."""
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10

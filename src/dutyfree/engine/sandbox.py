@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import threading
@@ -202,7 +203,9 @@ class NativeSandbox:
     async def upload(self, source: Path, path: str) -> None:
         channel = self._usable()
         source = Path(source)
-        await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
+        found = await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
+        if stat.S_IFMT(found.st_mode) not in _KINDS:
+            raise _special(str(source))
         theirs, ours = os.pipe()
         packing = _in_thread(partial(_pack, source, ours))
         answer = await channel.ask(Frame.UNPACK, _path(path), theirs)
@@ -376,8 +379,14 @@ def _path(path: str) -> bytes:
 
 
 def _check(number: int, path: str) -> None:
+    if number == protocol.ERROR_SPECIAL:
+        raise _special(path)
     if number:
         raise OSError(number, os.strerror(number), path)
+
+
+def _special(path: str) -> shutil.SpecialFileError:
+    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
 
 
 def _entries(part: bytes) -> list[Entry]:

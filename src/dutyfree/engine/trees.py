@@ -21,7 +21,7 @@ _LINK = 4096
 
 
 def pack(source: Path, pipe: int) -> None:
-    """Write ``source``, a file or a directory, to the pipe, and close it."""
+    """Write ``source``, a file, a link or a directory, to the pipe, and close it."""
     with open(pipe, "wb", buffering=_CHUNK) as stream:
         for path, name in _walk(source):
             _pack_member(path, name, stream)
@@ -73,16 +73,17 @@ def unpack(pipe: int, target: Path) -> None:
 
 
 def _place(target: Path, name: str, directories: dict[Path, int]) -> Path:
-    if not name:
+    path = target
+    if name:
+        parts = name.split("/")
+        # A directory comes before what is in it; what is not in one that we made ourselves is a trick.
+        parent = target.joinpath(*parts[:-1])
+        if any(part in ("", ".", "..") for part in parts) or "\0" in name or parent not in directories:
+            raise CollectError(f"the sandbox sent a file with the name {name!r}")
+        path = parent / parts[-1]
+    else:
         target.parent.mkdir(parents=True, exist_ok=True)
-        return target
-    parts = name.split("/")
-    # A directory comes before what is in it; what is not in one that we made ourselves is a trick.
-    parent = target.joinpath(*parts[:-1])
-    if any(part in ("", ".", "..") for part in parts) or "\0" in name or parent not in directories:
-        raise CollectError(f"the sandbox sent a file with the name {name!r}")
-    path = parent / parts[-1]
-    if path.is_symlink():
+    if path.is_symlink() or path.is_file():
         path.unlink()  # one that was here before: not to be written through
     return path
 
@@ -96,10 +97,9 @@ def _unpack_member(stream: BinaryIO, path: Path, size: int, mode: int, directori
         if size > _LINK:
             raise CollectError("the sandbox sent a link that is too long")
         link = os.fsdecode(_exactly(stream, size))
-        path.unlink(missing_ok=True)
         path.symlink_to(link)
     else:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
             while size > 0:
                 data = _exactly(stream, min(size, _CHUNK))

@@ -13,7 +13,7 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -62,6 +62,7 @@ class Native:
         self._prepared: dict[str, tuple[Tree, ...]] = {}
         self._known: dict[int, tuple[Recipe, tuple[Tree, ...]]] = {}
         self._locks: dict[str, anyio.Lock] = {}
+        self._alive: set[str] = set()
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
@@ -117,6 +118,9 @@ class Native:
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._trees(recipe or Recipe())
 
+    async def sandboxes(self) -> Sequence[str]:
+        return sorted(self._alive)
+
     async def facts(self) -> dict[str, str]:
         facts = {
             "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
@@ -146,14 +150,20 @@ class Native:
             return await self._make(identity, body, keep)
 
         begun = perf_counter()
-        channel, destroy = await make()
-        sandbox = NativeSandbox(identity, limits, make, channel, destroy)
+        self._alive.add(identity)
         try:
-            times = channel.ready.result()
-            sandbox.spans = _spans(asked, begun, times)
-            yield sandbox
-        finally:
+            channel, destroy = await make()
+            sandbox = NativeSandbox(identity, limits, make, channel, destroy)
+            sandbox.spans = _spans(asked, begun, channel.ready.result())
+            try:
+                yield sandbox
+            except BaseException:
+                with contextlib.suppress(CleanupError):
+                    await sandbox.close()
+                raise
             await sandbox.close()
+        finally:
+            self._alive.discard(identity)
 
     async def _make(
         self, identity: str, body: bytes, keep: list[int] | None

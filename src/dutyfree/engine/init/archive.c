@@ -29,6 +29,10 @@ static int read_all(int fd, void *data, size_t size)
 
 static int unpack_file(int fd, const char *path, const struct member *member, char *buffer)
 {
+	struct stat found;
+	/* What is no plain file gives way, and is not written through. */
+	if (lstat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
+		unlink(path);
 	AUTOCLOSE int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
 	int error = file < 0 ? -errno : 0;
 
@@ -136,7 +140,7 @@ static int pack_member(int fd, int parent, const char *name, char *path, size_t 
 		return error ? error : write_all(fd, target, (size_t)length);
 	}
 	if (!S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
-		return 0;
+		return depth ? 0 : -ERROR_SPECIAL;
 	int file = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (file < 0)
 		return -errno;
@@ -175,11 +179,7 @@ int archive_pack(const char *path, int fd)
 {
 	static char name[PATH_MAX];
 	const struct member end = {0};
-	struct stat found;
-	/* A link named is followed, one within is not. */
-	char *real = stat(path, &found) == 0 ? realpath(path, NULL) : NULL;
-	int error = real ? pack_member(fd, AT_FDCWD, real, name, 0, 0) : -errno;
+	int error = pack_member(fd, AT_FDCWD, path, name, 0, 0);
 
-	free(real);
 	return error ? error : write_all(fd, &end, sizeof end);
 }

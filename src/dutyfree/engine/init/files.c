@@ -13,6 +13,15 @@
 
 #define DEPTH_MAX 2048
 
+/* The open failed: because there is nothing to open, or nothing that could be? */
+static int refusal(const char *path, int error)
+{
+	struct stat found;
+	bool special = error == ENXIO && stat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode);
+
+	return special ? -ERROR_SPECIAL : -error;
+}
+
 int file_read(uint32_t id, const char *path)
 {
 	/* Not waiting for whoever opens the other end of a pipe. */
@@ -22,13 +31,12 @@ int file_read(uint32_t id, const char *path)
 	int32_t error = 0;
 
 	if (fd < 0)
-		return -errno;
-	if (fstat(fd, &found) < 0 || S_ISDIR(found.st_mode)) {
-		error = S_ISDIR(found.st_mode) ? EISDIR : errno;
+		return refusal(path, errno);
+	if (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)) {
 		close(fd);
-		return -error;
+		return S_ISDIR(found.st_mode) ? -EISDIR : -ERROR_SPECIAL;
 	}
-	if (S_ISREG(found.st_mode) && found.st_size > (off_t)INLINE_MAX) {
+	if (found.st_size > (off_t)INLINE_MAX) {
 		outbox_frame_fd(FRAME_DONE, 0, id, &error, sizeof error, fd);
 		return 0;
 	}
@@ -108,8 +116,11 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	AUTOCLOSE int fd = open(path, flags, 0600);
 	if (fd < 0 && errno == ENOENT && make_parents(path) == 0)
 		fd = open(path, flags, 0600);
-	error = fd < 0 ? -errno : 0;
+	error = fd < 0 ? refusal(path, errno) : 0;
 	free(path);
+	struct stat found;
+	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
+		error = -ERROR_SPECIAL;
 	if (!error)
 		error = source >= 0 ? copy(source, fd) : write_all(fd, data, size - (size_t)(data - payload));
 	if (!error && fchmod(fd, wanted.mode & 07777) < 0)

@@ -10,6 +10,7 @@
 #ifndef DUTYFREE_PROTOCOL_H
 #define DUTYFREE_PROTOCOL_H
 
+#include <errno.h>
 #include <stdint.h>
 
 #define PROTOCOL_VERSION 1
@@ -93,6 +94,9 @@ enum frame_kind {
 	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
 	FRAME_DONE = 36,   /* i32 errno, then the answer; flags: FRAME_MORE if another one follows */
 };
+
+/* The error of an operation on a pipe, a socket or a device, which are no files. */
+#define ERROR_SPECIAL ENOTBLK
 
 enum frame_flags { FRAME_WITH_FD = 0x100, FRAME_MORE = 0x200 };
 
