@@ -56,14 +56,14 @@ class Launcher:
         self._loop.add_reader(ours, self._receive)
 
     @staticmethod
-    def spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def spawn(program: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start the process; blocks for a moment. Raises Unavailable."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
             try:
                 process = subprocess.Popen(
-                    [str(BINARY), "launcher", str(theirs.fileno())],
+                    [str(program), "launcher", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ class Launcher:
                 )
             except OSError as error:
                 ours.close()
-                raise Unavailable(f"native: cannot run {BINARY}: {error.strerror}") from error
+                raise Unavailable(f"native: cannot run {program}: {error.strerror}") from error
         return process, ours
 
     async def ask(self, kind: Request, number: int = 0, body: bytes = b"") -> Reply:

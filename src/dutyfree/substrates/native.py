@@ -45,6 +45,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For recipes without one: "host", the path of a root file system, or of a tar of one."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand."""
+    program: str = str(BINARY)
+    """The C program, where it is another than the package's own."""
 
 
 class Native:
@@ -66,19 +68,19 @@ class Native:
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
-        return await anyio.to_thread.run_sync(_probe)
+        return await anyio.to_thread.run_sync(_probe, Path(config.program))
 
     async def __aenter__(self) -> Self:
         found = await self.probe(self._config)
         if not found.available:
             raise Unavailable(f"native: {found.detail}", remedy=found.remedy)
-        process, connected = await anyio.to_thread.run_sync(Launcher.spawn)
+        process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
                 raise Unavailable(
-                    f"native: {BINARY.name} speaks version {hello.value}, not {protocol.VERSION}",
+                    f"native: {self._config.program} speaks version {hello.value}, not {protocol.VERSION}",
                     remedy="install dutyfree again",
                 )
             self._features = hello.text.decode()
@@ -322,8 +324,8 @@ async def _apply(sandbox: NativeSandbox, stage: Stage) -> None:
             raise CreateError(f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}")
 
 
-def _probe() -> Availability:
-    if not BINARY.exists():
+def _probe(program: Path) -> Availability:
+    if not program.exists():
         return Availability(
             False,
             "its C program was not built",

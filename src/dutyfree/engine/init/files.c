@@ -66,7 +66,7 @@ int make_parents(char *path)
 {
 	struct stat found;
 
-	for (char *slash = strchr(path + 1, '/'); *path && slash; slash = strchr(slash + 1, '/')) {
+	for (char *slash = *path ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
 		*slash = 0;
 		int made = mkdir(path, 0755);
 		int error = made < 0 ? errno : 0;

@@ -347,14 +347,19 @@ static void prepare(void)
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	prctl(PR_SET_NAME, "dutyfree");
+	prctl(PR_SET_NAME, "dutyfree-engine");
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
 	AUTOCLOSE int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	for (int fd = 0; fd <= 2; fd++)
+#ifdef __SANITIZE_ADDRESS__
+	const int silent = 1; /* what the sanitizer finds is to be heard */
+#else
+	const int silent = 2;
+#endif
+	for (int fd = 0; fd <= silent; fd++)
 		dup2(null, fd);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	const char *step = "/proc";
