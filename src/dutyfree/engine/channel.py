@@ -75,10 +75,10 @@ class Channel:
         """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
         return self._post(Frame.EXEC, payload, stdin, Running(self._loop))
 
-    def tell(self, kind: Frame, identity: int, payload: bytes = b"") -> None:
+    def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
         if self._closed is None:
-            self._send(protocol.frame(kind, identity, payload), None)
+            self._send(protocol.frame(kind, identity, payload, flags), None)
 
     async def ask(self, kind: Frame, payload: bytes, descriptor: int | None = None) -> Answer:
         """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""

@@ -45,6 +45,7 @@ class Frame(IntEnum):
     DONE = 36
 
 
+SPARE = 1
 WITH_FD = 0x100
 MORE = 0x200
 EXEC_STREAM = 1

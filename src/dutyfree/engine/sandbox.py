@@ -12,6 +12,7 @@ import signal
 import stat
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +35,7 @@ from dutyfree.contract import (
 from dutyfree.engine import protocol, trees
 from dutyfree.engine.channel import Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.shell import NativeShell
 from dutyfree.errors import DispatchError, SandboxClosed
 
 WORKDIR = "/workspace"
@@ -143,6 +145,16 @@ class NativeSandbox:
         observe = partial(_observe, command, None, cwd, running, asked=asked)
         return NativeProcess(f"{self.id}-{identity}", channel, identity, running, observe)
 
+    @asynccontextmanager
+    async def shell(self) -> AsyncIterator[NativeShell]:
+        channel = self._usable()
+        payload = self._payload(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
+        held = NativeShell(channel, payload, self.write, self.remove, self._head + self._tail)
+        try:
+            yield held
+        finally:
+            await held.close()
+
     def _payload(
         self,
         command: Command,
@@ -221,14 +233,20 @@ class NativeSandbox:
         existed = await anyio.to_thread.run_sync(os.path.lexists, target)
         ours, theirs = os.pipe()
         unpacking = _in_thread(partial(_unpack, ours, target))
-        answer = await channel.ask(Frame.PACK, _path(path), theirs)
-        error = await unpacking
-        number = answer.done.result()
-        if (number or error) and not existed:
-            await anyio.to_thread.run_sync(trees.discard, target)
-        _check(number, path)
-        if error is not None:
-            raise error
+        try:
+            answer = await channel.ask(Frame.PACK, _path(path), theirs)
+            error = await asyncio.shield(unpacking)
+            # Init's word counts more: a tree that ends too early is only its consequence.
+            _check(answer.done.result(), path)
+            if error is not None:
+                raise error
+        except BaseException:
+            # The other end is closed by now, or soon: the thread ends, and what it made can go.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([unpacking])
+                if not existed:
+                    await anyio.to_thread.run_sync(trees.discard, target)
+            raise
 
     # --- Abilities ----------------------------------------------------------------------------------
 

@@ -36,8 +36,7 @@ KERNEL = (6, 3)
 """The first whose tmpfs takes mapped ids."""
 
 PIDS = 2048
-LAYERS = 16
-"""Deeper stacks make every lookup slower."""
+"""Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
 
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +145,7 @@ class Native:
         self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
     ) -> AsyncIterator[NativeSandbox]:
         identity = f"native-{os.getpid()}-{next(self._numbers)}"
-        body = _request(trees, limits, keep is not None)
+        body = self._request(trees, limits, keep is not None)
 
         async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
             return await self._make(identity, body, keep)
@@ -166,6 +165,26 @@ class Native:
             await sandbox.close()
         finally:
             self._alive.discard(identity)
+
+    def _request(self, trees: tuple[Tree, ...], limits: Limits, keep: bool) -> bytes:
+        disk = limits.disk
+        half = None if limits.memory is None else limits.memory // 2
+        if disk is None:
+            disk = min(_memory() // 4, half or 1 << 62)
+        elif half is not None and disk > half:
+            raise CreateError(
+                f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
+                remedy="what is written is kept in memory: allow at least twice as much of it",
+            )
+        flags = Create.HOST_NETWORK if limits.network == "on" else Create(0)
+        return protocol.create(
+            flags | (Create.KEEP if keep else 0),
+            trees,
+            memory=limits.memory or 0,
+            disk=disk,
+            pids=(limits.pids if limits.pids is not None else PIDS if "pids" in self._features else 0),
+            cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
+        )
 
     async def _make(
         self, identity: str, body: bytes, keep: list[int] | None
@@ -253,8 +272,7 @@ class Native:
             with anyio.CancelScope(shield=True):
                 layers = await self._keep(numbers, forget=not done)
         return tuple(
-            (mountpoint, (layer, *below)[:LAYERS])
-            for layer, (mountpoint, below) in zip(layers, base, strict=True)
+            (mountpoint, (layer, *below)) for layer, (mountpoint, below) in zip(layers, base, strict=True)
         )
 
     async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
@@ -271,27 +289,6 @@ class Native:
             with contextlib.suppress(LauncherError):
                 await self._launcher.ask(Request.FORGET, layer)
         return layers
-
-
-def _request(trees: tuple[Tree, ...], limits: Limits, keep: bool) -> bytes:
-    disk = limits.disk
-    half = None if limits.memory is None else limits.memory // 2
-    if disk is None:
-        disk = min(_memory() // 4, half or 1 << 62)
-    elif half is not None and disk > half:
-        raise CreateError(
-            f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
-            remedy="what is written is kept in memory: allow at least twice as much of it",
-        )
-    flags = Create.HOST_NETWORK if limits.network == "on" else Create(0)
-    return protocol.create(
-        flags | (Create.KEEP if keep else 0),
-        trees,
-        memory=limits.memory or 0,
-        disk=disk,
-        pids=PIDS if limits.pids is None else limits.pids,
-        cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
-    )
 
 
 def _memory() -> int:

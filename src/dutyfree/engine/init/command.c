@@ -18,6 +18,7 @@
 #define CHUNK (64u << 10)
 #define TAIL_MAX (16u << 20)
 #define CROWDED (256u << 10) /* with so much unsent, no more output is read that would be sent */
+#define PIPE_MAX (1u << 20)  /* as large as a pipe may be made */
 #define FIRST_EVENT 2
 
 struct stream {
@@ -213,12 +214,11 @@ static void send_tail(struct command *command, int number)
 
 static void drain(struct command *command, int number)
 {
-	struct stream *stream = &command->streams[number];
-	int left = fcntl(stream->fd, F_GETPIPE_SZ);
+	size_t left = PIPE_MAX;
 
 	/* No more than a pipe holds: a child in the background may write on and on. */
-	for (size_t size; stream->fd >= 0 && left > 0 && (size = read_output(command, number)) > 0;)
-		left -= (int)size;
+	for (size_t size; command->streams[number].fd >= 0 && left > 0 && (size = read_output(command, number)) > 0;)
+		left -= size < left ? size : left;
 }
 
 static void forget(unsigned index)
@@ -282,15 +282,17 @@ static void kill_tree(struct command *command)
 	if (command->worker)
 		kill(command->pid, SIGKILL);
 	else
-		process_kill_marked(command->mark);
+		process_kill_marked(command->mark, 0);
 }
 
-void command_kill(uint32_t id)
+void command_kill(uint32_t id, bool spare)
 {
 	unsigned index = index_of(id);
 
 	/* It may have ended by itself: the owner has the result, or gets it soon. */
-	if (index < COMMANDS) {
+	if (index < COMMANDS && spare && !commands[index]->worker) {
+		process_kill_marked(commands[index]->mark, commands[index]->pid);
+	} else if (index < COMMANDS) {
 		commands[index]->result.flags |= EXIT_KILLED;
 		kill_tree(commands[index]);
 	}
@@ -430,7 +432,8 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
 	if (error)
 		start = (struct start){.flags = EXIT_NO_PROCESS, .error = -error};
 	command->pid = error ? -1 : process_start(&start);
-	command->result.running = now();
+	/* We go on only after its exec, when it may well have ended: the time is its own. */
+	command->result.running = start.executing ? start.executing : now();
 	free(strings);
 	if (command->pid < 0) {
 		command->result.flags = start.flags;

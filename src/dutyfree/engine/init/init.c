@@ -45,7 +45,7 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 	case FRAME_EXEC:
 		return command_exec(head->id, payload, size, fd);
 	case FRAME_KILL:
-		command_kill(head->id);
+		command_kill(head->id, head->flags & FRAME_SPARE);
 		return 0;
 	case FRAME_CREDIT:
 		return command_credit(head->id, payload, size);

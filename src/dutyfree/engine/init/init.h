@@ -36,7 +36,7 @@ void outbox_flush(void);                  /* sends what the owner takes now; exi
 /* Owner's frames; the descriptor is theirs to close. A negative errno refuses the frame. */
 int command_exec(uint32_t id, char *payload, size_t size, int input);
 int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd);
-void command_kill(uint32_t id);
+void command_kill(uint32_t id, bool spare);
 int command_credit(uint32_t id, const char *payload, size_t size);
 int command_signal_all(const char *payload, size_t size);
 
@@ -53,14 +53,15 @@ struct start {
 	char *const *arguments, *const *environment;
 	const char *user, *directory;
 	int input, output, errors;
-	uint64_t mark; /* by which the process and its descendants are known */
+	uint64_t mark;      /* by which the process and its descendants are known */
+	uint64_t executing; /* when its program began */
 	uint32_t flags; /* EXIT_… why it did not start */
 	int error;
 };
 
 pid_t process_start(struct start *start); /* -1 with flags and error set */
 uint64_t process_mark(void);              /* one that no process has had */
-void process_kill_marked(uint64_t mark);  /* all of them, at once */
+void process_kill_marked(uint64_t mark, pid_t spared); /* all of them but one, at once */
 
 /* --- Files (files.c, archive.c) --------------------------------------------------------------------- */
 

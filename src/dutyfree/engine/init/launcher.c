@@ -124,11 +124,18 @@ static const char *start(struct box *box, const struct create *wanted, int *erro
 	AUTOCLOSE int ours = -1;
 	int pair[2];
 
-	box->slot = slot_take();
-	*error = box->slot ? 0 : -errno;
-	if (*error)
-		return "user namespace, network or control group";
-	*error = cgroup_limit(&box->slot->cgroup, wanted);
+	for (int attempt = 0; attempt < 2; attempt++) {
+		box->slot = attempt ? slot_make() : slot_take();
+		*error = box->slot ? 0 : -errno;
+		if (*error)
+			return "user namespace, network or control group";
+		*error = cgroup_limit(&box->slot->cgroup, wanted);
+		if (*error != -EBUSY)
+			break;
+		/* Memory of a former tenant that cannot be had back at once: not this one's burden. */
+		slot_discard(box->slot);
+		box->slot = NULL;
+	}
 	if (*error)
 		return "limits";
 	if (box->kept)
@@ -164,6 +171,8 @@ static void create(const struct request *request, const struct create *wanted)
 		refuse(request->serial, error, step);
 		if (box && box->slot)
 			slot_discard(box->slot);
+		if (box && box->kept)
+			drop_upper(box->number);
 		close_fd(&theirs);
 		free(box);
 		return;
@@ -193,7 +202,8 @@ static void ended(struct box *box)
 	alive--;
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
-	if (slot_ready() < (unsigned)wanted_ready + 64)
+	/* What is kept stays charged to the group that it was written in. */
+	if (!box->kept && slot_ready() < (unsigned)wanted_ready + 64)
 		slot_return(box->slot);
 	else
 		slot_discard(box->slot);

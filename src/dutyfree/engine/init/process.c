@@ -122,6 +122,7 @@ static int child(void *argument)
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	start->flags = EXIT_NOT_STARTED;
+	start->executing = now();
 	errno = run_program(start);
 failed:
 	start->error = errno;
@@ -174,14 +175,14 @@ static bool bears(pid_t pid, uint64_t mark)
 }
 
 /* Signals all who bear the mark; how many of them live. */
-static unsigned signal_marked(uint64_t mark, int number)
+static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 {
 	DIR *proc = opendir("/proc");
 	unsigned count = 0;
 
 	for (struct dirent *entry; proc && (entry = readdir(proc));) {
 		pid_t pid = (pid_t)atoi(entry->d_name);
-		if (pid > 1 && bears(pid, mark) && !is_zombie(dirfd(proc), entry->d_name)) {
+		if (pid > 1 && pid != spared && bears(pid, mark) && !is_zombie(dirfd(proc), entry->d_name)) {
 			kill(pid, number);
 			count++;
 		}
@@ -191,18 +192,18 @@ static unsigned signal_marked(uint64_t mark, int number)
 	return count;
 }
 
-void process_kill_marked(uint64_t mark)
+void process_kill_marked(uint64_t mark, pid_t spared)
 {
 	/* All stand still before the first dies: else a shell whose child died would go on to its next
 	 * line. A process that stands does not fork, so there is an end to it. */
 	for (int round = 0; round < 100; round++) {
 		unsigned before = 0, found;
 		for (int turn = 0; turn < 50; turn++, before = found) {
-			found = signal_marked(mark, SIGSTOP);
+			found = signal_marked(mark, spared, SIGSTOP);
 			if (found == before)
 				break;
 		}
-		if (signal_marked(mark, SIGKILL) == 0)
+		if (signal_marked(mark, spared, SIGKILL) == 0)
 			return;
 	}
 }

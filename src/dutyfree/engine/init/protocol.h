@@ -77,7 +77,7 @@ struct create {
 enum frame_kind {
 	/* owner → init */
 	FRAME_EXEC = 1,    /* struct exec, then strings: user, cwd, argv…, environment…; fd: stdin */
-	FRAME_KILL = 2,    /* the command's whole tree */
+	FRAME_KILL = 2,    /* the command's whole tree; flags: FRAME_SPARE for all but its first process */
 	FRAME_CREDIT = 3,  /* u32: so many more bytes of output may be sent */
 	FRAME_READ = 4,    /* path */
 	FRAME_WRITE = 5,   /* struct write, path, data; or fd: a file to copy */
@@ -98,7 +98,7 @@ enum frame_kind {
 /* The error of an operation on a pipe, a socket or a device, which are no files. */
 #define ERROR_SPECIAL ENOTBLK
 
-enum frame_flags { FRAME_WITH_FD = 0x100, FRAME_MORE = 0x200 };
+enum frame_flags { FRAME_SPARE = 1, FRAME_WITH_FD = 0x100, FRAME_MORE = 0x200 };
 
 struct frame {
 	uint32_t size; /* of the payload */

@@ -116,7 +116,7 @@ static bool network_is_quiet(int network)
 	return found[0] && strcmp(found, quiet_network) == 0;
 }
 
-static struct slot *make(void)
+struct slot *slot_make(void)
 {
 	struct slot *slot = calloc(1, sizeof *slot);
 	int error;
@@ -145,7 +145,7 @@ struct slot *slot_take(void)
 	struct slot *slot = ready;
 
 	if (!slot)
-		return make();
+		return slot_make();
 	ready = slot->next;
 	ready_count--;
 	return slot;
@@ -186,7 +186,7 @@ unsigned slot_ready(void)
 
 int slot_prepare(void)
 {
-	struct slot *slot = make();
+	struct slot *slot = slot_make();
 
 	if (!slot)
 		return -errno;

@@ -17,6 +17,7 @@ struct slot {
 
 int slot_open(int proc);                 /* 0 or -errno */
 struct slot *slot_take(void);            /* made now if none lies ready; NULL with errno */
+struct slot *slot_make(void);            /* likewise, one that nobody has used */
 void slot_return(struct slot *slot);     /* its sandbox is gone */
 void slot_discard(struct slot *slot);    /* it shall not be used again */
 unsigned slot_ready(void);
