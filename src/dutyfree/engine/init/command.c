@@ -1,6 +1,6 @@
 /* Commands under way: their output, their time, their end. */
 #define _GNU_SOURCE
-#include "init.h"
+#include "command.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -15,31 +15,8 @@
 #include <unistd.h>
 
 #define COMMANDS 1024
-#define CHUNK (64u << 10)
 #define TAIL_MAX (16u << 20)
-#define CROWDED (256u << 10) /* with so much unsent, no more output is read that would be sent */
-#define PIPE_MAX (1u << 20)  /* as large as a pipe may be made */
 #define FIRST_EVENT 2
-
-struct stream {
-	int fd;       /* -1 when it has ended */
-	bool muted;   /* not watched: nobody takes what it says */
-	uint64_t total, passed;
-	char *buffer; /* what is to be sent with the next frame */
-	size_t used;
-	char *tail;   /* the last bytes, in a ring: written to at tail_total % size */
-	uint64_t tail_total;
-};
-
-struct command {
-	uint32_t id;
-	pid_t pid;
-	bool worker;
-	struct exec wanted;
-	uint64_t mark, deadline, credit;
-	struct exit result;
-	struct stream streams[2];
-};
 
 static struct command *commands[COMMANDS];
 static unsigned highest; /* no command beyond this index */
@@ -77,85 +54,7 @@ static void listen_to(unsigned index, int number, bool on, int operation)
 	epoll_ctl(epoll, on ? operation : EPOLL_CTL_DEL, stream->fd, &event);
 }
 
-/* --- Output ----------------------------------------------------------------------------------------- */
-
-static void send_buffer(struct command *command, int number)
-{
-	struct stream *stream = &command->streams[number];
-
-	if (stream->used)
-		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, stream->buffer, stream->used, NULL, 0);
-	stream->used = 0;
-}
-
-static void keep_tail(const struct command *command, struct stream *stream, const char *data, size_t size)
-{
-	size_t space = command->wanted.tail;
-
-	if (space && !stream->tail)
-		stream->tail = malloc(space);
-	stream->tail_total += size;
-	if (!stream->tail)
-		return;
-	if (size > space) {
-		data += size - space;
-		size = space;
-	}
-	size_t at = (stream->tail_total - size) % space;
-	size_t first = size < space - at ? size : space - at;
-	memcpy(stream->tail + at, data, first);
-	memcpy(stream->tail, data + first, size - first);
-}
-
-static void accept_output(struct command *command, int number, const char *data, size_t size)
-{
-	struct stream *stream = &command->streams[number];
-
-	stream->total += size;
-	if (command->wanted.flags & EXEC_STREAM) {
-		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, data, size, NULL, 0);
-		stream->passed += size;
-		command->credit -= size < command->credit ? size : command->credit;
-		return;
-	}
-	uint64_t room = command->wanted.head - stream->passed;
-	size_t passing = size < room ? size : (size_t)room;
-	if (passing && !stream->buffer)
-		stream->buffer = malloc(CHUNK);
-	if (passing && stream->buffer) {
-		if (stream->used + passing > CHUNK)
-			send_buffer(command, number);
-		memcpy(stream->buffer + stream->used, data, passing);
-		stream->used += passing;
-		stream->passed += passing;
-		data += passing;
-		size -= passing;
-	}
-	if (size)
-		keep_tail(command, stream, data, size);
-}
-
-/* Whether more output can be taken: bounded memory here, and the owner's pace. */
-static bool takes_more(const struct command *command, const struct stream *stream)
-{
-	if (command->wanted.flags & EXEC_STREAM)
-		return command->credit > 0 && outbox_waiting() < CROWDED;
-	return stream->passed >= command->wanted.head || outbox_waiting() < CROWDED;
-}
-
-/* Reads once: the count, 0 if there is nothing. */
-static size_t read_output(struct command *command, int number)
-{
-	static char chunk[CHUNK];
-	struct stream *stream = &command->streams[number];
-	ssize_t size = read(stream->fd, chunk, sizeof chunk);
-
-	if (size > 0)
-		accept_output(command, number, chunk, (size_t)size);
-	else if (size == 0 || (errno != EAGAIN && errno != EINTR))
-		close_fd(&stream->fd);
-	return size > 0 ? (size_t)size : 0;
-}
+/* --- Output ------------------------------------------------------------------------------------------ */
 
 void command_readable(unsigned index, int number)
 {
@@ -164,8 +63,8 @@ void command_readable(unsigned index, int number)
 	/* The event may be one of a command that ended in this same turn. */
 	if (!command || command->streams[number].fd < 0 || command->streams[number].muted)
 		return;
-	if (takes_more(command, &command->streams[number]))
-		read_output(command, number);
+	if (output_wanted(command, &command->streams[number]))
+		output_read(command, number);
 	else
 		listen_to(index, number, false, 0);
 }
@@ -175,7 +74,7 @@ void command_read_on(void)
 	for (unsigned i = 0; i < highest; i++)
 		for (int number = 0; commands[i] && number < 2; number++) {
 			struct stream *stream = &commands[i]->streams[number];
-			if (stream->fd >= 0 && stream->muted && takes_more(commands[i], stream))
+			if (stream->fd >= 0 && stream->muted && output_wanted(commands[i], stream))
 				listen_to(i, number, true, EPOLL_CTL_ADD);
 		}
 }
@@ -197,30 +96,6 @@ int command_credit(uint32_t id, const char *payload, size_t size)
 
 /* --- The end ---------------------------------------------------------------------------------------- */
 
-static void send_tail(struct command *command, int number)
-{
-	struct stream *stream = &command->streams[number];
-	size_t space = command->wanted.tail;
-	size_t kept = !stream->tail ? 0 : stream->tail_total < space ? (size_t)stream->tail_total : space;
-	size_t at = space ? (stream->tail_total - kept) % space : 0;
-	size_t first = kept < space - at ? kept : space - at;
-
-	if (kept)
-		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, stream->tail + at, first, stream->tail,
-			     kept - first);
-	command->result.total[number] = stream->total;
-	command->result.cut[number] = stream->total - stream->passed - kept;
-}
-
-static void drain(struct command *command, int number)
-{
-	size_t left = PIPE_MAX;
-
-	/* No more than a pipe holds: a child in the background may write on and on. */
-	for (size_t size; command->streams[number].fd >= 0 && left > 0 && (size = read_output(command, number)) > 0;)
-		left -= size < left ? size : left;
-}
-
 static void forget(unsigned index)
 {
 	struct command *command = commands[index];
@@ -240,12 +115,8 @@ static void finish(unsigned index)
 {
 	struct command *command = commands[index];
 
-	for (int number = 0; number < 2; number++) {
-		if (command->streams[number].fd >= 0)
-			drain(command, number);
-		send_buffer(command, number);
-		send_tail(command, number);
-	}
+	for (int number = 0; number < 2; number++)
+		output_finish(command, number);
 	if (command->worker) {
 		int status = command->result.status;
 		outbox_done(command->id, WIFEXITED(status) ? WEXITSTATUS(status) : EIO);

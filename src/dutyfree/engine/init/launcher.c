@@ -75,32 +75,6 @@ static bool sound(const struct create *wanted)
 	return true;
 }
 
-static int keep_upper(const struct create *wanted, uint32_t number)
-{
-	char path[LAYER_PATH];
-	AUTOCLOSE int upper = upper_make(wanted);
-	int error;
-
-	if (upper < 0)
-		return upper;
-	snprintf(path, sizeof path, "/k/%u", number);
-	if (mkdir(path, 0755) < 0)
-		return -errno;
-	error = mount_attach(upper, path);
-	if (error)
-		rmdir(path);
-	return error;
-}
-
-static void drop_upper(uint32_t number)
-{
-	char path[LAYER_PATH];
-
-	snprintf(path, sizeof path, "/k/%u", number);
-	umount2(path, MNT_DETACH);
-	rmdir(path);
-}
-
 static pid_t launch(const struct create *wanted, struct box *box, int socket)
 {
 	struct clone_args args = {
@@ -139,7 +113,7 @@ static const char *start(struct box *box, const struct create *wanted, int *erro
 	if (*error)
 		return "limits";
 	if (box->kept)
-		*error = keep_upper(wanted, box->number);
+		*error = upper_keep(wanted, box->number);
 	if (*error)
 		return "file system for what is written";
 	*error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0 ? -errno : 0;
@@ -172,7 +146,7 @@ static void create(const struct request *request, const struct create *wanted)
 		if (box && box->slot)
 			slot_discard(box->slot);
 		if (box && box->kept)
-			drop_upper(box->number);
+			upper_drop(box->number);
 		close_fd(&theirs);
 		free(box);
 		return;
@@ -245,7 +219,7 @@ static void keep(const struct request *request)
 		}
 		layers[count] = (uint32_t)layer;
 	}
-	drop_upper(box->number);
+	upper_drop(box->number);
 	forget(box);
 	if (!error) {
 		reply(request->serial, 0, count, layers, count * sizeof *layers, NULL, 0);

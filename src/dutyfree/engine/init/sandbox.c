@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/fsuid.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -85,6 +86,32 @@ failed:;
 	int error = -errno;
 	close(mount);
 	return error;
+}
+
+int upper_keep(const struct create *wanted, uint32_t number)
+{
+	char path[LAYER_PATH];
+	AUTOCLOSE int upper = upper_make(wanted);
+	int error;
+
+	if (upper < 0)
+		return upper;
+	snprintf(path, sizeof path, "/k/%u", number);
+	if (mkdir(path, 0755) < 0)
+		return -errno;
+	error = mount_attach(upper, path);
+	if (error)
+		rmdir(path);
+	return error;
+}
+
+void upper_drop(uint32_t number)
+{
+	char path[LAYER_PATH];
+
+	snprintf(path, sizeof path, "/k/%u", number);
+	umount2(path, MNT_DETACH);
+	rmdir(path);
 }
 
 /* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
