@@ -1,8 +1,9 @@
-"""What the engine could leave behind on this machine, counted."""
+"""What the engine could leave behind on this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -18,32 +19,20 @@ def processes(names: tuple[str, ...] = NAMES) -> list[int]:
     return found
 
 
-def cgroups() -> list[str]:
-    return [str(path) for path in Path("/sys/fs/cgroup").rglob("dutyfree-*")]
+def everything() -> set[str]:
+    """Processes, control groups, mounts and directories of the engine, each by a name."""
+    found = {f"process {pid}" for pid in processes()}
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        found |= {f"cgroup {directory}/{name}" for name in names if name.startswith("dutyfree-")}
+    # But for the mounts of containers that come and go beside the tests.
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found |= {f"mount {line.split()[4]}" for line in mounts if "docker" not in line}
+    return found | {f"directory {path}" for path in Path("/tmp").glob("dutyfree-native*")}
 
 
-def mounts() -> int:
-    """Of this host, but for those of containers that come and go beside the tests."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return len([line for line in lines if "docker" not in line])
-
-
-def directories() -> list[str]:
-    return sorted(str(path) for path in Path("/tmp").glob("dutyfree-native*"))
-
-
-def everything() -> dict[str, object]:
-    return {
-        "processes": sorted(processes()),
-        "cgroups": sorted(cgroups()),
-        "mounts": mounts(),
-        "directories": directories(),
-    }
-
-
-def settled(before: dict[str, object], seconds: float = 20) -> dict[str, object]:
-    """The counts, as soon as they are those of before; else what they are after the time given."""
+def left(before: set[str], seconds: float = 20) -> set[str]:
+    """What is there and was not before; given some time to vanish."""
     deadline = time.monotonic() + seconds
-    while (found := everything()) != before and time.monotonic() < deadline:
+    while (found := everything() - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
