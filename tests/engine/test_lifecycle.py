@@ -24,7 +24,8 @@ ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
 
 OWNER = textwrap.dedent(
     """
-    import sys, anyio, dutyfree
+    import anyio, dutyfree, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as started by hand, not in the background
     async def one(substrate, number):
         while True:
             async with substrate.sandbox() as sandbox:

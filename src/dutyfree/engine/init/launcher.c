@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 
+#include "handover.h"
 #include "layers.h"
 #include "protocol.h"
 #include "sandbox.h"
@@ -78,7 +79,7 @@ static bool sound(const struct create *wanted)
 static pid_t launch(const struct create *wanted, struct box *box, int socket)
 {
 	struct clone_args args = {
-		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD,
+		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
 		.pidfd = (uintptr_t)&box->pidfd,
 		.exit_signal = SIGCHLD,
 	};
@@ -87,10 +88,14 @@ static pid_t launch(const struct create *wanted, struct box *box, int socket)
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)box->slot->cgroup.unified;
 	}
+	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0)
-		sandbox_enter(wanted, box->slot, socket, box->kept ? box->number : 0);
-	return pid < 0 ? -errno : pid;
+		sandbox_enter(wanted, box->slot, box->kept ? box->number : 0);
+	int error = -errno;
+	if (pid < 0)
+		handover_take_back(-1);
+	return pid < 0 ? error : pid;
 }
 
 static const char *start(struct box *box, const struct create *wanted, int *error, int *theirs)
@@ -155,6 +160,7 @@ static void create(const struct request *request, const struct create *wanted)
 	alive++;
 	reply(request->serial, 0, box->number, NULL, 0, (int[]){theirs, box->pidfd}, 2);
 	close(theirs);
+	handover_take_back(box->pidfd);
 	struct epoll_event event = {.events = EPOLLIN, .data.u32 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
 }
@@ -337,7 +343,7 @@ static void prepare(void)
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
-	AUTOCLOSE int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 #ifdef __SANITIZE_ADDRESS__
 	const int silent = 1; /* what the sanitizer finds is to be heard */
 #else
@@ -345,6 +351,10 @@ static void prepare(void)
 #endif
 	for (int fd = 0; fd <= silent; fd++)
 		dup2(null, fd);
+	close(null);
+	error = handover_open(&owner);
+	if (error)
+		_exit(71);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	const char *step = "/proc";
 	error = proc < 0 ? -errno : 0;

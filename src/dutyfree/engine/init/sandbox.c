@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "sandbox.h"
 
+#include "handover.h"
 #include "init.h"
 #include "layers.h"
 #include "seccomp.h"
@@ -247,24 +248,26 @@ static int work(void *unused)
 	init_run(&times);
 }
 
-_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, int socket, uint32_t kept)
+_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept)
 {
+	static struct slot handed;
 	static char stack[512 << 10] __attribute__((aligned(16)));
 	sigset_t all;
 
 	times = (struct ready){.version = PROTOCOL_VERSION, .cloned = now()};
-	control = socket;
-	our_slot = slot;
+	control = HANDED_SOCKET;
+	must(handover_receive(slot, &handed), "descriptors");
+	our_slot = &handed;
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-init");
 	if (!(wanted->flags & CREATE_HOST_NETWORK))
-		must_call(setns(slot->network, CLONE_NEWNET), "network");
+		must_call(setns(handed.network, CLONE_NEWNET), "network");
 	mount_root(wanted, kept);
 	must_call(sethostname("sandbox", 7), "hostname");
 	times.mounted = now();
 	drop();
-	must_call(dup3(socket, CONTROL_FD, O_CLOEXEC), "socket");
+	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
 	control = CONTROL_FD;
 	must_call(clone(work, stack + sizeof stack,
 			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),

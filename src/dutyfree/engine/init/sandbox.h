@@ -11,6 +11,6 @@ int upper_keep(const struct create *wanted, uint32_t number); /* one that outliv
 void upper_drop(uint32_t number);
 
 /* Runs in the clone, never returns. `kept` is the number under /k of an upper already made, or 0. */
-_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, int socket, uint32_t kept);
+_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept);
 
 #endif
