@@ -375,6 +375,7 @@ static void prepare(void)
 		cgroup_close();
 		_exit(70);
 	}
+	sandbox_prepare(proc);
 	seccomp_prepare();
 }
 

@@ -23,12 +23,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Nothing under /proc that an unprivileged user of the host could read may tell more than a sandbox
- * needs; most of these are closed to it anyway. */
-static const char *const masked_files[] = {"proc/kcore",      "proc/keys",       "proc/sysrq-trigger",
-					   "proc/timer_list", "proc/interrupts", "proc/sched_debug",
-					   "proc/kallsyms",   "proc/kmsg",       "proc/modules"};
-static const char *const masked_directories[] = {"proc/acpi", "proc/scsi", "proc/asound", "proc/bus", "proc/irq"};
+/* What Docker covers of /proc. Of these, the files and directories of the host's root that others may not
+ * read are closed to a sandbox anyway, whose users are all others: they need no cover. */
+static struct mask {
+	const char *path, *cover;
+	bool needed;
+} masks[] = {
+	{"proc/acpi", "/mask/directory", false},      {"proc/asound", "/mask/directory", false},
+	{"proc/scsi", "/mask/directory", false},      {"proc/interrupts", "/mask/file", false},
+	{"proc/kcore", "/mask/file", false},          {"proc/keys", "/mask/file", false},
+	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
+	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
+	{"proc/timer_stats", "/mask/file", false},
+};
+#define MASKS (sizeof masks / sizeof *masks)
 
 #define FILES 65536 /* that a process may have open */
 
@@ -151,13 +159,13 @@ static void attach(int mount, const char *path, const char *step)
 	close(mount);
 }
 
-static void mask(const char *cover, const char *const paths[], size_t count)
+void sandbox_prepare(int proc)
 {
 	struct stat found;
 
-	for (size_t i = 0; i < count; i++)
-		if (stat(paths[i], &found) == 0)
-			attach(mount_clone(AT_FDCWD, cover, false), paths[i], paths[i]);
+	for (size_t i = 0; i < MASKS; i++)
+		masks[i].needed = fstatat(proc, masks[i].path + strlen("proc/"), &found, 0) == 0 &&
+				  (found.st_uid != 0 || found.st_mode & 07);
 }
 
 static void mount_root(const struct create *wanted, uint32_t kept)
@@ -186,8 +194,9 @@ static void mount_root(const struct create *wanted, uint32_t kept)
 	setfsuid(0);
 	setfsgid(0);
 	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
-	mask("/mask/file", masked_files, sizeof masked_files / sizeof *masked_files);
-	mask("/mask/directory", masked_directories, sizeof masked_directories / sizeof *masked_directories);
+	for (size_t i = 0; i < MASKS; i++)
+		if (masks[i].needed)
+			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
 	int sys = mount_clone(AT_FDCWD, "proc/sys", false);
 	must(sys, "proc/sys");
 	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "proc/sys");

@@ -5,6 +5,8 @@
 #include "protocol.h"
 #include "slot.h"
 
+void sandbox_prepare(int proc); /* looks at the host's /proc, once */
+
 /* A file system for what a sandbox writes, detached: its descriptor or -errno. */
 int upper_make(const struct create *wanted);
 int upper_keep(const struct create *wanted, uint32_t number); /* one that outlives its sandbox, as /k/number */
