@@ -18,7 +18,8 @@ from dutyfree.engine import protocol
 from dutyfree.engine.protocol import FRAME, Frame
 from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError, SandboxClosed
 
-_CHUNK = 1 << 17
+_CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
+_OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
@@ -178,13 +179,13 @@ class Channel:
 
     def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
         waiting = self._waiting.get(identity)
-        if kind == Frame.OUTPUT and isinstance(waiting, Running):
+        if kind == _OUTPUT and isinstance(waiting, Running):
             stream = flags & 3
             if waiting.on_output is not None:
                 waiting.on_output(stream, payload)
             else:
                 (waiting.stdout if stream == 1 else waiting.stderr).append(payload)
-        elif kind == Frame.EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
+        elif kind == _EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
             del self._waiting[identity]
             if not waiting.ended.done():
                 waiting.ended.set_result(protocol.EXIT.unpack(payload))

@@ -59,6 +59,9 @@ _KINDS: dict[int, Literal["file", "directory", "link"]] = {
 }
 _BASE = b"".join(f"{name}={value}\0".encode() for name, value in ENVIRONMENT.items())
 
+# Plain numbers: arithmetic with those of an enumeration takes microseconds.
+_REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+_TIMED_OUT = int(Exit.TIMED_OUT)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 Remake = Callable[[], Awaitable[tuple[Channel, Callable[[], Awaitable[None]]]]]
@@ -343,18 +346,18 @@ def _observe(
     asked: float,
 ) -> Observation:
     status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
-    if flags & (Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS):
+    if flags & _REFUSED:
         return _refusal(command, user, cwd, status, flags, asked)
     code = os.waitstatus_to_exitcode(status)
     done = perf_counter()
     # Both clocks are CLOCK_MONOTONIC.
-    at = [max(0.0, moment / 1e9 - asked) for moment in (received, spawning, began, finished, sent)]
+    at = [moment / 1e9 - asked for moment in (received, spawning, began, finished, sent)]
     return Observation(
         exit_code=KILLED - code if code < 0 else code,
         signal=-code if code < 0 else None,
         stdout=b"".join(running.stdout),
         stderr=b"".join(running.stderr),
-        timed_out=bool(flags & Exit.TIMED_OUT),
+        timed_out=flags & _TIMED_OUT != 0,
         cut=Cut(cut_out, cut_err) if cut_out or cut_err else _NO_CUT,
         seconds=done - asked,
         spans=(

@@ -235,16 +235,41 @@ static char **split(const struct exec *wanted, char *at, const char *end)
 	return strings;
 }
 
-static int open_pipe(struct stream *stream, int *theirs)
+/* Pipes for the next command, made while nobody waits for them. */
+static struct {
+	int ours, theirs;
+} spare[2] = {{-1, -1}, {-1, -1}};
+
+static int open_pipe(int number)
 {
 	int ends[2];
 
+	if (spare[number].ours >= 0)
+		return 0;
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		return -errno;
 	fcntl(ends[0], F_SETFL, O_NONBLOCK);
-	stream->fd = ends[0];
-	*theirs = ends[1];
+	spare[number].ours = ends[0];
+	spare[number].theirs = ends[1];
 	return 0;
+}
+
+void command_prepare(void)
+{
+	open_pipe(0);
+	open_pipe(1);
+}
+
+static int take_pipe(struct stream *stream, int number, int *theirs)
+{
+	int error = open_pipe(number);
+
+	if (!error) {
+		stream->fd = spare[number].ours;
+		*theirs = spare[number].theirs;
+		spare[number].ours = spare[number].theirs = -1;
+	}
+	return error;
 }
 
 static struct command *new_command(uint32_t id, unsigned *index)
@@ -293,9 +318,9 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
 			      .arguments = strings + 2,
 			      .environment = strings + 2 + wanted.argc + 1,
 			      .mark = command->mark};
-	int error = open_pipe(&command->streams[0], &output);
+	int error = take_pipe(&command->streams[0], 0, &output);
 	if (!error)
-		error = open_pipe(&command->streams[1], &errors);
+		error = take_pipe(&command->streams[1], 1, &errors);
 	start.input = input >= 0 ? input : null;
 	start.output = output;
 	start.errors = errors;

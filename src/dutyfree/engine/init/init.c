@@ -196,6 +196,7 @@ _Noreturn void init_run(struct ready *times)
 	outbox_frame(FRAME_READY, 0, 0, times, sizeof *times, NULL, 0);
 	for (;;) {
 		outbox_flush();
+		command_prepare();
 		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_waiting() ? EPOLLOUT : 0);
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);

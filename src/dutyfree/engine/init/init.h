@@ -46,6 +46,7 @@ void command_reap(void);                           /* some child ended */
 int command_wait_ms(void);                         /* until the next deadline, -1 for none */
 void command_deadlines(void);
 void command_watch(int epoll);
+void command_prepare(void);                        /* does beforehand what a command will need */
 
 /* --- Starting and killing (process.c) --------------------------------------------------------------- */
 
