@@ -130,6 +130,8 @@ class Native:
             "kernel": os.uname().release,
         }
         async with self.sandbox() as sandbox:
+            owner = (await sandbox.exec(["stat", "-c", "%u", "/usr"])).stdout.strip()
+            facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
             for tool in ("python3", "git"):
                 seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
                 lines = seen.stdout.decode(errors="replace").split("\n")

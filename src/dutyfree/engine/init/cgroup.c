@@ -195,8 +195,8 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 		group->memory = error ? group->memory : wanted->memory;
 	}
 	if (!error && group->pids != wanted->pids) {
-		/* Init is one of them. */
-		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + 1);
+		/* Init is one of them: on version 2 with both of its threads. */
+		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (unified ? 2 : 1));
 		error = limit(group, CGROUP_PIDS, "pids.max", wanted->pids ? value : "max");
 		group->pids = error ? group->pids : wanted->pids;
 	}

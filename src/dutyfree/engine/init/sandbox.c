@@ -137,9 +137,12 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		layer_path(layer, tree->layers[i]);
 		AUTOCLOSE int mount = mount_clone(AT_FDCWD, layer, false);
 		must(mount, "layer");
-		must(mount_restrict(mount, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
-				    our_slot->user_namespace),
-		     "layer with mapped ids");
+		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+		int error = mount_restrict(mount, closed, our_slot->user_namespace);
+		/* Some file systems cannot map ids: what root owns there belongs to nobody in here. */
+		if (error == -EINVAL)
+			error = mount_restrict(mount, closed, -1);
+		must(error, "layer");
 		must(mount_attach(mount, layer), "layer in place");
 		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
 	}
