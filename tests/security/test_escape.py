@@ -293,6 +293,16 @@ async def test_processes_of_the_host_are_not_there(native: Substrate) -> None:
         process.kill()
 
 
+async def test_files_that_claim_to_be_large_or_grow(native: Substrate) -> None:
+    """The owner's memory is not at the sandbox's disposal."""
+    async with native.sandbox(limits=Limits(disk=64 << 20)) as sandbox:
+        await sandbox.exec("truncate -s 1T sparse; head -c 1000000 /dev/zero > grows")
+        with pytest.raises(OSError, match="too large"):
+            await sandbox.read("sparse")
+        await sandbox.exec("(yes >> grows) >/dev/null 2>&1 </dev/null &")
+        assert 1_000_000 <= len(await sandbox.read("grows")) <= 64 << 20
+
+
 async def test_tree_tricks_end_with_the_command(native: Substrate) -> None:
     """A process may lower its mark, and is found by that."""
     async with native.sandbox() as sandbox:

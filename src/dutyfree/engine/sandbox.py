@@ -49,6 +49,9 @@ ENVIRONMENT = {
 TAIL = 256 << 10
 """At most so much of an output's tail is kept: init holds it in the sandbox's own memory."""
 
+LARGEST = 1 << 30
+"""No larger file is read whole: a few bytes can claim to be any size. Download it instead."""
+
 CREDIT = 1 << 20
 """So much of a streamed output may be under way."""
 
@@ -193,7 +196,7 @@ class NativeSandbox:
         _check(answer.done.result(), path)
         if answer.descriptor is None:
             return answer.data[0]
-        return await anyio.to_thread.run_sync(_read_whole, answer.descriptor)
+        return await anyio.to_thread.run_sync(_read_whole, answer.descriptor, path)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
@@ -433,9 +436,16 @@ def _memory_file(data: bytes) -> int:
     return descriptor
 
 
-def _read_whole(descriptor: int) -> bytes:
+def _read_whole(descriptor: int, path: str) -> bytes:
+    """The file as long as it is now: whoever goes on writing to it is not waited for."""
     with open(descriptor, "rb", buffering=0) as file:
-        return file.readall()
+        size = os.fstat(descriptor).st_size
+        if size > LARGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        data = bytearray()
+        while len(data) < size and (part := file.read(min(size - len(data), 1 << 24))):
+            data += part
+        return bytes(data)
 
 
 def _pack(source: Path, pipe: int) -> Exception | None:
