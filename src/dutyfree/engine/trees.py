@@ -18,6 +18,7 @@ from dutyfree.errors import CollectError
 
 _CHUNK = 1 << 18
 _LINK = 4096
+_HOLE = bytes(_CHUNK)
 
 
 def pack(source: Path, pipe: int) -> None:
@@ -101,10 +102,16 @@ def _unpack_member(stream: BinaryIO, path: Path, size: int, mode: int, directori
     else:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-            while size > 0:
-                data = _exactly(stream, min(size, _CHUNK))
-                file.write(data)
-                size -= len(data)
+            left = size
+            while left > 0:
+                data = _exactly(stream, min(left, _CHUNK))
+                # Holes stay holes: a few bytes in there shall not fill the disk here.
+                if data == _HOLE:
+                    file.seek(len(data), os.SEEK_CUR)
+                else:
+                    file.write(data)
+                left -= len(data)
+            file.truncate(size)
             # Never set-id: the file is the caller's now, and came from a stranger.
             os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o1777)
 
