@@ -268,3 +268,13 @@ async def test_facts(native: Substrate) -> None:
     assert facts["engine"].startswith("cgroup=")
     assert facts["python"].startswith("3.")
     assert "git" in facts
+
+
+async def test_holes_stay_holes(native: Substrate, tmp_path: Path) -> None:
+    """A sandbox cannot fill the disk of whoever downloads from it with what it never wrote."""
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("truncate -s 100M sparse; printf x >> sparse")
+        await sandbox.download("sparse", tmp_path / "sparse")
+    found = await anyio.to_thread.run_sync((tmp_path / "sparse").stat)
+    assert found.st_size == (100 << 20) + 1
+    assert found.st_blocks * 512 < 1 << 20
