@@ -64,6 +64,7 @@ class Native:
         self._known: dict[int, tuple[Recipe, tuple[Tree, ...]]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
+        self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
@@ -147,7 +148,10 @@ class Native:
         self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
     ) -> AsyncIterator[NativeSandbox]:
         identity = f"native-{os.getpid()}-{next(self._numbers)}"
-        body = self._request(trees, limits, keep is not None)
+        asking = (trees, limits, keep is not None)
+        body = self._bodies.get(asking)
+        if body is None:
+            body = self._bodies[asking] = self._request(*asking)
 
         async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
             return await self._make(identity, body, keep)
