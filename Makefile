@@ -14,7 +14,8 @@ help: ## Show this
 
 setup: $(INSTALLED) ## Make .venv with the dutyfree command in it
 
-$(INSTALLED): pyproject.toml scripts/setup
+$(INSTALLED): pyproject.toml hatch_build.py scripts/setup $(wildcard src/dutyfree/engine/init/*.[ch])
+	scripts/host-tools gcc musl-tools linux-libc-dev
 	scripts/setup "$(PYTHON)" "$(VENV)"
 	@touch $@
 

@@ -62,7 +62,19 @@ def docker() -> Availability:
     return anyio.run(probe)
 
 
+@functools.cache
+def engine() -> Availability:
+    async def probe() -> Availability:
+        return await substrates.probe("native")
+
+    return anyio.run(probe)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "native" in getattr(item, "fixturenames", ()) or item.get_closest_marker("native"):
+        found = engine()
+        if not found.available:
+            pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
     if item.get_closest_marker("docker") and not docker().available:
         pytest.skip(f"docker: {docker().detail}; to enable it: scripts/docker-engine start")
 
@@ -76,4 +88,10 @@ async def scripted() -> AsyncIterator[Substrate]:
 @pytest.fixture
 async def bare() -> AsyncIterator[Substrate]:
     async with dutyfree.open("bare") as substrate:
+        yield substrate
+
+
+@pytest.fixture(scope="module")
+async def native() -> AsyncIterator[Substrate]:
+    async with dutyfree.open("native") as substrate:
         yield substrate

@@ -14,7 +14,12 @@ import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
 
-SUBSTRATES = ["scripted", "bare", pytest.param("docker", marks=pytest.mark.docker)]
+SUBSTRATES = [
+    "scripted",
+    "bare",
+    pytest.param("native", marks=pytest.mark.native),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
 
 
 @pytest.fixture(scope="module", params=SUBSTRATES)

@@ -36,11 +36,13 @@ def distribution(tmp_path, monkeypatch):
 
 
 def test_ours_are_known():
-    assert substrates.names()[:3] == ("bare", "docker", "scripted")
+    assert substrates.names()[:4] == ("bare", "native", "docker", "scripted")
 
 
 def test_an_unknown_name():
-    with pytest.raises(OptionError, match=r"unknown substrate 'dokcer' \(known are: bare, docker, scripted"):
+    with pytest.raises(
+        OptionError, match=r"unknown substrate 'dokcer' \(known are: bare, native, docker, scripted"
+    ):
         dutyfree.open("dokcer")
 
 

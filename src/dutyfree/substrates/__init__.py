@@ -19,6 +19,7 @@ GROUP = "dutyfree.substrates"
 
 BUILT_IN = {
     "bare": "dutyfree.substrates.bare:Bare",
+    "native": "dutyfree.substrates.native:Native",
     "docker": "dutyfree.substrates.docker:Docker",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }

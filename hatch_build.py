@@ -1,0 +1,73 @@
+"""Builds the engine's C program into the package; without a compiler the package is whole but for it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:
+    BuildHookInterface = object
+
+FLAGS = ["-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes", "-static"]
+SANITIZED = [
+    "-std=c17",
+    "-O1",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover",
+]
+
+
+def compiler() -> list[str] | None:
+    """Prefer musl: its programs start faster. The kernel's headers come last, after musl's own."""
+    headers = Path("/usr/include")
+    if shutil.which("musl-gcc"):
+        include = [headers, *headers.glob(f"{sysconfig.get_platform().rpartition('-')[2]}-linux-gnu")]
+        return ["musl-gcc", *(part for path in include for part in ("-idirafter", str(path)))]
+    return next(([name] for name in ("gcc", "clang", "cc") if shutil.which(name)), None)
+
+
+def build(engine: Path, target: Path, *, sanitized: bool = False) -> str:
+    """Compile the program; the reason why it could not be, or nothing."""
+    found = ["gcc"] if sanitized else compiler()
+    if found is None or not shutil.which(found[0]):
+        return "no C compiler"
+    target.parent.mkdir(exist_ok=True, parents=True)
+    scratch = target.with_suffix(".new")
+    flags = SANITIZED if sanitized else FLAGS
+    sources = sorted(str(path) for path in (engine / "init").glob("*.c"))
+    done = subprocess.run(
+        [*found, *flags, "-o", str(scratch), *sources], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return done.stderr
+    scratch.replace(target)
+    return ""
+
+
+class EngineHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Runs before the wheel, also an editable one, is put together."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        engine = Path(self.root, "src/dutyfree/engine")
+        target = engine / "bin/dutyfree-init"
+        reason = build(engine, target)
+        if reason:
+            self.app.display_warning(f"the substrate native will not be available: {reason}")
+            return
+        build_data["artifacts"].append("src/dutyfree/engine/bin/dutyfree-init")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent / "src/dutyfree/engine"
+    sys.exit(build(here, here / "bin/dutyfree-init") or None)

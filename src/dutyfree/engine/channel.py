@@ -1,0 +1,252 @@
+"""The way to one sandbox: frames to its init and back, on a socket of its own.
+
+Answers arrive by a reader callback and resolve futures: no task and no thread per sandbox.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import itertools
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from dutyfree.engine import protocol
+from dutyfree.engine.protocol import FRAME, Frame
+from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError, SandboxClosed
+
+_CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
+_OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
+_ANCILLARY = socket.CMSG_SPACE(4 * 4)
+
+
+class Running:
+    """A command under way, as its frames tell."""
+
+    __slots__ = ("ended", "on_output", "stderr", "stdout")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stdout: list[bytes] = []
+        self.stderr: list[bytes] = []
+        self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
+        self.on_output: Callable[[int, bytes], None] | None = None
+
+
+class Answer:
+    """A file operation under way."""
+
+    __slots__ = ("data", "descriptor", "done")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.data: list[bytes] = []
+        self.descriptor: int | None = None
+        self.done: asyncio.Future[int] = loop.create_future()
+
+
+W = TypeVar("W", Running, Answer)
+
+
+class Channel:
+    """Frames of one sandbox. Belongs to the event loop that it was made in."""
+
+    def __init__(self, connected: socket.socket, name: str) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._identities = itertools.count(1)
+        self._waiting: dict[int, Running | Answer] = {}
+        self._received = bytearray()
+        self._arrived: deque[int] = deque()
+        self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
+        self._closed: Exception | None = None
+        self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
+        self._loop.add_reader(connected, self._receive)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    # --- To init ------------------------------------------------------------------------------------
+
+    def exec(self, payload: bytes, stdin: int | None = None) -> tuple[int, Running]:
+        """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
+        return self._post(Frame.EXEC, payload, stdin, Running(self._loop))
+
+    def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
+        """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
+        if self._closed is None:
+            self._send(protocol.frame(kind, identity, payload, flags), None)
+
+    async def ask(self, kind: Frame, payload: bytes, descriptor: int | None = None) -> Answer:
+        """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
+        identity, answer = self._post(kind, payload, descriptor, Answer(self._loop))
+        try:
+            await answer.done
+        except asyncio.CancelledError:
+            self.tell(Frame.KILL, identity)
+            raise
+        return answer
+
+    def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: W) -> tuple[int, W]:
+        if self._closed is not None or len(payload) > protocol.FRAME_MAX:
+            if descriptor is not None:
+                os.close(descriptor)
+            if self._closed is not None:
+                raise SandboxClosed(str(self._closed))
+            raise DispatchError(f"{len(payload)} bytes are more than can be handed over at once")
+        identity = next(self._identities) & 0xFFFFFFFF
+        self._waiting[identity] = waiting
+        flags = 0 if descriptor is None else protocol.WITH_FD
+        self._send(FRAME.pack(len(payload), kind, flags, identity) + payload, descriptor)
+        return identity, waiting
+
+    def _send(self, data: bytes, descriptor: int | None) -> None:
+        if self._unsent:
+            self._unsent.append((data, descriptor))
+            return
+        try:
+            sent = self._transmit(data, descriptor)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the reader learns of the end
+        else:
+            descriptor = None
+        if sent < len(data):
+            self._unsent.append((memoryview(data)[sent:], descriptor))
+            self._loop.add_writer(self._socket, self._flush)
+
+    def _flush(self) -> None:
+        while self._unsent:
+            data, descriptor = self._unsent[0]
+            try:
+                sent = self._transmit(data, descriptor)
+            except BlockingIOError:
+                return
+            except OSError:
+                break
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], None)
+            else:
+                self._unsent.popleft()
+        self._loop.remove_writer(self._socket)
+
+    def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
+        if descriptor is None:
+            return self._socket.send(data)
+        sent = socket.send_fds(self._socket, [data], [descriptor])
+        os.close(descriptor)
+        return sent
+
+    # --- From init ----------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, value in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._arrived.extend(array.array("i", value[: len(value) // 4 * 4]))
+        if not data:
+            self._fail(ExecError(f"sandbox {self._name} died"))
+            return
+        buffer: bytes | bytearray = data
+        if self._received:
+            self._received += data
+            buffer = self._received
+        at, end = 0, len(buffer)
+        while end - at >= FRAME.size:
+            size, what, flags, identity = FRAME.unpack_from(buffer, at)
+            begin = at + FRAME.size
+            if size > protocol.FRAME_MAX:
+                self._fail(CollectError(f"sandbox {self._name} sent a frame that cannot be"))
+                return
+            if end - begin < size:
+                break
+            at = begin + size
+            self._handle(what, flags, identity, bytes(buffer[begin:at]))
+        if buffer is self._received:
+            del self._received[:at]
+        elif at < end:
+            self._received += memoryview(buffer)[at:]
+
+    def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
+        waiting = self._waiting.get(identity)
+        if kind == _OUTPUT and isinstance(waiting, Running):
+            stream = flags & 3
+            if waiting.on_output is not None:
+                waiting.on_output(stream, payload)
+            else:
+                (waiting.stdout if stream == 1 else waiting.stderr).append(payload)
+        elif kind == _EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
+            del self._waiting[identity]
+            if not waiting.ended.done():
+                waiting.ended.set_result(protocol.EXIT.unpack(payload))
+        elif kind == Frame.DONE and len(payload) >= protocol.ERROR.size:
+            self._done(waiting, flags, identity, payload)
+        elif kind == Frame.READY and len(payload) == protocol.READY.size and not self.ready.done():
+            self.ready.set_result(protocol.READY.unpack(payload))
+        elif kind == Frame.FATAL and len(payload) >= protocol.ERROR.size:
+            (error,) = protocol.ERROR.unpack_from(payload)
+            step = payload[protocol.ERROR.size :].decode(errors="replace")
+            self._fail(CreateError(f"the sandbox could not be set up: {step}: {os.strerror(error)}"))
+        elif flags & protocol.WITH_FD and self._arrived:
+            os.close(self._arrived.popleft())
+
+    def _done(self, waiting: Running | Answer | None, flags: int, identity: int, payload: bytes) -> None:
+        descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
+        (error,) = protocol.ERROR.unpack_from(payload)
+        if isinstance(waiting, Answer) and not waiting.done.cancelled():
+            waiting.descriptor = descriptor
+            waiting.data.append(payload[protocol.ERROR.size :])
+            if not flags & protocol.MORE:
+                del self._waiting[identity]
+                waiting.done.set_result(error)
+            return
+        if descriptor is not None:
+            os.close(descriptor)
+        if flags & protocol.MORE:
+            return
+        self._waiting.pop(identity, None)
+        if isinstance(waiting, Running) and not waiting.ended.done():
+            waiting.ended.set_exception(
+                DispatchError(f"the command could not be handed over: {os.strerror(error)}")
+            )
+
+    # --- The end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more comes: everybody who waits is told, and the socket closed."""
+        if self._closed is not None:
+            return
+        self._closed = error
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        futures: list[asyncio.Future[tuple[int, ...]] | asyncio.Future[int]] = [self.ready]
+        futures += [
+            waiting.ended if isinstance(waiting, Running) else waiting.done
+            for waiting in self._waiting.values()
+        ]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # there may be nobody left to hear of it
+        self._waiting.clear()
+        for _, descriptor in self._unsent:
+            if descriptor is not None:
+                os.close(descriptor)
+        for descriptor in self._arrived:
+            os.close(descriptor)
+        self._unsent.clear()
+        self._arrived.clear()

@@ -1,0 +1,228 @@
+"""What a sandbox starts from: lists of layers, by the launcher's numbers.
+
+``host`` is this machine's own ``/usr`` and what belongs to it, with an ``/etc`` made by a list of what is
+harmless: no home, no variable data, no keys, nothing of ``/opt`` or ``/run``. A directory or a tar of a
+root file system is an image too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from dutyfree import paths
+from dutyfree.engine.launcher import Launcher, LauncherError
+from dutyfree.engine.protocol import Request, Tree
+from dutyfree.errors import CreateError
+
+WORKSPACE = "workspace"
+
+DIRECTORIES = {
+    "dev": 0o755,
+    "etc": 0o755,
+    "home": 0o755,
+    "mnt": 0o755,
+    "opt": 0o755,
+    "proc": 0o555,
+    "root": 0o700,
+    "run": 0o755,
+    "srv": 0o755,
+    "sys": 0o555,
+    "tmp": 0o1777,
+    "usr": 0o755,
+    "var": 0o755,
+    "var/lib": 0o755,
+    "var/log": 0o755,
+    "var/tmp": 0o1777,
+    WORKSPACE: 0o755,
+}
+
+SOFTWARE = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""Links into ``usr`` on most systems, directories of their own on older ones."""
+
+HARMLESS = (
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates.conf",
+    "debian_version",
+    "host.conf",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "login.defs",
+    "magic",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "perl",
+    "profile",
+    "protocols",
+    "redhat-release",
+    "services",
+    "shells",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "pki/ca-trust",
+    "pki/tls/certs",
+    "terminfo",
+    "timezone",
+)
+"""Of the host's ``/etc``; and ``python*``, where Debian keeps a part of Python itself."""
+
+REACHED = ("/usr/", "/etc/alternatives/", "/etc/ssl/certs/", "/etc/pki/")
+"""Where links in it may lead."""
+
+USERS = {"root": (0, 0, "/root"), "daemon": (1, 1, "/usr/sbin"), "nobody": (65534, 65534, "/nonexistent")}
+
+FILES = {
+    "etc/passwd": "".join(f"{name}:x:{u}:{g}::{home}:/bin/sh\n" for name, (u, g, home) in USERS.items()),
+    "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nstaff:x:50:\nusers:x:100:\nnogroup:x:65534:\n",
+    "etc/hostname": "sandbox\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
+}
+
+_LARGEST = 4 << 20
+"""No file of configuration is larger."""
+
+
+async def host(launcher: Launcher) -> tuple[Tree, ...]:
+    """This machine's own software. Raises CreateError."""
+    skeleton = await _scratch(launcher, _fill_host)
+    names = await anyio.to_thread.run_sync(_directories)
+    return (("", (skeleton,)), *[(name, (await _layer(launcher, Path("/", name)),)) for name in names])
+
+
+async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
+    """A root file system that lies unpacked on this host. Raises CreateError."""
+    if not await anyio.to_thread.run_sync((root / "bin").exists):
+        raise CreateError(f"{root} is no root file system: it has no /bin")
+    top = await _scratch(launcher, _fill_top)
+    return (("", (top, await _layer(launcher, root))),)
+
+
+async def archive(launcher: Launcher, tar: Path) -> tuple[Tree, ...]:
+    """A root file system in a tar, unpacked into the cache once. Raises CreateError."""
+    try:
+        root = await anyio.to_thread.run_sync(_unpack, tar)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CreateError(f"the image {tar} cannot be unpacked: {error}") from error
+    return await directory(launcher, root)
+
+
+async def _layer(launcher: Launcher, path: Path) -> int:
+    try:
+        return (await launcher.ask(Request.LAYER, 0, os.fsencode(path) + b"\0")).value
+    except LauncherError as error:
+        raise CreateError(f"{path} cannot be a layer: {error.message}") from error
+
+
+async def _scratch(launcher: Launcher, fill: Callable[[Path], None]) -> int:
+    try:
+        reply = await launcher.ask(Request.SCRATCH)
+    except LauncherError as error:
+        raise CreateError(error.message) from error
+    (descriptor,) = reply.descriptors
+    try:
+        with anyio.CancelScope(shield=True):
+            # The way to it is the descriptor: the layer is in no mount namespace but the launcher's.
+            await anyio.to_thread.run_sync(fill, Path(f"/proc/self/fd/{descriptor}"))
+    except OSError as error:
+        raise CreateError(f"the image cannot be made: {error}") from error
+    finally:
+        os.close(descriptor)
+    return reply.value
+
+
+def _directories() -> list[str]:
+    """Where the host's software lies: one directory on most systems."""
+    paths = {name: Path("/", name) for name in ("usr", *SOFTWARE)}
+    return [name for name, path in paths.items() if path.is_dir() and not path.is_symlink()]
+
+
+def _fill_host(root: Path) -> None:
+    for name, mode in DIRECTORIES.items():
+        (root / name).mkdir()
+        (root / name).chmod(mode)
+    for name in SOFTWARE:
+        path = Path("/", name)
+        if path.is_symlink():
+            (root / name).symlink_to(os.readlink(path))
+        elif path.is_dir():
+            (root / name).mkdir()
+    (root / "var/lock").symlink_to("/run/lock")
+    (root / "var/run").symlink_to("/run")
+    for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
+        _copy(Path("/etc", name), root / "etc" / name)
+    _fill_top(root)
+
+
+def _fill_top(root: Path) -> None:
+    """What every sandbox has, whatever its image."""
+    (root / WORKSPACE).mkdir(exist_ok=True)
+    resolver = Path("/etc/resolv.conf")
+    files = {name: text.encode() for name, text in FILES.items()}
+    if resolver.is_file():
+        files["etc/resolv.conf"] = resolver.read_bytes()[:_LARGEST]
+    for name, data in files.items():
+        _write(root / name, data)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A part of ``/etc``; links that stay within what a sandbox has are kept as links."""
+    try:
+        found = source.lstat()
+    except OSError:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if stat.S_ISLNK(found.st_mode):
+        link = os.readlink(source)
+        resolved = os.path.normpath(source.parent / link)
+        if resolved.startswith(REACHED):
+            target.symlink_to(link)
+        return
+    if stat.S_ISDIR(found.st_mode):
+        target.mkdir(exist_ok=True)
+        for child in sorted(source.iterdir()):
+            _copy(child, target / child.name)
+    # What is not for everybody on the host is not for a sandbox.
+    elif stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and found.st_size <= _LARGEST:
+        _write(target, source.read_bytes(), stat.S_IMODE(found.st_mode) & 0o755)
+
+
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+
+
+def _unpack(tar: Path) -> Path:
+    """The directory in the cache that holds the tar's files."""
+    found = tar.stat()
+    identity = f"{tar.absolute()}:{found.st_size}:{found.st_mtime_ns}"
+    target = paths.cache() / "rootfs" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f"{target.name}.{os.getpid()}")
+    scratch.mkdir()
+    try:
+        command = ["tar", "--extract", "--numeric-owner", "--preserve-permissions", f"--file={tar}"]
+        subprocess.run([*command, f"--directory={scratch}"], check=True, capture_output=True)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target

@@ -1,0 +1,221 @@
+/* File operations without a process. Init is in the sandbox's root, with the rights of its root user and
+ * no others: there is no path that leads out. Relative paths start at the working directory, ours. */
+#define _GNU_SOURCE
+#include "init.h"
+#include "sys.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEPTH_MAX 2048
+
+/* The open failed: because there is nothing to open, or nothing that could be? */
+static int refusal(const char *path, int error)
+{
+	struct stat found;
+	bool special = error == ENXIO && stat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode);
+
+	return special ? -ERROR_SPECIAL : -error;
+}
+
+int file_read(uint32_t id, const char *path)
+{
+	/* Not waiting for whoever opens the other end of a pipe. */
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	struct stat found;
+	size_t have = 0;
+	int32_t error = 0;
+
+	if (fd < 0)
+		return refusal(path, errno);
+	if (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)) {
+		close(fd);
+		return S_ISDIR(found.st_mode) ? -EISDIR : -ERROR_SPECIAL;
+	}
+	if (found.st_size > (off_t)INLINE_MAX) {
+		outbox_frame_fd(FRAME_DONE, 0, id, &error, sizeof error, fd);
+		return 0;
+	}
+	/* The size of a file in /proc is 0, whatever it holds. */
+	char *data = malloc(INLINE_MAX + 1);
+	while (data && have <= INLINE_MAX) {
+		ssize_t count = read(fd, data + have, INLINE_MAX + 1 - have);
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count < 0 && errno != EAGAIN)
+			error = errno;
+		if (count <= 0)
+			break;
+		have += (size_t)count;
+	}
+	if (!data || have > INLINE_MAX)
+		error = data ? EFBIG : ENOMEM;
+	close(fd);
+	if (!error)
+		outbox_frame(FRAME_DONE, 0, id, &error, sizeof error, data, have);
+	free(data);
+	return -error;
+}
+
+/* Makes the directories above the last name; the path is as before afterwards. */
+int make_parents(char *path)
+{
+	struct stat found;
+
+	for (char *slash = *path ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
+		*slash = 0;
+		int made = mkdir(path, 0755);
+		int error = made < 0 ? errno : 0;
+		if (error == EEXIST && stat(path, &found) == 0 && !S_ISDIR(found.st_mode))
+			error = ENOTDIR;
+		*slash = '/';
+		if (error && error != EEXIST)
+			return -error;
+	}
+	return 0;
+}
+
+static int copy(int source, int target)
+{
+	char buffer[65536];
+
+	for (;;) {
+		ssize_t count = read(source, buffer, sizeof buffer);
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count <= 0)
+			return count < 0 ? -errno : 0;
+		int error = write_all(target, buffer, (size_t)count);
+		if (error)
+			return error;
+	}
+}
+
+int file_write(uint32_t id, const char *payload, size_t size, int source)
+{
+	struct write wanted;
+	int error;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	payload += sizeof wanted;
+	size -= sizeof wanted;
+	const char *data = memchr(payload, 0, size);
+	if (!data)
+		return -EPROTO;
+	data++;
+	char *path = strdup(payload);
+	if (!path)
+		return -ENOMEM;
+	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+	AUTOCLOSE int fd = open(path, flags, 0600);
+	if (fd < 0 && errno == ENOENT && make_parents(path) == 0)
+		fd = open(path, flags, 0600);
+	error = fd < 0 ? refusal(path, errno) : 0;
+	free(path);
+	struct stat found;
+	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
+		error = -ERROR_SPECIAL;
+	if (!error)
+		error = source >= 0 ? copy(source, fd) : write_all(fd, data, size - (size_t)(data - payload));
+	if (!error && fchmod(fd, wanted.mode & 07777) < 0)
+		error = -errno;
+	if (error)
+		return error;
+	outbox_done(id, 0);
+	return 0;
+}
+
+int file_list(uint32_t id, const char *path)
+{
+	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+	int32_t none = 0;
+	size_t used = sizeof none;
+
+	if (fd < 0)
+		return -errno;
+	DIR *directory = fdopendir(fd);
+	char *answer = malloc(INLINE_MAX);
+	if (!directory || !answer) {
+		if (directory)
+			closedir(directory);
+		else
+			close(fd);
+		free(answer);
+		return -ENOMEM;
+	}
+	memcpy(answer, &none, sizeof none);
+	for (struct dirent *found; (found = readdir(directory));) {
+		struct stat about;
+		if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0 ||
+		    fstatat(fd, found->d_name, &about, AT_SYMLINK_NOFOLLOW) < 0)
+			continue; /* gone meanwhile */
+		struct entry entry = {.size = (uint64_t)about.st_size,
+				      .mode = about.st_mode,
+				      .name_size = (uint32_t)strlen(found->d_name)};
+		if (used + sizeof entry + entry.name_size > INLINE_MAX) {
+			outbox_frame(FRAME_DONE, FRAME_MORE, id, answer, used, NULL, 0);
+			used = sizeof none;
+		}
+		memcpy(answer + used, &entry, sizeof entry);
+		memcpy(answer + used + sizeof entry, found->d_name, entry.name_size);
+		used += sizeof entry + entry.name_size;
+	}
+	outbox_frame(FRAME_DONE, 0, id, answer, used, NULL, 0);
+	closedir(directory);
+	free(answer);
+	return 0;
+}
+
+static int remove_below(int parent, const char *name, int depth)
+{
+	int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	int error = 0;
+
+	if (fd < 0)
+		return -errno;
+	DIR *directory = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
+	if (!directory) {
+		close(fd);
+		return -ELOOP;
+	}
+	for (struct dirent *found; !error && (found = readdir(directory));) {
+		if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0)
+			continue;
+		if (unlinkat(fd, found->d_name, 0) < 0)
+			error = errno == EISDIR ? remove_below(fd, found->d_name, depth + 1) : -errno;
+		if (error == -ENOENT)
+			error = 0; /* somebody else was faster */
+	}
+	closedir(directory);
+	if (!error && unlinkat(parent, name, AT_REMOVEDIR) < 0)
+		error = -errno;
+	return error;
+}
+
+int remove_tree(const char *path, int unused)
+{
+	(void)unused;
+	return remove_below(AT_FDCWD, path, 0);
+}
+
+int file_remove(uint32_t id, const char *path)
+{
+	if (unlink(path) == 0) {
+		outbox_done(id, 0);
+		return 0;
+	}
+	if (errno != EISDIR)
+		return -errno;
+	if (rmdir(path) == 0) {
+		outbox_done(id, 0);
+		return 0;
+	}
+	/* A large tree takes its time, which others need not wait for. */
+	return command_worker(id, remove_tree, path, -1);
+}

@@ -1,0 +1,227 @@
+#define _GNU_SOURCE
+#include "init.h"
+
+#include "sys.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define SMALL 65536u /* frames up to this size are read into one buffer that stays */
+#define FDS 16
+#define ANSWERS_MAX (1u << 20) /* with so much unsent, no further request is read */
+
+static char small[sizeof(struct frame) + SMALL + 1];
+static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
+static size_t have, space = sizeof small - 1;
+static int arrived[FDS]; /* descriptors, in the order of the frames that they belong to */
+static unsigned arrived_count;
+static int epoll;
+
+static int take_fd(const struct frame *head)
+{
+	if (!(head->flags & FRAME_WITH_FD) || arrived_count == 0)
+		return -1;
+	int fd = arrived[0];
+	memmove(arrived, arrived + 1, --arrived_count * sizeof *arrived);
+	return fd;
+}
+
+/* The payload is followed by a NUL that is not part of it. */
+static int dispatch(const struct frame *head, char *payload, int fd)
+{
+	size_t size = head->size;
+	int error;
+	/* Paths must be whole: one string, with its own end. */
+	bool is_path = size > 0 && payload[size - 1] == 0 && strlen(payload) == size - 1;
+
+	switch (head->kind) {
+	case FRAME_EXEC:
+		return command_exec(head->id, payload, size, fd);
+	case FRAME_KILL:
+		command_kill(head->id, head->flags & FRAME_SPARE);
+		return 0;
+	case FRAME_CREDIT:
+		return command_credit(head->id, payload, size);
+	case FRAME_READ:
+		return is_path ? file_read(head->id, payload) : -EPROTO;
+	case FRAME_WRITE:
+		return file_write(head->id, payload, size, fd);
+	case FRAME_LIST:
+		return is_path ? file_list(head->id, payload) : -EPROTO;
+	case FRAME_REMOVE:
+		return is_path ? file_remove(head->id, payload) : -EPROTO;
+	case FRAME_UNPACK:
+		return is_path && fd >= 0 ? command_worker(head->id, archive_unpack, payload, fd) : -EPROTO;
+	case FRAME_PACK:
+		return is_path && fd >= 0 ? command_worker(head->id, archive_pack, payload, fd) : -EPROTO;
+	case FRAME_SIGNAL:
+		error = command_signal_all(payload, size);
+		if (!error)
+			outbox_done(head->id, 0);
+		return error;
+	case FRAME_PING:
+		outbox_done(head->id, 0);
+		return 0;
+	}
+	return -EPROTO;
+}
+
+static void handle(char *frame)
+{
+	struct frame head;
+	char *payload = frame + sizeof head;
+
+	memcpy(&head, frame, sizeof head);
+	int fd = take_fd(&head);
+	char kept = payload[head.size];
+	payload[head.size] = 0;
+	int error = dispatch(&head, payload, fd);
+	payload[head.size] = kept;
+	if (error)
+		outbox_done(head.id, error);
+	if (fd >= 0)
+		close(fd);
+}
+
+/* Go back to the small buffer once a large frame is done with. */
+static void settle(size_t used)
+{
+	memmove(inbox, inbox + used, have - used);
+	have -= used;
+	if (inbox != small && have <= sizeof small - 1) {
+		memcpy(small, inbox, have);
+		munmap(inbox, space + 1);
+		inbox = small;
+		space = sizeof small - 1;
+	}
+}
+
+static void handle_frames(void)
+{
+	struct frame head;
+	size_t used = 0;
+
+	while (have - used >= sizeof head) {
+		memcpy(&head, inbox + used, sizeof head);
+		/* After a size that cannot be, nothing that follows makes sense. */
+		if (head.size > FRAME_MAX)
+			_exit(65);
+		if (have - used < sizeof head + head.size)
+			break;
+		handle(inbox + used);
+		used += sizeof head + head.size;
+	}
+	settle(used);
+	if (have >= sizeof head) {
+		memcpy(&head, inbox, sizeof head);
+		size_t wanted = sizeof head + head.size;
+		if (wanted > space) {
+			char *larger = mmap(NULL, wanted + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			if (larger == MAP_FAILED)
+				_exit(72);
+			memcpy(larger, inbox, have);
+			if (inbox != small)
+				munmap(inbox, space + 1);
+			inbox = larger;
+			space = wanted;
+		}
+	}
+}
+
+static void receive(void)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(FDS * sizeof(int))];
+	} control;
+	struct iovec part = {inbox + have, space - have};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.space,
+				 .msg_controllen = sizeof control.space};
+	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+
+	if (size < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	/* The owner is gone: we exit, and the kernel ends everything in here. */
+	if (size <= 0)
+		_exit(0);
+	for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
+		int fds[FDS];
+		if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(at), count * sizeof(int));
+		for (size_t i = 0; i < count; i++) {
+			if (arrived_count < FDS)
+				arrived[arrived_count++] = fds[i];
+			else
+				close(fds[i]);
+		}
+	}
+	have += (size_t)size;
+	handle_frames();
+}
+
+static void watch(int operation, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event event = {.events = events, .data.u64 = data};
+
+	if (epoll_ctl(epoll, operation, fd, &event) < 0)
+		_exit(73);
+}
+
+enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
+
+_Noreturn void init_run(struct ready *times)
+{
+	struct epoll_event events[64];
+	uint32_t listening = EPOLLIN;
+	sigset_t children;
+
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	sigemptyset(&children);
+	sigaddset(&children, SIGCHLD);
+	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
+	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
+	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
+	command_watch(epoll);
+	outbox_frame(FRAME_READY, 0, 0, times, sizeof *times, NULL, 0);
+	for (;;) {
+		outbox_flush();
+		command_prepare();
+		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_waiting() ? EPOLLOUT : 0);
+		if (wanted != listening)
+			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
+		listening = wanted;
+		int count = epoll_wait(epoll, events, 64, command_wait_ms());
+		for (int i = 0; i < count; i++) {
+			uint64_t what = events[i].data.u64;
+			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
+				outbox_flush();
+				command_read_on();
+			}
+			/* A half-closed socket is one that nobody reads our answers from. */
+			if (what == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
+				_exit(0);
+			if (what == EVENT_OWNER && events[i].events & EPOLLIN)
+				receive();
+			if (what == EVENT_CHILDREN) {
+				struct signalfd_siginfo info[8];
+				while (read(signals, info, sizeof info) == sizeof info)
+					;
+				command_reap();
+			}
+			if (what >= EVENT_COMMANDS)
+				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
+		}
+		command_deadlines();
+	}
+}

@@ -1,0 +1,78 @@
+/* PID 1 of a sandbox: one loop that runs commands, watches them, and does file operations. */
+#ifndef DUTYFREE_INIT_H
+#define DUTYFREE_INIT_H
+
+#include "protocol.h"
+
+#include <linux/capability.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#define CONTROL_FD 3
+
+#define CAPABILITY(name) (1u << (name))
+/* What root of the sandbox can do, in its own user namespace only: as in a Docker container, less what
+ * opens more of the kernel (raw sockets, device nodes, chroot, file capabilities). */
+#define COMMAND_CAPABILITIES                                                                              \
+	(CAPABILITY(CAP_CHOWN) | CAPABILITY(CAP_DAC_OVERRIDE) | CAPABILITY(CAP_FOWNER) |                  \
+	 CAPABILITY(CAP_FSETID) | CAPABILITY(CAP_KILL) | CAPABILITY(CAP_SETGID) | CAPABILITY(CAP_SETUID) | \
+	 CAPABILITY(CAP_NET_BIND_SERVICE))
+/* Init also reads the limits of processes that have changed their user, by which it knows its own. */
+#define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
+
+_Noreturn void init_run(struct ready *times);
+
+/* --- What is sent (outbox.c) ------------------------------------------------------------------------ */
+
+void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, const void *b, size_t b_size);
+void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, int fd);
+void outbox_done(uint32_t id, int error); /* FRAME_DONE without more */
+size_t outbox_waiting(void);
+void outbox_flush(void);                  /* sends what the owner takes now; exits if it is gone */
+
+/* --- Commands (command.c) --------------------------------------------------------------------------- */
+
+/* Owner's frames; the descriptor is theirs to close. A negative errno refuses the frame. */
+int command_exec(uint32_t id, char *payload, size_t size, int input);
+int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd);
+void command_kill(uint32_t id, bool spare);
+int command_credit(uint32_t id, const char *payload, size_t size);
+int command_signal_all(const char *payload, size_t size);
+
+void command_readable(unsigned index, int stream); /* an event on a command's pipe */
+void command_read_on(void);                        /* the way to the owner is free again */
+void command_reap(void);                           /* some child ended */
+int command_wait_ms(void);                         /* until the next deadline, -1 for none */
+void command_deadlines(void);
+void command_watch(int epoll);
+void command_prepare(void);                        /* does beforehand what a command will need */
+
+/* --- Starting and killing (process.c) --------------------------------------------------------------- */
+
+struct start {
+	char *const *arguments, *const *environment;
+	const char *user, *directory;
+	int input, output, errors;
+	uint64_t mark;      /* by which the process and its descendants are known */
+	uint64_t executing; /* when its program began */
+	uint32_t flags; /* EXIT_… why it did not start */
+	int error;
+};
+
+pid_t process_start(struct start *start); /* -1 with flags and error set */
+uint64_t process_mark(void);              /* one that no process has had */
+void process_kill_marked(uint64_t mark, pid_t spared); /* all of them but one, at once */
+
+/* --- Files (files.c, archive.c) --------------------------------------------------------------------- */
+
+int file_read(uint32_t id, const char *path);
+int file_write(uint32_t id, const char *payload, size_t size, int source);
+int file_list(uint32_t id, const char *path);
+int file_remove(uint32_t id, const char *path);
+int make_parents(char *path);
+int remove_tree(const char *path, int unused);
+int archive_unpack(const char *path, int fd);
+int archive_pack(const char *path, int fd);
+
+#endif

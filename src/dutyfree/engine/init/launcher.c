@@ -1,0 +1,406 @@
+#define _GNU_SOURCE
+#include "launcher.h"
+
+#include "handover.h"
+#include "layers.h"
+#include "protocol.h"
+#include "sandbox.h"
+#include "seccomp.h"
+#include "slot.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BOXES 65536u
+
+struct box {
+	uint32_t number;
+	uint32_t trees;
+	pid_t pid;
+	int pidfd;
+	struct slot *slot;
+	bool kept, ended;
+	bool awaited;    /* a DESTROY is to be answered when it has ended */
+	uint32_t serial; /* with this */
+};
+
+static struct box *boxes[BOXES];
+static uint32_t last_box, alive;
+static int owner, epoll, wanted_ready;
+
+static struct box *box_of(uint32_t number)
+{
+	struct box *box = boxes[number % BOXES];
+
+	return box && box->number == number ? box : NULL;
+}
+
+static void reply(uint32_t serial, int error, uint32_t value, const void *text, size_t size, const int *fds, int count)
+{
+	struct reply head = {.serial = serial, .error = error < 0 ? -error : 0, .value = value, .size = (uint32_t)size};
+
+	/* If the owner is gone, its end of the socket tells us soon. */
+	send_message(owner, &head, sizeof head, text, size, fds, count);
+}
+
+static void refuse(uint32_t serial, int error, const char *step)
+{
+	reply(serial, error, 0, step, strlen(step), NULL, 0);
+}
+
+static bool sound(const struct create *wanted)
+{
+	if (wanted->trees < 1 || wanted->trees > TREES_MAX || wanted->tree[0].mountpoint[0])
+		return false;
+	for (uint32_t i = 0; i < wanted->trees; i++) {
+		const struct tree *tree = &wanted->tree[i];
+		if (tree->count < 1 || tree->count > LAYERS_MAX || !memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) ||
+		    tree->mountpoint[0] == '/' || strstr(tree->mountpoint, ".."))
+			return false;
+	}
+	return true;
+}
+
+static pid_t launch(const struct create *wanted, struct box *box, int socket)
+{
+	struct clone_args args = {
+		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
+		.pidfd = (uintptr_t)&box->pidfd,
+		.exit_signal = SIGCHLD,
+	};
+
+	if (box->slot->cgroup.unified >= 0) {
+		args.flags |= CLONE_INTO_CGROUP;
+		args.cgroup = (uint64_t)box->slot->cgroup.unified;
+	}
+	handover_give(box->slot, socket);
+	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+	if (pid == 0)
+		sandbox_enter(wanted, box->slot, box->kept ? box->number : 0);
+	int error = -errno;
+	if (pid < 0)
+		handover_take_back(-1);
+	return pid < 0 ? error : pid;
+}
+
+static const char *start(struct box *box, const struct create *wanted, int *error, int *theirs)
+{
+	AUTOCLOSE int ours = -1;
+	int pair[2];
+
+	for (int attempt = 0; attempt < 2; attempt++) {
+		box->slot = attempt ? slot_make() : slot_take();
+		*error = box->slot ? 0 : -errno;
+		if (*error)
+			return "user namespace, network or control group";
+		*error = cgroup_limit(&box->slot->cgroup, wanted);
+		if (*error != -EBUSY)
+			break;
+		/* Memory of a former tenant that cannot be had back at once: not this one's burden. */
+		slot_discard(box->slot);
+		box->slot = NULL;
+	}
+	if (*error)
+		return "limits";
+	if (box->kept)
+		*error = upper_keep(wanted, box->number);
+	if (*error)
+		return "file system for what is written";
+	*error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0 ? -errno : 0;
+	if (*error)
+		return "socket";
+	*theirs = pair[0];
+	ours = pair[1];
+	box->pid = launch(wanted, box, ours);
+	*error = box->pid < 0 ? box->pid : 0;
+	return "clone";
+}
+
+static void create(const struct request *request, const struct create *wanted)
+{
+	struct box *box = calloc(1, sizeof *box);
+	int error = -ENOMEM, theirs = -1;
+	const char *step = "memory";
+
+	if (box) {
+		do
+			box->number = ++last_box;
+		while (boxes[box->number % BOXES] || !box->number);
+		box->pidfd = -1;
+		box->trees = wanted->trees;
+		box->kept = wanted->flags & CREATE_KEEP;
+		step = start(box, wanted, &error, &theirs);
+	}
+	if (error) {
+		refuse(request->serial, error, step);
+		if (box && box->slot)
+			slot_discard(box->slot);
+		if (box && box->kept)
+			upper_drop(box->number);
+		close_fd(&theirs);
+		free(box);
+		return;
+	}
+	boxes[box->number % BOXES] = box;
+	alive++;
+	reply(request->serial, 0, box->number, NULL, 0, (int[]){theirs, box->pidfd}, 2);
+	close(theirs);
+	handover_take_back(box->pidfd);
+	struct epoll_event event = {.events = EPOLLIN, .data.u32 = box->number};
+	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
+}
+
+static void forget(struct box *box)
+{
+	boxes[box->number % BOXES] = NULL;
+	free(box);
+}
+
+/* PID 1 of the sandbox has ended, and with it all of its processes. */
+static void ended(struct box *box)
+{
+	waitpid(box->pid, NULL, 0);
+	/* The owner has it too, so closing alone would not take it out. */
+	epoll_ctl(epoll, EPOLL_CTL_DEL, box->pidfd, NULL);
+	close_fd(&box->pidfd);
+	box->ended = true;
+	alive--;
+	if (box->awaited)
+		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
+	/* What is kept stays charged to the group that it was written in. */
+	if (!box->kept && slot_ready() < (unsigned)wanted_ready + 64)
+		slot_return(box->slot);
+	else
+		slot_discard(box->slot);
+	box->slot = NULL;
+	if (!box->kept)
+		forget(box);
+}
+
+static void destroy(const struct request *request)
+{
+	struct box *box = box_of(request->number);
+
+	if (!box || box->ended) {
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0); /* it ended by itself */
+		return;
+	}
+	box->awaited = true;
+	box->serial = request->serial;
+	pidfd_signal(box->pidfd, SIGKILL);
+}
+
+static void keep(const struct request *request)
+{
+	struct box *box = box_of(request->number);
+	uint32_t layers[TREES_MAX], count = 0;
+	int error = box && box->kept && box->ended ? 0 : -ESTALE;
+
+	if (error) {
+		refuse(request->serial, error, "no such sandbox");
+		return;
+	}
+	for (; count < box->trees; count++) {
+		char path[32];
+		snprintf(path, sizeof path, "/k/%u/u%u", box->number, count);
+		int layer = layer_of_path(path);
+		if (layer < 0) {
+			error = layer;
+			break;
+		}
+		layers[count] = (uint32_t)layer;
+	}
+	upper_drop(box->number);
+	forget(box);
+	if (!error) {
+		reply(request->serial, 0, count, layers, count * sizeof *layers, NULL, 0);
+		return;
+	}
+	while (count > 0)
+		layer_forget(layers[--count]);
+	refuse(request->serial, error, "layer");
+}
+
+static void layer(const struct request *request, const char *path)
+{
+	int directory = -1, number;
+
+	if (request->kind == REQUEST_SCRATCH)
+		number = layer_scratch(&directory);
+	else
+		number = layer_of_host(path);
+	if (number < 0) {
+		refuse(request->serial, number, "layer");
+		return;
+	}
+	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
+	close_fd(&directory);
+}
+
+static void serve(const struct request *request, const char *body)
+{
+	char text[128];
+	int error;
+
+	switch (request->kind) {
+	case REQUEST_HELLO:
+		cgroup_describe(text, sizeof text);
+		reply(request->serial, 0, PROTOCOL_VERSION, text, strlen(text), NULL, 0);
+		return;
+	case REQUEST_LAYER:
+		if (request->size == 0 || body[request->size - 1] || body[0] != '/')
+			break;
+		layer(request, body);
+		return;
+	case REQUEST_SCRATCH:
+		layer(request, NULL);
+		return;
+	case REQUEST_FORGET:
+		error = layer_forget(request->number);
+		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
+		return;
+	case REQUEST_CREATE:
+		if (request->size != sizeof(struct create) || !sound((const struct create *)(const void *)body))
+			break;
+		create(request, (const struct create *)(const void *)body);
+		return;
+	case REQUEST_DESTROY:
+		destroy(request);
+		return;
+	case REQUEST_KEEP:
+		keep(request);
+		return;
+	case REQUEST_FILL:
+		if (request->number > 4096)
+			break;
+		wanted_ready = (int)request->number;
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	}
+	refuse(request->serial, -EPROTO, "request");
+}
+
+/* The owner is gone, or wants us gone: nothing may be left. */
+static _Noreturn void leave(void)
+{
+	for (uint32_t i = 0; i < BOXES; i++)
+		if (boxes[i] && !boxes[i]->ended)
+			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+	while (wait(NULL) > 0 || errno == EINTR)
+		;
+	cgroup_close();
+	_exit(0);
+}
+
+static void receive(void)
+{
+	static union {
+		struct request head;
+		char bytes[REQUEST_MAX];
+	} message;
+	ssize_t size = recv(owner, &message, sizeof message, MSG_TRUNC);
+
+	if (size < 0 && (errno == EINTR || errno == EAGAIN))
+		return;
+	if (size <= 0)
+		leave();
+	if ((size_t)size < sizeof message.head || (size_t)size > sizeof message ||
+	    message.head.size != (size_t)size - sizeof message.head) {
+		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "request");
+		return;
+	}
+	serve(&message.head, message.bytes + sizeof message.head);
+}
+
+static void prepare(void)
+{
+	struct rlimit files;
+	sigset_t all;
+	int error;
+
+	/* A Ctrl-C is for the owner; its end ends us. */
+	setsid();
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	prctl(PR_SET_NAME, "dutyfree-engine");
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+		files.rlim_cur = files.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+#ifdef __SANITIZE_ADDRESS__
+	const int silent = 1; /* what the sanitizer finds is to be heard */
+#else
+	const int silent = 2;
+#endif
+	for (int fd = 0; fd <= silent; fd++)
+		dup2(null, fd);
+	close(null);
+	error = handover_open(&owner);
+	if (error)
+		_exit(71);
+	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	const char *step = "/proc";
+	error = proc < 0 ? -errno : 0;
+	if (!error) {
+		step = "control groups";
+		error = cgroup_open(proc);
+	}
+	if (!error) {
+		step = "network namespaces";
+		error = slot_open(proc);
+	}
+	if (!error) {
+		step = "mount namespaces";
+		error = layers_open(proc);
+	}
+	if (error) {
+		refuse(0, error, step);
+		cgroup_close();
+		_exit(70);
+	}
+	sandbox_prepare(proc);
+	seccomp_prepare();
+}
+
+_Noreturn void launcher_run(int socket)
+{
+	struct epoll_event events[64];
+
+	owner = socket;
+	fcntl(owner, F_SETFD, FD_CLOEXEC);
+	prepare();
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = EPOLLIN, .data.u32 = 0};
+	epoll_ctl(epoll, EPOLL_CTL_ADD, owner, &event);
+	for (;;) {
+		bool short_of = slot_ready() < (unsigned)wanted_ready;
+		int count = epoll_wait(epoll, events, 64, short_of ? 0 : -1);
+		/* Nothing to do: make parts for sandboxes to come. */
+		if (count == 0 && slot_prepare() < 0)
+			wanted_ready = (int)slot_ready();
+		for (int i = 0; i < count; i++) {
+			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
+			if (!events[i].data.u32)
+				receive();
+			else if (box && !box->ended)
+				ended(box);
+		}
+	}
+}

@@ -1,0 +1,66 @@
+/* dutyfree-init launcher FD: the one program of the engine, started once by each owner. */
+#define _GNU_SOURCE
+#include "launcher.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+
+/* Go on from a sealed copy of ourselves in memory: whatever a sandbox may get hold of, the file on the
+ * host is not what it runs (CVE-2019-5736). Returns only if we are the copy, or on failure. */
+static int seal_ourselves(char **argv)
+{
+	AUTOCLOSE int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	AUTOCLOSE int copy = -1;
+	struct stat found;
+
+	if (self < 0)
+		return -errno;
+	int seals = fcntl(self, F_GET_SEALS);
+	if (seals >= 0 && (seals & SEALS) == SEALS)
+		return 0;
+	copy = memfd_create("dutyfree-init", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (copy < 0 || fstat(self, &found) < 0)
+		return -errno;
+	for (off_t left = found.st_size; left > 0;) {
+		ssize_t count = sendfile(copy, self, NULL, (size_t)left);
+		if (count <= 0)
+			return count ? -errno : -EIO;
+		left -= count;
+	}
+	if (fchmod(copy, 0500) < 0 || fcntl(copy, F_ADD_SEALS, SEALS) < 0)
+		return -errno;
+	/* Under a name of its own: every sandbox can read it. */
+	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], NULL}, (char *[]){NULL});
+	return -errno;
+}
+
+int main(int argc, char **argv)
+{
+	char *end;
+
+	if (argc != 3 || strcmp(argv[1], "launcher") != 0) {
+		fputs("usage: dutyfree-init launcher FD\n", stderr);
+		return 64;
+	}
+	long socket = strtol(argv[2], &end, 10);
+	if (*end || socket < 3 || socket > INT_MAX) {
+		fputs("dutyfree-init: not a descriptor\n", stderr);
+		return 64;
+	}
+	int error = seal_ourselves(argv);
+	if (error) {
+		fprintf(stderr, "dutyfree-init: cannot copy itself: %s\n", strerror(-error));
+		return 70;
+	}
+	launcher_run((int)socket);
+}

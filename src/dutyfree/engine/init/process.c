@@ -1,0 +1,209 @@
+/* How a command's process is started, and how it and all that came from it are found again.
+ *
+ * Every descendant carries a mark that it inherits and cannot shed: the hard limit RLIMIT_RTTIME, which
+ * has no effect on processes without a real-time priority. Raising it takes a capability that nobody
+ * here has. Marks are given out downwards, so lowering it leads to one that was never given, and
+ * whoever bears such a mark is killed along with the first command that must be. Neither another
+ * session nor another parent, environment, user or name hides a process. */
+#define _GNU_SOURCE
+#include "init.h"
+#include "sys.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FIRST_MARK (1ull << 60)
+#define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+static uint64_t last_mark = FIRST_MARK;
+
+uint64_t process_mark(void)
+{
+	return --last_mark;
+}
+
+/* --- Starting --------------------------------------------------------------------------------------- */
+
+struct identity {
+	uid_t user;
+	gid_t group;
+};
+
+/* Looks the user up in the sandbox's own /etc/passwd. A number needs no entry there. */
+static bool find_user(const char *wanted, struct identity *found)
+{
+	char line[1024], name[256];
+	unsigned user, group;
+	char *end;
+	unsigned long number = strtoul(wanted, &end, 10);
+	bool numeric = isdigit((unsigned char)wanted[0]) && !*end && number < 65536;
+	FILE *file = fopen("/etc/passwd", "re");
+
+	*found = (struct identity){(uid_t)number, (gid_t)number};
+	while (file && fgets(line, sizeof line, file)) {
+		if (sscanf(line, "%255[^:]:%*[^:]:%u:%u", name, &user, &group) != 3)
+			continue;
+		if (numeric ? user == number : strcmp(name, wanted) == 0) {
+			*found = (struct identity){user, group};
+			fclose(file);
+			return true;
+		}
+	}
+	if (file)
+		fclose(file);
+	return numeric;
+}
+
+static struct identity identity; /* of the process that is being started */
+
+/* Only ever returns with an error. */
+static int run_program(const struct start *start)
+{
+	const char *name = start->arguments[0], *path = DEFAULT_PATH;
+	char full[PATH_MAX];
+	int error = ENOENT;
+
+	if (strchr(name, '/') || !*name) {
+		execve(name, start->arguments, start->environment);
+		return errno;
+	}
+	for (char *const *entry = start->environment; *entry; entry++)
+		if (strncmp(*entry, "PATH=", 5) == 0)
+			path = *entry + 5;
+	for (const char *at = path; at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL) {
+		int length = (int)strcspn(at, ":");
+		int size = snprintf(full, sizeof full, "%.*s%s%s", length, at, length ? "/" : "./", name);
+		if (size < 0 || (size_t)size >= sizeof full)
+			continue;
+		execve(full, start->arguments, start->environment);
+		if (errno == EACCES)
+			error = EACCES;
+		else if (errno != ENOENT && errno != ENOTDIR)
+			return errno;
+	}
+	return error;
+}
+
+/* In the child, which shares our memory until its exec: what it finds wrong, it writes down for us. */
+static int child(void *argument)
+{
+	struct start *start = argument;
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {{COMMAND_CAPABILITIES, COMMAND_CAPABILITIES, 0}, {0, 0, 0}};
+	const struct rlimit mark = {start->mark, start->mark};
+	sigset_t none;
+
+	setsid();
+	start->flags = EXIT_NO_PROCESS;
+	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
+	    setrlimit(RLIMIT_RTTIME, &mark) < 0)
+		goto failed;
+	start->flags = EXIT_NO_USER;
+	/* The bare calls: those of the library would change our own threads too. */
+	if (*start->user && (syscall(SYS_setgroups, 0, NULL) < 0 ||
+			     syscall(SYS_setresgid, identity.group, identity.group, identity.group) < 0 ||
+			     syscall(SYS_setresuid, identity.user, identity.user, identity.user) < 0))
+		goto failed;
+	if ((!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
+		goto failed;
+	start->flags = EXIT_NO_DIRECTORY;
+	if (*start->directory && chdir(start->directory) < 0)
+		goto failed;
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	start->flags = EXIT_NOT_STARTED;
+	start->executing = now();
+	errno = run_program(start);
+failed:
+	start->error = errno;
+	_exit(127);
+}
+
+pid_t process_start(struct start *start)
+{
+	static char stack[64 << 10] __attribute__((aligned(16)));
+
+	if (*start->user && !find_user(start->user, &identity)) {
+		start->flags = EXIT_NO_USER;
+		start->error = ENOENT;
+		return -1;
+	}
+	pid_t pid = spawn_child(child, start, stack, sizeof stack);
+	if (pid < 0) {
+		start->flags = EXIT_NO_PROCESS;
+		start->error = -pid;
+		return -1;
+	}
+	if (start->error) {
+		waitpid(pid, NULL, 0);
+		return -1;
+	}
+	start->flags = 0;
+	return pid;
+}
+
+/* --- Killing ---------------------------------------------------------------------------------------- */
+
+static bool is_zombie(int proc, const char *pid)
+{
+	char path[32], text[512];
+
+	snprintf(path, sizeof path, "%.16s/stat", pid);
+	if (read_file(proc, path, text, sizeof text) < 0)
+		return true;
+	char *state = strrchr(text, ')');
+	return state && (state[2] == 'Z' || state[2] == 'X');
+}
+
+static bool bears(pid_t pid, uint64_t mark)
+{
+	struct rlimit found;
+
+	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) < 0)
+		return false;
+	return found.rlim_max == mark || found.rlim_max < last_mark;
+}
+
+/* Signals all who bear the mark; how many of them live. */
+static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
+{
+	DIR *proc = opendir("/proc");
+	unsigned count = 0;
+
+	for (struct dirent *entry; proc && (entry = readdir(proc));) {
+		pid_t pid = (pid_t)atoi(entry->d_name);
+		if (pid > 1 && pid != spared && bears(pid, mark) && !is_zombie(dirfd(proc), entry->d_name)) {
+			kill(pid, number);
+			count++;
+		}
+	}
+	if (proc)
+		closedir(proc);
+	return count;
+}
+
+void process_kill_marked(uint64_t mark, pid_t spared)
+{
+	/* All stand still before the first dies: else a shell whose child died would go on to its next
+	 * line. A process that stands does not fork, so there is an end to it. */
+	for (int round = 0; round < 100; round++) {
+		unsigned before = 0, found;
+		for (int turn = 0; turn < 50; turn++, before = found) {
+			found = signal_marked(mark, spared, SIGSTOP);
+			if (found == before)
+				break;
+		}
+		if (signal_marked(mark, spared, SIGKILL) == 0)
+			return;
+	}
+}

@@ -1,0 +1,166 @@
+/* What is said on the two channels, and nothing else: one header, one version.
+ *
+ * owner ── SOCK_SEQPACKET ── launcher     one request, one reply (replies may come in another order)
+ * owner ── SOCK_STREAM ───── init         frames, both ways, many commands at once
+ *
+ * All integers have the machine's byte order: both ends are on one machine. Strings are NUL-terminated.
+ * Whoever parses checks every length against what is there; a frame that does not fit its type is
+ * answered with EPROTO, and changes nothing.
+ */
+#ifndef DUTYFREE_PROTOCOL_H
+#define DUTYFREE_PROTOCOL_H
+
+#include <errno.h>
+#include <stdint.h>
+
+#define PROTOCOL_VERSION 1
+
+/* --- The launcher ----------------------------------------------------------------------------------- */
+
+#define REQUEST_MAX 16384
+#define TREES_MAX 8
+#define LAYERS_MAX 32
+#define MOUNTPOINT_MAX 64
+
+enum request_kind {
+	REQUEST_HELLO = 1,   /* → reply.value = PROTOCOL_VERSION, text = what this host has */
+	REQUEST_LAYER = 2,   /* text = a host directory → reply.value = number of the layer */
+	REQUEST_SCRATCH = 3, /* → reply.value = number of an empty layer, fd = its directory, to be filled */
+	REQUEST_FORGET = 4,  /* number = a layer that no new sandbox shall use */
+	REQUEST_CREATE = 5,  /* struct create → reply.value = number of the sandbox, fds = socket, pidfd */
+	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
+	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
+	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
+};
+
+struct request {
+	uint32_t kind;
+	uint32_t serial; /* comes back in the reply */
+	uint32_t number;
+	uint32_t size;   /* of what follows */
+};
+
+struct reply {
+	uint32_t serial;
+	int32_t error;   /* an errno, 0 for success; the text names the step that failed */
+	uint32_t value;
+	uint32_t size;   /* of the text that follows */
+};
+
+enum create_flags {
+	CREATE_HOST_NETWORK = 1, /* the host's network instead of a loopback of its own */
+	CREATE_KEEP = 2,         /* what is written may become a layer */
+};
+
+/* One directory of the sandbox: layers, uppermost first, under a writable one. The first is "/". */
+struct tree {
+	char mountpoint[MOUNTPOINT_MAX]; /* relative to the sandbox's root, "" for it */
+	uint32_t count;
+	uint32_t layers[LAYERS_MAX];
+};
+
+struct create {
+	uint32_t flags;
+	uint32_t trees;
+	uint64_t memory;    /* bytes, 0 for no limit */
+	uint64_t disk;      /* bytes, 0 for no limit */
+	uint64_t pids;      /* 0 for no limit */
+	uint64_t cpu_quota; /* microseconds of each 100 ms, 0 for no limit */
+	struct tree tree[TREES_MAX];
+};
+
+/* --- Init ------------------------------------------------------------------------------------------- */
+
+#define FRAME_MAX (4u << 20) /* payload of one frame: above any argument list the kernel takes */
+#define INLINE_MAX (256u << 10) /* files up to this size travel in a frame, larger ones as descriptors */
+
+enum frame_kind {
+	/* owner → init */
+	FRAME_EXEC = 1,    /* struct exec, then strings: user, cwd, argv…, environment…; fd: stdin */
+	FRAME_KILL = 2,    /* the command's whole tree; flags: FRAME_SPARE for all but its first process */
+	FRAME_CREDIT = 3,  /* u32: so many more bytes of output may be sent */
+	FRAME_READ = 4,    /* path */
+	FRAME_WRITE = 5,   /* struct write, path, data; or fd: a file to copy */
+	FRAME_LIST = 6,    /* path */
+	FRAME_REMOVE = 7,  /* path */
+	FRAME_UNPACK = 8,  /* path; fd: an archive to read (archive.c) */
+	FRAME_PACK = 9,    /* path; fd: where to write the archive */
+	FRAME_SIGNAL = 10, /* u32: a signal to every process but init */
+	FRAME_PING = 11,
+	/* init → owner */
+	FRAME_READY = 32,  /* struct ready: the sandbox stands */
+	FRAME_FATAL = 33,  /* i32 errno, text: it does not, and init exits */
+	FRAME_OUTPUT = 34, /* flags: the stream, 1 or 2 */
+	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
+	FRAME_DONE = 36,   /* i32 errno, then the answer; flags: FRAME_MORE if another one follows */
+};
+
+/* The error of an operation on a pipe, a socket or a device, which are no files. */
+#define ERROR_SPECIAL ENOTBLK
+
+enum frame_flags { FRAME_SPARE = 1, FRAME_WITH_FD = 0x100, FRAME_MORE = 0x200 };
+
+struct frame {
+	uint32_t size; /* of the payload */
+	uint16_t kind;
+	uint16_t flags;
+	uint32_t id;   /* chosen by the owner; 0 is init itself */
+};
+
+enum exec_flags {
+	EXEC_STREAM = 1, /* send output as it comes, within the credit */
+};
+
+struct exec {
+	uint64_t timeout; /* nanoseconds, 0 for none */
+	uint32_t head;    /* bytes kept of each stream from its beginning */
+	uint32_t tail;    /* and from its end */
+	uint32_t flags;
+	uint32_t argc;
+	uint32_t envc;
+};
+
+struct write {
+	uint32_t mode;
+};
+
+struct ready {
+	uint32_t version;
+	uint64_t cloned; /* CLOCK_MONOTONIC nanoseconds, as all times here */
+	uint64_t mounted;
+	uint64_t sealed;
+};
+
+enum exit_flags {
+	EXIT_TIMED_OUT = 1,
+	EXIT_KILLED = 2,       /* by FRAME_KILL */
+	EXIT_NOT_STARTED = 4,  /* the program could not be run */
+	EXIT_NO_DIRECTORY = 8, /* nor entered the directory */
+	EXIT_NO_USER = 16,     /* nor become the user */
+	EXIT_NO_PROCESS = 32,  /* nor made a process at all */
+};
+
+struct exit {
+	int32_t status;  /* as waitpid has it; an errno with EXIT_NOT_STARTED and below */
+	uint32_t flags;
+	uint64_t received, spawning, running, ended, sent;
+	uint64_t cpu_us, peak_kb;
+	uint64_t total[2], cut[2]; /* bytes of stdout, stderr: seen, dropped from the middle */
+};
+
+/* The answer to FRAME_LIST: entries of this, then the name. */
+struct entry {
+	uint64_t size;
+	uint32_t mode; /* as stat has it */
+	uint32_t name_size;
+};
+
+/* An archive is a sequence of these, each with its path (relative, "" for the root) and its data;
+ * of a link, the data is the target. It ends with one of mode 0. */
+struct member {
+	uint64_t size;
+	uint32_t mode;
+	uint32_t path_size;
+};
+
+#endif

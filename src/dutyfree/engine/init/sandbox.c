@@ -1,0 +1,290 @@
+#define _GNU_SOURCE
+#include "sandbox.h"
+
+#include "handover.h"
+#include "init.h"
+#include "layers.h"
+#include "seccomp.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/mount.h>
+#include <linux/securebits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* What Docker covers of /proc. Of these, the files and directories of the host's root that others may not
+ * read are closed to a sandbox anyway, whose users are all others: they need no cover. */
+static struct mask {
+	const char *path, *cover;
+	bool needed;
+} masks[] = {
+	{"proc/acpi", "/mask/directory", false},      {"proc/asound", "/mask/directory", false},
+	{"proc/scsi", "/mask/directory", false},      {"proc/interrupts", "/mask/file", false},
+	{"proc/kcore", "/mask/file", false},          {"proc/keys", "/mask/file", false},
+	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
+	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
+	{"proc/timer_stats", "/mask/file", false},
+};
+#define MASKS (sizeof masks / sizeof *masks)
+
+#define FILES 65536 /* that a process may have open */
+
+static int control; /* the socket, for the last word of a sandbox that cannot be made */
+static struct ready times;
+static const struct slot *our_slot;
+
+static _Noreturn void fail(const char *step, int error)
+{
+	struct frame header = {.size = (uint32_t)(sizeof(int32_t) + strlen(step)), .kind = FRAME_FATAL};
+	char payload[128];
+	int32_t number = error < 0 ? -error : error;
+
+	memcpy(payload, &number, sizeof number);
+	memcpy(payload + sizeof number, step, strlen(step));
+	send_message(control, &header, sizeof header, payload, header.size, NULL, 0);
+	_exit(71);
+}
+
+static void must(int result, const char *step)
+{
+	if (result < 0)
+		fail(step, result);
+}
+
+static void must_call(long result, const char *step)
+{
+	if (result < 0)
+		fail(step, errno);
+}
+
+int upper_make(const struct create *wanted)
+{
+	char size[32], path[16];
+	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", "0"}, {NULL, NULL}};
+	uint64_t inodes = wanted->disk / 4096 + 1024;
+	char count[32];
+
+	snprintf(size, sizeof size, "%llu", (unsigned long long)wanted->disk);
+	snprintf(count, sizeof count, "%llu", (unsigned long long)inodes);
+	options[2][1] = count; /* files cost memory too, also empty ones */
+	int mount = mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	if (mount < 0)
+		return mount;
+	for (uint32_t i = 0; i < wanted->trees; i++) {
+		snprintf(path, sizeof path, "u%u", i);
+		if (mkdirat(mount, path, 0755) < 0)
+			goto failed;
+		path[0] = 'w';
+		if (mkdirat(mount, path, 0755) < 0)
+			goto failed;
+	}
+	if (mkdirat(mount, "shm", 01777) == 0)
+		return mount;
+failed:;
+	int error = -errno;
+	close(mount);
+	return error;
+}
+
+int upper_keep(const struct create *wanted, uint32_t number)
+{
+	char path[LAYER_PATH];
+	AUTOCLOSE int upper = upper_make(wanted);
+	int error;
+
+	if (upper < 0)
+		return upper;
+	snprintf(path, sizeof path, "/k/%u", number);
+	if (mkdir(path, 0755) < 0)
+		return -errno;
+	error = mount_attach(upper, path);
+	if (error)
+		rmdir(path);
+	return error;
+}
+
+void upper_drop(uint32_t number)
+{
+	char path[LAYER_PATH];
+
+	snprintf(path, sizeof path, "/k/%u", number);
+	umount2(path, MNT_DETACH);
+	rmdir(path);
+}
+
+/* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
+static void mount_tree(const struct tree *tree, uint32_t index)
+{
+	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
+	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
+				    {"workdir", work},         {"redirect_dir", "on"},  {"metacopy", "on"},
+				    {NULL, NULL}};
+	char *end = lower;
+
+	for (uint32_t i = 0; i < tree->count; i++) {
+		char layer[LAYER_PATH];
+		layer_path(layer, tree->layers[i]);
+		AUTOCLOSE int mount = mount_clone(AT_FDCWD, layer, false);
+		must(mount, "layer");
+		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+		int error = mount_restrict(mount, closed, our_slot->user_namespace);
+		/* Some file systems cannot map ids: what root owns there belongs to nobody in here. */
+		if (error == -EINVAL)
+			error = mount_restrict(mount, closed, -1);
+		must(error, "layer");
+		must(mount_attach(mount, layer), "layer in place");
+		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
+	}
+	snprintf(up, sizeof up, "/up/u%u", index);
+	snprintf(work, sizeof work, "/up/w%u", index);
+	AUTOCLOSE int overlay =
+		mount_new("overlay", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	must(overlay, "overlay");
+	snprintf(path, sizeof path, "/new/%s", tree->mountpoint);
+	must(mount_attach(overlay, path), "overlay in place");
+}
+
+static void attach(int mount, const char *path, const char *step)
+{
+	must(mount, step);
+	must(mount_attach(mount, path), step);
+	close(mount);
+}
+
+void sandbox_prepare(int proc)
+{
+	struct stat found;
+
+	for (size_t i = 0; i < MASKS; i++)
+		masks[i].needed = fstatat(proc, masks[i].path + strlen("proc/"), &found, 0) == 0 &&
+				  (found.st_uid != 0 || found.st_mode & 07);
+}
+
+static void mount_root(const struct create *wanted, uint32_t kept)
+{
+	static const char *const terminals[][2] = {{"mode", "0620"}, {"ptmxmode", "0666"}, {NULL, NULL}};
+	char path[LAYER_PATH];
+
+	snprintf(path, sizeof path, "/k/%u", kept);
+	AUTOCLOSE int upper = kept ? mount_clone(AT_FDCWD, path, false) : upper_make(wanted);
+	must(upper, "file system for what is written");
+	must(mount_restrict(upper, 0, our_slot->user_namespace), "tmpfs with mapped ids");
+	must(mount_attach(upper, "/up"), "file system in place");
+	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
+	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
+	setfsgid(our_slot->first_id);
+	setfsuid(our_slot->first_id);
+	for (uint32_t i = 0; i < wanted->trees; i++)
+		mount_tree(&wanted->tree[i], i);
+	must_call(chdir("/new"), "root");
+	mkdir("proc", 0555);
+	mkdir("dev", 0755);
+	mkdir("sys", 0555);
+	mkdir("workspace", 0755);
+	if (mkdir("tmp", 01777) == 0)
+		must_call(chmod("tmp", 01777), "tmp");
+	setfsuid(0);
+	setfsgid(0);
+	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
+	for (size_t i = 0; i < MASKS; i++)
+		if (masks[i].needed)
+			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
+	int sys = mount_clone(AT_FDCWD, "proc/sys", false);
+	must(sys, "proc/sys");
+	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "proc/sys");
+	attach(sys, "proc/sys", "proc/sys");
+	attach(mount_clone(AT_FDCWD, "/dev", true), "dev", "dev");
+	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "dev/shm");
+	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
+	/* Over the launcher's root, and chroot: pivot_root would look at every process of the host. What
+	 * lies below can be had only with chroot or setns, which no process in here may call. */
+	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "root in place");
+	must_call(chroot("."), "chroot");
+	must_call(chdir("/workspace"), "workspace");
+	umask(022);
+}
+
+static void drop(void)
+{
+	const struct rlimit none = {0, 0};
+	struct rlimit files;
+
+	must_call(getrlimit(RLIMIT_NOFILE, &files), "open files");
+	if (files.rlim_max > FILES)
+		files.rlim_max = FILES;
+	files.rlim_cur = files.rlim_max;
+	must_call(setrlimit(RLIMIT_NOFILE, &files), "open files");
+	must_call(setrlimit(RLIMIT_CORE, &none), "core files");
+	must_call(setns(our_slot->user_namespace, CLONE_NEWUSER), "user namespace");
+	must_call(syscall(SYS_setgroups, 0, NULL), "groups");
+	must_call(syscall(SYS_setresgid, 0, 0, 0), "group");
+	must_call(syscall(SYS_setresuid, 0, 0, 0), "user");
+	must_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
+	/* Neither memory nor descriptors of ours are to be had by those we start, who have the same user. */
+	must_call(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
+	must_call(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "death signal");
+}
+
+static void keep_capabilities(uint32_t kept)
+{
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {{kept, kept, 0}, {0, 0, 0}};
+
+	must_call(syscall(SYS_capset, &header, data), "capabilities");
+}
+
+/* The thread that does all the work. It and what it starts are in the payload's control groups; the
+ * process, which is its first thread, is not: so the kernel, out of memory in there, never kills init. */
+static int work(void *unused)
+{
+	(void)unused;
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		if (our_slot->cgroup.tasks[kind] >= 0)
+			must_call(write(our_slot->cgroup.tasks[kind], "0", 1), "control group");
+	must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
+	must_call(syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0), "close_range");
+	keep_capabilities(INIT_CAPABILITIES);
+	must(seccomp_enter(), "seccomp");
+	times.sealed = now();
+	init_run(&times);
+}
+
+_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept)
+{
+	static struct slot handed;
+	static char stack[512 << 10] __attribute__((aligned(16)));
+	sigset_t all;
+
+	times = (struct ready){.version = PROTOCOL_VERSION, .cloned = now()};
+	control = HANDED_SOCKET;
+	must(handover_receive(slot, &handed), "descriptors");
+	our_slot = &handed;
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	prctl(PR_SET_NAME, "dutyfree-init");
+	if (!(wanted->flags & CREATE_HOST_NETWORK))
+		must_call(setns(handed.network, CLONE_NEWNET), "network");
+	mount_root(wanted, kept);
+	must_call(sethostname("sandbox", 7), "hostname");
+	times.mounted = now();
+	drop();
+	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
+	control = CONTROL_FD;
+	must_call(clone(work, stack + sizeof stack,
+			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
+		  "thread");
+	keep_capabilities(0);
+	for (;;)
+		pause();
+}

@@ -1,0 +1,18 @@
+/* From a fresh clone of the launcher to PID 1 of a sandbox. */
+#ifndef DUTYFREE_SANDBOX_H
+#define DUTYFREE_SANDBOX_H
+
+#include "protocol.h"
+#include "slot.h"
+
+void sandbox_prepare(int proc); /* looks at the host's /proc, once */
+
+/* A file system for what a sandbox writes, detached: its descriptor or -errno. */
+int upper_make(const struct create *wanted);
+int upper_keep(const struct create *wanted, uint32_t number); /* one that outlives its sandbox, as /k/number */
+void upper_drop(uint32_t number);
+
+/* Runs in the clone, never returns. `kept` is the number under /k of an upper already made, or 0. */
+_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept);
+
+#endif

@@ -1,0 +1,195 @@
+#define _GNU_SOURCE
+#include "slot.h"
+
+#include "sys.h"
+
+#include <fcntl.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FIRST_ID (1u << 30) /* far from where people, services and other containers have theirs */
+#define RANGES 16383u       /* up to 2³¹ */
+
+static struct slot *ready;
+static unsigned ready_count, made;
+static int host_proc = -1, host_network = -1;
+static char quiet_network[1024]; /* what the kernel counts in a network that nobody has used */
+
+int slot_open(int proc)
+{
+	host_proc = proc;
+	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
+	return host_network < 0 ? -errno : 0;
+}
+
+static int write_map(pid_t pid, const char *file, unsigned first)
+{
+	char path[64], map[64];
+
+	snprintf(path, sizeof path, "%d/%s", pid, file);
+	snprintf(map, sizeof map, "0 %u %u", first, IDS);
+	return write_file(host_proc, path, map);
+}
+
+static int make_user_namespace(unsigned first)
+{
+	char path[64];
+	int pair[2], fd = -1, error;
+
+	/* The namespace needs a process to be born in: it waits for the end of our pipe, and is gone. */
+	if (pipe2(pair, O_CLOEXEC) < 0)
+		return -errno;
+	pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0) {
+		char byte;
+		close(pair[1]);
+		_exit(read(pair[0], &byte, 1) == 0 ? 0 : 1);
+	}
+	error = pid < 0 ? -errno : 0;
+	if (!error)
+		error = write_map(pid, "uid_map", first);
+	if (!error)
+		error = write_map(pid, "gid_map", first);
+	if (!error) {
+		snprintf(path, sizeof path, "%d/ns/user", pid);
+		fd = openat(host_proc, path, O_RDONLY | O_CLOEXEC);
+		error = fd < 0 ? -errno : 0;
+	}
+	close(pair[1]);
+	close(pair[0]);
+	if (pid > 0)
+		waitpid(pid, NULL, 0);
+	return error ? error : fd;
+}
+
+/* What the kernel counts of sockets in the network that we are in. */
+static void count_sockets(char *text, size_t size)
+{
+	if (read_file(host_proc, "thread-self/net/sockstat", text, size) < 0)
+		text[0] = 0;
+}
+
+static int make_network(void)
+{
+	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+	int fd = -1, error = 0;
+
+	if (unshare(CLONE_NEWNET) < 0)
+		return -errno;
+	AUTOCLOSE int control = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (control < 0 || ioctl(control, SIOCSIFFLAGS, &loopback) < 0)
+		error = -errno;
+	close_fd(&control);
+	/* Nobody inside has capabilities over the network: let servers have any port of it, and ping work. */
+	write_file(host_proc, "sys/net/ipv4/ip_unprivileged_port_start", "0");
+	write_file(host_proc, "sys/net/ipv4/ping_group_range", "0 2147483647");
+	if (!error) {
+		fd = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+		error = fd < 0 ? -errno : 0;
+	}
+	if (!error && !quiet_network[0])
+		count_sockets(quiet_network, sizeof quiet_network);
+	if (setns(host_network, CLONE_NEWNET) < 0)
+		abort(); /* in the wrong network nothing may go on */
+	return error ? error : fd;
+}
+
+/* Whether no socket, not even a closing one, is left of those who used the network. */
+static bool network_is_quiet(int network)
+{
+	char found[sizeof quiet_network];
+
+	if (setns(network, CLONE_NEWNET) < 0)
+		return false;
+	count_sockets(found, sizeof found);
+	if (setns(host_network, CLONE_NEWNET) < 0)
+		abort();
+	return found[0] && strcmp(found, quiet_network) == 0;
+}
+
+struct slot *slot_make(void)
+{
+	struct slot *slot = calloc(1, sizeof *slot);
+	int error;
+
+	if (!slot)
+		return NULL;
+	slot->number = ++made;
+	/* Another launcher on this host begins elsewhere. */
+	slot->first_id = FIRST_ID + (((unsigned)getpid() * 61u + slot->number) % RANGES) * IDS;
+	slot->network = slot->user_namespace = -1;
+	error = cgroup_make(&slot->cgroup, slot->number);
+	if (!error) {
+		slot->user_namespace = make_user_namespace(slot->first_id);
+		slot->network = slot->user_namespace < 0 ? -1 : make_network();
+		error = slot->user_namespace < 0 ? slot->user_namespace : slot->network < 0 ? slot->network : 0;
+	}
+	if (!error)
+		return slot;
+	slot_discard(slot);
+	errno = -error;
+	return NULL;
+}
+
+struct slot *slot_take(void)
+{
+	struct slot *slot = ready;
+
+	if (!slot)
+		return slot_make();
+	ready = slot->next;
+	ready_count--;
+	return slot;
+}
+
+static void put(struct slot *slot)
+{
+	slot->next = ready;
+	ready = slot;
+	ready_count++;
+}
+
+void slot_return(struct slot *slot)
+{
+	if (!network_is_quiet(slot->network)) {
+		close_fd(&slot->network);
+		slot->network = make_network();
+		if (slot->network < 0) {
+			slot_discard(slot);
+			return;
+		}
+	}
+	put(slot);
+}
+
+void slot_discard(struct slot *slot)
+{
+	close_fd(&slot->user_namespace);
+	close_fd(&slot->network);
+	cgroup_remove(&slot->cgroup);
+	free(slot);
+}
+
+unsigned slot_ready(void)
+{
+	return ready_count;
+}
+
+int slot_prepare(void)
+{
+	struct slot *slot = slot_make();
+
+	if (!slot)
+		return -errno;
+	put(slot);
+	return 0;
+}

@@ -1,0 +1,160 @@
+#define _GNU_SOURCE
+#include "sys.h"
+
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+void close_at(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+}
+
+void close_fd(int *fd)
+{
+	close_at(fd);
+	*fd = -1;
+}
+
+uint64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int write_all(int fd, const void *data, size_t size)
+{
+	const char *at = data;
+
+	while (size > 0) {
+		ssize_t count = write(fd, at, size);
+		if (count < 0) {
+			if (errno == EINTR)
+				continue;
+			return -errno;
+		}
+		at += count;
+		size -= (size_t)count;
+	}
+	return 0;
+}
+
+int write_file(int dir, const char *path, const char *text)
+{
+	AUTOCLOSE int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
+
+	/* Files of the kernel want all in one write. */
+	if (fd < 0 || write(fd, text, strlen(text)) < 0)
+		return -errno;
+	return 0;
+}
+
+ssize_t read_file(int dir, const char *path, char *buffer, size_t size)
+{
+	AUTOCLOSE int fd = openat(dir, path, O_RDONLY | O_CLOEXEC);
+	size_t have = 0;
+
+	if (fd < 0)
+		return -errno;
+	while (have < size - 1) {
+		ssize_t count = read(fd, buffer + have, size - 1 - have);
+		if (count < 0)
+			return -errno;
+		if (count == 0)
+			break;
+		have += (size_t)count;
+	}
+	buffer[have] = 0;
+	return (ssize_t)have;
+}
+
+int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(4 * sizeof(int))];
+	} control;
+	struct iovec parts[2] = {{(void *)a, a_size}, {(void *)b, b_size}};
+	struct msghdr message = {.msg_iov = parts, .msg_iovlen = b_size ? 2 : 1};
+
+	if (count > 0) {
+		memset(&control, 0, sizeof control);
+		message.msg_control = control.space;
+		message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+		memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
+	}
+	while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return 0;
+}
+
+int mount_new(const char *type, const char *const options[][2], unsigned attributes)
+{
+	AUTOCLOSE int context = (int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC);
+
+	if (context < 0)
+		return -errno;
+	for (int i = 0; options && options[i][0]; i++)
+		if (syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, options[i][0], options[i][1], 0) < 0)
+			return -errno;
+	if (syscall(SYS_fsconfig, context, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
+		return -errno;
+	int mount = (int)syscall(SYS_fsmount, context, FSMOUNT_CLOEXEC, attributes);
+	return mount < 0 ? -errno : mount;
+}
+
+int mount_clone(int dir, const char *path, bool recursive)
+{
+	unsigned flags = OPEN_TREE_CLOEXEC | OPEN_TREE_CLONE | AT_EMPTY_PATH | (recursive ? AT_RECURSIVE : 0);
+	int mount = (int)syscall(SYS_open_tree, dir, path, flags);
+
+	return mount < 0 ? -errno : mount;
+}
+
+int mount_attach(int mount, const char *path)
+{
+	if (syscall(SYS_move_mount, mount, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+		return -errno;
+	return 0;
+}
+
+int mount_restrict(int mount, uint64_t attributes, int user_namespace)
+{
+	struct mount_attr set = {.attr_set = attributes};
+
+	if (user_namespace >= 0) {
+		set.attr_set |= MOUNT_ATTR_IDMAP;
+		set.userns_fd = (uint64_t)user_namespace;
+	}
+	if (syscall(SYS_mount_setattr, mount, "", AT_EMPTY_PATH | AT_RECURSIVE, &set, sizeof set) < 0)
+		return -errno;
+	return 0;
+}
+
+pid_t spawn_child(int (*body)(void *), void *argument, void *stack, size_t stack_size)
+{
+	/* clone and not clone3, which the filter that we live under cannot look into. */
+	pid_t pid = clone(body, (char *)stack + stack_size, CLONE_VM | CLONE_VFORK | SIGCHLD, argument);
+
+	return pid < 0 ? -errno : pid;
+}
+
+int pidfd_signal(int pidfd, int signal)
+{
+	return syscall(SYS_pidfd_send_signal, pidfd, signal, NULL, 0) < 0 ? -errno : 0;
+}

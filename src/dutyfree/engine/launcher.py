@@ -1,0 +1,192 @@
+"""The launcher's owner: one process per open substrate, started once, asked over a socket.
+
+The socket is what ties the two: when the owner's end closes, whatever became of the owner, the launcher
+kills every sandbox, removes what it made, and exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import socket
+import subprocess
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from dutyfree.engine import protocol
+from dutyfree.engine.protocol import Request
+from dutyfree.errors import SubstrateError, Unavailable
+
+BINARY = Path(__file__).parent / "bin" / "dutyfree-init"
+
+_REPLY_MAX = 4096
+_UNDO = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
+
+
+_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """A forked copy of the owner is not the owner: it must not keep the launcher alive."""
+
+    def close() -> None:
+        for connected in list(_OPEN):
+            with contextlib.suppress(OSError):
+                connected.close()
+
+    os.register_at_fork(after_in_child=close)
+
+
+class LauncherError(SubstrateError):
+    """The launcher refused, or is gone. Mapped to the phase by whoever asked."""
+
+    phase = "create"
+
+    def __init__(self, message: str, number: int = 0) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Reply(NamedTuple):
+    value: int
+    text: bytes
+    descriptors: tuple[int, ...]
+
+
+class Launcher:
+    """Requests and their replies. Belongs to the event loop that it was made in."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self._process = process
+        self._socket = ours
+        self._loop = asyncio.get_running_loop()
+        self._serials = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._unsent: deque[bytes] = deque()
+        self._gone = ""
+        self._loop.add_reader(ours, self._receive)
+        _OPEN.add(ours)
+
+    @staticmethod
+    def spawn(program: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the process; blocks for a moment. Raises Unavailable."""
+        _watch_forks()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [str(program), "launcher", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env={},
+                )
+            except OSError as error:
+                ours.close()
+                raise Unavailable(f"native: cannot run {program}: {error.strerror}") from error
+        return process, ours
+
+    async def ask(self, kind: Request, number: int = 0, body: bytes = b"") -> Reply:
+        """One request, one reply. Raises LauncherError."""
+        serial, answer = self._post(kind, number, body)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # The answer still comes, and what it brings must not be lost.
+            if answer.cancelled():
+                self._waiting[serial] = orphan = self._loop.create_future()
+                orphan.add_done_callback(lambda done: self._abandon(kind, done))
+            elif not answer.exception():
+                self._abandon(kind, answer)
+            raise
+
+    def _post(self, kind: Request, number: int, body: bytes) -> tuple[int, asyncio.Future[Reply]]:
+        if self._gone:
+            raise LauncherError(self._gone)
+        serial = next(self._serials) & 0xFFFFFFFF
+        self._waiting[serial] = answer = self._loop.create_future()
+        self._unsent.append(protocol.REQUEST.pack(kind, serial, number, len(body)) + body)
+        if len(self._unsent) == 1:
+            self._send()
+        return serial, answer
+
+    def _send(self) -> None:
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0])
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._send)
+                return
+            except OSError:
+                return  # the reader learns of the end
+            self._unsent.popleft()
+        self._loop.remove_writer(self._socket)
+
+    def _receive(self) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._socket, _REPLY_MAX, 4)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            message, descriptors = b"", []
+        if not message:
+            self._lost("the launcher is gone")
+            return
+        serial, error, value, _ = protocol.REPLY.unpack_from(message)
+        text = message[protocol.REPLY.size :]
+        if serial == 0:
+            step = text.decode(errors="replace")
+            self._lost(f"{step}: {os.strerror(error)}")
+            return
+        waiting = self._waiting.pop(serial, None)
+        if waiting is None or waiting.done():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif error:
+            step = text.decode(errors="replace")
+            waiting.set_exception(LauncherError(f"{step}: {os.strerror(error)}", error))
+        else:
+            waiting.set_result(Reply(value, text, tuple(descriptors)))
+
+    def _abandon(self, kind: Request, answer: asyncio.Future[Reply]) -> None:
+        """Give back what a cancelled request brought."""
+        if answer.cancelled() or answer.exception():
+            return
+        reply = answer.result()
+        for descriptor in reply.descriptors:
+            os.close(descriptor)
+        follow = {
+            Request.CREATE: Request.DESTROY,
+            Request.LAYER: Request.FORGET,
+            Request.SCRATCH: Request.FORGET,
+        }
+        if kind in follow:
+            with contextlib.suppress(LauncherError):
+                _, done = self._post(follow[kind], reply.value, b"")
+                done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    def _lost(self, reason: str) -> None:
+        if self._gone:
+            return
+        self._gone = reason
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(LauncherError(reason))
+                waiting.exception()  # an orphan's is nobody's
+        self._waiting.clear()
+
+    def disconnect(self) -> subprocess.Popen[bytes]:
+        """The end: the launcher cleans up and exits, which the process returned can be waited for."""
+        self._lost("the substrate is closed")
+        self._socket.close()
+        return self._process

@@ -1,0 +1,101 @@
+"""What ``init/protocol.h`` says, for Python: the two must be changed together, and VERSION with them."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag
+
+VERSION = 1
+
+
+class Request(IntEnum):
+    HELLO = 1
+    LAYER = 2
+    SCRATCH = 3
+    FORGET = 4
+    CREATE = 5
+    DESTROY = 6
+    KEEP = 7
+    FILL = 8
+
+
+class Create(IntFlag):
+    HOST_NETWORK = 1
+    KEEP = 2
+
+
+class Frame(IntEnum):
+    EXEC = 1
+    KILL = 2
+    CREDIT = 3
+    READ = 4
+    WRITE = 5
+    LIST = 6
+    REMOVE = 7
+    UNPACK = 8
+    PACK = 9
+    SIGNAL = 10
+    PING = 11
+    READY = 32
+    FATAL = 33
+    OUTPUT = 34
+    EXIT = 35
+    DONE = 36
+
+
+SPARE = 1
+WITH_FD = 0x100
+MORE = 0x200
+EXEC_STREAM = 1
+
+
+class Exit(IntFlag):
+    TIMED_OUT = 1
+    KILLED = 2
+    NOT_STARTED = 4
+    NO_DIRECTORY = 8
+    NO_USER = 16
+    NO_PROCESS = 32
+
+
+ERROR_SPECIAL = errno.ENOTBLK
+"""The error of an operation on a pipe, a socket or a device, which are no files."""
+
+FRAME_MAX = 4 << 20
+INLINE_MAX = 256 << 10
+MOUNTPOINT_MAX = 64
+LAYERS_MAX = 32
+TREES_MAX = 8
+
+REQUEST = struct.Struct("=IIII")
+REPLY = struct.Struct("=IiII")
+CREATE = struct.Struct("=IIQQQQ")
+TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
+FRAME = struct.Struct("=IHHI")
+EXEC = struct.Struct("=QIIIII4x")
+WRITE = struct.Struct("=I")
+NUMBER = struct.Struct("=I")
+ERROR = struct.Struct("=i")
+READY = struct.Struct("=I4xQQQ")
+EXIT = struct.Struct("=iIQQQQQQQQQQQ")
+ENTRY = struct.Struct("=QII")
+MEMBER = struct.Struct("=QII")
+
+Tree = tuple[str, tuple[int, ...]]
+"""Where it is mounted, relative to the root ("" for it), and its layers, uppermost first."""
+
+
+def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: int, cpu_quota: int) -> bytes:
+    """The body of a Request.CREATE."""
+    head = CREATE.pack(flags, len(trees), memory, disk, pids, cpu_quota)
+    packed = [
+        TREE.pack(mountpoint.encode(), len(layers), *layers, *[0] * (LAYERS_MAX - len(layers)))
+        for mountpoint, layers in trees
+    ]
+    return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
+
+
+def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    return FRAME.pack(len(payload), kind, flags, identity) + payload

@@ -1,0 +1,482 @@
+"""One sandbox of the engine, under the contract: actions on the wire, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+
+from dutyfree.contract import (
+    KILLED,
+    Chunk,
+    Command,
+    Cut,
+    Entry,
+    Limits,
+    Observation,
+    Span,
+    Usage,
+)
+from dutyfree.engine import protocol, trees
+from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.shell import NativeShell
+from dutyfree.errors import DispatchError, SandboxClosed
+
+WORKDIR = "/workspace"
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": WORKDIR,
+    "LANG": "C.UTF-8",
+}
+
+TAIL = 256 << 10
+"""At most so much of an output's tail is kept: init holds it in the sandbox's own memory."""
+
+LARGEST = 1 << 30
+"""No larger file is read whole: a few bytes can claim to be any size. Download it instead."""
+
+CREDIT = 1 << 20
+"""So much of a streamed output may be under way."""
+
+_KINDS: dict[int, Literal["file", "directory", "link"]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+}
+_BASE = b"".join(f"{name}={value}\0".encode() for name, value in ENVIRONMENT.items())
+
+# Plain numbers: arithmetic with those of an enumeration takes microseconds.
+_REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+_TIMED_OUT = int(Exit.TIMED_OUT)
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+Remake = Callable[[], Awaitable[tuple[Channel, Callable[[], Awaitable[None]]]]]
+
+
+class NativeSandbox:
+    """Commands, files and abilities. Made by the substrate, which gives it the way to its init."""
+
+    workdir = WORKDIR
+
+    def __init__(
+        self,
+        identity: str,
+        limits: Limits,
+        remake: Remake,
+        channel: Channel,
+        destroy: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.id = identity
+        self.spans: tuple[Span, ...] = ()
+        self._tail = min(limits.output // 2, TAIL)
+        self._head = max(limits.output, 0) - self._tail
+        self._remake = remake
+        self._channel = channel
+        self._destroy = destroy
+        self._closed = False
+        self._paused = False
+
+    # --- Commands -----------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        asked = perf_counter()
+        channel = self._usable()
+        payload = self._payload(command, cwd, env, timeout, user)
+        identity, running = channel.exec(payload, None if stdin is None else _memory_file(stdin))
+        try:
+            ended = await running.ended
+        except asyncio.CancelledError:
+            await _kill(channel, identity, running)
+            raise
+        return _observe(command, user, cwd, running, ended, asked)
+
+    async def stream(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Chunk | Observation]:
+        asked = perf_counter()
+        channel = self._usable()
+        arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        payload = self._payload(command, cwd, env, timeout, None, protocol.EXEC_STREAM)
+        identity, running = channel.exec(payload)
+        running.on_output = lambda stream, data: arrived.put_nowait(
+            Chunk("stdout" if stream == 1 else "stderr", data)
+        )
+        running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
+        try:
+            while (chunk := await arrived.get()) is not None:
+                yield chunk
+                channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
+        finally:
+            if not running.ended.done():
+                await _kill(channel, identity, running)
+        yield _observe(command, None, cwd, running, running.ended.result(), asked)
+
+    async def start(
+        self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> NativeProcess:
+        asked = perf_counter()
+        channel = self._usable()
+        identity, running = channel.exec(self._payload(command, cwd, env, None, None))
+        observe = partial(_observe, command, None, cwd, running, asked=asked)
+        return NativeProcess(f"{self.id}-{identity}", channel, identity, running, observe)
+
+    @asynccontextmanager
+    async def shell(self) -> AsyncIterator[NativeShell]:
+        channel = self._usable()
+        payload = self._payload(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
+        held = NativeShell(channel, payload, self.write, self.remove, self._head + self._tail)
+        try:
+            yield held
+        finally:
+            await held.close()
+
+    def _payload(
+        self,
+        command: Command,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        timeout: float | None,
+        user: str | None,
+        flags: int = 0,
+    ) -> bytes:
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
+        if not argv:
+            raise DispatchError("not a command that can be run: it is empty")
+        count, variables = len(ENVIRONMENT), _BASE
+        try:
+            words = [user or "", cwd or "", *argv]
+            if env:
+                merged = [f"{name}={value}" for name, value in {**ENVIRONMENT, **env}.items()]
+                count, variables = len(merged), b""
+                words += merged
+            strings = os.fsencode("\0".join(words)) + b"\0" + variables
+        except (TypeError, UnicodeEncodeError) as error:
+            raise DispatchError(f"not a command that can be run: {error}") from error
+        if strings.count(b"\0") != 2 + len(argv) + count:
+            raise DispatchError("not a command that can be run: embedded null byte")
+        nanoseconds = 0 if timeout is None else max(1, int(timeout * 1e9))
+        head, tail = (CREDIT, 0) if flags else (self._head, self._tail)
+        return protocol.EXEC.pack(nanoseconds, head, tail, flags, len(argv), count) + strings
+
+    # --- Files --------------------------------------------------------------------------------------
+
+    async def read(self, path: str) -> bytes:
+        answer = await self._usable().ask(Frame.READ, _path(path))
+        _check(answer.done.result(), path)
+        if answer.descriptor is None:
+            return answer.data[0]
+        return await anyio.to_thread.run_sync(_read_whole, answer.descriptor, path)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        channel = self._usable()
+        payload = protocol.WRITE.pack(mode) + _path(path)
+        if len(data) <= protocol.INLINE_MAX:
+            answer = await channel.ask(Frame.WRITE, payload + data)
+        else:
+            source = await anyio.to_thread.run_sync(_memory_file, data)
+            answer = await self._usable().ask(Frame.WRITE, payload, source)
+        _check(answer.done.result(), path)
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        answer = await self._usable().ask(Frame.LIST, _path(path))
+        _check(answer.done.result(), path)
+        entries = [entry for part in answer.data for entry in _entries(part)]
+        return tuple(sorted(entries, key=lambda entry: entry.name))
+
+    async def remove(self, path: str) -> None:
+        answer = await self._usable().ask(Frame.REMOVE, _path(path))
+        _check(answer.done.result(), path)
+
+    async def upload(self, source: Path, path: str) -> None:
+        channel = self._usable()
+        source = Path(source)
+        found = await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
+        if stat.S_IFMT(found.st_mode) not in _KINDS:
+            raise _special(str(source))
+        theirs, ours = os.pipe()
+        packing = _in_thread(partial(_pack, source, ours))
+        answer = await channel.ask(Frame.UNPACK, _path(path), theirs)
+        error = await packing
+        # Init's word counts more: a pipe that broke is only its consequence.
+        _check(answer.done.result(), path)
+        if error is not None:
+            raise error
+
+    async def download(self, path: str, target: Path) -> None:
+        channel = self._usable()
+        target = Path(target)
+        existed = await anyio.to_thread.run_sync(os.path.lexists, target)
+        ours, theirs = os.pipe()
+        unpacking = _in_thread(partial(_unpack, ours, target))
+        try:
+            answer = await channel.ask(Frame.PACK, _path(path), theirs)
+            error = await asyncio.shield(unpacking)
+            # Init's word counts more: a tree that ends too early is only its consequence.
+            _check(answer.done.result(), path)
+            if error is not None:
+                raise error
+        except BaseException:
+            # The other end is closed by now, or soon: the thread ends, and what it made can go.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([unpacking])
+                if not existed:
+                    await anyio.to_thread.run_sync(trees.discard, target)
+            raise
+
+    # --- Abilities ----------------------------------------------------------------------------------
+
+    async def reset(self) -> None:
+        """A fresh sandbox takes the place of the used one, of which nothing is kept."""
+        self._usable()
+        channel, destroy = await self._remake()
+        old, old_destroy = self._channel, self._destroy
+        self._channel, self._destroy = channel, destroy
+        old.close()
+        with anyio.CancelScope(shield=True):
+            await old_destroy()
+
+    async def pause(self) -> None:
+        await self._signal(signal.SIGSTOP)
+        self._paused = True
+
+    async def resume(self) -> None:
+        self._paused = False
+        await self._signal(signal.SIGCONT)
+
+    async def _signal(self, number: signal.Signals) -> None:
+        answer = await self._usable().ask(Frame.SIGNAL, protocol.NUMBER.pack(number))
+        _check(answer.done.result(), "/")
+
+    # --- The end ------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._channel.close()
+        with anyio.CancelScope(shield=True):
+            await self._destroy()
+
+    def _usable(self) -> Channel:
+        if self._closed:
+            raise SandboxClosed(f"sandbox {self.id} is closed")
+        if self._paused:
+            raise DispatchError(f"sandbox {self.id} is paused", remedy="resume it first")
+        return self._channel
+
+
+class NativeProcess:
+    """A command in the background."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        identity: int,
+        running: Running,
+        observe: Callable[..., Observation],
+    ) -> None:
+        self.id = name
+        self._channel = channel
+        self._identity = identity
+        self._running = running
+        self._observe = observe
+        self._seen: Observation | None = None
+
+    async def wait(self) -> Observation:
+        if self._seen is None:
+            # Several may wait, and one that is cancelled must not cancel the others.
+            ended = await asyncio.shield(self._running.ended)
+            self._seen = self._seen or self._observe(ended)
+        return self._seen
+
+    async def kill(self) -> None:
+        if not self._running.ended.done():
+            self._channel.tell(Frame.KILL, self._identity)
+            await asyncio.shield(self._running.ended)
+
+
+async def _kill(channel: Channel, identity: int, running: Running) -> None:
+    """Kill a command's tree, and come back when it is dead."""
+    if running.ended.done() and not running.ended.cancelled():
+        return
+    running.ended = asyncio.get_running_loop().create_future()
+    channel.tell(Frame.KILL, identity)
+    if channel.closed:
+        return
+    with anyio.CancelScope(shield=True):
+        await asyncio.wait([running.ended])
+        running.ended.exception()
+
+
+def _observe(
+    command: Command,
+    user: str | None,
+    cwd: str | None,
+    running: Running,
+    ended: tuple[int, ...],
+    asked: float,
+) -> Observation:
+    status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
+    if flags & _REFUSED:
+        return _refusal(command, user, cwd, status, flags, asked)
+    code = os.waitstatus_to_exitcode(status)
+    done = perf_counter()
+    # Both clocks are CLOCK_MONOTONIC.
+    at = [moment / 1e9 - asked for moment in (received, spawning, began, finished, sent)]
+    return Observation(
+        exit_code=KILLED - code if code < 0 else code,
+        signal=-code if code < 0 else None,
+        stdout=b"".join(running.stdout),
+        stderr=b"".join(running.stderr),
+        timed_out=flags & _TIMED_OUT != 0,
+        cut=Cut(cut_out, cut_err) if cut_out or cut_err else _NO_CUT,
+        seconds=done - asked,
+        spans=(
+            Span("dispatch", 0.0, at[0]),
+            Span("spawn", at[1], at[2] - at[1]),
+            Span("run", at[2], at[3] - at[2]),
+            Span("collect", at[3], at[4] - at[3]),
+            Span("return", at[4], done - asked - at[4]),
+        ),
+        usage=Usage(cpu / 1e6, peak << 10),
+    )
+
+
+_NO_CUT = Cut()
+
+
+def _refusal(
+    command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
+) -> Observation:
+    reason = os.strerror(number)
+    if flags & Exit.NO_PROCESS:
+        raise DispatchError(f"cannot start a process in the sandbox: {reason}")
+    if flags & Exit.NO_USER:
+        raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
+    name = cwd if flags & Exit.NO_DIRECTORY else "/bin/sh" if isinstance(command, str) else command[0]
+    seconds = perf_counter() - asked
+    return Observation(
+        exit_code=127 if number == errno.ENOENT else 126,
+        stderr=f"{name}: {reason}\n".encode(errors="surrogateescape"),
+        seconds=seconds,
+        spans=(Span("spawn", 0.0, seconds),),
+    )
+
+
+def _path(path: str) -> bytes:
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise ValueError("embedded null byte in a path")
+    return (encoded or b".") + b"\0"
+
+
+def _check(number: int, path: str) -> None:
+    if number == protocol.ERROR_SPECIAL:
+        raise _special(path)
+    if number:
+        raise OSError(number, os.strerror(number), path)
+
+
+def _special(path: str) -> shutil.SpecialFileError:
+    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
+
+
+def _entries(part: bytes) -> list[Entry]:
+    entries, at = [], 0
+    while at < len(part):
+        size, mode, length = protocol.ENTRY.unpack_from(part, at)
+        at += protocol.ENTRY.size
+        name = os.fsdecode(part[at : at + length])
+        at += length
+        entries.append(Entry(name, _KINDS.get(stat.S_IFMT(mode), "other"), size, stat.S_IMODE(mode)))
+    return entries
+
+
+def _memory_file(data: bytes) -> int:
+    """A file in memory, sealed, to be read from its beginning."""
+    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.set_blocking(descriptor, False)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def _read_whole(descriptor: int, path: str) -> bytes:
+    """The file as long as it is now: whoever goes on writing to it is not waited for."""
+    with open(descriptor, "rb", buffering=0) as file:
+        size = os.fstat(descriptor).st_size
+        if size > LARGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        data = bytearray()
+        while len(data) < size and (part := file.read(min(size - len(data), 1 << 24))):
+            data += part
+        return bytes(data)
+
+
+def _pack(source: Path, pipe: int) -> Exception | None:
+    try:
+        trees.pack(source, pipe)
+    except (OSError, ValueError) as error:
+        return error
+    return None
+
+
+def _unpack(pipe: int, target: Path) -> Exception | None:
+    try:
+        trees.unpack(pipe, target)
+    except Exception as error:  # noqa: BLE001 (told to whoever waits)
+        return error
+    return None
+
+
+def _in_thread(function: Callable[[], Exception | None]) -> asyncio.Future[Exception | None]:
+    """Run beside the event loop in a thread of its own, which a cancelled caller need not wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Exception | None] = loop.create_future()
+
+    def finish(result: Exception | None) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    def run() -> None:
+        result = function()
+        with contextlib.suppress(RuntimeError):  # the loop may be gone
+            loop.call_soon_threadsafe(finish, result)
+
+    threading.Thread(target=run, name="dutyfree-tree", daemon=True).start()
+    return done

@@ -1,0 +1,182 @@
+"""A held shell: one ``/bin/sh`` that reads commands, and says the end of each.
+
+Every command is written to a file and run by the shell itself, so that variables, functions and the
+working directory live on. After it, the shell writes a mark that nobody can guess, with the exit code, to
+both streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+import anyio
+
+from dutyfree.contract import KILLED, Cut, Observation, Span
+from dutyfree.engine import protocol
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.protocol import Frame
+from dutyfree.errors import ExecError, SandboxClosed
+from dutyfree.substrates.output import Collector
+
+GRACE = 2.0
+"""So long the shell has to come back after what it waits for was killed."""
+
+Write = Callable[[str, bytes], Awaitable[None]]
+Remove = Callable[[str], Awaitable[None]]
+
+
+class NativeShell:
+    """Commands one after the other, in one shell."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        payload: bytes,
+        write: Write,
+        remove: Callable[[str], Awaitable[None]],
+        limit: int,
+    ) -> None:
+        self._channel = channel
+        self._write = write
+        self._remove = remove
+        self._token = secrets.token_hex(16)
+        self._script = f"/tmp/.shell-{self._token[:12]}"  # noqa: S108 (in the sandbox)
+        self._busy = asyncio.Lock()
+        self._streams = (_Stream(self._token, limit), _Stream(self._token, limit))
+        self._end = asyncio.Event()
+        theirs, self._input = os.pipe()
+        os.set_blocking(self._input, False)
+        self._identity, self._running = channel.exec(payload, theirs)
+        self._running.on_output = self._hear
+        self._running.ended.add_done_callback(self._ended)
+
+    async def run(self, command: str, *, timeout: float | None = None) -> Observation:
+        """Raises ExecError if the shell has ended: by ``exit``, or killed because nothing else helped."""
+        asked = perf_counter()
+        async with self._busy:
+            self._check()
+            await self._write(self._script, command.encode(errors="surrogateescape") + b"\n")
+            for stream in self._streams:
+                stream.begin()
+            self._end.clear()
+            mark = f"printf '\\n%s %d\\n' {self._token} $code"
+            line = f"{{ . {self._script}; }} </dev/null; code=$?; {mark}; {mark} >&2\n"
+            # Less than a pipe holds: it never waits.
+            os.write(self._input, line.encode())
+            began = perf_counter()
+            timed_out = not await self._finished(timeout)
+            done = perf_counter()
+            if self._channel.closed:
+                raise ExecError("the sandbox ended under the shell")
+        return self._observe(timed_out, asked, began, done)
+
+    def _observe(self, timed_out: bool, asked: float, began: float, done: float) -> Observation:
+        out, err = self._streams
+        code = out.code
+        if self._running.ended.done():  # by ``exit``, or because it had to be killed
+            for stream in self._streams:
+                stream.finish()
+            code = os.waitstatus_to_exitcode(self._running.ended.result()[0])
+            code = KILLED - code if code < 0 else code
+        return Observation(
+            exit_code=KILLED + signal.SIGKILL if timed_out else code,
+            signal=signal.SIGKILL if timed_out else code - KILLED if code > KILLED else None,
+            stdout=out.kept.value(),
+            stderr=err.kept.value(),
+            timed_out=timed_out,
+            cut=Cut(out.kept.cut, err.kept.cut),
+            seconds=done - asked,
+            spans=(
+                Span("dispatch", 0.0, began - asked),
+                Span("run", began - asked, done - began),
+            ),
+        )
+
+    async def _finished(self, timeout: float | None) -> bool:
+        """Wait for both marks; False if the command had to be killed for its time."""
+        try:
+            with anyio.move_on_after(timeout):
+                await self._end.wait()
+                return True
+            return False
+        finally:
+            if not self._end.is_set():
+                with anyio.CancelScope(shield=True):
+                    await self._kill_command()
+
+    async def _kill_command(self) -> None:
+        """Kill what the shell runs, but not the shell; if that does not free it, the shell too."""
+        with anyio.move_on_after(GRACE):
+            while not self._end.is_set():
+                # Again and again: a shell goes on to the command's next line.
+                self._channel.tell(Frame.KILL, self._identity, flags=protocol.SPARE)
+                with anyio.move_on_after(0.02):
+                    await self._end.wait()
+        if not self._end.is_set():
+            self._channel.tell(Frame.KILL, self._identity)
+            await self._end.wait()
+
+    def _hear(self, stream: int, data: bytes) -> None:
+        self._channel.tell(Frame.CREDIT, self._identity, protocol.NUMBER.pack(len(data)))
+        self._streams[stream - 1].add(data)
+        if all(part.ended for part in self._streams):
+            self._end.set()
+
+    def _ended(self, _: asyncio.Future[tuple[int, ...]]) -> None:
+        self._end.set()
+
+    def _check(self) -> None:
+        if self._channel.closed:
+            raise SandboxClosed("the shell's sandbox is closed")
+        if self._running.ended.done():
+            raise ExecError("the shell has ended", remedy="open another one")
+
+    async def close(self) -> None:
+        os.close(self._input)
+        with anyio.CancelScope(shield=True):
+            if not self._running.ended.done():
+                self._channel.tell(Frame.KILL, self._identity)
+                await asyncio.wait([self._running.ended])
+            if not self._channel.closed:
+                with contextlib.suppress(OSError, SandboxClosed):
+                    await self._remove(self._script)
+
+
+class _Stream:
+    """What comes on one stream, up to the mark."""
+
+    def __init__(self, token: str, limit: int) -> None:
+        self._mark = f"\n{token} ".encode()
+        self._limit = limit
+        self.begin()
+
+    def begin(self) -> None:
+        self.kept = Collector(self._limit)
+        self._pending = bytearray()
+        self.ended = False
+        self.code = 0
+
+    def add(self, data: bytes) -> None:
+        self._pending += data
+        at = self._pending.find(self._mark)
+        after = at + len(self._mark)
+        if at >= 0 and (end := self._pending.find(b"\n", after)) >= 0:
+            self.code = int(self._pending[after:end])
+            self.ended = True
+            del self._pending[at:]
+            self.finish()
+        elif at < 0 and len(self._pending) > len(self._mark):
+            # Its end may be the beginning of the mark.
+            self.kept.add(self._pending[: -len(self._mark)])
+            del self._pending[: -len(self._mark)]
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self.kept.add(self._pending)
+        self._pending.clear()

@@ -1,0 +1,352 @@
+"""``native``: the rollout-native engine. Full isolation, without a daemon, an account or a registry.
+
+Each sandbox has namespaces of its own (mount, pid, ipc, uts, cgroup, network, user), a root file system
+of read-only layers under a private one in memory, a filter on system calls, and limits. With
+``Limits(network="on")`` it shares the network of the host, loopback included; otherwise it has a loopback
+of its own and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import ClassVar, Self
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
+from dutyfree.engine import images, protocol
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
+from dutyfree.engine.protocol import Create, Request, Tree
+from dutyfree.engine.sandbox import NativeSandbox
+from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
+
+KERNEL = (6, 3)
+"""The first whose tmpfs takes mapped ids."""
+
+PIDS = 2048
+"""Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
+
+
+class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    image: str = "host"
+    """For recipes without one: "host", the path of a root file system, or of a tar of one."""
+    ready: int = 4
+    """Parts of so many sandboxes are made beforehand."""
+    program: str = str(BINARY)
+    """The C program, where it is another than the package's own."""
+
+
+class Native:
+    """The substrate ``native``."""
+
+    summary: ClassVar[str] = "isolated sandboxes at the speed of fork and exec: no daemon, no registry"
+    Config: ClassVar[type[msgspec.Struct]] = NativeConfig
+    name = "native"
+    host_address = "127.0.0.1"
+
+    def __init__(self, config: NativeConfig) -> None:
+        self._config = config
+        self._numbers = itertools.count(1)
+        self._images: dict[str, tuple[Tree, ...]] = {}
+        self._prepared: dict[str, tuple[Tree, ...]] = {}
+        self._known: dict[int, tuple[Recipe, tuple[Tree, ...]]] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._alive: set[str] = set()
+        self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
+
+    @classmethod
+    async def probe(cls, config: NativeConfig) -> Availability:
+        return await anyio.to_thread.run_sync(_probe, Path(config.program))
+
+    async def __aenter__(self) -> Self:
+        found = await self.probe(self._config)
+        if not found.available:
+            raise Unavailable(f"native: {found.detail}", remedy=found.remedy)
+        process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
+        self._launcher = Launcher(process, connected)
+        try:
+            hello = await self._launcher.ask(Request.HELLO)
+            if hello.value != protocol.VERSION:
+                raise Unavailable(
+                    f"native: {self._config.program} speaks version {hello.value}, not {protocol.VERSION}",
+                    remedy="install dutyfree again",
+                )
+            self._features = hello.text.decode()
+            await self._launcher.ask(Request.FILL, self._config.ready)
+        except LauncherError as error:
+            await self._close()
+            raise Unavailable(f"native: {error.message}", remedy="see `dutyfree doctor`") from error
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            process = self._launcher.disconnect()
+            await anyio.to_thread.run_sync(process.wait)
+
+    @asynccontextmanager
+    async def sandbox(
+        self,
+        recipe: Recipe | None = None,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[NativeSandbox]:
+        del labels  # nothing outlives the sandbox that could carry them
+        asked = perf_counter()
+        trees = await self._trees(recipe or Recipe())
+        async with self._made(trees, limits or Limits(), asked) as sandbox:
+            yield sandbox
+
+    async def prepare(self, recipe: Recipe | None = None) -> None:
+        await self._trees(recipe or Recipe())
+
+    async def sandboxes(self) -> Sequence[str]:
+        return sorted(self._alive)
+
+    async def facts(self) -> dict[str, str]:
+        facts = {
+            "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
+            "engine": self._features,
+            "image": self._config.image,
+            "kernel": os.uname().release,
+        }
+        async with self.sandbox() as sandbox:
+            owner = (await sandbox.exec(["stat", "-c", "%u", "/usr"])).stdout.strip()
+            facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
+            for tool in ("python3", "git"):
+                seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
+                lines = seen.stdout.decode(errors="replace").split("\n")
+                if seen.ok:
+                    facts[tool.removesuffix("3")] = lines[1].split()[-1]
+                    facts[f"{tool.removesuffix('3')}_path"] = lines[0]
+        return facts
+
+    # --- Sandboxes ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _made(
+        self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
+    ) -> AsyncIterator[NativeSandbox]:
+        identity = f"native-{os.getpid()}-{next(self._numbers)}"
+        asking = (trees, limits, keep is not None)
+        body = self._bodies.get(asking)
+        if body is None:
+            body = self._bodies[asking] = self._request(*asking)
+
+        async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
+            return await self._make(identity, body, keep)
+
+        begun = perf_counter()
+        self._alive.add(identity)
+        try:
+            channel, destroy = await make()
+            sandbox = NativeSandbox(identity, limits, make, channel, destroy)
+            sandbox.spans = _spans(asked, begun, channel.ready.result())
+            try:
+                yield sandbox
+            except BaseException:
+                with contextlib.suppress(CleanupError):
+                    await sandbox.close()
+                raise
+            await sandbox.close()
+        finally:
+            self._alive.discard(identity)
+
+    def _request(self, trees: tuple[Tree, ...], limits: Limits, keep: bool) -> bytes:
+        disk = limits.disk
+        half = None if limits.memory is None else limits.memory // 2
+        if disk is None:
+            disk = min(_memory() // 4, half or 1 << 62)
+        elif half is not None and disk > half:
+            raise CreateError(
+                f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
+                remedy="what is written is kept in memory: allow at least twice as much of it",
+            )
+        flags = Create.HOST_NETWORK if limits.network == "on" else Create(0)
+        return protocol.create(
+            flags | (Create.KEEP if keep else 0),
+            trees,
+            memory=limits.memory or 0,
+            disk=disk,
+            pids=(limits.pids if limits.pids is not None else PIDS if "pids" in self._features else 0),
+            cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
+        )
+
+    async def _make(
+        self, identity: str, body: bytes, keep: list[int] | None
+    ) -> tuple[Channel, Callable[[], Awaitable[None]]]:
+        """A sandbox that stands, and how to remove it. Raises CreateError."""
+        try:
+            reply = await self._launcher.ask(Request.CREATE, 0, body)
+        except LauncherError as error:
+            raise CreateError(f"no sandbox could be made: {error.message}") from error
+        connected, pidfd = reply.descriptors
+        os.close(pidfd)  # the launcher has it, and is the one to wait
+        if keep is not None:
+            keep.append(reply.value)
+        channel = Channel(socket.socket(fileno=connected), identity)
+
+        async def destroy() -> None:
+            try:
+                await self._launcher.ask(Request.DESTROY, reply.value)
+            except LauncherError as error:
+                raise CleanupError(f"sandbox {identity} could not be removed: {error.message}") from error
+
+        try:
+            await channel.ready
+        except BaseException as error:
+            channel.close()
+            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
+                await destroy()
+            if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
+                raise CreateError(f"the sandbox died while it was made: {error.message}") from error
+            raise
+        return channel, destroy
+
+    # --- Images and stages --------------------------------------------------------------------------
+
+    async def _trees(self, recipe: Recipe) -> tuple[Tree, ...]:
+        """The layers that give the recipe's state; made once, by whoever asks first."""
+        known = self._known.get(id(recipe))
+        if known is not None:
+            return known[1]
+        if not recipe.stages:
+            return await self._image(recipe.image)
+        try:
+            key = await anyio.to_thread.run_sync(recipe.key)
+        except OSError as error:
+            raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
+        async with self._locks.setdefault(key, anyio.Lock()):
+            if key not in self._prepared:
+                self._prepared[key] = await self._build(recipe)
+        # The recipe is kept, so that its id stays its own.
+        self._known[id(recipe)] = (recipe, self._prepared[key])
+        return self._prepared[key]
+
+    async def _image(self, name: str | None) -> tuple[Tree, ...]:
+        name = name or self._config.image
+        if name not in self._images:
+            async with self._locks.setdefault(f"image {name}", anyio.Lock()):
+                if name not in self._images:
+                    self._images[name] = await self._load(name)
+        return self._images[name]
+
+    async def _load(self, name: str) -> tuple[Tree, ...]:
+        if name == "host":
+            return await images.host(self._launcher)
+        path = Path(name)
+        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_dir):
+            return await images.directory(self._launcher, path)
+        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_file):
+            return await images.archive(self._launcher, path)
+        raise CreateError(
+            f"native has no image {name!r}",
+            remedy='name "host", or the absolute path of a root file system or of a tar of one',
+        )
+
+    async def _build(self, recipe: Recipe) -> tuple[Tree, ...]:
+        """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
+        base = await self._image(recipe.image)
+        numbers: list[int] = []
+        done = False
+        try:
+            async with self._made(base, Limits(network="on"), perf_counter(), numbers) as builder:
+                for stage in recipe.stages:
+                    await _apply(builder, stage)
+            done = True
+        finally:
+            with anyio.CancelScope(shield=True):
+                layers = await self._keep(numbers, forget=not done)
+        return tuple(
+            (mountpoint, (layer, *below)) for layer, (mountpoint, below) in zip(layers, base, strict=True)
+        )
+
+    async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
+        layers: list[int] = []
+        for number in numbers:
+            try:
+                reply = await self._launcher.ask(Request.KEEP, number)
+            except LauncherError as error:
+                if not forget:
+                    raise CreateError(f"the prepared state could not be kept: {error.message}") from error
+                continue
+            layers += struct.unpack(f"={reply.value}I", reply.text)
+        for layer in layers if forget else ():
+            with contextlib.suppress(LauncherError):
+                await self._launcher.ask(Request.FORGET, layer)
+        return layers
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
+    _, cloned, mounted, sealed = times
+    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted, sealed)]
+    done = perf_counter() - asked
+    return (
+        Span("prepare", 0.0, begun - asked),
+        Span("dispatch", begun - asked, at[0] - (begun - asked)),
+        Span("mount", at[0], at[1] - at[0]),
+        Span("seal", at[1], at[2] - at[1]),
+        Span("return", at[2], done - at[2]),
+    )
+
+
+async def _apply(sandbox: NativeSandbox, stage: Stage) -> None:
+    for path, source in stage.files.items():
+        try:
+            await sandbox.upload(source, path)
+        except OSError as error:
+            raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
+    for command in stage.commands:
+        seen = await sandbox.exec(command)
+        if not seen.ok:
+            tail = (seen.stderr or seen.stdout)[-2000:].decode(errors="replace").strip()
+            raise CreateError(f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}")
+
+
+def _probe(program: Path) -> Availability:
+    if not program.exists():
+        return Availability(
+            False,
+            "its C program was not built",
+            "install gcc (or musl-tools) and install dutyfree again",
+        )
+    if os.geteuid() != 0:
+        return Availability(False, "only root can make its sandboxes", "run as root")
+    release = os.uname().release
+    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    if version < KERNEL:
+        return Availability(
+            False, f"Linux {release} is too old", f"boot Linux {KERNEL[0]}.{KERNEL[1]} or newer"
+        )
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
+    with contextlib.suppress(OSError):
+        if int(Path("/proc/sys/user/max_user_namespaces").read_text()) == 0:
+            return Availability(
+                False, "user namespaces are switched off", "sysctl user.max_user_namespaces=16384"
+            )
+    return Availability(True, "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp")

@@ -1,0 +1,144 @@
+"""Whatever happens to the owner, nothing of the engine is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+import dutyfree
+from dutyfree import Limits
+from dutyfree.contract import Substrate
+from dutyfree.errors import CreateError, ExecError, SandboxClosed
+from tests.engine import counts
+
+ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
+
+OWNER = textwrap.dedent(
+    """
+    import anyio, dutyfree, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as started by hand, not in the background
+    async def one(substrate, number):
+        while True:
+            async with substrate.sandbox() as sandbox:
+                await sandbox.exec("(setsid sleep 1000 >/dev/null 2>&1 &); head -c 300000 /dev/zero; true")
+                await sandbox.write("file", bytes(1_000_000))
+                if number % 2:
+                    with anyio.move_on_after(0.05):
+                        await sandbox.exec("sleep 1000")
+                if number == 3:
+                    await sandbox.pause()
+                    await anyio.sleep(0.02)
+    async def main():
+        async with dutyfree.open("native") as substrate:
+            print("open", flush=True)
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(one, substrate, number)
+    anyio.run(main)
+    """
+)
+
+
+def owner() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_owner_leaves_nothing(signum: int) -> None:
+    before = counts.everything()
+    delays = random.Random(signum)
+    for _ in range(ROUNDS if signum == signal.SIGKILL else 2):
+        with owner() as process:
+            assert process.stdout is not None
+            if delays.random() < 0.8:
+                process.stdout.readline()
+            time.sleep(delays.uniform(0, 0.25))
+            process.send_signal(signum)
+            process.wait()
+        assert not counts.left(before)
+
+
+@pytest.mark.native
+def test_a_killed_launcher_leaves_no_process() -> None:
+    before, others = counts.everything(), set(counts.processes())
+    with owner() as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.2)
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while (left := set(counts.processes()) - others) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+    assert not left
+
+    # Control groups without a process are swept by the next launcher.
+    async def reopen() -> None:
+        async with dutyfree.open("native"):
+            pass
+
+    anyio.run(reopen)
+    assert not counts.left(before)
+
+
+@pytest.mark.anyio
+async def test_closing_leaves_nothing(native: Substrate) -> None:
+    before = await anyio.to_thread.run_sync(counts.everything)
+    async with dutyfree.open("native") as another, another.sandbox() as sandbox:
+        await sandbox.exec("sleep 1000 & (setsid sleep 1000 &)")
+    assert not await anyio.to_thread.run_sync(counts.left, before)
+
+
+@pytest.mark.anyio
+async def test_a_sandbox_that_dies_is_told(native: Substrate) -> None:
+    before = set(counts.processes(("dutyfree-init",)))
+    async with native.sandbox() as sandbox:
+        (init,) = set(counts.processes(("dutyfree-init",))) - before
+
+        async def kill() -> None:
+            await anyio.sleep(0.2)
+            os.kill(init, signal.SIGKILL)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            with pytest.raises(ExecError, match="died"):
+                await sandbox.exec("sleep 100")
+        with pytest.raises(SandboxClosed, match="died"):
+            await sandbox.read("file")
+    async with native.sandbox() as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
+@pytest.mark.anyio
+async def test_many_cycles_leave_no_descriptor(native: Substrate) -> None:
+    async def cycle() -> None:
+        async with native.sandbox() as sandbox:
+            await sandbox.exec("cat", stdin=b"x" * 10_000)
+            await sandbox.write("large", bytes(400_000))
+            await sandbox.read("large")
+
+    for _ in range(5):
+        await cycle()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        await cycle()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.anyio
+async def test_a_disk_must_fit_into_the_memory(native: Substrate) -> None:
+    with pytest.raises(CreateError, match="does not fit"):
+        async with native.sandbox(limits=Limits(memory=64 << 20, disk=64 << 20)):
+            pass

@@ -1,0 +1,278 @@
+"""The C program against frames that nobody in their right mind would send, built with sanitizers.
+
+A sanitizer that finds something ends the process: the launcher's exit code, or a sandbox that is gone
+though no frame gave it a reason to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import re
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dutyfree.engine import protocol
+from dutyfree.engine.protocol import Frame, Request
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = int(os.environ.get("DUTYFREE_FUZZ", "400"))
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which("gcc"):
+        pytest.skip("gcc is missing; to enable it: apt-get install gcc")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    target = tmp_path_factory.mktemp("engine") / "dutyfree-init"
+    reason = module.build(ROOT / "src/dutyfree/engine", target, sanitized=True)
+    if "asan" in reason:
+        pytest.skip(f"no sanitizers here: {reason}")
+    assert not reason, reason
+    return target
+
+
+class Launcher:
+    """The launcher, by hand."""
+
+    def __init__(self, program: Path) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(30)
+        with theirs:
+            command = [str(program), "launcher", str(theirs.fileno())]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._serial = 0
+        self._channels: list[socket.socket] = []
+        self._root = self.ask(Request.SCRATCH)[0]
+        self._usr = self.ask(Request.LAYER, body=b"/usr\0")[0]
+
+    def ask(self, kind: int, number: int = 0, body: bytes = b"") -> tuple[int, list[int]]:
+        self._serial += 1
+        self.socket.send(protocol.REQUEST.pack(kind, self._serial, number, len(body)) + body)
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self.socket, 4096, 4)
+            serial, error, value, _ = protocol.REPLY.unpack_from(message)
+            if serial == self._serial:
+                assert error == 0, (kind, os.strerror(error), message[protocol.REPLY.size :])
+                return value, descriptors
+
+    def fill(self) -> None:
+        """A root that has what the trees are mounted on."""
+        value, (descriptor,) = self.ask(Request.SCRATCH)
+        for name in ("usr", "workspace"):
+            os.mkdir(name, dir_fd=descriptor)
+        os.symlink("usr/bin", "bin", dir_fd=descriptor)
+        os.symlink("usr/lib", "lib", dir_fd=descriptor)
+        os.symlink("usr/lib64", "lib64", dir_fd=descriptor)
+        os.close(descriptor)
+        self._root = value
+
+    def sandbox(self) -> socket.socket:
+        trees = (("", (self._root,)), ("usr", (self._usr,)))
+        body = protocol.create(0, trees, memory=0, disk=1 << 20, pids=100, cpu_quota=0)
+        _, (connected, pidfd) = self.ask(Request.CREATE, 0, body)
+        os.close(pidfd)
+        self._channels.append(channel := socket.socket(fileno=connected))
+        channel.settimeout(30)
+        kind, _, _, payload = receive(channel)
+        assert kind == Frame.READY, payload
+        return channel
+
+    def leave(self) -> int:
+        for connected in (*self._channels, self.socket):
+            connected.close()
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def launcher(program: Path) -> Iterator[Launcher]:
+    started = Launcher(program)
+    started.fill()
+    yield started
+    assert started.leave() == 0
+
+
+def exactly(channel: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = channel.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def receive(channel: socket.socket) -> tuple[int, int, int, bytes]:
+    size, kind, flags, identity = protocol.FRAME.unpack(exactly(channel, protocol.FRAME.size))
+    return kind, flags, identity, exactly(channel, size)
+
+
+PING = 0x7FFFFFFF
+
+
+def answers(channel: socket.socket) -> bool:
+    """Whether init still answers; what it said before is dropped."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        channel.sendall(protocol.frame(Frame.PING, PING))
+        while True:
+            kind, _, identity, _ = receive(channel)
+            if kind == Frame.DONE and identity == PING:
+                return True
+    return False
+
+
+def test_numbers_agree() -> None:
+    """The header in C and the module in Python say the same."""
+    text = (ROOT / "src/dutyfree/engine/init/protocol.h").read_text()
+    for prefix, names in (
+        ("REQUEST", Request),
+        ("FRAME", Frame),
+        ("CREATE", protocol.Create),
+        ("EXIT", protocol.Exit),
+    ):
+        for member in names:
+            found = re.search(rf"\b{prefix}_{member.name} = (\d+)", text)
+            assert found is not None, member
+            assert int(found[1]) == member.value, member
+    for name in ("MOUNTPOINT_MAX", "LAYERS_MAX", "TREES_MAX"):
+        assert f"#define {name} {getattr(protocol, name)}\n" in text
+    assert f"#define PROTOCOL_VERSION {protocol.VERSION}\n" in text
+
+
+def test_requests_at_random(launcher: Launcher) -> None:
+    chance = random.Random(1)
+    for _ in range(ROUNDS):
+        kind = chance.choice([*Request, 0, 99, 0xFFFFFFFF])
+        if kind in (Request.SCRATCH, Request.FILL):
+            continue
+        body = chance.randbytes(chance.choice([0, 1, 7, 16, 1608, 5000]))
+        size = chance.choice([len(body), len(body), 0, 1, 0xFFFFFFFF])
+        number = chance.choice([0, 1, 77, 0xFFFFFFFF]) if kind != Request.FORGET else 0xFFFF
+        message = protocol.REQUEST.pack(kind, 0xFFFFFFFF, number, size) + body
+        launcher.socket.send(message[: chance.choice([len(message), len(message), 1, 15])] or b"x")
+        assert len(launcher.socket.recv(4096)) >= protocol.REPLY.size
+    assert launcher.ask(Request.HELLO)[0] == protocol.VERSION
+    assert answers(launcher.sandbox())
+
+
+def test_creations_at_random(launcher: Launcher) -> None:
+    """Layers that are not there, mount points that lead elsewhere, counts beyond every bound."""
+    chance = random.Random(2)
+    sound = protocol.create(0, (("", (1,)),), memory=0, disk=1 << 20, pids=0, cpu_quota=0)
+    for _ in range(ROUNDS // 8):
+        body = bytearray(sound)
+        for _ in range(chance.randrange(1, 6)):
+            struct.pack_into(
+                "=I", body, chance.randrange(0, 400) & ~3, chance.choice([0, 1, 9, 33, 0xFFFFFFFF])
+            )
+        launcher.socket.send(protocol.REQUEST.pack(Request.CREATE, 5, 0, len(body)) + body)
+        message, descriptors, _, _ = socket.recv_fds(launcher.socket, 4096, 4)
+        assert protocol.REPLY.unpack_from(message)[0] == 5
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert answers(launcher.sandbox())
+
+
+def test_frames_at_random(launcher: Launcher) -> None:
+    chance = random.Random(3)
+    channel = launcher.sandbox()
+    for number in range(1, ROUNDS):
+        kind = chance.choice([*Frame, 0, 200, 65535])
+        if kind == Frame.PING:
+            continue
+        payload = chance.randbytes(chance.choice([0, 1, 4, 5, 31, 32, 33, 100, 70_000]))
+        if kind in (Frame.READ, Frame.WRITE, Frame.LIST, Frame.REMOVE, Frame.EXEC) and chance.random() < 0.5:
+            payload = chance.choice([b"\0\0\0\0", b"", bytes(12)]) + b"/workspace/" + payload[:100]
+        flags = chance.choice([0, protocol.WITH_FD, protocol.MORE, 0xFFFF])
+        channel.sendall(protocol.FRAME.pack(len(payload), kind, flags, number) + payload)
+    assert answers(channel)
+
+
+def test_commands_at_random(launcher: Launcher) -> None:
+    """Counts of arguments that do not fit the strings, and strings that do not end."""
+    chance = random.Random(4)
+    channel = launcher.sandbox()
+    for number in range(1, ROUNDS):
+        strings = b"".join(
+            chance.choice([b"", b"x", b"/bin/true", b"A=B", b"PATH=:"]) + b"\0" for _ in range(6)
+        )
+        argc, envc = chance.choice([(1, 3), (4, 0), (2, 2), (0, 4), (9, 9), (0xFFFFFFFF, 5), (4, 0xFFFFFFFF)])
+        head = protocol.EXEC.pack(
+            chance.choice([0, 1, 10**9, 2**64 - 1]),
+            chance.choice([0, 1, 2**32 - 1]),
+            chance.choice([0, 1, 1000, 2**32 - 1]),
+            chance.choice([0, 1, 2**32 - 1]),
+            argc,
+            envc,
+        )
+        payload = head + strings[: chance.choice([len(strings), len(strings), 3, 0])]
+        channel.sendall(protocol.frame(Frame.EXEC, number, payload))
+        if chance.random() < 0.3:
+            channel.sendall(protocol.frame(Frame.KILL, chance.randrange(number + 5)))
+        if chance.random() < 0.2:
+            assert answers(channel)
+    assert answers(channel)
+
+
+def test_frames_in_pieces(launcher: Launcher) -> None:
+    """Large and small frames, cut anywhere."""
+    chance = random.Random(5)
+    channel = launcher.sandbox()
+    stream = b""
+    for number in range(1, 30):
+        data = chance.randbytes(chance.choice([0, 10, 65_500, 65_536, 200_000]))
+        payload = protocol.WRITE.pack(0o644) + b"/workspace/file\0" + data
+        stream += protocol.frame(Frame.WRITE, number, payload)
+    while stream:
+        size = chance.choice([1, 3, 11, 12, 13, 4096, 100_000])
+        channel.sendall(stream[:size])
+        stream = stream[size:]
+    for number in range(1, 30):
+        kind, _, identity, payload = receive(channel)
+        assert (kind, identity, payload) == (Frame.DONE, number, bytes(4))
+    assert answers(channel)
+
+
+def test_a_frame_too_large_ends_only_its_sandbox(launcher: Launcher) -> None:
+    one, other = launcher.sandbox(), launcher.sandbox()
+    one.sendall(protocol.FRAME.pack(protocol.FRAME_MAX + 1, Frame.READ, 0, 1))
+    with pytest.raises(EOFError):
+        receive(one)
+    assert answers(other)
+
+
+def test_archives_at_random(launcher: Launcher) -> None:
+    chance = random.Random(6)
+    channel = launcher.sandbox()
+    for number in range(1, ROUNDS // 4):
+        archive = b""
+        for _ in range(chance.randrange(4)):
+            name = chance.choice([b"", b"a", b"../../x", b"a/b", b"x" * 300, b"\0"])
+            mode = chance.choice([0o100644, 0o040755, 0o120777, 0o010644, 0xFFFFFFFF])
+            size = chance.choice([0, 3, 5000, 2**63])
+            length = chance.choice([len(name), len(name), 5000, 0xFFFFFFFF])
+            archive += protocol.MEMBER.pack(size, mode, length) + name + bytes(min(size, 5000))
+        reading, writing = os.pipe()
+        os.write(writing, (archive + protocol.MEMBER.pack(0, 0, 0))[: chance.choice([10, 60_000])])
+        os.close(writing)
+        payload = b"/workspace/tree\0"
+        frame = protocol.FRAME.pack(len(payload), Frame.UNPACK, protocol.WITH_FD, number) + payload
+        socket.send_fds(channel, [frame], [reading])
+        os.close(reading)
+        kind, _, identity, _ = receive(channel)
+        assert (kind, identity) == (Frame.DONE, number)
+    assert answers(channel)
