@@ -108,7 +108,7 @@ class NativeSandbox:
         asked = perf_counter()
         channel = self._usable()
         payload = self._payload(command, cwd, env, timeout, user)
-        identity, running = channel.exec(payload, None if stdin is None else _memory_file(stdin))
+        identity, running = channel.exec(payload, None if stdin is None else _memory_file(stdin), timeout)
         try:
             ended = await running.ended
         except asyncio.CancelledError:
@@ -128,7 +128,7 @@ class NativeSandbox:
         channel = self._usable()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
         payload = self._payload(command, cwd, env, timeout, None, protocol.EXEC_STREAM)
-        identity, running = channel.exec(payload)
+        identity, running = channel.exec(payload, None, timeout)
         running.on_output = lambda stream, data: arrived.put_nowait(
             Chunk("stdout" if stream == 1 else "stderr", data)
         )
@@ -323,7 +323,7 @@ class NativeProcess:
 
     async def kill(self) -> None:
         if not self._running.ended.done():
-            self._channel.tell(Frame.KILL, self._identity)
+            self._channel.kill(self._identity)
             await asyncio.shield(self._running.ended)
 
 
@@ -332,7 +332,7 @@ async def _kill(channel: Channel, identity: int, running: Running) -> None:
     if running.ended.done() and not running.ended.cancelled():
         return
     running.ended = asyncio.get_running_loop().create_future()
-    channel.tell(Frame.KILL, identity)
+    channel.kill(identity)
     if channel.closed:
         return
     with anyio.CancelScope(shield=True):

@@ -119,7 +119,7 @@ class NativeShell:
                 with anyio.move_on_after(0.02):
                     await self._end.wait()
         if not self._end.is_set():
-            self._channel.tell(Frame.KILL, self._identity)
+            self._channel.kill(self._identity)
             await self._end.wait()
 
     def _hear(self, stream: int, data: bytes) -> None:
@@ -141,10 +141,10 @@ class NativeShell:
         os.close(self._input)
         with anyio.CancelScope(shield=True):
             if not self._running.ended.done():
-                self._channel.tell(Frame.KILL, self._identity)
+                self._channel.kill(self._identity)
                 await asyncio.wait([self._running.ended])
             if not self._channel.closed:
-                with contextlib.suppress(OSError, SandboxClosed):
+                with contextlib.suppress(OSError, ExecError, SandboxClosed):
                     await self._remove(self._script)
 
 

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -204,7 +205,8 @@ class Native:
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
             keep.append(reply.value)
-        channel = Channel(socket.socket(fileno=connected), identity)
+        give_up = partial(self._launcher.tell, Request.DESTROY, reply.value)
+        channel = Channel(socket.socket(fileno=connected), identity, give_up)
 
         async def destroy() -> None:
             try:

@@ -1,0 +1,71 @@
+"""What runs in a sandbox may make its init wait for ever, but never the owner."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+
+import anyio
+import pytest
+
+from dutyfree import Limits
+from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine import channel
+from dutyfree.errors import ExecError, SandboxClosed
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(memory=256 << 20, pids=64)
+
+
+async def background(sandbox: Sandbox, script: str) -> None:
+    """Left behind by a command that ended."""
+    await sandbox.write("script.py", textwrap.dedent(script).encode())
+    await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
+    await anyio.sleep(0.5)
+
+
+STOPPER = """
+import os
+while True:
+    try: os.kill(-1, 19)
+    except OSError: pass
+"""
+
+
+async def run_until_it_fails(sandbox: Sandbox) -> None:
+    for _ in range(200):
+        await sandbox.exec("true", timeout=0.2)
+
+
+async def cancel_until_it_fails(sandbox: Sandbox) -> None:
+    for _ in range(200):
+        with anyio.move_on_after(0.3):
+            await sandbox.exec("true")
+        with anyio.move_on_after(0.3), contextlib.suppress(ExecError):
+            await sandbox.read("/etc/passwd")
+
+
+async def test_an_init_that_is_held_up_ends_the_sandbox(
+    native: Substrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, STOPPER)
+        with anyio.fail_after(20):
+            with pytest.raises(ExecError, match="stopped answering"):
+                await run_until_it_fails(sandbox)
+            with pytest.raises(SandboxClosed):
+                await sandbox.exec("true")
+            with pytest.raises(SandboxClosed):
+                await sandbox.read("/etc/passwd")
+    async with native.sandbox() as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, STOPPER)
+        with anyio.fail_after(20), pytest.raises(SandboxClosed):
+            await cancel_until_it_fails(sandbox)
