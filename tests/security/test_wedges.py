@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import textwrap
 
 import anyio
@@ -11,7 +12,7 @@ import pytest
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.engine import channel
-from dutyfree.errors import ExecError, SandboxClosed
+from dutyfree.errors import DispatchError, ExecError, SandboxClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -69,3 +70,34 @@ async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pyt
         await background(sandbox, STOPPER)
         with anyio.fail_after(20), pytest.raises(SandboxClosed):
             await cancel_until_it_fails(sandbox)
+
+
+async def test_threads_that_outlive_the_first(native: Substrate) -> None:
+    script = """
+    import ctypes, threading, time
+    def beat():
+        while True:
+            open("beats", "a").write("x")
+            time.sleep(0.02)
+    threading.Thread(target=beat, daemon=True).start()
+    ctypes.CDLL(None).syscall(EXIT, 0)
+    """.replace("EXIT", "60" if os.uname().machine == "x86_64" else "93")
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        with anyio.fail_after(4):
+            seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=1)
+        assert seen.timed_out
+        size = len(await sandbox.read("beats"))
+        await anyio.sleep(0.3)
+        assert len(await sandbox.read("beats")) == size > 0
+
+
+@pytest.mark.parametrize(
+    "replace", ["mkfifo /etc/passwd", "ln -s /dev/zero /etc/passwd", "truncate -s 1T /etc/passwd"]
+)
+async def test_a_list_of_users_without_end(native: Substrate, replace: str) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.exec(f"rm /etc/passwd; {replace}")
+        with anyio.fail_after(4):
+            with pytest.raises(DispatchError, match="no such user"):
+                await sandbox.exec("true", user="nobody", timeout=1)
+            assert (await sandbox.exec(["id", "-u"], user="65534")).stdout == b"65534\n"
