@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 
 import pytest
@@ -34,3 +35,38 @@ async def test_what_is_counted_by_user(native: Substrate) -> None:
         """
         assert int(await python(one, script)) > 8
         assert int(await python(other, script)) > 8
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
+async def test_calls_that_reach_others(native: Substrate) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        script = """
+        import fcntl, resource, socket
+        def attempt(what, *arguments):
+            try: what(*arguments); return "done"
+            except OSError as error: return errno.errorcode[error.errno]
+        def aio():
+            if libc.syscall(206, 1, ctypes.byref(ctypes.c_long())): raise OSError(ctypes.get_errno(), "")
+        child = os.fork()
+        if child == 0: time.sleep(30)
+        own = resource.getrlimit(resource.RLIMIT_NOFILE)
+        file = os.open("leased", os.O_CREAT | os.O_RDWR)
+        print(
+            attempt(resource.prlimit, 1, resource.RLIMIT_NOFILE, (9, 9)),
+            attempt(resource.prlimit, child, resource.RLIMIT_NOFILE, (9, 9)),
+            attempt(resource.prlimit, child, resource.RLIMIT_NOFILE),
+            attempt(resource.prlimit, 0, resource.RLIMIT_NOFILE, own),
+            attempt(resource.setrlimit, resource.RLIMIT_NOFILE, own),
+            attempt(fcntl.fcntl, file, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+            attempt(fcntl.fcntl, file, fcntl.F_GETFL),
+            attempt(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW, 0),
+            attempt(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW, 4),
+            attempt(socket.socket, socket.AF_INET, socket.SOCK_DGRAM, 17),
+            attempt(aio),
+        )
+        os.kill(child, 9)
+        """
+        assert (await python(sandbox, script)).split() == [
+            *("EPERM", "EPERM", "done", "done", "done"),
+            *("EINVAL", "done", "done", "EAFNOSUPPORT", "done", "ENOSYS"),
+        ]
