@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 
+import anyio
 import pytest
 
+import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 
@@ -70,3 +73,43 @@ async def test_calls_that_reach_others(native: Substrate) -> None:
             *("EPERM", "EPERM", "done", "done", "done"),
             *("EINVAL", "done", "done", "EAFNOSUPPORT", "done", "ENOSYS"),
         ]
+
+
+async def test_terminals(native: Substrate) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        script = """
+        made = 0
+        try:
+            while True: os.open("/dev/ptmx", os.O_RDWR); made += 1
+        except OSError: print(made)
+        """
+        assert 8 <= int(await python(sandbox, script)) <= 64
+
+
+async def test_a_network_that_was_used_is_not_used_again(native: Substrate) -> None:
+    send = """
+    import socket
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"left behind", ("127.0.0.1", 9))
+    """
+    for _ in range(12):
+        async with native.sandbox(limits=LIMITS) as sandbox:
+            sent = "print(open('/proc/net/dev').read().split('lo:')[1].split()[1])"
+            assert await python(sandbox, sent) == "0"
+            await python(sandbox, send)
+
+
+def test_all_sandboxes_leave_the_host_processes() -> None:
+    groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    found = [path for _, names, path in groups if "pids" in names.split(",")]
+    root = Path("/sys/fs/cgroup", "pids", found[0].strip("/")) if found else Path("/sys/fs/cgroup")
+    if not root.is_dir():
+        pytest.skip("no control group for processes")
+
+    async def look() -> list[str]:
+        async with dutyfree.open("native"):
+            return [group.read_text() for group in root.glob("dutyfree-*/pids.max")]
+
+    limits = anyio.run(look)
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    # Launchers of others may be there too.
+    assert not limits or any(limit.strip().isdigit() and int(limit) < most for limit in limits)

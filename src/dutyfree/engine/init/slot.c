@@ -24,7 +24,7 @@
 static struct slot *ready;
 static unsigned ready_count, made;
 static int host_proc = -1, host_network = -1;
-static char quiet_network[1024]; /* what the kernel counts in a network that nobody has used */
+static char quiet_network[2048]; /* what the kernel counts in a network that nobody has used */
 
 int slot_open(int proc)
 {
@@ -90,10 +90,13 @@ static int make_user_namespace(unsigned first)
 	return error ? error : fd;
 }
 
-/* What the kernel counts of sockets in the network that we are in. */
-static void count_sockets(char *text, size_t size)
+/* What the kernel counts of sockets and packets in the network that we are in. */
+static void count_use(char *text, size_t size)
 {
-	if (read_file(host_proc, "thread-self/net/sockstat", text, size) < 0)
+	ssize_t sockets = read_file(host_proc, "thread-self/net/sockstat", text, size);
+
+	if (sockets < 0 ||
+	    read_file(host_proc, "thread-self/net/dev", text + sockets, size - (size_t)sockets) < 0)
 		text[0] = 0;
 }
 
@@ -116,20 +119,20 @@ static int make_network(void)
 		error = fd < 0 ? -errno : 0;
 	}
 	if (!error && !quiet_network[0])
-		count_sockets(quiet_network, sizeof quiet_network);
+		count_use(quiet_network, sizeof quiet_network);
 	if (setns(host_network, CLONE_NEWNET) < 0)
 		abort(); /* in the wrong network nothing may go on */
 	return error ? error : fd;
 }
 
-/* Whether no socket, not even a closing one, is left of those who used the network. */
+/* Whether nobody sent anything there, and no socket, not even a closing one, is left. */
 static bool network_is_quiet(int network)
 {
 	char found[sizeof quiet_network];
 
 	if (setns(network, CLONE_NEWNET) < 0)
 		return false;
-	count_sockets(found, sizeof found);
+	count_use(found, sizeof found);
 	if (setns(host_network, CLONE_NEWNET) < 0)
 		abort();
 	return found[0] && strcmp(found, quiet_network) == 0;
