@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import textwrap
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine.protocol import Exit
+from dutyfree.engine.sandbox import _refusal
+from dutyfree.errors import DispatchError
 
 pytestmark = pytest.mark.anyio
 
@@ -113,3 +118,26 @@ def test_all_sandboxes_leave_the_host_processes() -> None:
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
     # Launchers of others may be there too.
     assert not limits or any(limit.strip().isdigit() and int(limit) < most for limit in limits)
+
+
+async def test_memory_has_a_limit_by_default(native: Substrate) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def found() -> list[str]:
+        limits = [*Path("/sys/fs/cgroup").glob("**/dutyfree-*/s*/memory.limit_in_bytes")]
+        limits += Path("/sys/fs/cgroup").glob("dutyfree-*/s*/memory.max")
+        return [path.read_text().strip() for path in limits]
+
+    async with native.sandbox() as sandbox:
+        seen = await sandbox.exec(["df", "-B1", "--output=size", "/workspace"])
+        assert int(seen.stdout.split()[-1]) <= total // 8 + 65536
+        limits = await anyio.to_thread.run_sync(found)
+        if not limits:
+            pytest.skip("no control group for memory")
+        assert any(limit.isdigit() and total // 5 < int(limit) <= total // 4 + 65536 for limit in limits)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN])
+def test_a_program_without_memory_is_no_observation(number: int) -> None:
+    with pytest.raises(DispatchError, match="cannot start a process"):
+        _refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)

@@ -64,6 +64,7 @@ _BASE = b"".join(f"{name}={value}\0".encode() for name, value in ENVIRONMENT.ite
 
 # Plain numbers: arithmetic with those of an enumeration takes microseconds.
 _REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN)  # no answer of the command, which never ran
 _TIMED_OUT = int(Exit.TIMED_OUT)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -381,7 +382,7 @@ def _refusal(
     command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
 ) -> Observation:
     reason = os.strerror(number)
-    if flags & Exit.NO_PROCESS:
+    if flags & Exit.NO_PROCESS or number in _EXHAUSTED:
         raise DispatchError(f"cannot start a process in the sandbox: {reason}")
     if flags & Exit.NO_USER:
         raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
