@@ -14,6 +14,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine import trees
 from dutyfree.engine.protocol import Exit
 from dutyfree.engine.sandbox import _refusal
 from dutyfree.errors import DispatchError
@@ -141,3 +142,15 @@ async def test_memory_has_a_limit_by_default(native: Substrate) -> None:
 def test_a_program_without_memory_is_no_observation(number: int) -> None:
     with pytest.raises(DispatchError, match="cannot start a process"):
         _refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)
+
+
+async def test_many_names_of_one_file(
+    native: Substrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "LARGEST", 8 << 20)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.exec("mkdir d; head -c 1M /dev/urandom > d/0; for i in $(seq 99); do ln d/0 d/$i; done")
+        with pytest.raises(OSError, match="too large"):
+            await sandbox.download("d", tmp_path / "d")
+        assert not await anyio.to_thread.run_sync((tmp_path / "d").exists)
+        assert (await sandbox.exec("true")).ok

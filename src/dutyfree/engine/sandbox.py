@@ -243,6 +243,8 @@ class NativeSandbox:
         try:
             answer = await channel.ask(Frame.PACK, _path(path), theirs)
             error = await asyncio.shield(unpacking)
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                raise error
             # Init's word counts more: a tree that ends too early is only its consequence.
             _check(answer.done.result(), path)
             if error is not None:
