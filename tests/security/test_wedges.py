@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from dutyfree import Limits
-from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import channel
+from dutyfree.contract import Sandbox, ShellSessions, Substrate
+from dutyfree.engine import channel, shell
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed
 
 pytestmark = pytest.mark.anyio
@@ -119,3 +119,18 @@ async def test_a_tracer_does_not_hide_the_end(native: Substrate) -> None:
             seen = await sandbox.exec("sleep 0.3; sleep 30", timeout=1)
         assert seen.timed_out
         assert (await sandbox.exec("true", timeout=5)).ok
+
+
+async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    monkeypatch.setattr(shell, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        assert isinstance(sandbox, ShellSessions)
+        with anyio.fail_after(20), contextlib.suppress(ExecError, SandboxClosed):
+            async with sandbox.shell() as held:
+                await held.run("true")
+                await background(sandbox, STOPPER)
+                for _ in range(20):
+                    with anyio.move_on_after(0.2):
+                        await sandbox.exec("true")
+                    await held.run("true", timeout=0.2)

@@ -99,9 +99,12 @@ class Channel:
         self._expect(waiting, 0.0)
 
     def _expect(self, waiting: Running | Answer, seconds: float) -> None:
+        when = self._loop.time() + seconds + PATIENCE - _LAST
         if waiting.overdue is not None:
+            if waiting.overdue.when() <= when:
+                return
             waiting.overdue.cancel()
-        waiting.overdue = self._loop.call_later(seconds + PATIENCE - _LAST, self._doubt, waiting)
+        waiting.overdue = self._loop.call_at(when, self._doubt, waiting)
 
     def _doubt(self, waiting: Running | Answer) -> None:
         # It may be us who did not listen: what has come in the meantime is heard first.

@@ -33,7 +33,7 @@ from dutyfree.contract import (
     Usage,
 )
 from dutyfree.engine import protocol, trees
-from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
 from dutyfree.engine.shell import NativeShell
 from dutyfree.errors import DispatchError, SandboxClosed
@@ -252,7 +252,7 @@ class NativeSandbox:
         except BaseException:
             # The other end is closed by now, or soon: the thread ends, and what it made can go.
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([unpacking])
+                await asyncio.wait([unpacking], timeout=2 * PATIENCE)
                 if not existed:
                     await anyio.to_thread.run_sync(trees.discard, target)
             raise

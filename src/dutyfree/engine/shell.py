@@ -19,7 +19,7 @@ import anyio
 
 from dutyfree.contract import KILLED, Cut, Observation, Span
 from dutyfree.engine import protocol
-from dutyfree.engine.channel import Channel
+from dutyfree.engine.channel import PATIENCE, Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.errors import ExecError, SandboxClosed
 from dutyfree.substrates.output import Collector
@@ -61,7 +61,11 @@ class NativeShell:
         asked = perf_counter()
         async with self._busy:
             self._check()
-            await self._write(self._script, command.encode(errors="surrogateescape") + b"\n")
+            # With a timeout, nothing here waits for ever: an operation cancelled ends, or its sandbox does.
+            with anyio.move_on_after(None if timeout is None else timeout + PATIENCE) as waiting:
+                await self._write(self._script, command.encode(errors="surrogateescape") + b"\n")
+            if waiting.cancelled_caught:
+                raise ExecError("the sandbox stopped answering")
             for stream in self._streams:
                 stream.begin()
             self._end.clear()
@@ -144,7 +148,7 @@ class NativeShell:
                 self._channel.kill(self._identity)
                 await asyncio.wait([self._running.ended])
             if not self._channel.closed:
-                with contextlib.suppress(OSError, ExecError, SandboxClosed):
+                with anyio.move_on_after(PATIENCE), contextlib.suppress(OSError, ExecError, SandboxClosed):
                     await self._remove(self._script)
 
 
