@@ -20,30 +20,38 @@ from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError,
 
 _CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
+
+PATIENCE = 5.0
+"""So long after its time, or after it was to be killed, an action may go unanswered. What runs in a sandbox
+can make its init wait for ever: then the sandbox is destroyed from outside."""
+
+_LAST = 1.0  # second of it
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
 class Running:
     """A command under way, as its frames tell."""
 
-    __slots__ = ("ended", "on_output", "stderr", "stdout")
+    __slots__ = ("ended", "on_output", "overdue", "stderr", "stdout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stdout: list[bytes] = []
         self.stderr: list[bytes] = []
         self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
         self.on_output: Callable[[int, bytes], None] | None = None
+        self.overdue: asyncio.TimerHandle | None = None
 
 
 class Answer:
     """A file operation under way."""
 
-    __slots__ = ("data", "descriptor", "done")
+    __slots__ = ("data", "descriptor", "done", "overdue")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.data: list[bytes] = []
         self.descriptor: int | None = None
         self.done: asyncio.Future[int] = loop.create_future()
+        self.overdue: asyncio.TimerHandle | None = None
 
 
 W = TypeVar("W", Running, Answer)
@@ -52,10 +60,11 @@ W = TypeVar("W", Running, Answer)
 class Channel:
     """Frames of one sandbox. Belongs to the event loop that it was made in."""
 
-    def __init__(self, connected: socket.socket, name: str) -> None:
+    def __init__(self, connected: socket.socket, name: str, destroy: Callable[[], None]) -> None:
         connected.setblocking(False)
         self._socket = connected
         self._name = name
+        self._destroy = destroy
         self._loop = asyncio.get_running_loop()
         self._identities = itertools.count(1)
         self._waiting: dict[int, Running | Answer] = {}
@@ -72,9 +81,34 @@ class Channel:
 
     # --- To init ------------------------------------------------------------------------------------
 
-    def exec(self, payload: bytes, stdin: int | None = None) -> tuple[int, Running]:
+    def exec(
+        self, payload: bytes, stdin: int | None = None, timeout: float | None = None
+    ) -> tuple[int, Running]:
         """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
-        return self._post(Frame.EXEC, payload, stdin, Running(self._loop))
+        identity, running = self._post(Frame.EXEC, payload, stdin, Running(self._loop))
+        if timeout is not None:
+            self._expect(running, timeout)
+        return identity, running
+
+    def kill(self, identity: int) -> None:
+        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up."""
+        waiting = self._waiting.get(identity)
+        if self._closed is not None or waiting is None:
+            return
+        self.tell(Frame.KILL, identity)
+        self._expect(waiting, 0.0)
+
+    def _expect(self, waiting: Running | Answer, seconds: float) -> None:
+        when = self._loop.time() + seconds + PATIENCE - _LAST
+        if waiting.overdue is not None:
+            if waiting.overdue.when() <= when:
+                return
+            waiting.overdue.cancel()
+        waiting.overdue = self._loop.call_at(when, self._doubt, waiting)
+
+    def _doubt(self, waiting: Running | Answer) -> None:
+        # It may be us who did not listen: what has come in the meantime is heard first.
+        waiting.overdue = self._loop.call_later(_LAST, self._give_up)
 
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
@@ -87,7 +121,7 @@ class Channel:
         try:
             await answer.done
         except asyncio.CancelledError:
-            self.tell(Frame.KILL, identity)
+            self.kill(identity)
             raise
         return answer
 
@@ -186,7 +220,7 @@ class Channel:
             else:
                 (waiting.stdout if stream == 1 else waiting.stderr).append(payload)
         elif kind == _EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
-            del self._waiting[identity]
+            self._forget(identity)
             if not waiting.ended.done():
                 waiting.ended.set_result(protocol.EXIT.unpack(payload))
         elif kind == Frame.DONE and len(payload) >= protocol.ERROR.size:
@@ -207,20 +241,30 @@ class Channel:
             waiting.descriptor = descriptor
             waiting.data.append(payload[protocol.ERROR.size :])
             if not flags & protocol.MORE:
-                del self._waiting[identity]
+                self._forget(identity)
                 waiting.done.set_result(error)
             return
         if descriptor is not None:
             os.close(descriptor)
         if flags & protocol.MORE:
             return
-        self._waiting.pop(identity, None)
+        self._forget(identity)
         if isinstance(waiting, Running) and not waiting.ended.done():
             waiting.ended.set_exception(
                 DispatchError(f"the command could not be handed over: {os.strerror(error)}")
             )
 
+    def _forget(self, identity: int) -> None:
+        waiting = self._waiting.pop(identity, None)
+        if waiting is not None and waiting.overdue is not None:
+            waiting.overdue.cancel()
+
     # --- The end ------------------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        if self._closed is None:
+            self._fail(ExecError(f"sandbox {self._name} stopped answering, and was destroyed"))
+            self._destroy()
 
     def close(self) -> None:
         self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
@@ -242,6 +286,9 @@ class Channel:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # there may be nobody left to hear of it
+        for waiting in self._waiting.values():
+            if waiting.overdue is not None:
+                waiting.overdue.cancel()
         self._waiting.clear()
         for _, descriptor in self._unsent:
             if descriptor is not None:

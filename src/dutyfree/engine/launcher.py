@@ -108,6 +108,12 @@ class Launcher:
                 self._abandon(kind, answer)
             raise
 
+    def tell(self, kind: Request, number: int) -> None:
+        """A request whose reply nobody waits for. Ignored once the launcher is gone."""
+        with contextlib.suppress(LauncherError):
+            _, done = self._post(kind, number, b"")
+            done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
     def _post(self, kind: Request, number: int, body: bytes) -> tuple[int, asyncio.Future[Reply]]:
         if self._gone:
             raise LauncherError(self._gone)
@@ -169,9 +175,7 @@ class Launcher:
             Request.SCRATCH: Request.FORGET,
         }
         if kind in follow:
-            with contextlib.suppress(LauncherError):
-                _, done = self._post(follow[kind], reply.value, b"")
-                done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self.tell(follow[kind], reply.value)
 
     def _lost(self, reason: str) -> None:
         if self._gone:

@@ -33,7 +33,7 @@ from dutyfree.contract import (
     Usage,
 )
 from dutyfree.engine import protocol, trees
-from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
 from dutyfree.engine.shell import NativeShell
 from dutyfree.errors import DispatchError, SandboxClosed
@@ -64,6 +64,7 @@ _BASE = b"".join(f"{name}={value}\0".encode() for name, value in ENVIRONMENT.ite
 
 # Plain numbers: arithmetic with those of an enumeration takes microseconds.
 _REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN)  # no answer of the command, which never ran
 _TIMED_OUT = int(Exit.TIMED_OUT)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -108,7 +109,7 @@ class NativeSandbox:
         asked = perf_counter()
         channel = self._usable()
         payload = self._payload(command, cwd, env, timeout, user)
-        identity, running = channel.exec(payload, None if stdin is None else _memory_file(stdin))
+        identity, running = channel.exec(payload, None if stdin is None else _memory_file(stdin), timeout)
         try:
             ended = await running.ended
         except asyncio.CancelledError:
@@ -128,7 +129,7 @@ class NativeSandbox:
         channel = self._usable()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
         payload = self._payload(command, cwd, env, timeout, None, protocol.EXEC_STREAM)
-        identity, running = channel.exec(payload)
+        identity, running = channel.exec(payload, None, timeout)
         running.on_output = lambda stream, data: arrived.put_nowait(
             Chunk("stdout" if stream == 1 else "stderr", data)
         )
@@ -242,6 +243,8 @@ class NativeSandbox:
         try:
             answer = await channel.ask(Frame.PACK, _path(path), theirs)
             error = await asyncio.shield(unpacking)
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                raise error
             # Init's word counts more: a tree that ends too early is only its consequence.
             _check(answer.done.result(), path)
             if error is not None:
@@ -249,7 +252,7 @@ class NativeSandbox:
         except BaseException:
             # The other end is closed by now, or soon: the thread ends, and what it made can go.
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([unpacking])
+                await asyncio.wait([unpacking], timeout=2 * PATIENCE)
                 if not existed:
                     await anyio.to_thread.run_sync(trees.discard, target)
             raise
@@ -323,7 +326,7 @@ class NativeProcess:
 
     async def kill(self) -> None:
         if not self._running.ended.done():
-            self._channel.tell(Frame.KILL, self._identity)
+            self._channel.kill(self._identity)
             await asyncio.shield(self._running.ended)
 
 
@@ -332,7 +335,7 @@ async def _kill(channel: Channel, identity: int, running: Running) -> None:
     if running.ended.done() and not running.ended.cancelled():
         return
     running.ended = asyncio.get_running_loop().create_future()
-    channel.tell(Frame.KILL, identity)
+    channel.kill(identity)
     if channel.closed:
         return
     with anyio.CancelScope(shield=True):
@@ -381,7 +384,7 @@ def _refusal(
     command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
 ) -> Observation:
     reason = os.strerror(number)
-    if flags & Exit.NO_PROCESS:
+    if flags & Exit.NO_PROCESS or number in _EXHAUSTED:
         raise DispatchError(f"cannot start a process in the sandbox: {reason}")
     if flags & Exit.NO_USER:
         raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")

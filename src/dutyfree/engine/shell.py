@@ -19,7 +19,7 @@ import anyio
 
 from dutyfree.contract import KILLED, Cut, Observation, Span
 from dutyfree.engine import protocol
-from dutyfree.engine.channel import Channel
+from dutyfree.engine.channel import PATIENCE, Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.errors import ExecError, SandboxClosed
 from dutyfree.substrates.output import Collector
@@ -61,7 +61,11 @@ class NativeShell:
         asked = perf_counter()
         async with self._busy:
             self._check()
-            await self._write(self._script, command.encode(errors="surrogateescape") + b"\n")
+            # With a timeout, nothing here waits for ever: an operation cancelled ends, or its sandbox does.
+            with anyio.move_on_after(None if timeout is None else timeout + PATIENCE) as waiting:
+                await self._write(self._script, command.encode(errors="surrogateescape") + b"\n")
+            if waiting.cancelled_caught:
+                raise ExecError("the sandbox stopped answering")
             for stream in self._streams:
                 stream.begin()
             self._end.clear()
@@ -119,7 +123,7 @@ class NativeShell:
                 with anyio.move_on_after(0.02):
                     await self._end.wait()
         if not self._end.is_set():
-            self._channel.tell(Frame.KILL, self._identity)
+            self._channel.kill(self._identity)
             await self._end.wait()
 
     def _hear(self, stream: int, data: bytes) -> None:
@@ -141,10 +145,10 @@ class NativeShell:
         os.close(self._input)
         with anyio.CancelScope(shield=True):
             if not self._running.ended.done():
-                self._channel.tell(Frame.KILL, self._identity)
+                self._channel.kill(self._identity)
                 await asyncio.wait([self._running.ended])
             if not self._channel.closed:
-                with contextlib.suppress(OSError, SandboxClosed):
+                with anyio.move_on_after(PATIENCE), contextlib.suppress(OSError, ExecError, SandboxClosed):
                     await self._remove(self._script)
 
 

@@ -6,6 +6,7 @@ the target, and no link is written through.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -15,6 +16,9 @@ from typing import BinaryIO
 
 from dutyfree.engine.protocol import MEMBER
 from dutyfree.errors import CollectError
+
+LARGEST = 64 << 30
+"""Bytes of a whole tree: a few in a sandbox, with many names, can claim to be any number."""
 
 _CHUNK = 1 << 18
 _LINK = 4096
@@ -62,10 +66,14 @@ def unpack(pipe: int, target: Path) -> None:
     """Read a tree from the pipe to exactly ``target``. Raises CollectError for one that makes no sense."""
     with open(pipe, "rb", buffering=_CHUNK) as stream:
         directories: dict[Path, int] = {}
+        left = LARGEST
         while True:
             size, mode, length = MEMBER.unpack(_exactly(stream, MEMBER.size))
             if mode == 0:
                 break
+            left -= size + length
+            if left < 0:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(target))
             path = _place(target, os.fsdecode(_exactly(stream, length)), directories)
             _unpack_member(stream, path, size, mode, directories)
         # Last, for a directory may be closed to writing.

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -37,6 +38,9 @@ KERNEL = (6, 3)
 
 PIDS = 2048
 """Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
+
+MEMORY_SHARE = 4
+"""A sandbox without such a limit has one of this part of the host's memory."""
 
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,11 +177,13 @@ class Native:
             self._alive.discard(identity)
 
     def _request(self, trees: tuple[Tree, ...], limits: Limits, keep: bool) -> bytes:
-        disk = limits.disk
-        half = None if limits.memory is None else limits.memory // 2
+        disk, memory = limits.disk, limits.memory
+        if memory is None:
+            # No sandbox takes all from the others. What it may write, it may also hold.
+            memory = max(_memory() // MEMORY_SHARE, 2 * (disk or 0))
         if disk is None:
-            disk = min(_memory() // 4, half or 1 << 62)
-        elif half is not None and disk > half:
+            disk = memory // 2
+        elif disk > memory // 2:
             raise CreateError(
                 f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
                 remedy="what is written is kept in memory: allow at least twice as much of it",
@@ -186,7 +192,7 @@ class Native:
         return protocol.create(
             flags | (Create.KEEP if keep else 0),
             trees,
-            memory=limits.memory or 0,
+            memory=memory if limits.memory is not None or "memory" in self._features else 0,
             disk=disk,
             pids=(limits.pids if limits.pids is not None else PIDS if "pids" in self._features else 0),
             cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
@@ -204,7 +210,8 @@ class Native:
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
             keep.append(reply.value)
-        channel = Channel(socket.socket(fileno=connected), identity)
+        give_up = partial(self._launcher.tell, Request.DESTROY, reply.value)
+        channel = Channel(socket.socket(fileno=connected), identity, give_up)
 
         async def destroy() -> None:
             try:

@@ -135,6 +135,11 @@ int cgroup_open(int proc)
 		snprintf(limit, sizeof limit, "%llu", (unsigned long long)(total - total / 10));
 		write_file(ours[CGROUP_MEMORY], unified ? "memory.max" : "memory.limit_in_bytes", limit);
 	}
+	/* And a quarter of its process numbers. */
+	if (ours[CGROUP_PIDS] >= 0 && read_file(proc, "sys/kernel/pid_max", limit, sizeof limit) > 0) {
+		snprintf(limit, sizeof limit, "%llu", strtoull(limit, NULL, 10) / 4 * 3);
+		write_file(ours[CGROUP_PIDS], "pids.max", limit);
+	}
 	return 0;
 }
 

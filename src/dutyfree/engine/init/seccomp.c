@@ -31,7 +31,21 @@
 #define AF_ALG_ 38u
 #define AF_VSOCK_ 40u
 
-enum verdict { ALLOW, DENY, ABSENT, JUDGE_CLONE, JUDGE_IOCTL, JUDGE_PERSONALITY, JUDGE_SOCKET, VERDICTS };
+#define AF_NETLINK_ 16u    /* of its protocols only the first, for routes and interfaces */
+#define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
+
+enum verdict {
+	ALLOW,
+	DENY,
+	ABSENT,
+	JUDGE_CLONE,
+	JUDGE_FCNTL,
+	JUDGE_IOCTL,
+	JUDGE_PERSONALITY,
+	JUDGE_PRLIMIT,
+	JUDGE_SOCKET,
+	VERDICTS
+};
 
 /* Calls from `first` up to the next range's share a verdict. */
 struct range {
@@ -76,12 +90,17 @@ static enum verdict verdict_of(uint32_t number)
 	switch (number) {
 	case SYS_clone:
 		return JUDGE_CLONE;
+	case SYS_fcntl:
+		return JUDGE_FCNTL;
 	case SYS_ioctl:
 		return JUDGE_IOCTL;
 	case SYS_personality:
 		return JUDGE_PERSONALITY;
+	case SYS_prlimit64:
+		return JUDGE_PRLIMIT;
 	case SYS_socket:
 		return JUDGE_SOCKET;
+	case SYS_io_setup: /* all of the host share its requests */
 	case 435: /* clone3: its flags lie in memory, where no filter looks; libraries fall back to clone */
 	case 425: /* io_uring_setup and its two companions: likewise */
 	case 426:
@@ -157,6 +176,12 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
+	case JUDGE_FCNTL:
+		load(ARGUMENT(1));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, F_SETLEASE_, 0, 1);
+		answer(ERRNO(EINVAL));
+		answer(SECCOMP_RET_ALLOW);
+		break;
 	case JUDGE_IOCTL:
 		load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, TIOCSTI_, 1, 0);
@@ -171,10 +196,23 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
+	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set */
+		load(ARGUMENT(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+		load(ARGUMENT(2) + 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+		answer(ERRNO(EPERM));
+		answer(SECCOMP_RET_ALLOW);
+		break;
 	case JUDGE_SOCKET:
 		load(ARGUMENT(0));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_ALG_, 1, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_VSOCK_, 0, 1);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_ALG_, 4, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_VSOCK_, 3, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 0, 3);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
 		answer(ERRNO(EAFNOSUPPORT));
 		answer(SECCOMP_RET_ALLOW);
 		break;

@@ -4,6 +4,7 @@
 #include "sys.h"
 
 #include <fcntl.h>
+#include <linux/securebits.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -22,7 +24,7 @@
 static struct slot *ready;
 static unsigned ready_count, made;
 static int host_proc = -1, host_network = -1;
-static char quiet_network[1024]; /* what the kernel counts in a network that nobody has used */
+static char quiet_network[2048]; /* what the kernel counts in a network that nobody has used */
 
 int slot_open(int proc)
 {
@@ -40,21 +42,39 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 	return write_file(host_proc, path, map);
 }
 
+/* The process that a namespace is born in: it says so, waits for the end of our socket, and is gone. The
+ * namespace belongs to the sandbox's own id, so what the kernel counts by user (watches, signals that are
+ * pending, …) is counted there and not as root's. */
+static _Noreturn void bear(unsigned first, int socket)
+{
+	char byte = 0;
+
+	/* With its capabilities: some hosts let nobody else make one. */
+	prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+	if (syscall(SYS_setresgid, first, first, first) < 0 || syscall(SYS_setresuid, first, first, first) < 0 ||
+	    unshare(CLONE_NEWUSER) < 0)
+		byte = (char)errno;
+	if (write(socket, &byte, 1) != 1)
+		_exit(1);
+	_exit(read(socket, &byte, 1) == 0 ? 0 : 1);
+}
+
 static int make_user_namespace(unsigned first)
 {
-	char path[64];
+	char path[64], byte = EPERM;
 	int pair[2], fd = -1, error;
 
-	/* The namespace needs a process to be born in: it waits for the end of our pipe, and is gone. */
-	if (pipe2(pair, O_CLOEXEC) < 0)
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		return -errno;
-	pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+	pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (pid == 0) {
-		char byte;
 		close(pair[1]);
-		_exit(read(pair[0], &byte, 1) == 0 ? 0 : 1);
+		bear(first, pair[0]);
 	}
 	error = pid < 0 ? -errno : 0;
+	close(pair[0]);
+	if (!error && (read(pair[1], &byte, 1) != 1 || byte))
+		error = -(byte ? byte : EPERM);
 	if (!error)
 		error = write_map(pid, "uid_map", first);
 	if (!error)
@@ -65,16 +85,18 @@ static int make_user_namespace(unsigned first)
 		error = fd < 0 ? -errno : 0;
 	}
 	close(pair[1]);
-	close(pair[0]);
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
 	return error ? error : fd;
 }
 
-/* What the kernel counts of sockets in the network that we are in. */
-static void count_sockets(char *text, size_t size)
+/* What the kernel counts of sockets and packets in the network that we are in. */
+static void count_use(char *text, size_t size)
 {
-	if (read_file(host_proc, "thread-self/net/sockstat", text, size) < 0)
+	ssize_t sockets = read_file(host_proc, "thread-self/net/sockstat", text, size);
+
+	if (sockets < 0 ||
+	    read_file(host_proc, "thread-self/net/dev", text + sockets, size - (size_t)sockets) < 0)
 		text[0] = 0;
 }
 
@@ -97,20 +119,20 @@ static int make_network(void)
 		error = fd < 0 ? -errno : 0;
 	}
 	if (!error && !quiet_network[0])
-		count_sockets(quiet_network, sizeof quiet_network);
+		count_use(quiet_network, sizeof quiet_network);
 	if (setns(host_network, CLONE_NEWNET) < 0)
 		abort(); /* in the wrong network nothing may go on */
 	return error ? error : fd;
 }
 
-/* Whether no socket, not even a closing one, is left of those who used the network. */
+/* Whether nobody sent anything there, and no socket, not even a closing one, is left. */
 static bool network_is_quiet(int network)
 {
 	char found[sizeof quiet_network];
 
 	if (setns(network, CLONE_NEWNET) < 0)
 		return false;
-	count_sockets(found, sizeof found);
+	count_use(found, sizeof found);
 	if (setns(host_network, CLONE_NEWNET) < 0)
 		abort();
 	return found[0] && strcmp(found, quiet_network) == 0;

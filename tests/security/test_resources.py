@@ -1,0 +1,156 @@
+"""What the kernel counts for all of the host: no sandbox uses it up for others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import textwrap
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree import Limits
+from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine import trees
+from dutyfree.engine.protocol import Exit
+from dutyfree.engine.sandbox import _refusal
+from dutyfree.errors import DispatchError
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(memory=256 << 20, pids=64)
+
+
+async def python(sandbox: Sandbox, script: str) -> str:
+    prelude = "import ctypes, errno, os, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    seen = await sandbox.exec(["python3", "-c", prelude + textwrap.dedent(script)], timeout=20)
+    assert seen.ok, seen.stderr.decode()
+    return seen.stdout.decode().strip()
+
+
+async def test_what_is_counted_by_user(native: Substrate) -> None:
+    async with native.sandbox(limits=LIMITS) as one, native.sandbox(limits=LIMITS) as other:
+        script = """
+        made = 0
+        while libc.inotify_init() >= 0: made += 1
+        if os.fork() == 0:
+            os.setsid()
+            for fd in (0, 1, 2): os.close(fd)
+            time.sleep(30)
+        print(made)
+        """
+        assert int(await python(one, script)) > 8
+        assert int(await python(other, script)) > 8
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
+async def test_calls_that_reach_others(native: Substrate) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        script = """
+        import fcntl, resource, socket
+        def attempt(what, *arguments):
+            try: what(*arguments); return "done"
+            except OSError as error: return errno.errorcode[error.errno]
+        def aio():
+            if libc.syscall(206, 1, ctypes.byref(ctypes.c_long())): raise OSError(ctypes.get_errno(), "")
+        child = os.fork()
+        if child == 0: time.sleep(30)
+        own = resource.getrlimit(resource.RLIMIT_NOFILE)
+        file = os.open("leased", os.O_CREAT | os.O_RDWR)
+        print(
+            attempt(resource.prlimit, 1, resource.RLIMIT_NOFILE, (9, 9)),
+            attempt(resource.prlimit, child, resource.RLIMIT_NOFILE, (9, 9)),
+            attempt(resource.prlimit, child, resource.RLIMIT_NOFILE),
+            attempt(resource.prlimit, 0, resource.RLIMIT_NOFILE, own),
+            attempt(resource.setrlimit, resource.RLIMIT_NOFILE, own),
+            attempt(fcntl.fcntl, file, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+            attempt(fcntl.fcntl, file, fcntl.F_GETFL),
+            attempt(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW, 0),
+            attempt(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW, 4),
+            attempt(socket.socket, socket.AF_INET, socket.SOCK_DGRAM, 17),
+            attempt(aio),
+        )
+        os.kill(child, 9)
+        """
+        assert (await python(sandbox, script)).split() == [
+            *("EPERM", "EPERM", "done", "done", "done"),
+            *("EINVAL", "done", "done", "EAFNOSUPPORT", "done", "ENOSYS"),
+        ]
+
+
+async def test_terminals(native: Substrate) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        script = """
+        made = 0
+        try:
+            while True: os.open("/dev/ptmx", os.O_RDWR); made += 1
+        except OSError: print(made)
+        """
+        assert 8 <= int(await python(sandbox, script)) <= 64
+
+
+async def test_a_network_that_was_used_is_not_used_again(native: Substrate) -> None:
+    send = """
+    import socket
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"left behind", ("127.0.0.1", 9))
+    """
+    for _ in range(12):
+        async with native.sandbox(limits=LIMITS) as sandbox:
+            sent = "print(open('/proc/net/dev').read().split('lo:')[1].split()[1])"
+            assert await python(sandbox, sent) == "0"
+            await python(sandbox, send)
+
+
+def test_all_sandboxes_leave_the_host_processes() -> None:
+    groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    found = [path for _, names, path in groups if "pids" in names.split(",")]
+    root = Path("/sys/fs/cgroup", "pids", found[0].strip("/")) if found else Path("/sys/fs/cgroup")
+    if not root.is_dir():
+        pytest.skip("no control group for processes")
+
+    async def look() -> list[str]:
+        async with dutyfree.open("native"):
+            return [group.read_text() for group in root.glob("dutyfree-*/pids.max")]
+
+    limits = anyio.run(look)
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    # Launchers of others may be there too.
+    assert not limits or any(limit.strip().isdigit() and int(limit) < most for limit in limits)
+
+
+async def test_memory_has_a_limit_by_default(native: Substrate) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def found() -> list[str]:
+        limits = [*Path("/sys/fs/cgroup").glob("**/dutyfree-*/s*/memory.limit_in_bytes")]
+        limits += Path("/sys/fs/cgroup").glob("dutyfree-*/s*/memory.max")
+        return [path.read_text().strip() for path in limits]
+
+    async with native.sandbox() as sandbox:
+        seen = await sandbox.exec(["df", "-B1", "--output=size", "/workspace"])
+        assert int(seen.stdout.split()[-1]) <= total // 8 + 65536
+        limits = await anyio.to_thread.run_sync(found)
+        if not limits:
+            pytest.skip("no control group for memory")
+        assert any(limit.isdigit() and total // 5 < int(limit) <= total // 4 + 65536 for limit in limits)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN])
+def test_a_program_without_memory_is_no_observation(number: int) -> None:
+    with pytest.raises(DispatchError, match="cannot start a process"):
+        _refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)
+
+
+async def test_many_names_of_one_file(
+    native: Substrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "LARGEST", 8 << 20)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.exec("mkdir d; head -c 1M /dev/urandom > d/0; for i in $(seq 99); do ln d/0 d/$i; done")
+        with pytest.raises(OSError, match="too large"):
+            await sandbox.download("d", tmp_path / "d")
+        assert not await anyio.to_thread.run_sync((tmp_path / "d").exists)
+        assert (await sandbox.exec("true")).ok

@@ -1,0 +1,136 @@
+"""What runs in a sandbox may make its init wait for ever, but never the owner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import textwrap
+
+import anyio
+import pytest
+
+from dutyfree import Limits
+from dutyfree.contract import Sandbox, ShellSessions, Substrate
+from dutyfree.engine import channel, shell
+from dutyfree.errors import DispatchError, ExecError, SandboxClosed
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(memory=256 << 20, pids=64)
+
+
+async def background(sandbox: Sandbox, script: str) -> None:
+    """Left behind by a command that ended."""
+    await sandbox.write("script.py", textwrap.dedent(script).encode())
+    await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
+    await anyio.sleep(0.5)
+
+
+STOPPER = """
+import os
+while True:
+    try: os.kill(-1, 19)
+    except OSError: pass
+"""
+
+
+async def run_until_it_fails(sandbox: Sandbox) -> None:
+    for _ in range(200):
+        await sandbox.exec("true", timeout=0.2)
+
+
+async def cancel_until_it_fails(sandbox: Sandbox) -> None:
+    for _ in range(200):
+        with anyio.move_on_after(0.3):
+            await sandbox.exec("true")
+        with anyio.move_on_after(0.3), contextlib.suppress(ExecError):
+            await sandbox.read("/etc/passwd")
+
+
+async def test_an_init_that_is_held_up_ends_the_sandbox(
+    native: Substrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, STOPPER)
+        with anyio.fail_after(20):
+            with pytest.raises(ExecError, match="stopped answering"):
+                await run_until_it_fails(sandbox)
+            with pytest.raises(SandboxClosed):
+                await sandbox.exec("true")
+            with pytest.raises(SandboxClosed):
+                await sandbox.read("/etc/passwd")
+    async with native.sandbox() as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, STOPPER)
+        with anyio.fail_after(20), pytest.raises(SandboxClosed):
+            await cancel_until_it_fails(sandbox)
+
+
+async def test_threads_that_outlive_the_first(native: Substrate) -> None:
+    script = """
+    import ctypes, threading, time
+    def beat():
+        while True:
+            open("beats", "a").write("x")
+            time.sleep(0.02)
+    threading.Thread(target=beat, daemon=True).start()
+    ctypes.CDLL(None).syscall(EXIT, 0)
+    """.replace("EXIT", "60" if os.uname().machine == "x86_64" else "93")
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        with anyio.fail_after(4):
+            seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=1)
+        assert seen.timed_out
+        size = len(await sandbox.read("beats"))
+        await anyio.sleep(0.3)
+        assert len(await sandbox.read("beats")) == size > 0
+
+
+@pytest.mark.parametrize(
+    "replace", ["mkfifo /etc/passwd", "ln -s /dev/zero /etc/passwd", "truncate -s 1T /etc/passwd"]
+)
+async def test_a_list_of_users_without_end(native: Substrate, replace: str) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.exec(f"rm /etc/passwd; {replace}")
+        with anyio.fail_after(4):
+            with pytest.raises(DispatchError, match="no such user"):
+                await sandbox.exec("true", user="nobody", timeout=1)
+            assert (await sandbox.exec(["id", "-u"], user="65534")).stdout == b"65534\n"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
+async def test_a_tracer_does_not_hide_the_end(native: Substrate) -> None:
+    tracer = """
+    import ctypes, os
+    libc, seen = ctypes.CDLL(None), {1, os.getpid()}
+    while True:
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) not in seen:
+                if libc.syscall(101, 0x4206, int(name), None, None) == 0: seen.add(int(name))
+    """
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, tracer)
+        with anyio.fail_after(4):
+            seen = await sandbox.exec("sleep 0.3; sleep 30", timeout=1)
+        assert seen.timed_out
+        assert (await sandbox.exec("true", timeout=5)).ok
+
+
+async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    monkeypatch.setattr(shell, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        assert isinstance(sandbox, ShellSessions)
+        with anyio.fail_after(20), contextlib.suppress(ExecError, SandboxClosed):
+            async with sandbox.shell() as held:
+                await held.run("true")
+                await background(sandbox, STOPPER)
+                for _ in range(20):
+                    with anyio.move_on_after(0.2):
+                        await sandbox.exec("true")
+                    await held.run("true", timeout=0.2)
