@@ -33,10 +33,10 @@ from dutyfree.contract import (
     Observation,
     Recipe,
     Span,
-    Stage,
 )
 from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
 from dutyfree.substrates import command as commands
+from dutyfree.substrates import stages
 from dutyfree.substrates.owner import identity, is_dead
 from dutyfree.substrates.reaper import Moment, Reaper, kill_marked, remove_tree
 
@@ -161,7 +161,7 @@ class Bare:
         async with _closing(builder):
             await builder.make(None)
             for stage in recipe.stages:
-                await _apply(builder, stage)
+                await stages.apply(builder, stage)
             await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
 
     async def sandboxes(self) -> list[str]:
@@ -174,12 +174,7 @@ class Bare:
         async with self.sandbox() as sandbox:
             seen = await sandbox.exec(["stat", "--file-system", "--format=%T", "."])
             facts["storage"] = seen.stdout.decode(errors="replace").strip() or "unknown"
-            for tool in ("python3", "git"):
-                seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
-                lines = seen.stdout.decode(errors="replace").split("\n")
-                if seen.ok:
-                    facts[tool.removesuffix("3")] = lines[1].split()[-1]
-                    facts[f"{tool.removesuffix('3')}_path"] = lines[0]
+            facts |= await stages.tools(sandbox)
         return facts
 
 
@@ -315,19 +310,6 @@ async def _closing(sandbox: BareSandbox) -> AsyncIterator[None]:
     finally:
         with nullcontext() if well else suppress(CleanupError):
             await sandbox.close()
-
-
-async def _apply(sandbox: BareSandbox, stage: Stage) -> None:
-    for path, source in stage.files.items():
-        try:
-            await sandbox.upload(source, path)
-        except OSError as error:
-            raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
-    for command in stage.commands:
-        seen = await sandbox.exec(command)
-        if not seen.ok:
-            tail = (seen.stderr or seen.stdout)[-2000:].decode(errors="replace").strip()
-            raise CreateError(f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}")
 
 
 def _refuse(limits: Limits) -> None:

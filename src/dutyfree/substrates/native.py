@@ -25,13 +25,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
+from dutyfree.contract import Availability, Limits, Recipe, Span
 from dutyfree.engine import images, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
+from dutyfree.substrates import stages
 
 KERNEL = (6, 3)
 """The first whose tmpfs takes mapped ids."""
@@ -137,12 +138,7 @@ class Native:
         async with self.sandbox() as sandbox:
             owner = (await sandbox.exec(["stat", "-c", "%u", "/usr"])).stdout.strip()
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
-            for tool in ("python3", "git"):
-                seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
-                lines = seen.stdout.decode(errors="replace").split("\n")
-                if seen.ok:
-                    facts[tool.removesuffix("3")] = lines[1].split()[-1]
-                    facts[f"{tool.removesuffix('3')}_path"] = lines[0]
+            facts |= await stages.tools(sandbox)
         return facts
 
     # --- Sandboxes ----------------------------------------------------------------------------------
@@ -279,7 +275,7 @@ class Native:
         try:
             async with self._made(base, Limits(network="on"), perf_counter(), numbers) as builder:
                 for stage in recipe.stages:
-                    await _apply(builder, stage)
+                    await stages.apply(builder, stage)
             done = True
         finally:
             with anyio.CancelScope(shield=True):
@@ -319,19 +315,6 @@ def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ..
         Span("seal", at[1], at[2] - at[1]),
         Span("return", at[2], done - at[2]),
     )
-
-
-async def _apply(sandbox: NativeSandbox, stage: Stage) -> None:
-    for path, source in stage.files.items():
-        try:
-            await sandbox.upload(source, path)
-        except OSError as error:
-            raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
-    for command in stage.commands:
-        seen = await sandbox.exec(command)
-        if not seen.ok:
-            tail = (seen.stderr or seen.stdout)[-2000:].decode(errors="replace").strip()
-            raise CreateError(f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}")
 
 
 def _probe(program: Path) -> Availability:
