@@ -270,6 +270,11 @@ class Channel:
             self._fail(ExecError(f"sandbox {self._name} stopped answering, and was destroyed"))
             self._destroy()
 
+    def abandon(self) -> None:
+        """Close, and have the sandbox destroyed, without waiting for its end."""
+        self.close()
+        self._destroy()
+
     def close(self) -> None:
         self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
 
