@@ -26,7 +26,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import images, protocol
+from dutyfree.engine import exhaustion, images, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
@@ -118,8 +118,10 @@ class Native:
     ) -> AsyncIterator[NativeSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
         asked = perf_counter()
-        trees = await self._trees(recipe or Recipe())
-        async with self._made(trees, limits or Limits(), asked) as sandbox:
+        recipe = recipe or Recipe()
+        trees = await self._trees(recipe)
+        image = recipe.image or self._config.image
+        async with self._made(trees, image, limits or Limits(), asked) as sandbox:
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
@@ -145,16 +147,23 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
+        self,
+        trees: tuple[Tree, ...],
+        image: str,
+        limits: Limits,
+        asked: float,
+        keep: list[int] | None = None,
     ) -> AsyncIterator[NativeSandbox]:
-        identity = f"native-{os.getpid()}-{next(self._numbers)}"
+        number = next(self._numbers)
+        identity = f"native-{os.getpid()}-{number}"
         asking = (trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
+        labelled = body + protocol.label(number, image)
 
         async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
-            return await self._make(identity, body, keep)
+            return await self._make(identity, labelled, keep)
 
         begun = perf_counter()
         self._alive.add(identity)
@@ -201,7 +210,17 @@ class Native:
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
-            raise CreateError(f"no sandbox could be made: {error.message}") from error
+            raise CreateError(
+                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
+            ) from error
+        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            self._launcher.tell(Request.DESTROY, reply.value)
+            raise CreateError(
+                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
+                remedy=exhaustion.OWN_FILES,
+            )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
@@ -273,7 +292,7 @@ class Native:
         numbers: list[int] = []
         done = False
         try:
-            async with self._made(base, Limits(network="on"), perf_counter(), numbers) as builder:
+            async with self._made(base, recipe.image or self._config.image, Limits(network="on"), perf_counter(), numbers) as builder:
                 for stage in recipe.stages:
                     await stages.apply(builder, stage)
             done = True
