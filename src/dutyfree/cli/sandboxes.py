@@ -83,7 +83,9 @@ class Wanted:
             "network": self.network,
         }
         try:
-            return msgspec.convert({name: value for name, value in asked.items() if value is not None}, Limits)
+            return msgspec.convert(
+                {name: value for name, value in asked.items() if value is not None}, Limits
+            )
         except msgspec.ValidationError as error:
             raise UsageError(f"not a limit that can be had: {error}") from error
 

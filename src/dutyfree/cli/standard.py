@@ -24,11 +24,11 @@ async def read() -> AsyncIterator[bytes]:
         return  # closed
     if terminal:
         return
-    while part := await _part():
-        yield part
+    while got := await part():
+        yield got
 
 
-async def _part() -> bytes:
+async def part() -> bytes:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     try:

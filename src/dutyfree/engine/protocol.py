@@ -65,6 +65,8 @@ ERROR_SPECIAL = errno.ENOTBLK
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
+FIRST_ID = 1 << 30
+"""The ids of users in sandboxes begin here (``slot.c``)."""
 MOUNTPOINT_MAX = 64
 LABEL_MAX = 128
 LAYERS_MAX = 32

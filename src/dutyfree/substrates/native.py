@@ -292,7 +292,9 @@ class Native:
         numbers: list[int] = []
         done = False
         try:
-            async with self._made(base, recipe.image or self._config.image, Limits(network="on"), perf_counter(), numbers) as builder:
+            async with self._made(
+                base, recipe.image or self._config.image, Limits(network="on"), perf_counter(), numbers
+            ) as builder:
                 for stage in recipe.stages:
                     await stages.apply(builder, stage)
             done = True
