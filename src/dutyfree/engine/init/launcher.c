@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 
+#include "blank.h"
 #include "handover.h"
 #include "layers.h"
 #include "protocol.h"
@@ -11,8 +12,6 @@
 #include "title.h"
 
 #include <fcntl.h>
-#include <linux/sched.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,13 +27,12 @@
 #include <unistd.h>
 
 #define BOXES 65536u
+#define QUIET_MS 2 /* without a request, until parts are made: not beside the first command of a sandbox */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
 	uint32_t number;
 	uint32_t trees;
-	pid_t pid;
-	int pidfd;
 	struct slot *slot;
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
@@ -91,35 +89,9 @@ static const char *label_of(const struct request *request, const char *body)
 	return label;
 }
 
-static pid_t launch(const struct create *wanted, const char *label, struct box *box, int socket)
+/* A slot with its limits and a process that waits. */
+static const char *equip(struct box *box, const struct create *wanted, int *error)
 {
-	struct clone_args args = {
-		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
-		.pidfd = (uintptr_t)&box->pidfd,
-		.exit_signal = SIGCHLD,
-	};
-
-	if (box->slot->cgroup.unified >= 0) {
-		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)box->slot->cgroup.unified;
-	}
-	handover_give(box->slot, socket);
-	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0) {
-		title_set(label);
-		sandbox_enter(wanted, box->slot, box->kept ? box->number : 0);
-	}
-	int error = -errno;
-	if (pid < 0)
-		handover_take_back(-1);
-	return pid < 0 ? error : pid;
-}
-
-static const char *start(struct box *box, const struct create *wanted, const char *label, int *error, int *theirs)
-{
-	AUTOCLOSE int ours = -1;
-	int pair[2];
-
 	for (int attempt = 0; attempt < 2; attempt++) {
 		box->slot = attempt ? slot_make() : slot_take();
 		*error = box->slot ? 0 : -errno;
@@ -134,34 +106,50 @@ static const char *start(struct box *box, const struct create *wanted, const cha
 	}
 	if (*error)
 		return "limits";
-	if (box->kept)
+	/* One that waits already cannot see what is mounted only now. */
+	if (box->kept) {
+		blank_discard(box->slot);
 		*error = upper_keep(wanted, box->number);
+	}
 	if (*error)
 		return "file system for what is written";
-	*error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0 ? -errno : 0;
-	if (*error)
-		return "socket";
-	*theirs = pair[0];
-	ours = pair[1];
-	box->pid = launch(wanted, label, box, ours);
-	*error = box->pid < 0 ? box->pid : 0;
+	if (!box->slot->pid)
+		*error = blank_make(box->slot);
 	return "clone";
+}
+
+static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
+{
+	struct order order = {.wanted = *wanted, .kept = box->kept ? box->number : 0};
+	const char *step = equip(box, wanted, error);
+
+	if (*error)
+		return step;
+	snprintf(order.label, sizeof order.label, "%s", label);
+	*error = blank_order(box->slot, &order);
+	if (!*error)
+		return step;
+	/* It died while it waited. */
+	blank_discard(box->slot);
+	*error = blank_make(box->slot);
+	if (!*error)
+		*error = blank_order(box->slot, &order);
+	return step;
 }
 
 static void create(const struct request *request, const struct create *wanted, const char *label)
 {
 	struct box *box = calloc(1, sizeof *box);
-	int error = -ENOMEM, theirs = -1;
+	int error = -ENOMEM;
 	const char *step = "memory";
 
 	if (box) {
 		do
 			box->number = ++last_box;
 		while (boxes[box->number % BOXES] || !box->number);
-		box->pidfd = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
-		step = start(box, wanted, label, &error, &theirs);
+		step = start(box, wanted, label, &error);
 	}
 	if (error) {
 		refuse(request->serial, error, step);
@@ -169,19 +157,16 @@ static void create(const struct request *request, const struct create *wanted, c
 			slot_discard(box->slot);
 		if (box && box->kept)
 			upper_drop(box->number);
-		close_fd(&theirs);
 		free(box);
 		return;
 	}
 	boxes[box->number % BOXES] = box;
 	alive++;
-	reply(request->serial, 0, box->number, NULL, 0, (int[]){theirs, box->pidfd}, 2);
-	close(theirs);
-	handover_take_back(box->pidfd);
-	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
-	cgroup_shut(&box->slot->cgroup);
+	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
+	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
+	close_fd(&box->slot->socket);
 	struct epoll_event event = {.events = EPOLLIN, .data.u32 = box->number};
-	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
+	epoll_ctl(epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
 }
 
 static void forget(struct box *box)
@@ -193,10 +178,11 @@ static void forget(struct box *box)
 /* PID 1 of the sandbox has ended, and with it all of its processes. */
 static void ended(struct box *box)
 {
-	waitpid(box->pid, NULL, 0);
+	waitpid(box->slot->pid, NULL, 0);
+	box->slot->pid = 0;
 	/* The owner has it too, so closing alone would not take it out. */
-	epoll_ctl(epoll, EPOLL_CTL_DEL, box->pidfd, NULL);
-	close_fd(&box->pidfd);
+	epoll_ctl(epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
+	close_fd(&box->slot->pidfd);
 	box->ended = true;
 	alive--;
 	if (box->awaited)
@@ -221,7 +207,7 @@ static void destroy(const struct request *request)
 	}
 	box->awaited = true;
 	box->serial = request->serial;
-	pidfd_signal(box->pidfd, SIGKILL);
+	pidfd_signal(box->slot->pidfd, SIGKILL);
 }
 
 static void keep(const struct request *request)
@@ -246,6 +232,7 @@ static void keep(const struct request *request)
 	}
 	upper_drop(box->number);
 	forget(box);
+	slot_undress(); /* they do not see these */
 	if (!error) {
 		reply(request->serial, 0, count, layers, count * sizeof *layers, NULL, 0);
 		return;
@@ -269,6 +256,7 @@ static void layer(const struct request *request, const char *path)
 	}
 	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
 	close_fd(&directory);
+	slot_undress(); /* they do not see it */
 }
 
 static void serve(const struct request *request, const char *body)
@@ -290,6 +278,7 @@ static void serve(const struct request *request, const char *body)
 		layer(request, NULL);
 		return;
 	case REQUEST_FORGET:
+		slot_undress(); /* they would hold it */
 		error = layer_forget(request->number);
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
@@ -319,7 +308,8 @@ static _Noreturn void leave(void)
 {
 	for (uint32_t i = 0; i < BOXES; i++)
 		if (boxes[i] && !boxes[i]->ended)
-			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+			pidfd_signal(boxes[i]->slot->pidfd, SIGKILL);
+	slot_undress();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
 	cgroup_close();
@@ -411,11 +401,10 @@ _Noreturn void launcher_run(int socket)
 	struct epoll_event event = {.events = EPOLLIN, .data.u32 = 0};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, owner, &event);
 	for (;;) {
-		bool short_of = slot_ready() < (unsigned)wanted_ready;
-		int count = epoll_wait(epoll, events, 64, short_of ? 0 : -1);
+		int count = epoll_wait(epoll, events, 64, slot_short((unsigned)wanted_ready) ? QUIET_MS : -1);
 		/* Nothing to do: make parts for sandboxes to come. */
-		if (count == 0 && slot_prepare() < 0)
-			wanted_ready = (int)slot_ready();
+		if (count == 0 && slot_prepare((unsigned)wanted_ready) < 0)
+			wanted_ready = 0;
 		for (int i = 0; i < count; i++) {
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
 			if (!events[i].data.u32)

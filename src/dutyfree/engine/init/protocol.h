@@ -128,7 +128,7 @@ struct write {
 
 struct ready {
 	uint32_t version;
-	uint64_t cloned; /* CLOCK_MONOTONIC nanoseconds, as all times here */
+	uint64_t ordered; /* CLOCK_MONOTONIC nanoseconds, as all times here */
 	uint64_t mounted;
 };
 

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "slot.h"
 
+#include "blank.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -21,8 +22,8 @@
 #define FIRST_ID (1u << 30) /* far from where people, services and other containers have theirs */
 #define RANGES 16383u       /* up to 2³¹ */
 
-static struct slot *ready;
-static unsigned ready_count, made;
+static struct slot *ready, *waiting; /* without a process, and with one */
+static unsigned ready_count, waiting_count, made;
 static int host_proc = -1, host_network = -1;
 static char quiet_network[2048]; /* what the kernel counts in a network that nobody has used */
 
@@ -148,7 +149,7 @@ struct slot *slot_make(void)
 	slot->number = ++made;
 	/* Another launcher on this host begins elsewhere. */
 	slot->first_id = FIRST_ID + (((unsigned)getpid() * 61u + slot->number) % RANGES) * IDS;
-	slot->network = slot->user_namespace = -1;
+	slot->network = slot->user_namespace = slot->pidfd = slot->socket = -1;
 	error = cgroup_make(&slot->cgroup, slot->number);
 	if (!error) {
 		slot->user_namespace = make_user_namespace(slot->first_id);
@@ -162,22 +163,33 @@ struct slot *slot_make(void)
 	return NULL;
 }
 
-struct slot *slot_take(void)
+static struct slot *pop(struct slot **list, unsigned *count)
 {
-	struct slot *slot = ready;
+	struct slot *slot = *list;
 
-	if (!slot)
-		return slot_make();
-	ready = slot->next;
-	ready_count--;
+	if (slot) {
+		*list = slot->next;
+		(*count)--;
+	}
 	return slot;
 }
 
-static void put(struct slot *slot)
+static void push(struct slot *slot)
 {
-	slot->next = ready;
-	ready = slot;
-	ready_count++;
+	struct slot **list = slot->pid ? &waiting : &ready;
+
+	slot->next = *list;
+	*list = slot;
+	(*(slot->pid ? &waiting_count : &ready_count))++;
+}
+
+struct slot *slot_take(void)
+{
+	struct slot *slot = pop(&waiting, &waiting_count);
+
+	if (!slot)
+		slot = pop(&ready, &ready_count);
+	return slot ? slot : slot_make();
 }
 
 void slot_return(struct slot *slot)
@@ -190,16 +202,13 @@ void slot_return(struct slot *slot)
 			return;
 		}
 	}
-	if (cgroup_reopen(&slot->cgroup) < 0) {
-		slot_discard(slot);
-		return;
-	}
 	cgroup_restore(&slot->cgroup);
-	put(slot);
+	push(slot);
 }
 
 void slot_discard(struct slot *slot)
 {
+	blank_discard(slot);
 	close_fd(&slot->user_namespace);
 	close_fd(&slot->network);
 	cgroup_remove(&slot->cgroup);
@@ -208,15 +217,34 @@ void slot_discard(struct slot *slot)
 
 unsigned slot_ready(void)
 {
-	return ready_count;
+	return ready_count + waiting_count;
 }
 
-int slot_prepare(void)
+bool slot_short(unsigned wanted)
 {
-	struct slot *slot = slot_make();
+	return waiting_count < wanted;
+}
+
+int slot_prepare(unsigned wanted)
+{
+	struct slot *slot = slot_ready() < wanted ? slot_make() : pop(&ready, &ready_count);
 
 	if (!slot)
 		return -errno;
-	put(slot);
-	return 0;
+	int error = blank_make(slot);
+	if (error)
+		slot_discard(slot);
+	else
+		push(slot);
+	return error;
+}
+
+void slot_undress(void)
+{
+	for (struct slot *slot = waiting; slot; slot = slot->next)
+		pidfd_signal(slot->pidfd, SIGKILL);
+	for (struct slot *slot; (slot = pop(&waiting, &waiting_count));) {
+		blank_discard(slot);
+		push(slot);
+	}
 }
