@@ -311,11 +311,12 @@ _Noreturn void sandbox_enter(const struct slot *slot)
 	our_slot = &handed;
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	prctl(PR_SET_NAME, "dutyfree-init");
+	prctl(PR_SET_NAME, "dutyfree-blank");
 	must_call(sethostname("sandbox", 7), "hostname");
 	mount_alike();
 	await_order(&order);
 	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
+	prctl(PR_SET_NAME, "dutyfree-init");
 	title_set(order.label);
 	if (!(order.wanted.flags & CREATE_HOST_NETWORK))
 		must_call(setns(handed.network, CLONE_NEWNET), "network");
