@@ -324,8 +324,6 @@ def _probe(program: Path) -> Availability:
             "its C program was not built",
             "install gcc (or musl-tools) and install dutyfree again",
         )
-    if os.geteuid() != 0:
-        return Availability(False, "only root can make its sandboxes", "run as root")
     release = os.uname().release
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if version < KERNEL:

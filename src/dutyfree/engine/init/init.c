@@ -180,12 +180,15 @@ static void watch(int operation, int fd, uint32_t events, uint64_t data)
 
 enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
 
-_Noreturn void init_run(struct ready *times)
+int payload_group = -1;
+
+_Noreturn void init_run(struct ready *times, int payload)
 {
 	struct epoll_event events[64];
 	uint32_t listening = EPOLLIN;
 	sigset_t children;
 
+	payload_group = payload;
 	epoll = epoll_create1(EPOLL_CLOEXEC);
 	sigemptyset(&children);
 	sigaddset(&children, SIGCHLD);

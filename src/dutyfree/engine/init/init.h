@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #define CONTROL_FD 3
+#define PAYLOAD_FD 4 /* on version 2 of control groups: that of the commands */
 
 #define CAPABILITY(name) (1u << (name))
 /* What root of the sandbox can do, in its own user namespace only: as in a Docker container, less what
@@ -21,7 +22,8 @@
 /* Init also reads the limits of processes that have changed their user, by which it knows its own. */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
-_Noreturn void init_run(struct ready *times);
+_Noreturn void init_run(struct ready *times, int payload);
+extern int payload_group; /* what is started is born there; -1 where that is where we are */
 
 /* --- What is sent (outbox.c) ------------------------------------------------------------------------ */
 

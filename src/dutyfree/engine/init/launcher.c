@@ -2,12 +2,14 @@
 #include "launcher.h"
 
 #include "handover.h"
+#include "host.h"
 #include "layers.h"
 #include "protocol.h"
 #include "sandbox.h"
 #include "seccomp.h"
 #include "slot.h"
 #include "sys.h"
+#include "unified.h"
 
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -84,9 +86,9 @@ static pid_t launch(const struct create *wanted, struct box *box, int socket)
 		.exit_signal = SIGCHLD,
 	};
 
-	if (box->slot->cgroup.unified >= 0) {
+	if (unified_inits >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)box->slot->cgroup.unified;
+		args.cgroup = (uint64_t)unified_inits;
 	}
 	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
@@ -254,12 +256,13 @@ static void layer(const struct request *request, const char *path)
 
 static void serve(const struct request *request, const char *body)
 {
-	char text[128];
+	char text[256];
 	int error;
 
 	switch (request->kind) {
 	case REQUEST_HELLO:
 		cgroup_describe(text, sizeof text);
+		host_describe(text + strlen(text), sizeof text - strlen(text));
 		reply(request->serial, 0, PROTOCOL_VERSION, text, strlen(text), NULL, 0);
 		return;
 	case REQUEST_LAYER:
@@ -331,13 +334,14 @@ static void prepare(void)
 {
 	struct rlimit files;
 	sigset_t all;
-	int error;
 
 	/* A Ctrl-C is for the owner; its end ends us. */
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
+	const char *step = "user namespace";
+	int error = host_enter(); /* while we can be looked into: those who map its ids must */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
@@ -352,12 +356,13 @@ static void prepare(void)
 	for (int fd = 0; fd <= silent; fd++)
 		dup2(null, fd);
 	close(null);
-	error = handover_open(&owner);
-	if (error)
+	if (handover_open(&owner))
 		_exit(71);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	const char *step = "/proc";
-	error = proc < 0 ? -errno : 0;
+	if (!error && proc < 0) {
+		step = "/proc";
+		error = -errno;
+	}
 	if (!error) {
 		step = "control groups";
 		error = cgroup_open(proc);
