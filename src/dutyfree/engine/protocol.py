@@ -19,6 +19,7 @@ class Request(IntEnum):
     DESTROY = 6
     KEEP = 7
     FILL = 8
+    PROBE = 50
 
 
 class Create(IntFlag):

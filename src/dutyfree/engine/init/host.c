@@ -69,6 +69,9 @@ static bool map_with(const char *program, pid_t pid, unsigned own, unsigned firs
 	pid_t child = fork();
 
 	if (child == 0) {
+		/* Without such rights we go on; what it says about that is of no use. */
+		int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+		dup2(null, 2);
 		snprintf(words[0], sizeof *words, "%d", pid);
 		snprintf(words[1], sizeof *words, "%u", own);
 		snprintf(words[2], sizeof *words, "%u", first);

@@ -4,6 +4,7 @@
 #include "handover.h"
 #include "host.h"
 #include "layers.h"
+#include "probe.h"
 #include "protocol.h"
 #include "sandbox.h"
 #include "seccomp.h"
@@ -264,6 +265,10 @@ static void serve(const struct request *request, const char *body)
 		cgroup_describe(text, sizeof text);
 		host_describe(text + strlen(text), sizeof text - strlen(text));
 		reply(request->serial, 0, PROTOCOL_VERSION, text, strlen(text), NULL, 0);
+		return;
+	case REQUEST_PROBE:
+		probe_describe(text, sizeof text);
+		reply(request->serial, 0, 0, text, strlen(text), NULL, 0);
 		return;
 	case REQUEST_LAYER:
 		if (request->size == 0 || body[request->size - 1] || body[0] != '/')

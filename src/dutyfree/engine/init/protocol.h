@@ -31,6 +31,7 @@ enum request_kind {
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
 	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
+	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
 };
 
 struct request {
