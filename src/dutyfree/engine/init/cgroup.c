@@ -232,8 +232,8 @@ static int limit(const struct cgroup *group, int kind, const char *file, const c
 {
 	char path[96];
 
-	/* A sandbox of one user is limited otherwise (sandbox.c). */
-	if (ours[kind] < 0 && kind == CGROUP_PIDS && host.ids == 1)
+	/* Processes are limited otherwise then (sandbox.c). */
+	if (ours[kind] < 0 && kind == CGROUP_PIDS && host.rootless)
 		return 0;
 	/* What the host cannot enforce must not be promised. */
 	if (ours[kind] < 0)

@@ -53,13 +53,6 @@ static int try_mapped(const char *path)
 	return mount < 0 ? mount : mount_restrict(mount, 0, user_namespace);
 }
 
-static int try_proc(void)
-{
-	AUTOCLOSE int mount = mount_new("proc", NULL, 0);
-
-	return mount < 0 ? mount : 0;
-}
-
 static int try_seccomp(void)
 {
 	uint32_t action = SECCOMP_RET_ERRNO;
@@ -93,7 +86,6 @@ static int try_mounts(void *layer)
 	say("xattr", error ? error : try_xattr());
 	say("mapped-tmpfs", error ? error : try_mapped("/up"));
 	say("mapped", try_mapped(layer));
-	say("proc", try_proc());
 	return 0;
 }
 
