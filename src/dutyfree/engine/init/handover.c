@@ -45,6 +45,8 @@ void handover_give(const struct slot *slot, int socket)
 	hand(slot->network, HANDED_NETWORK);
 	hand(slot->cgroup.unified, HANDED_PAYLOAD);
 	hand(unified_namespace, HANDED_GROUPS);
+	AUTOCLOSE int weight = cgroup_weight(&slot->cgroup);
+	hand(weight, HANDED_WEIGHT);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		hand(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
 }
