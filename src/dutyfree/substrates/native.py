@@ -276,7 +276,7 @@ class Native:
 
     async def _load(self, name: str) -> tuple[Tree, ...]:
         if name == "host":
-            return await images.host(self._launcher)
+            return await images.host(self._launcher, rootless=self.features.mode == "rootless")
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(path.is_dir):
             return await images.directory(self._launcher, path)

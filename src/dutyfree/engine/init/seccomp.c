@@ -251,7 +251,7 @@ static void place_verdict(enum verdict verdict)
 	}
 }
 
-void seccomp_prepare(void)
+unsigned seccomp_prepare(void)
 {
 	unsigned places[VERDICTS];
 
@@ -280,6 +280,7 @@ void seccomp_prepare(void)
 		else
 			code[patches[i].at].jf = (uint8_t)distance;
 	}
+	return length;
 }
 
 int seccomp_enter(void)

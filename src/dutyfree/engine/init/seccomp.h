@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-void seccomp_prepare(void); /* builds the program, once */
-int seccomp_enter(void);    /* for all threads of the process: 0 or -errno */
+unsigned seccomp_prepare(void); /* builds the program, once: of so many steps */
+int seccomp_enter(void); /* for all threads of the process: 0 or -errno */
 
 /* clone3 is for whoever knows this: init, which starts commands in a control group of their own. No
  * process of the sandbox can read it, neither in init's memory nor in the filter. */
