@@ -26,7 +26,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sys.exit(hatch_build.build(Path(sys.argv[1], 'src/dutyfree/engine'), Path(sys.argv[2]),"
         f" cross='{COMPILER}') or None)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(ROOT), str(target)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT), str(target)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return target
 

@@ -45,7 +45,9 @@ def ask(body: str) -> object:
 def test_the_conformance_suite_passes() -> None:
     out = unprivileged.run("-m", "dutyfree.conformance", "native", "--json")
     found = json.loads(out)
-    skipped = {result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "skipped"}
+    skipped = {
+        result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "skipped"
+    }
     assert found["failed"] == 0
     # A single id allows no other user; the rest is not offered to root either.
     assert skipped <= {"user", "snapshot", "fork"}
@@ -98,7 +100,9 @@ async def run(substrate):
         beside = await other.exec("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait; echo fine")
     return [seen.stdout.decode(), seen.stderr.decode()[-200:], beside.stdout.decode()]
 """
-    out, errors, beside = ask(body)  # type: ignore[misc]
+    found = ask(body)
+    assert isinstance(found, list)
+    out, errors, beside = found
     assert "all" not in out or errors
     assert beside == "fine\n"
 
@@ -170,7 +174,7 @@ def children(pid: int) -> list[int]:
 
 
 def status(pid: int) -> list[str]:
-    """What follows the name: state, parent, …"""
+    """What follows the name: state, parent and more."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -154,6 +154,15 @@ static int open_ours(void)
 	return 0;
 }
 
+/* Our group where there is one for all. */
+static int unified_group(void)
+{
+	for (int kind = 0; kind < CGROUP_KINDS && unified; kind++)
+		if (ours[kind] >= 0)
+			return ours[kind];
+	return -1;
+}
+
 int cgroup_open(int proc)
 {
 	static char mounts[65536], groups[8192];
@@ -166,9 +175,8 @@ int cgroup_open(int proc)
 	find(mounts, groups);
 	snprintf(name, sizeof name, "%s%d", prefix, getpid());
 	int error = open_ours();
-	for (int kind = 0; kind < CGROUP_KINDS && !error; kind++)
-		if (unified && ours[kind] >= 0 && unified_inits < 0)
-			error = unified_divide(ours[kind], proc);
+	if (!error && unified_group() >= 0)
+		error = unified_divide(unified_group(), proc);
 	if (error)
 		return error;
 	/* All sandboxes together leave the host a tenth of its memory, so that no bomb reaches beyond them. */
@@ -195,37 +203,47 @@ void cgroup_describe(char *text, size_t size)
 			used += snprintf(text + used, size - (size_t)used, ":%s", cgroup_names[kind]);
 }
 
-static int make_unified(struct cgroup *group, int parent, const char *path, unsigned owner)
-{
-	if (mkdirat(parent, path, 0755) < 0 && errno != EEXIST)
-		return -errno;
-	group->unified = openat(parent, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (group->unified < 0 || fchownat(group->unified, "cgroup.procs", owner, owner, 0) < 0)
-		return -errno;
-	return 0;
-}
-
 int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 {
 	char path[64];
 
 	*group = (struct cgroup){.number = number, .unified = -1, .tasks = {-1, -1, -1}};
 	snprintf(path, sizeof path, "s%u", number);
-	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-		if (unified && ours[kind] >= 0)
-			return make_unified(group, ours[kind], path, owner);
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
 			return -errno;
+	int error = cgroup_reopen(group);
+	/* Init is no more than this id when it starts processes in there. */
+	if (!error && group->unified >= 0 && fchownat(group->unified, "cgroup.procs", owner, owner, 0) < 0)
+		error = -errno;
+	return error;
+}
+
+int cgroup_reopen(struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u", group->number);
+	if (unified_group() >= 0 && group->unified < 0) {
+		group->unified = openat(unified_group(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		return group->unified < 0 ? -errno : 0;
 	}
-	snprintf(path, sizeof path, "s%u/tasks", number);
-	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-		if (ours[kind] < 0)
+	snprintf(path, sizeof path, "s%u/tasks", group->number);
+	for (int kind = 0; kind < CGROUP_KINDS && !unified; kind++) {
+		if (ours[kind] < 0 || group->tasks[kind] >= 0)
 			continue;
 		group->tasks[kind] = openat(ours[kind], path, O_WRONLY | O_CLOEXEC);
 		if (group->tasks[kind] < 0)
 			return -errno;
 	}
 	return 0;
+}
+
+void cgroup_shut(struct cgroup *group)
+{
+	close_fd(&group->unified);
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		close_fd(&group->tasks[kind]);
 }
 
 static int limit(const struct cgroup *group, int kind, const char *file, const char *value)
