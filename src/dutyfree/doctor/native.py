@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -15,6 +16,8 @@ from dutyfree.engine.features import Features
 from dutyfree.engine.namespaces import setting
 from dutyfree.errors import DutyfreeError
 from dutyfree.substrates.native import KERNEL, Native, NativeConfig
+
+CONFIG = NativeConfig(ready=0)
 
 KERNEL_ROOTLESS = (6, 6)
 """The first whose tmpfs keeps the overlay's marks for others than root."""
@@ -40,10 +43,10 @@ TRIED = {
 
 async def look() -> list[Finding]:
     """Each feature by itself. Raises nothing."""
-    findings = [*_kernel(), *_namespaces()]
+    findings = await _in_thread(_kernel, _namespaces)
     try:
-        async with Native(NativeConfig(ready=0)) as substrate:
-            findings += _rights(substrate.features)
+        async with Native(CONFIG) as substrate:
+            findings += await _in_thread(partial(_rights, substrate.features))
             findings += _tried(await substrate.tried(), substrate.features)
             findings += _limits(substrate.features)
             async with substrate.sandbox() as sandbox:
@@ -52,7 +55,11 @@ async def look() -> list[Finding]:
     except DutyfreeError as error:
         remedy = error.remedy or "see the findings above"
         findings.append(Finding("native: a sandbox", False, error.message, remedy))
-    return findings + await anyio.to_thread.run_sync(lambda: [*_capacity(), *_host()])
+    return findings + await _in_thread(_capacity, _host)
+
+
+async def _in_thread(*looks: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    return await anyio.to_thread.run_sync(lambda: [finding for look in looks for finding in look()])
 
 
 def _kernel() -> Iterator[Finding]:

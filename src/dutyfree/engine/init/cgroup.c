@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/mount.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ static const char prefix[] = "dutyfree-";
 /* Where our group is made, and our group: by controller on version 1, all the same on version 2. */
 static int parents[CGROUP_KINDS] = {-1, -1, -1}, ours[CGROUP_KINDS] = {-1, -1, -1};
 static bool unified;
+static int view = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
 static char name[32];
 
 bool cgroup_listed(const char *list, const char *word, char separator)
@@ -175,8 +177,12 @@ int cgroup_open(int proc)
 	find(mounts, groups);
 	snprintf(name, sizeof name, "%s%d", prefix, getpid());
 	int error = open_ours();
-	if (!error && unified_group() >= 0)
+	if (!error && unified_group() >= 0) {
 		error = unified_divide(unified_group(), proc);
+		view = mount_clone(unified_group(), "", false);
+		if (!error)
+			error = view < 0 ? view : mount_restrict(view, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, -1);
+	}
 	if (error)
 		return error;
 	/* All sandboxes together leave the host a tenth of its memory, so that no bomb reaches beyond them. */
@@ -212,11 +218,15 @@ int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
 			return -errno;
-	int error = cgroup_reopen(group);
-	/* Init is no more than this id when it starts processes in there. */
-	if (!error && group->unified >= 0 && fchownat(group->unified, "cgroup.procs", owner, owner, 0) < 0)
-		error = -errno;
-	return error;
+	if (unified_group() >= 0) {
+		/* Init is no more than this id when it starts processes in there, and needs nothing else of it. */
+		if (fchmodat(unified_group(), path, 0700, 0) < 0)
+			return -errno;
+		snprintf(path, sizeof path, "s%u/cgroup.procs", number);
+		if (fchownat(unified_group(), path, owner, owner, 0) < 0)
+			return -errno;
+	}
+	return cgroup_reopen(group);
 }
 
 int cgroup_reopen(struct cgroup *group)
@@ -225,7 +235,7 @@ int cgroup_reopen(struct cgroup *group)
 
 	snprintf(path, sizeof path, "s%u", group->number);
 	if (unified_group() >= 0 && group->unified < 0) {
-		group->unified = openat(unified_group(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		group->unified = openat(view, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 		return group->unified < 0 ? -errno : 0;
 	}
 	snprintf(path, sizeof path, "s%u/tasks", group->number);

@@ -179,6 +179,9 @@ int host_enter(void)
 		      strncmp(text, "deny", 4) != 0;
 	if (host.entered && host.groups && setgroups(0, NULL) < 0)
 		return -errno;
+	/* The host's mounts are not ours to copy from, but a copy of them all that follows them is. */
+	if (host.rootless && unshare(CLONE_NEWNS) < 0)
+		return -errno;
 	return host.ids ? 0 : -EPERM;
 }
 

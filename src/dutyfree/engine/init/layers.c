@@ -69,9 +69,6 @@ int layers_open(int proc)
 {
 	static const char *const directories[] = {"l", "k", "up", "new", "mask"};
 
-	/* Without root there is no way back to the host's own, but to a copy that follows it. */
-	if (host.rootless && unshare(CLONE_NEWNS) < 0)
-		return -errno;
 	host_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
 	if (host_mounts < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
 	    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID, "mode=755,size=1m") < 0 || chdir("/tmp") < 0)

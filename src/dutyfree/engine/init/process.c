@@ -135,6 +135,9 @@ static int child(void *argument)
 	if ((!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
 		goto failed;
 	start->flags = EXIT_NO_DIRECTORY;
+	/* No directory of the host's is to be entered by the way of a descriptor (CVE-2024-21626). */
+	if (payload_group >= 0)
+		close(payload_group);
 	if (*start->directory && chdir(start->directory) < 0)
 		goto failed;
 	sigemptyset(&none);
