@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("dutyfree-engine", "dutyfree-init")
+NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress")
 
 
 def processes(names: tuple[str, ...] = NAMES) -> list[int]:

@@ -49,7 +49,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = "host"
     """For recipes without one: "host", the path of a root file system, or of a tar of one."""
     ready: int = 4
-    """Parts of so many sandboxes are made beforehand."""
+    """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     program: str = str(BINARY)
