@@ -23,7 +23,6 @@ HOST = "169.254.1.2"
 """What stands for this machine's loopback in it."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_SPLIT = re.compile(r"(?:\[(?P<bracketed>[^\]]*)\](?P<bits>/\d+)?|(?P<plain>[^\[\]]*?))(?::(?P<port>\d+))?")
 _NEVER = tuple(
     ipaddress.ip_network(text)
     for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/32", "fe80::/10", "ff00::/8")
@@ -59,31 +58,38 @@ def encode(policy: NetworkPolicy | None, resolvers: Sequence[Server]) -> bytes:
 
 
 def _rule(entry: str) -> bytes:
-    found = _SPLIT.fullmatch(entry) if isinstance(entry, str) else None
-    if found is None and isinstance(entry, str) and entry.count(":") > 1:
-        found = re.fullmatch(r"(?P<plain>.*)(?P<bracketed>)(?P<bits>)(?P<port>)", entry)
-    if found is None:
-        raise ValueError(f"{entry!r} is no host, domain or address that could be allowed")
-    port = int(found["port"] or 0)
-    if (found["port"] and not port) or port > 65535:
-        raise ValueError(f"{entry!r}: there is no port {found['port']}")
-    text = found["bracketed"] + (found["bits"] or "") if found["bracketed"] else found["plain"] or ""
-    if not found["bracketed"] and text.count(":") == 0 and ":" in entry and not found["port"]:
-        raise ValueError(f"{entry!r}: the port is missing")
+    if not isinstance(entry, str):
+        raise ValueError(f"{entry!r} is no host, domain or address that could be allowed")  # noqa: TRY004
+    text, port = _split(entry)
     if text == "host":
         return protocol.RULE.pack(bytes(16), port, Rule.HOST, 0, 0)
+    if text == "*":
+        return protocol.RULE.pack(bytes(16), port, Rule.BELOW, 0, 0)
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:
-        if re.fullmatch(r"[\d./]+|.*[:/].*", text):
+        if re.search(r"[:/]", text):
             raise ValueError(f"{entry!r}: {error}") from error
     else:
         return _address(entry, network, port)
-    kind, name = (Rule.BELOW, text[2:]) if text.startswith("*.") else (Rule.NAME, text)
-    if text == "*":
-        return protocol.RULE.pack(bytes(16), port, Rule.BELOW, 0, 0)
-    encoded = _name(entry, name)
+    encoded = _name(entry, text.removeprefix("*."))
+    kind = Rule.BELOW if text.startswith("*.") else Rule.NAME
     return protocol.RULE.pack(bytes(16), port, kind, 0, len(encoded)) + encoded
+
+
+def _split(entry: str) -> tuple[str, int]:
+    """What stands before the port, and the port, 0 if there is none. Raises ValueError."""
+    bracketed = re.fullmatch(r"\[([^\]]*)\](/\d+)?(?::(.*))?", entry)
+    text, port = entry, None
+    if bracketed:
+        text, port = bracketed[1] + (bracketed[2] or ""), bracketed[3]
+    elif entry.count(":") == 1:
+        text, _, port = entry.partition(":")
+    if port is None:
+        return text, 0
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"{entry!r}: there is no port {port!r}")
+    return text, int(port)
 
 
 def _address(entry: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network, port: int) -> bytes:
@@ -114,12 +120,8 @@ def _name(entry: str, name: str) -> bytes:
 
 def servers(texts: Sequence[str]) -> tuple[Server, ...]:
     """Resolvers as a user writes them: ``address`` or ``address:port``. Raises ValueError."""
-    found = []
-    for text in texts:
-        split = _SPLIT.fullmatch(text) if text.count(":") < 2 or text.startswith("[") else None
-        plain, port = (split["bracketed"] or split["plain"], split["port"]) if split else (text, None)
-        found.append(Server(ipaddress.ip_address(plain), int(port or 53)))
-    return tuple(found)
+    split = [_split(text) for text in texts]
+    return tuple(Server(ipaddress.ip_address(address), port or 53) for address, port in split)
 
 
 def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[Server, ...]:
