@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from dnslib import AAAA, QTYPE, RCODE, RR, A, DNSRecord
-from dnslib.server import DNSServer
+from dnslib.server import DNSLogger, DNSServer
 
 BY = "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\nprint(s.recv(99).decode())"
 """A program that says what it hears from an address and port."""
@@ -71,7 +71,9 @@ class Resolver:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.names: dict[str, tuple[str, ...]] = {}
-        self._server = DNSServer(self, address="127.0.0.1", port=0)
+        self._server = DNSServer(
+            self, address="127.0.0.1", port=0, logger=DNSLogger("-request,-reply,-truncated,-error")
+        )
         self._server.start_thread()
         self.port: int = self._server.server.server_address[1]
 

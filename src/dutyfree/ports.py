@@ -15,7 +15,9 @@ _CHUNK = 256 << 10
 
 
 @asynccontextmanager
-async def forward(sandbox: Ports, port: int, *, host: str = "127.0.0.1", local_port: int = 0) -> AsyncIterator[tuple[str, int]]:
+async def forward(
+    sandbox: Ports, port: int, *, host: str = "127.0.0.1", local_port: int = 0
+) -> AsyncIterator[tuple[str, int]]:
     """An address on this machine whose connections lead to the port of the sandbox, while the context lasts.
 
     A connection made while nobody listens in there is closed at once. Raises OSError if the local port

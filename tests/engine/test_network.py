@@ -190,8 +190,12 @@ async def test_pip(networked: Substrate, tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     with zipfile.ZipFile(directory / "greeting-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("greeting.py", "text = 'installed'\n")
-        wheel.writestr("greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-        wheel.writestr("greeting-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            "greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            "greeting-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr("greeting-1.0.dist-info/RECORD", "")
     index = await anyio.open_process(
         ["python3", "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
@@ -212,7 +216,9 @@ async def test_pip(networked: Substrate, tmp_path: Path) -> None:
             )
         )
         async with networked.sandbox(recipe) as sandbox:
-            seen = await sandbox.exec("PYTHONPATH=packages python3 -c 'import greeting; print(greeting.text)'")
+            seen = await sandbox.exec(
+                "PYTHONPATH=packages python3 -c 'import greeting; print(greeting.text)'"
+            )
             assert seen.stdout == b"installed\n", seen.stderr
             assert not (await sandbox.exec(reach(str(networked.host_address), int(port)))).ok
     finally:

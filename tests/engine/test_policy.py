@@ -132,7 +132,9 @@ def test_resolvers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         policy.servers(["nowhere"])
     settings = tmp_path / "resolv.conf"
-    settings.write_text("# c\nnameserver 192.0.2.1\nnameserver what\nnameserver fe80::1%eth0\nsearch a.example b\n")
+    settings.write_text(
+        "# c\nnameserver 192.0.2.1\nnameserver what\nnameserver fe80::1%eth0\nsearch a.example b\n"
+    )
     found = policy.host_resolvers(settings)
     assert [str(server.address) for server in found] == ["192.0.2.1", "fe80::1"]
     assert policy.resolver_settings(settings).endswith(b"options edns0\nsearch a.example b\n")

@@ -13,7 +13,9 @@ from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, requir
 from dutyfree.contract import Limits, NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
 from dutyfree.errors import UsageError
 
-_REACH = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).recv(9).decode())"
+_REACH = (
+    "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).recv(9).decode())"
+)
 _HOLD = (
     "import socket, sys, time; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5); s.recv(9)\n"
     "open('held', 'w').close(); s.settimeout(60)\n"

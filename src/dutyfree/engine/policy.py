@@ -25,7 +25,15 @@ HOST = "169.254.1.2"
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NEVER = tuple(
     ipaddress.ip_network(text)
-    for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/32", "fe80::/10", "ff00::/8")
+    for text in (
+        "0.0.0.0/8",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "224.0.0.0/3",
+        "::/32",
+        "fe80::/10",
+        "ff00::/8",
+    )
 )
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

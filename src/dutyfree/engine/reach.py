@@ -51,9 +51,7 @@ class Reach:
         """To a server in the sandbox. Raises ConnectionRefusedError if there is none, DispatchError."""
         for ipv6 in (0, 1):
             try:
-                reply = await self._launcher.ask(
-                    Request.CONNECT, self.number, protocol.PORT.pack(port, ipv6)
-                )
+                reply = await self._launcher.ask(Request.CONNECT, self.number, protocol.PORT.pack(port, ipv6))
             except LauncherError as error:
                 if error.number in (errno.ECONNREFUSED, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     continue

@@ -41,7 +41,7 @@ struct box {
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
 	bool networked;  /* there is a way out */
-	bool closing;    /* there will be none */
+	bool opening, closing; /* there will be one, or none */
 	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
 
@@ -290,6 +290,7 @@ static void network(const struct request *request, const char *body)
 		return;
 	}
 	box->networked = true;
+	box->opening = open;
 	box->closing = request->size == 0;
 	box->asked = request->serial;
 }
@@ -302,7 +303,7 @@ static void answered(void)
 		struct box *box = box_of(said.value);
 		if (box && box->asked == said.serial) {
 			/* Only now: those in there have to hear that they were cut off. */
-			if (box->closing && !box->ended) {
+			if ((box->closing || (box->opening && said.error)) && !box->ended) {
 				network_close(box->slot->network);
 				box->networked = false;
 			}
