@@ -191,6 +191,7 @@ void slot_return(struct slot *slot)
 			return;
 		}
 	}
+	cgroup_restore(&slot->cgroup);
 	put(slot);
 }
 
