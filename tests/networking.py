@@ -17,7 +17,10 @@ import pytest
 from dnslib import AAAA, QTYPE, RCODE, RR, A, DNSRecord
 from dnslib.server import DNSLogger, DNSServer
 
-BY = "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\nprint(s.recv(99).decode())"
+BY = (
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\n"
+    "print(s.recv(99).decode())"
+)
 """A program that says what it hears from an address and port."""
 
 

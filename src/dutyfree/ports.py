@@ -34,7 +34,7 @@ async def forward(
 
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, lead)
-        yield listener.extra(SocketAttribute.local_address)[:2]
+        yield host, listener.extra(SocketAttribute.local_port)  # noqa: S610
         tasks.cancel_scope.cancel()
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-import dutyfree
 from dutyfree import Limits
-from dutyfree.contract import Substrate
+from dutyfree.contract import NetworkPolicy
 from dutyfree.engine import policy, protocol
 from dutyfree.engine.protocol import Request
+from dutyfree.substrates.native import Native, NativeConfig
 from tests.engine.test_protocol import Launcher
 
 ROUNDS = int(os.environ.get("DUTYFREE_FUZZ", "400"))
@@ -37,7 +37,8 @@ name = b"\\3www\\7example\\4test\\0"
 sound = b"\\x12\\x34\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + name + b"\\0\\1\\0\\1"
 extended = sound[:11] + b"\\1" + sound[12:] + b"\\0\\0\\x29\\4\\xd0\\0\\0\\0\\0\\0\\0"
 for _ in range(rounds):
-    data = bytearray(chance.choice([sound, extended, chance.randbytes(chance.choice([0, 1, 11, 12, 40, 4000, 9000]))]))
+    noise = chance.randbytes(chance.choice([0, 1, 11, 12, 40, 4000, 9000]))
+    data = bytearray(chance.choice([sound, extended, noise]))
     for _ in range(chance.randrange(4) if data else 0):
         data[chance.randrange(len(data))] = chance.choice([0, 1, 63, 64, 192, 255, chance.randrange(256)])
     if chance.random() < 0.2:
@@ -100,15 +101,13 @@ def liar() -> Iterator[Liar]:
 
 
 @pytest.fixture(scope="module")
-async def sanitized(program: Path, liar: Liar) -> AsyncIterator[Substrate]:
-    async with dutyfree.open(
-        "native", program=str(program), resolvers=(f"127.0.0.1:{liar.port}",)
-    ) as substrate:
+async def sanitized(program: Path, liar: Liar) -> AsyncIterator[Native]:
+    async with Native(NativeConfig(program=str(program), resolvers=(f"127.0.0.1:{liar.port}",))) as substrate:
         yield substrate
 
 
 @pytest.mark.parametrize("network", ["on", ("*.example.test", "example.org:443", "*")])
-async def test_questions_and_answers_at_random(sanitized: Substrate, network: policy.NetworkPolicy) -> None:
+async def test_questions_and_answers_at_random(sanitized: Native, network: NetworkPolicy) -> None:
     async with sanitized.sandbox(limits=Limits(network=network)) as sandbox:
         for seed in range(3):
             # The last question is repeated until the liar has said something that fits it.
@@ -127,7 +126,8 @@ held = []
 for _ in range(int(sys.argv[2])):
     s = socket.socket()
     s.setblocking(False)
-    s.connect_ex((chance.choice(["169.254.1.2", "169.254.1.1", "10.255.0.1", "198.18.0.1"]), chance.choice([int(sys.argv[3]), 53, 1])))
+    address = chance.choice(["169.254.1.2", "169.254.1.1", "10.255.0.1", "198.18.0.1"])
+    s.connect_ex((address, chance.choice([int(sys.argv[3]), 53, 1])))
     try:
         s.send(chance.randbytes(chance.choice([1, 100, 100000])))
         s.recv(100)
@@ -145,7 +145,7 @@ print("done")
 """
 
 
-async def test_connections_at_random(sanitized: Substrate) -> None:
+async def test_connections_at_random(sanitized: Native) -> None:
     """Ends, resets and floods in any order, under a policy that changes meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -154,7 +154,7 @@ async def test_connections_at_random(sanitized: Substrate) -> None:
             for seed in range(4):
                 command = ["python3", "-c", CONNECTIONS, str(seed), str(ROUNDS), str(port)]
                 process = await sandbox.start(command)
-                policies: list[policy.NetworkPolicy] = ["on", ("host",), "off", "on"]
+                policies: list[NetworkPolicy] = ["on", ("host",), "off", "on"]
                 for wanted in policies:
                     await sandbox.set_network(wanted)
                 assert (await process.wait()).stdout == b"done\n"

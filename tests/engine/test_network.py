@@ -18,9 +18,9 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, ports
-from dutyfree.contract import Substrate
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.errors import CreateError, ExecError, SandboxClosed, UsageError
+from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
 from tests.networking import Neighbour, Resolver, reach
@@ -45,8 +45,8 @@ def resolver() -> Iterator[Resolver]:
 
 
 @pytest.fixture(scope="module")
-async def networked(resolver: Resolver) -> AsyncIterator[Substrate]:
-    async with dutyfree.open("native", resolvers=(f"127.0.0.1:{resolver.port}",)) as substrate:
+async def networked(resolver: Resolver) -> AsyncIterator[Native]:
+    async with Native(NativeConfig(resolvers=(f"127.0.0.1:{resolver.port}",))) as substrate:
         yield substrate
 
 
@@ -57,7 +57,7 @@ async def heard(sandbox: NativeSandbox, address: str, port: int = WEB) -> str:
     return seen.stdout.decode().strip()
 
 
-async def test_addresses(networked: Substrate, neighbour: Neighbour) -> None:
+async def test_addresses(networked: Native, neighbour: Neighbour) -> None:
     async with networked.sandbox(limits=Limits(network="on")) as sandbox:
         assert await heard(sandbox, neighbour.address) == "neighbour"
         assert await heard(sandbox, neighbour.address6) == "neighbour"
@@ -72,7 +72,7 @@ async def test_addresses(networked: Substrate, neighbour: Neighbour) -> None:
         assert await heard(sandbox, neighbour.address) == ""
 
 
-async def test_names(networked: Substrate, neighbour: Neighbour, resolver: Resolver) -> None:
+async def test_names(networked: Native, neighbour: Neighbour, resolver: Resolver) -> None:
     resolver.names = {
         "web.test": (neighbour.address,),
         "a.b.test": (neighbour.other,),
@@ -97,7 +97,7 @@ async def test_names(networked: Substrate, neighbour: Neighbour, resolver: Resol
 
 
 async def test_what_another_sandbox_looked_up_is_not_allowed(
-    networked: Substrate, neighbour: Neighbour, resolver: Resolver
+    networked: Native, neighbour: Neighbour, resolver: Resolver
 ) -> None:
     resolver.names = {"web.test": (neighbour.address,)}
     limits = Limits(network=("web.test",))
@@ -108,10 +108,11 @@ async def test_what_another_sandbox_looked_up_is_not_allowed(
 
 async def test_a_resolver_that_is_gone(neighbour: Neighbour) -> None:
     """Names fail within seconds; the rest goes on."""
-    async with dutyfree.open("native", resolvers=("127.0.0.1:9",)) as substrate:
-        async with substrate.sandbox(limits=Limits(network="on")) as sandbox:
-            assert await heard(sandbox, "web.test") == ""
-            assert await heard(sandbox, neighbour.address) == "neighbour"
+    limits = Limits(network="on")
+    native = Native(NativeConfig(resolvers=("127.0.0.1:9",)))
+    async with native as substrate, substrate.sandbox(limits=limits) as sandbox:
+        assert await heard(sandbox, "web.test") == ""
+        assert await heard(sandbox, neighbour.address) == "neighbour"
 
 
 SUM = """
@@ -135,7 +136,7 @@ print(back[:64] == hashlib.sha256(data).hexdigest().encode(), back[64:] == data)
 """
 
 
-async def test_bytes_and_ends_arrive_both_ways(networked: Substrate) -> None:
+async def test_bytes_and_ends_arrive_both_ways(networked: Native) -> None:
     """20 MB there, the end of sending, and 20 MB back, by four at once."""
     server = await anyio.to_thread.run_sync(
         lambda: subprocess.Popen(["python3", "-c", SUM], stdout=subprocess.PIPE)
@@ -157,10 +158,10 @@ async def test_bytes_and_ends_arrive_both_ways(networked: Substrate) -> None:
         await anyio.to_thread.run_sync(server.communicate)
 
 
-async def test_git(networked: Substrate, tmp_path: Path) -> None:
+async def test_git(networked: Native, tmp_path: Path) -> None:
     script = f"""
-        git init -q {tmp_path}/served && cd {tmp_path}/served && head -c 3000000 /dev/urandom > data && git add . &&
-        git -c user.name=a -c user.email=b commit -qm one
+        set -e; git init -q {tmp_path}/served; cd {tmp_path}/served; head -c 3000000 /dev/urandom > data
+        git add .; git -c user.name=a -c user.email=b commit -qm one
     """
     await anyio.run_process(["sh", "-c", script])
     with networking.greeter() as free:
@@ -184,7 +185,7 @@ async def test_git(networked: Substrate, tmp_path: Path) -> None:
         await daemon.aclose()
 
 
-async def test_pip(networked: Substrate, tmp_path: Path) -> None:
+async def test_pip(networked: Native, tmp_path: Path) -> None:
     """A package from an index on this machine, and nothing else of it."""
     directory = tmp_path / "simple/greeting"
     directory.mkdir(parents=True)
@@ -209,8 +210,8 @@ async def test_pip(networked: Substrate, tmp_path: Path) -> None:
                 Stage(
                     "dependencies",
                     commands=(
-                        f"python3 -m pip install -q --index-url {url} --trusted-host {networked.host_address} "
-                        "--disable-pip-version-check --target packages greeting",
+                        f"python3 -m pip install -q --index-url {url} --disable-pip-version-check "
+                        f"--trusted-host {networked.host_address} --target packages greeting",
                     ),
                 ),
             )
@@ -226,13 +227,13 @@ async def test_pip(networked: Substrate, tmp_path: Path) -> None:
         await index.aclose()
 
 
-async def test_stages_have_a_network_of_their_own(networked: Substrate) -> None:
+async def test_stages_have_a_network_of_their_own(networked: Native) -> None:
     recipe = Recipe(stages=(Stage("setup", commands=("readlink /proc/self/ns/net > network",)),))
     async with networked.sandbox(recipe) as sandbox:
         assert (await sandbox.read("network")).decode().strip() != os.readlink("/proc/self/ns/net")
 
 
-async def test_a_reset_keeps_the_policy(networked: Substrate, neighbour: Neighbour) -> None:
+async def test_a_reset_keeps_the_policy(networked: Native, neighbour: Neighbour) -> None:
     async with networked.sandbox(limits=Limits(network="on")) as sandbox:
         await sandbox.reset()
         assert await heard(sandbox, neighbour.address) == "neighbour"
@@ -245,7 +246,7 @@ async def test_a_reset_keeps_the_policy(networked: Substrate, neighbour: Neighbo
         assert await heard(sandbox, neighbour.other) == ""
 
 
-async def test_nonsense_is_told(networked: Substrate) -> None:
+async def test_nonsense_is_told(networked: Native) -> None:
     with pytest.raises(CreateError, match="never in reach"):
         async with networked.sandbox(limits=Limits(network=("127.0.0.1",))):
             pass
@@ -260,13 +261,12 @@ async def test_nonsense_is_told(networked: Substrate) -> None:
         await sandbox.connect(80)
 
 
-async def test_a_port_taken_in_the_sandbox_is_told(networked: Substrate, neighbour: Neighbour) -> None:
+async def test_a_port_taken_in_the_sandbox_is_told(networked: Native, neighbour: Neighbour) -> None:
     """Whoever holds the resolver's port keeps only his own network from being opened."""
     take = "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 53)); time.sleep(60)"
     async with networked.sandbox() as sandbox:
         process = await sandbox.start(["python3", "-c", take])
-        while b":0035" not in (await sandbox.exec("cat /proc/net/udp")).stdout:
-            await anyio.sleep(0.02)
+        await sandbox.exec("until grep -q :0035 /proc/net/udp; do sleep 0.02; done")
         with pytest.raises(dutyfree.errors.DispatchError, match="holds UDP port 53"):
             await sandbox.set_network("on")
         assert await heard(sandbox, neighbour.address) == ""
@@ -275,7 +275,7 @@ async def test_a_port_taken_in_the_sandbox_is_told(networked: Substrate, neighbo
         assert await heard(sandbox, neighbour.address) == "neighbour"
 
 
-async def test_forwarding_a_port(networked: Substrate) -> None:
+async def test_forwarding_a_port(networked: Native) -> None:
     async with networked.sandbox() as sandbox:
         await sandbox.write("page", b"of the sandbox")
         await sandbox.start("python3 -m http.server 8000 --bind ::1")
@@ -295,11 +295,11 @@ async def test_forwarding_a_port(networked: Substrate) -> None:
 
 async def test_the_end_of_the_egress_process_is_told(neighbour: Neighbour) -> None:
     """Sandboxes that rely on it end with an ExecError; others do not notice, and new ones have a new one."""
-    async with dutyfree.open("native") as substrate, substrate.sandbox() as plain:
+    async with Native(NativeConfig()) as substrate, substrate.sandbox() as plain:
         others = set(counts.processes(("dutyfree-egress",)))
         async with substrate.sandbox(limits=Limits(network="on")) as sandbox:
             (process,) = set(counts.processes(("dutyfree-egress",))) - others
-            status = Path(f"/proc/{process}/status").read_text()
+            status = await anyio.Path(f"/proc/{process}/status").read_text()
             assert "CapEff:\t0000000000000000" in status
             assert "Seccomp:\t2" in status
             sleeping = await sandbox.start("sleep 60")
@@ -313,7 +313,7 @@ async def test_the_end_of_the_egress_process_is_told(neighbour: Neighbour) -> No
 
 async def test_nothing_is_left(neighbour: Neighbour) -> None:
     before = await anyio.to_thread.run_sync(counts.everything)
-    async with dutyfree.open("native") as substrate:
+    async with Native(NativeConfig()) as substrate:
         for _ in range(20):
             async with substrate.sandbox(limits=Limits(network="on")) as sandbox:
                 await sandbox.start(["python3", "-c", networking.BY, neighbour.address, str(WEB)])

@@ -108,8 +108,8 @@ def test_whole_policies() -> None:
 def test_any_text_is_taken_or_told(entries: tuple[str, ...]) -> None:
     try:
         body = policy.encode(entries, ())
-    except ValueError as error:
-        assert str(error)
+    except ValueError:
+        pass
     else:
         assert len(rules(*entries)) == len(entries)
         assert len(body) <= protocol.REQUEST_MAX

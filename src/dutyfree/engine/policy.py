@@ -67,7 +67,7 @@ def encode(policy: NetworkPolicy | None, resolvers: Sequence[Server]) -> bytes:
 
 def _rule(entry: str) -> bytes:
     if not isinstance(entry, str):
-        raise ValueError(f"{entry!r} is no host, domain or address that could be allowed")  # noqa: TRY004
+        raise ValueError(f"{entry!r} is no host, domain or address that could be allowed")
     text, port = _split(entry)
     if text == "host":
         return protocol.RULE.pack(bytes(16), port, Rule.HOST, 0, 0)
