@@ -279,7 +279,11 @@ class Substrate(Protocol):
 
     @property
     def host_address(self) -> str | None:
-        """Where a sandbox whose network is on reaches services of this host; None if it cannot."""
+        """Where a sandbox whose network is on reaches services of this host; None if it cannot.
+
+        One of this host's addresses is where such a service has to listen; any other one stands for the
+        host's loopback.
+        """
         ...
 
     def sandbox(
