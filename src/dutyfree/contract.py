@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
@@ -437,7 +437,12 @@ class Streaming(Protocol):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
-        """Output as it comes; the last item is the Observation, its streams empty."""
+        """Output as it comes; the last item is the Observation, its streams empty.
+
+        An iterable as ``stdin`` is read at the command's own pace, and no further once it has ended.
+        """
         ...

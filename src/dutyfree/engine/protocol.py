@@ -77,7 +77,10 @@ ERROR_SPECIAL = errno.ENOTBLK
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
+FIRST_ID = 1 << 30
+"""The ids of users in sandboxes begin here (``slot.c``)."""
 MOUNTPOINT_MAX = 64
+LABEL_MAX = 128
 LAYERS_MAX = 32
 TREES_MAX = 8
 RESOLVERS_MAX = 3
@@ -114,6 +117,13 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
         for mountpoint, layers in trees
     ]
     return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
+
+
+def label(number: int, image: str) -> bytes:
+    """What follows it: how the sandbox is called among the host's processes."""
+    # Of a path, the sandbox, which can read this, need not know more than the end.
+    name = image.rstrip("/").rpartition("/")[2].encode(errors="replace").replace(b"\0", b"?")
+    return f"{number} ".encode() + name[: LABEL_MAX - 16] + b"\0"
 
 
 def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:

@@ -11,8 +11,8 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +34,7 @@ from dutyfree.contract import (
     Span,
     Usage,
 )
-from dutyfree.engine import policy, protocol, trees
+from dutyfree.engine import feeding, policy, protocol, trees
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
 from dutyfree.engine.reach import Reach
@@ -130,25 +130,33 @@ class NativeSandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
         asked = perf_counter()
         channel = self._usable()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        payload = self._payload(command, cwd, env, timeout, None, protocol.EXEC_STREAM)
-        identity, running = channel.exec(payload, None, timeout)
-        running.on_output = lambda stream, data: arrived.put_nowait(
-            Chunk("stdout" if stream == 1 else "stderr", data)
-        )
-        running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
-        try:
-            while (chunk := await arrived.get()) is not None:
-                yield chunk
-                channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
-        finally:
-            if not running.ended.done():
-                await _kill(channel, identity, running)
-        yield _observe(command, None, cwd, running, running.ended.result(), asked)
+        payload = self._payload(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
+        given: AbstractAsyncContextManager[int | None]
+        if isinstance(stdin, AsyncIterable):
+            given = feeding.fed(stdin)
+        else:
+            given = contextlib.nullcontext(None if stdin is None else _memory_file(stdin))
+        async with given as descriptor:
+            identity, running = channel.exec(payload, descriptor, timeout)
+            running.on_output = lambda stream, data: arrived.put_nowait(
+                Chunk("stdout" if stream == 1 else "stderr", data)
+            )
+            running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
+            try:
+                while (chunk := await arrived.get()) is not None:
+                    yield chunk
+                    channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
+            finally:
+                if not running.ended.done():
+                    await _kill(channel, identity, running)
+        yield _observe(command, user, cwd, running, running.ended.result(), asked)
 
     async def start(
         self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None

@@ -26,7 +26,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import images, policy, protocol
+from dutyfree.engine import exhaustion, images, policy, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
@@ -148,15 +148,18 @@ class Native:
         self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
     ) -> AsyncIterator[NativeSandbox]:
         asked = perf_counter()
-        identity = f"native-{os.getpid()}-{next(self._numbers)}"
+        number = next(self._numbers)
+        identity = f"native-{os.getpid()}-{number}"
+        image = recipe.image or self._config.image
         trees = await self._trees(recipe)
         asking = (trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
+        labelled = body + protocol.label(number, image)
 
         async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
-            return await self._make(identity, body, reach, keep)
+            return await self._make(identity, labelled, reach, keep)
 
         try:
             reach = Reach(self._launcher, policy.encode(limits.network, self._resolvers))
@@ -206,7 +209,17 @@ class Native:
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
-            raise CreateError(f"no sandbox could be made: {error.message}") from error
+            raise CreateError(
+                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
+            ) from error
+        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            self._launcher.tell(Request.DESTROY, reply.value)
+            raise CreateError(
+                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
+                remedy=exhaustion.OWN_FILES,
+            )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:

@@ -10,6 +10,7 @@
 #include "seccomp.h"
 #include "slot.h"
 #include "sys.h"
+#include "title.h"
 
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -30,6 +31,7 @@
 
 #define BOXES 65536u
 #define EGRESS_EVENT (1ull << 32) /* above the numbers of sandboxes */
+#define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
 	uint32_t number;
@@ -82,7 +84,20 @@ static bool sound(const struct create *wanted)
 	return true;
 }
 
-static pid_t launch(const struct create *wanted, struct box *box, int socket)
+/* What follows struct create, if anything: one string, or else NULL. */
+static const char *label_of(const struct request *request, const char *body)
+{
+	const char *label = body + sizeof(struct create);
+
+	if (request->size == sizeof(struct create))
+		return "";
+	if (request->size < sizeof(struct create) || request->size > sizeof(struct create) + LABEL_MAX ||
+	    body[request->size - 1] || strlen(label) != request->size - sizeof(struct create) - 1)
+		return NULL;
+	return label;
+}
+
+static pid_t launch(const struct create *wanted, const char *label, struct box *box, int socket)
 {
 	struct clone_args args = {
 		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
@@ -96,15 +111,17 @@ static pid_t launch(const struct create *wanted, struct box *box, int socket)
 	}
 	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0)
+	if (pid == 0) {
+		title_set(label);
 		sandbox_enter(wanted, box->slot, box->kept ? box->number : 0);
+	}
 	int error = -errno;
 	if (pid < 0)
 		handover_take_back(-1);
 	return pid < 0 ? error : pid;
 }
 
-static const char *start(struct box *box, const struct create *wanted, int *error, int *theirs)
+static const char *start(struct box *box, const struct create *wanted, const char *label, int *error, int *theirs)
 {
 	AUTOCLOSE int ours = -1;
 	int pair[2];
@@ -132,12 +149,12 @@ static const char *start(struct box *box, const struct create *wanted, int *erro
 		return "socket";
 	*theirs = pair[0];
 	ours = pair[1];
-	box->pid = launch(wanted, box, ours);
+	box->pid = launch(wanted, label, box, ours);
 	*error = box->pid < 0 ? box->pid : 0;
 	return "clone";
 }
 
-static void create(const struct request *request, const struct create *wanted)
+static void create(const struct request *request, const struct create *wanted, const char *label)
 {
 	struct box *box = calloc(1, sizeof *box);
 	int error = -ENOMEM, theirs = -1;
@@ -150,7 +167,7 @@ static void create(const struct request *request, const struct create *wanted)
 		box->pidfd = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
-		step = start(box, wanted, &error, &theirs);
+		step = start(box, wanted, label, &error, &theirs);
 	}
 	if (error) {
 		refuse(request->serial, error, step);
@@ -167,6 +184,8 @@ static void create(const struct request *request, const struct create *wanted)
 	reply(request->serial, 0, box->number, NULL, 0, (int[]){theirs, box->pidfd}, 2);
 	close(theirs);
 	handover_take_back(box->pidfd);
+	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
+	cgroup_shut(&box->slot->cgroup);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
 }
@@ -353,9 +372,9 @@ static void serve(const struct request *request, const char *body)
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
 	case REQUEST_CREATE:
-		if (request->size != sizeof(struct create) || !sound((const struct create *)(const void *)body))
+		if (!label_of(request, body) || !sound((const struct create *)(const void *)body))
 			break;
-		create(request, (const struct create *)(const void *)body);
+		create(request, (const struct create *)(const void *)body, label_of(request, body));
 		return;
 	case REQUEST_DESTROY:
 		destroy(request);
@@ -426,7 +445,9 @@ static void prepare(void)
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+	/* Three for each sandbox: beyond the hard limit where we may, else up to it. */
+	files = (struct rlimit){FILES, FILES};
+	if (setrlimit(RLIMIT_NOFILE, &files) < 0 && getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}

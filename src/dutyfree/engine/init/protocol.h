@@ -21,13 +21,14 @@
 #define TREES_MAX 8
 #define LAYERS_MAX 32
 #define MOUNTPOINT_MAX 64
+#define LABEL_MAX 128
 
 enum request_kind {
 	REQUEST_HELLO = 1,   /* → reply.value = PROTOCOL_VERSION, text = what this host has */
 	REQUEST_LAYER = 2,   /* text = a host directory → reply.value = number of the layer */
 	REQUEST_SCRATCH = 3, /* → reply.value = number of an empty layer, fd = its directory, to be filled */
 	REQUEST_FORGET = 4,  /* number = a layer that no new sandbox shall use */
-	REQUEST_CREATE = 5,  /* struct create → reply.value = number of the sandbox, fds = socket, pidfd */
+	REQUEST_CREATE = 5,  /* struct create, label → reply.value = number of the sandbox, fds = socket, pidfd */
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
 	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
@@ -60,6 +61,7 @@ struct tree {
 	uint32_t layers[LAYERS_MAX];
 };
 
+/* Its label follows: less than LABEL_MAX, shown to whoever looks at the host's processes, and in there. */
 struct create {
 	uint32_t flags;
 	uint32_t trees;

@@ -191,6 +191,10 @@ void slot_return(struct slot *slot)
 			return;
 		}
 	}
+	if (cgroup_reopen(&slot->cgroup) < 0) {
+		slot_discard(slot);
+		return;
+	}
 	cgroup_restore(&slot->cgroup);
 	put(slot);
 }

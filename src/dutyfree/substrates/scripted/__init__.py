@@ -28,7 +28,7 @@ import posixpath
 import random
 import shlex
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -330,9 +330,13 @@ class ScriptedSandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
-        result = await self.exec(command, cwd=cwd, env=env, timeout=timeout)
+        if stdin is not None and not isinstance(stdin, bytes):
+            stdin = b"".join([part async for part in stdin])
+        result = await self.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
         if result.stdout:
             yield Chunk("stdout", result.stdout)
         if result.stderr:
