@@ -268,14 +268,13 @@ class NativeSandbox:
     # --- Abilities ----------------------------------------------------------------------------------
 
     async def reset(self) -> None:
-        """A fresh sandbox takes the place of the used one, of which nothing is kept."""
-        self._usable()
-        channel, destroy = await self._remake()
-        old, old_destroy = self._channel, self._destroy
-        self._channel, self._destroy = channel, destroy
-        old.close()
-        with anyio.CancelScope(shield=True):
-            await old_destroy()
+        """A fresh sandbox takes the place of the used one, of which nothing is kept.
+
+        The old one is killed first, and goes while the new one comes. Raises CreateError, which leaves
+        the sandbox of no use.
+        """
+        self._usable().abandon()
+        self._channel, self._destroy = await self._remake()
 
     async def pause(self) -> None:
         await self._signal(signal.SIGSTOP)

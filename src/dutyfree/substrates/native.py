@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -108,21 +108,15 @@ class Native:
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
 
-    @asynccontextmanager
-    async def sandbox(
+    def sandbox(
         self,
         recipe: Recipe | None = None,
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[NativeSandbox]:
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
-        asked = perf_counter()
-        recipe = recipe or Recipe()
-        trees = await self._trees(recipe)
-        image = recipe.image or self._config.image
-        async with self._made(trees, image, limits or Limits(), asked) as sandbox:
-            yield sandbox
+        return self._made(recipe or Recipe(), limits or Limits())
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._trees(recipe or Recipe())
@@ -147,15 +141,13 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self,
-        trees: tuple[Tree, ...],
-        image: str,
-        limits: Limits,
-        asked: float,
-        keep: list[int] | None = None,
+        self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
     ) -> AsyncIterator[NativeSandbox]:
+        asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
+        image = recipe.image or self._config.image
+        trees = await self._trees(recipe)
         asking = (trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
@@ -292,9 +284,7 @@ class Native:
         numbers: list[int] = []
         done = False
         try:
-            async with self._made(
-                base, recipe.image or self._config.image, Limits(network="on"), perf_counter(), numbers
-            ) as builder:
+            async with self._made(Recipe(recipe.image), Limits(network="on"), numbers) as builder:
                 for stage in recipe.stages:
                     await stages.apply(builder, stage)
             done = True
@@ -326,15 +316,14 @@ def _memory() -> int:
 
 
 def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    _, cloned, mounted, sealed = times
-    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted, sealed)]
+    _, cloned, mounted = times
+    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted)]
     done = perf_counter() - asked
     return (
         Span("prepare", 0.0, begun - asked),
         Span("dispatch", begun - asked, at[0] - (begun - asked)),
         Span("mount", at[0], at[1] - at[0]),
-        Span("seal", at[1], at[2] - at[1]),
-        Span("return", at[2], done - at[2]),
+        Span("return", at[1], done - at[1]),
     )
 
 

@@ -228,6 +228,24 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 	return error;
 }
 
+int cgroup_weight(const struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/%s", group->number, unified ? "cpu.weight" : "cpu.shares");
+	int fd = openat(ours[CGROUP_CPU], path, O_WRONLY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+void cgroup_restore(struct cgroup *group)
+{
+	AUTOCLOSE int weight = cgroup_weight(group);
+	const char *full = unified ? "100" : "1024";
+
+	if (weight >= 0 && write(weight, full, strlen(full)) < 0)
+		return; /* it yields to others for longer than it should */
+}
+
 void cgroup_remove(struct cgroup *group)
 {
 	char path[32];

@@ -194,6 +194,7 @@ void slot_return(struct slot *slot)
 		slot_discard(slot);
 		return;
 	}
+	cgroup_restore(&slot->cgroup);
 	put(slot);
 }
 
