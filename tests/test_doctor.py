@@ -8,6 +8,7 @@ import pytest
 
 from dutyfree.doctor import native
 from dutyfree.engine.features import Features
+from dutyfree.substrates.native import NativeConfig
 
 LIMITED = ("cpu", "memory", "pids")
 
@@ -34,7 +35,7 @@ async def test_every_feature_is_named() -> None:
 
 @pytest.mark.anyio
 async def test_without_the_program_the_rest_is_still_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "CONFIG", native.NativeConfig(program="/nowhere/dutyfree-init"))
+    monkeypatch.setattr(native, "CONFIG", NativeConfig(program="/nowhere/dutyfree-init"))
     findings = {finding.what: finding for finding in await native.look()}
     assert not findings["native: a sandbox"].fine
     assert "gcc" in findings["native: a sandbox"].remedy
@@ -72,7 +73,11 @@ def test_limits(features: Features, fine: list[bool]) -> None:
         (Features("root", "v1", LIMITED, 65536), set()),
         (
             Features("rootless", "v2", LIMITED, 65536),
-            {"ids shared by all sandboxes", "files of the host's root cannot be changed"},
+            {
+                "ids shared by all sandboxes",
+                "files of the host's root cannot be changed",
+                "the host's own network, or none",
+            },
         ),
     ],
 )

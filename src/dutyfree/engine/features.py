@@ -30,6 +30,7 @@ class Features(msgspec.Struct, frozen=True):
         if self.mode == "rootless":
             lost.append("ids shared by all sandboxes")
             lost.append("files of the host's root cannot be changed")
+            lost.append("the host's own network, or none")
         if self.ids == 1:
             lost.append("no other user than root")
         if self.groups == "kept":

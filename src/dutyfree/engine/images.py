@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from dutyfree import paths
+from dutyfree.engine import policy
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.errors import CreateError
@@ -29,6 +30,7 @@ WORKSPACE = "workspace"
 DIRECTORIES = {
     "dev": 0o755,
     "etc": 0o755,
+    "etc/skel": 0o755,
     "home": 0o755,
     "mnt": 0o755,
     "opt": 0o755,
@@ -91,6 +93,9 @@ FILES = {
     "etc/hostname": "sandbox\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
 }
+
+PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
+"""For su, adduser and their like: in a sandbox there is no secret that they could guard."""
 
 _LARGEST = 4 << 20
 """No file of configuration is larger."""
@@ -187,18 +192,16 @@ def _fill_host(root: Path) -> None:
     (root / "var/run").symlink_to("/run")
     for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
         _copy(Path("/etc", name), root / "etc" / name)
+    _write(root / "etc/pam.d/other", PAM.encode())
     _fill_top(root)
 
 
 def _fill_top(root: Path) -> None:
     """What every sandbox has, whatever its image."""
     (root / WORKSPACE).mkdir(exist_ok=True)
-    resolver = Path("/etc/resolv.conf")
-    files = {name: text.encode() for name, text in FILES.items()}
-    if resolver.is_file():
-        files["etc/resolv.conf"] = resolver.read_bytes()[:_LARGEST]
-    for name, data in files.items():
-        _write(root / name, data)
+    for name, text in FILES.items():
+        _write(root / name, text.encode())
+    _write(root / "etc/resolv.conf", policy.resolver_settings())
 
 
 def _copy(source: Path, target: Path) -> None:

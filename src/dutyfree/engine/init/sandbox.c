@@ -312,7 +312,7 @@ _Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slo
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-init");
-	if (!(wanted->flags & CREATE_HOST_NETWORK))
+	if (!(wanted->flags & CREATE_SHARED_NETWORK))
 		must_call(setns(handed.network, CLONE_NEWNET), "network");
 	if (handed.cgroup.unified >= 0)
 		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");

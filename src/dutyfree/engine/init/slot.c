@@ -3,6 +3,7 @@
 
 #include "host.h"
 #include "ids.h"
+#include "network.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -29,7 +30,8 @@ int slot_open(int proc)
 {
 	host_proc = proc;
 	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
-	return host_network < 0 ? -errno : ids_open();
+	int error = host_network < 0 ? -errno : network_prepare(host_network);
+	return error ? error : ids_open();
 }
 
 static int write_map(pid_t pid, const char *file, unsigned first)
