@@ -42,7 +42,8 @@ format: $(DEVELOPED) ## Put the code into shape
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Measure what dutyfree itself costs
-	$(BIN)/python bench/run.py $(ARGS)
+	scripts/host-tools crun runc bubblewrap
+	scripts/with-docker $(BIN)/python bench/run.py $(ARGS)
 
 docs: $(DEVELOPED) ## Check the documentation: links, and the commands that it shows
 	$(BIN)/python -m pytest tests/docs $(ARGS)

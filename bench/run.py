@@ -2,7 +2,7 @@
 
 Rounds are interleaved, so that whatever else the machine does hits both sides alike; only ratios are
 judged. Writes bench/out/latest.json, a list of {id, what, value, target, holds, n, p50, p95}, and prints
-the table. ``target`` is null where a figure is only reported.
+the table. ``target`` is null where a figure is only reported; p50 and p95 are seconds of what is measured.
 """
 
 from __future__ import annotations
@@ -17,64 +17,27 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from time import perf_counter
+
+import native
+import peers
+from measuring import Row, figure, interleaved, ratio
 
 import dutyfree
 
 OUT = Path(__file__).parent / "out" / "latest.json"
 
-Measured = dict[str, list[float]]
-Side = Callable[[], Awaitable[object]]
 
-
-async def interleaved(rounds: int, sides: dict[str, Side]) -> Measured:
-    """Seconds of each side, one call of each a round; the first tenth warms up and is dropped."""
-    found: Measured = {name: [] for name in sides}
-    for _ in range(rounds + rounds // 10):
-        for name, side in sides.items():
-            start = perf_counter()
-            await side()
-            found[name].append(perf_counter() - start)
-    return {name: values[rounds // 10 :] for name, values in found.items()}
-
-
-def row(
-    identity: str, what: str, over: list[float], under: list[float], target: float | None, low: bool
-) -> dict:
-    """One ratio of medians. ``low``: the target is an upper bound."""
-    value = statistics.median(over) / statistics.median(under)
-    holds = None if target is None else (value <= target if low else value >= target)
-    return figure(identity, what, value, target, holds, over)
-
-
-def figure(
-    identity: str, what: str, value: float, target: float | None, holds: bool | None, seconds: list[float]
-) -> dict:
-    ordered = sorted(seconds)
-    return {
-        "id": identity,
-        "what": what,
-        "value": round(value, 4),
-        "target": target,
-        "holds": holds,
-        "n": len(ordered),
-        "p50": statistics.median(ordered),
-        "p95": ordered[int(0.95 * (len(ordered) - 1))],
-    }
-
-
-def importing(rounds: int) -> list[dict]:
+async def importing(rounds: int) -> list[Row]:
     """P13: the import, in a fresh interpreter, as it measures itself."""
     program = "from time import perf_counter as t; s = t(); import dutyfree; print(t() - s)"
     seconds = [
         float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
         for _ in range(rounds + 2)
     ][2:]
-    value = statistics.median(seconds) * 1e3
-    return [figure("P13", "import dutyfree, ms", value, 50, value <= 50, seconds)]
+    return [figure("P13", "import dutyfree, ms", statistics.median(seconds) * 1e3, seconds, at_most=50)]
 
 
-async def bare(rounds: int) -> list[dict]:
+async def bare(rounds: int) -> list[Row]:
     """The baseline must not be slow: a slow one would hide the others' tax."""
 
     async def run() -> None:
@@ -87,79 +50,75 @@ async def bare(rounds: int) -> list[dict]:
         await process.communicate()
 
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
-        found = await interleaved(
-            rounds,
-            {"bare": lambda: sandbox.exec(["/bin/true"]), "run": run, "asyncio": through_asyncio},
-        )
+
+        async def execute() -> None:
+            await sandbox.exec(["/bin/true"])
+
+        found = await interleaved(rounds, {"bare": execute, "run": run, "asyncio": through_asyncio})
     return [
-        row("B1", "bare exec ÷ subprocess.run", found["bare"], found["run"], 1.5, low=True),
-        row("B2", "bare exec ÷ asyncio subprocess", found["bare"], found["asyncio"], 1.0, low=True),
+        ratio("B1", "bare exec ÷ subprocess.run", found["bare"], found["run"], at_most=1.5),
+        ratio("B2", "bare exec ÷ asyncio subprocess", found["bare"], found["asyncio"], at_most=1.0),
     ]
 
 
-async def docker(rounds: int) -> list[dict]:
-    """The Docker substrate must be the way of a careful user: no slower than the engine's own client."""
-    async with dutyfree.open("docker") as substrate:
-        await substrate.prepare()
-        async with substrate.sandbox() as sandbox:
-            container = sandbox.id
+Part = tuple[str | None, Callable[[int], Awaitable[list[Row]]], Callable[[int], int]]
 
-            async def client() -> None:
-                subprocess.run(["docker", "exec", container, "/bin/true"], capture_output=True, check=True)
-
-            execs = await interleaved(rounds, {"api": lambda: sandbox.exec(["/bin/true"]), "client": client})
-
-        async def cold() -> None:
-            async with substrate.sandbox() as fresh:
-                await fresh.exec(["/bin/true"])
-
-        async def run() -> None:
-            subprocess.run(
-                ["docker", "run", "--rm", "--network", "none", "dutyfree/study", "/bin/true"],
-                capture_output=True,
-                check=True,
-            )
-
-        creates = await interleaved(max(5, rounds // 5), {"api": cold, "client": run})
-    return [
-        row("D1", "docker substrate exec ÷ docker exec", execs["api"], execs["client"], 1.0, low=True),
-        row(
-            "D2",
-            "docker create, exec, remove ÷ docker run --rm",
-            creates["api"],
-            creates["client"],
-            None,
-            low=True,
-        ),
-    ]
+PARTS: dict[str, Part] = {
+    "import": (None, importing, lambda rounds: max(5, rounds // 10)),
+    "bare": (None, bare, lambda rounds: rounds),
+    "actions": ("native", native.actions, lambda rounds: 2 * rounds),
+    "creation": ("native", native.creation, lambda rounds: rounds),
+    "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
+    "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
+    "idle": ("native", native.idle, lambda _: native.IDLE),
+    "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
+    "docker": ("docker", peers.docker, lambda rounds: max(10, rounds // 4)),
+}
+"""Name → the substrate it needs, the measurement, how often for so many rounds."""
 
 
-async def measure(rounds: int) -> list[dict]:
-    rows = importing(max(5, rounds // 10)) + await bare(rounds)
-    found = await dutyfree.substrates.probe("docker")
-    if found.available:
-        rows += await docker(max(10, rounds // 4))
-    else:
-        print(f"docker is left out: {found.detail} ({found.remedy})", file=sys.stderr)
+async def measure(names: list[str], rounds: int) -> list[Row]:
+    rows = []
+    for name in names:
+        needed, part, repetitions = PARTS[name]
+        found = None if needed is None else await dutyfree.substrates.probe(needed)
+        if found is not None and not found.available:
+            print(f"{name} is left out: {found.detail} ({found.remedy})", file=sys.stderr)
+            continue
+        print(f"measuring: {name}", file=sys.stderr)
+        rows += await part(repetitions(rounds))
     return rows
+
+
+def write(rows: list[Row]) -> None:
+    OUT.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=OUT.parent, delete=False) as file:
+        json.dump(rows, file, indent=1)
+    Path(file.name).replace(OUT)
+
+
+def show(rows: list[Row]) -> None:
+    print(f"{'id':12} {'what':52} {'value':>9} {'target':>7}  {'p50 ms':>9} {'p95 ms':>9} {'n':>5}")
+    for entry in rows:
+        target = "" if entry["target"] is None else str(entry["target"])
+        mark = {True: "✓", False: "✗", None: ""}[entry["holds"]]
+        print(
+            f"{entry['id']:12} {entry['what']:52} {entry['value']:9.3f} {target:>7}{mark:2}"
+            f"{entry['p50'] * 1e3:9.3f} {entry['p95'] * 1e3:9.3f} {entry['n']:5}"
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=200, help="repetitions of the quick measurements")
-    rows = asyncio.run(measure(parser.parse_args().rounds))
-    OUT.parent.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=OUT.parent, delete=False) as file:
-        json.dump(rows, file, indent=1)
-    Path(file.name).replace(OUT)
-    print(f"{'id':4} {'what':48} {'value':>8} {'target':>7}  {'p50 ms':>8} {'p95 ms':>8} {'n':>4}")
-    for entry in rows:
-        target = "" if entry["target"] is None else str(entry["target"])
-        mark = {True: "✓", False: "✗", None: ""}[entry["holds"]]
-        print(
-            f"{entry['id']:4} {entry['what']:48} {entry['value']:8.3f} {target:>7}{mark:2}"
-            f" {entry['p50'] * 1e3:8.3f} {entry['p95'] * 1e3:8.3f} {entry['n']:4}"
-        )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
+    asked = parser.parse_args()
+    unknown = set(asked.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    rows = asyncio.run(measure(asked.parts or list(PARTS), asked.rounds))
+    write(rows)
+    show(rows)
     return 0 if all(entry["holds"] is not False for entry in rows) else 1
 
 

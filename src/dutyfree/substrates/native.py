@@ -48,7 +48,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = "host"
     """For recipes without one: "host", the path of a root file system, or of a tar of one."""
     ready: int = 4
-    """Parts of so many sandboxes are made beforehand."""
+    """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
 

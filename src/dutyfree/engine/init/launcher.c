@@ -182,8 +182,8 @@ static void ended(struct box *box)
 	alive--;
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
-	/* What is kept stays charged to the group that it was written in. */
-	if (!box->kept && slot_ready() < (unsigned)wanted_ready + 64)
+	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
+	if (!box->kept && wanted_ready > 0 && slot_ready() < (unsigned)wanted_ready + 64)
 		slot_return(box->slot);
 	else
 		slot_discard(box->slot);

@@ -1,0 +1,197 @@
+/* The floor: what the kernel alone takes for a sandbox and its first command, without Python, without the
+ * protocol, without anything that could be saved. It is the engine's own set-up (sandbox.c and what
+ * belongs to it) between the two barest ends that can be had: one process that clones, and a PID 1 that
+ * runs one program and says so with one byte.
+ *
+ *   floor SKELETON STATIC    reads letters, and answers each with two numbers of nanoseconds:
+ *                            from the beginning to the result, and to the end of all of it
+ *   v V   a program on the host, started by vfork: dynamic, static
+ *   p P   a sandbox from parts that lie ready: with a dynamic program, with a static one
+ *   f F   a sandbox of which everything is made anew: likewise
+ */
+#define _GNU_SOURCE
+#include "command.h"
+#include "handover.h"
+#include "layers.h"
+#include "sandbox.h"
+#include "seccomp.h"
+#include "slot.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct create wanted = {.trees = 2,
+			       .memory = 4ull << 30,
+			       .disk = 2ull << 30,
+			       .pids = 2048,
+			       .tree = {{.count = 1}, {.mountpoint = "usr", .count = 1}}};
+static const char *program;
+
+static _Noreturn void die(const char *what)
+{
+	perror(what);
+	_exit(1);
+}
+
+/* --- On the host ------------------------------------------------------------------------------------- */
+
+static int run(void *unused)
+{
+	(void)unused;
+	execve(program, (char *[]){(char *)program, NULL}, (char *[]){NULL});
+	_exit(127);
+}
+
+static uint64_t on_host(void)
+{
+	static char stack[65536] __attribute__((aligned(16)));
+	int status;
+	uint64_t begin = now();
+	pid_t pid = spawn_child(run, NULL, stack, sizeof stack);
+
+	if (pid < 0 || waitpid(pid, &status, 0) < 0 || status)
+		die("host");
+	return now() - begin;
+}
+
+/* --- In a sandbox ------------------------------------------------------------------------------------ */
+
+/* PID 1: one program with its pipes, as the engine starts it, and one byte when it has ended. */
+_Noreturn void init_run(struct ready *times)
+{
+	char *arguments[] = {(char *)program, NULL}, *environment[] = {"PATH=/usr/bin:/bin", NULL};
+	int output[2], errors[2], null = open("/dev/null", O_RDWR | O_CLOEXEC), status;
+	struct start start = {.user = "", .directory = "", .arguments = arguments, .environment = environment};
+
+	(void)times;
+	if (pipe2(output, O_CLOEXEC) < 0 || pipe2(errors, O_CLOEXEC) < 0)
+		_exit(2);
+	start.mark = process_mark();
+	start.input = null;
+	start.output = output[1];
+	start.errors = errors[1];
+	pid_t pid = process_start(&start);
+	if (pid < 0 || wait4(pid, &status, 0, NULL) != pid || status || write(CONTROL_FD, "", 1) != 1)
+		_exit(3);
+	for (;;)
+		pause();
+}
+
+static void in_sandbox(bool fresh, uint64_t *result, uint64_t *gone)
+{
+	struct clone_args args = {
+		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
+		.exit_signal = SIGCHLD,
+	};
+	int pair[2], pidfd = -1;
+	char byte;
+	uint64_t begin = now();
+	struct slot *slot = fresh ? slot_make() : slot_take();
+
+	if (!slot || cgroup_limit(&slot->cgroup, &wanted) < 0 ||
+	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+		die("parts");
+	args.pidfd = (uintptr_t)&pidfd;
+	if (slot->cgroup.unified >= 0) {
+		args.flags |= CLONE_INTO_CGROUP;
+		args.cgroup = (uint64_t)slot->cgroup.unified;
+	}
+	handover_give(slot, pair[1]);
+	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+	if (pid == 0)
+		sandbox_enter(&wanted, slot, 0);
+	if (pid < 0)
+		die("clone");
+	handover_take_back(pidfd);
+	close(pair[1]);
+	if (read(pair[0], &byte, 1) != 1)
+		die("result");
+	*result = now() - begin;
+	if (pidfd_signal(pidfd, SIGKILL) < 0 || waitpid(pid, NULL, 0) < 0)
+		die("end");
+	close(pidfd);
+	close(pair[0]);
+	if (fresh)
+		slot_discard(slot);
+	else
+		slot_return(slot);
+	*gone = now() - begin;
+}
+
+static uint32_t skeleton(const char *path)
+{
+	int layer = layer_of_host(path);
+
+	if (layer < 0) {
+		errno = -layer;
+		die(path);
+	}
+	return (uint32_t)layer;
+}
+
+int main(int argc, char **argv)
+{
+	int owner = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	sigset_t all;
+
+	if (argc != 3)
+		return 64;
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	int error = handover_open(&owner), proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (error || proc < 0 || cgroup_open(proc) || slot_open(proc))
+		die("parts of the host");
+	/* A fork stays outside for what is measured on the host. */
+	int way[2];
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, way) < 0)
+		die("socket");
+	pid_t host = fork();
+	if (host == 0) {
+		char letter;
+		close(way[0]);
+		while (read(way[1], &letter, 1) == 1) {
+			program = letter == 'V' ? argv[2] : "/usr/bin/true";
+			uint64_t taken = on_host();
+			if (write(way[1], &taken, sizeof taken) != sizeof taken)
+				break;
+		}
+		_exit(0);
+	}
+	if (layers_open(proc))
+		die("layers");
+	sandbox_prepare(proc);
+	seccomp_prepare();
+	wanted.tree[0].layers[0] = skeleton(argv[1]);
+	wanted.tree[1].layers[0] = skeleton("/usr");
+	slot_prepare();
+	for (int letter; (letter = getchar()) != EOF;) {
+		uint64_t result = 0, gone = 0;
+		char asked = (char)letter;
+		program = letter == 'p' || letter == 'f' ? "/usr/bin/true" : "/static-true";
+		if (letter == 'v' || letter == 'V') {
+			if (write(way[0], &asked, 1) != 1 || read(way[0], &result, sizeof result) != sizeof result)
+				die("host");
+			gone = result;
+		} else if (strchr("pPfF", letter)) {
+			in_sandbox(letter == 'f' || letter == 'F', &result, &gone);
+		} else {
+			continue;
+		}
+		printf("%llu %llu\n", (unsigned long long)result, (unsigned long long)gone);
+		fflush(stdout);
+	}
+	close(way[0]);
+	waitpid(host, NULL, 0);
+	cgroup_close();
+	return 0;
+}

@@ -1,0 +1,81 @@
+"""floor.c: built from the engine's own sources, and driven from here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+HERE = Path(__file__).parent
+ENGINE = HERE.parent / "src/dutyfree/engine/init"
+SHARED = ("cgroup", "handover", "layers", "process", "sandbox", "seccomp", "slot", "sys")
+
+sys.path.insert(0, str(HERE.parent))
+from hatch_build import FLAGS, compiler  # noqa: E402
+
+
+def build(directory: Path) -> tuple[Path, Path]:
+    """The probe, and a static program that does nothing. Raises RuntimeError without a compiler."""
+    found = compiler()
+    if found is None:
+        raise RuntimeError("no C compiler: install musl-tools")
+    nothing = directory / "nothing.c"
+    nothing.write_text("int main(void) { return 0; }\n")
+    sources = [HERE / "floor.c", *(ENGINE / f"{name}.c" for name in SHARED)]
+    for target, parts in {"floor": sources, "static-true": [nothing]}.items():
+        subprocess.run([*found, *FLAGS, f"-I{ENGINE}", "-o", directory / target, *parts], check=True)
+    return directory / "floor", directory / "static-true"
+
+
+class Floor:
+    """One process that answers letters (floor.c lists them) with seconds."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def measure(self, letter: str) -> tuple[float, float]:
+        """Until the result, and until all is gone."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(letter)
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the floor's probe died")
+        result, gone = line.split()
+        return int(result) / 1e9, int(gone) / 1e9
+
+
+@contextmanager
+def opened(count: int = 1) -> Iterator[tuple[list[Floor], Path]]:
+    """So many probes under way, and the static program."""
+    with TemporaryDirectory(prefix="dutyfree-floor-") as scratch:
+        directory = Path(scratch)
+        program, static = build(directory)
+        skeleton = directory / "skeleton"
+        for name in ("dev", "etc", "proc", "sys", "tmp", "usr", "workspace"):
+            (skeleton / name).mkdir(parents=True)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if Path("/", name).is_symlink():
+                (skeleton / name).symlink_to(os.readlink(Path("/", name)))
+        (skeleton / "etc/ld.so.cache").write_bytes(Path("/etc/ld.so.cache").read_bytes())
+        (skeleton / "static-true").write_bytes(static.read_bytes())
+        (skeleton / "static-true").chmod(0o755)
+        with ExitStack() as stack:
+            command = [str(path) for path in (program, skeleton, static)]
+            yield [stack.enter_context(_running(command)) for _ in range(count)], static
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[Floor]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Floor(process)
+    finally:
+        assert process.stdin
+        process.stdin.close()
+        process.wait()

@@ -1,0 +1,60 @@
+"""Interleaved rounds, and the rows that they become."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+Side = Callable[[], Awaitable[float | None]]
+Measured = dict[str, list[float]]
+Row = dict[str, Any]
+
+
+async def interleaved(rounds: int, sides: Mapping[str, Side]) -> Measured:
+    """Seconds of each side, one call of each a round; the first tenth warms up and is dropped.
+
+    A side that returns a number has measured itself.
+    """
+    found: Measured = {name: [] for name in sides}
+    for _ in range(rounds + rounds // 10):
+        for name, side in sides.items():
+            start = perf_counter()
+            own = await side()
+            found[name].append(perf_counter() - start if own is None else own)
+    return {name: values[rounds // 10 :] for name, values in found.items()}
+
+
+def ratio(
+    identity: str,
+    what: str,
+    over: list[float],
+    under: list[float],
+    *,
+    at_most: float = 0,
+    at_least: float = 0,
+) -> Row:
+    """One ratio of medians, with its target, if it has one."""
+    value = statistics.median(over) / statistics.median(under)
+    return figure(identity, what, value, over, at_most=at_most, at_least=at_least)
+
+
+def figure(
+    identity: str, what: str, value: float, seconds: list[float], *, at_most: float = 0, at_least: float = 0
+) -> Row:
+    ordered = sorted(seconds)
+    return {
+        "id": identity,
+        "what": what,
+        "value": round(value, 4),
+        "target": at_most or at_least or None,
+        "holds": value <= at_most if at_most else value >= at_least if at_least else None,
+        "n": len(ordered),
+        "p50": statistics.median(ordered),
+        "p95": percentile(ordered, 0.95),
+    }
+
+
+def percentile(seconds: list[float], share: float) -> float:
+    return sorted(seconds)[int(share * (len(seconds) - 1))]

@@ -1,0 +1,206 @@
+"""The native engine beside the barest way to do the same: P1 to P3, P6, P9, P11, P14."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import floor
+from measuring import Measured, Row, figure, interleaved, percentile, ratio
+
+import dutyfree
+
+TRUE = ["/bin/true"]
+STATIC = "/workspace/static-true"
+HOGS = 8
+IDLE = 5000
+DIRTY = 100
+
+
+async def actions(rounds: int) -> list[Row]:
+    """P1, P2: one command, from Python, in a sandbox that stands."""
+
+    async def spawn() -> None:
+        os.waitpid(os.posix_spawn("/bin/true", TRUE, os.environ), 0)
+
+    async def run() -> None:
+        subprocess.run(TRUE, capture_output=True, check=True)
+
+    async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
+
+        async def native() -> None:
+            await sandbox.exec(TRUE)
+
+        found = await interleaved(rounds, {"native": native, "spawn": spawn, "run": run})
+    return [
+        ratio(
+            "P1",
+            "native exec ÷ posix_spawn on the host",
+            found["native"],
+            found["spawn"],
+            at_most=1.1,
+        ),
+        ratio("P2", "native exec ÷ subprocess.run on the host", found["native"], found["run"], at_most=0.85),
+    ]
+
+
+async def creation(rounds: int) -> list[Row]:
+    """P3, P6: from nothing to the first result, beside the same kernel work in C."""
+    with floor.opened() as ([probe], static):
+        async with dutyfree.open("native", ready=0) as cold, dutyfree.open("native") as pooled:
+            found = await _creation(rounds, probe, static.read_bytes(), cold, pooled)
+    cold_static, pooled_static = found["cold static"], found["pooled static"]
+    return [
+        ratio("P3a", "create to first result ÷ C, all fresh", found["fresh"], found["c fresh"], at_most=1.2),
+        ratio("P3b", "the same, parts from pools", found["pooled"], found["c pooled"], at_most=1.1),
+        ratio("P6", "reset, 100 files, to first result ÷ cold create", found["reset"], cold_static, at_most=0.6),
+        ratio("P6b", "the same ÷ create from pooled parts", found["reset"], pooled_static),
+    ]  # fmt: skip
+
+
+async def _creation(rounds: int, probe: floor.Floor, static: bytes, cold: Any, pooled: Any) -> Measured:
+    async def create(substrate: Any) -> float:
+        begin = perf_counter()
+        async with substrate.sandbox() as sandbox:
+            await sandbox.exec(TRUE)
+            return perf_counter() - begin
+
+    async def create_static(substrate: Any) -> float:
+        begin = perf_counter()
+        async with substrate.sandbox() as sandbox:
+            made = perf_counter()
+            await sandbox.write(STATIC, static, mode=0o755)
+            written = perf_counter()
+            await sandbox.exec([STATIC])
+            return perf_counter() - begin - (written - made)
+
+    async with pooled.sandbox() as used:
+
+        async def reset() -> float:
+            for number in range(DIRTY):
+                await used.write(f"dirty/{number}", b"x" * 1000)
+            begin = perf_counter()
+            await used.reset()
+            made = perf_counter()
+            await used.write(STATIC, static, mode=0o755)
+            written = perf_counter()
+            await used.exec([STATIC])
+            return perf_counter() - begin - (written - made)
+
+        async def in_c(letter: str) -> float:
+            return probe.measure(letter)[0]
+
+        return await interleaved(
+            rounds,
+            {
+                "c fresh": lambda: in_c("f"),
+                "fresh": lambda: create(cold),
+                "c pooled": lambda: in_c("p"),
+                "pooled": lambda: create(pooled),
+                "cold static": lambda: create_static(cold),
+                "pooled static": lambda: create_static(pooled),
+                "reset": reset,
+            },
+        )
+
+
+async def cycles(turns: int) -> list[Row]:
+    """P14: create, exec, destroy, as many as all cores can, in turns of a second."""
+    rates: Measured = {"native": [], "c": []}
+    with floor.opened(os.cpu_count() or 1) as (probes, _):
+        async with dutyfree.open("native", ready=8) as substrate:
+            for _ in range(turns):
+                rates["native"].append(await _rate(lambda: _cycle(substrate), 2 * len(probes)))
+                rates["c"].append(await _rate_in_c(probes))
+    value = statistics.median(rates["native"]) / statistics.median(rates["c"])
+    took = [1 / rate for rate in rates["native"]]
+    return [figure("P14", "create, exec, destroy per second ÷ C's, all cores", value, took, at_least=0.7)]
+
+
+async def _cycle(substrate: Any) -> None:
+    async with substrate.sandbox() as sandbox:
+        await sandbox.exec(TRUE)
+
+
+async def _rate(one: Callable[[], Awaitable[None]], width: int) -> float:
+    begin, counts = perf_counter(), [0] * width
+
+    async def work(index: int) -> None:
+        while perf_counter() < begin + 1:
+            await one()
+            counts[index] += 1
+
+    await asyncio.gather(*map(work, range(width)))
+    return sum(counts) / (perf_counter() - begin)
+
+
+async def _rate_in_c(probes: list[floor.Floor]) -> float:
+    def work(probe: floor.Floor) -> int:
+        begin, count = perf_counter(), 0
+        while perf_counter() < begin + 1:
+            probe.measure("p")
+            count += 1
+        return count
+
+    begin = perf_counter()
+    counts = await asyncio.gather(*[asyncio.to_thread(work, probe) for probe in probes])
+    return sum(counts) / (perf_counter() - begin)
+
+
+async def idle(count: int) -> list[Row]:
+    """P9: memory of a sandbox that stands and does nothing."""
+    async with dutyfree.open("native") as substrate, AsyncExitStack() as stack:
+        async with substrate.sandbox() as first:
+            await first.exec(TRUE)
+        before, took = _available(), []
+        sandboxes = []
+        for _ in range(count):
+            begin = perf_counter()
+            sandboxes.append(await stack.enter_async_context(substrate.sandbox()))
+            took.append(perf_counter() - begin)
+        each = (before - _available()) / count
+        answered = sum([(await sandbox.exec(TRUE)).ok for sandbox in sandboxes])
+    return [
+        figure("P9a", "sandboxes alive at once, all answering", answered, took, at_least=IDLE),
+        figure("P9b", "memory of each, MB", each / 1e6, took, at_most=0.6),
+    ]
+
+
+def _available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("no MemAvailable")
+
+
+async def beside_hogs(rounds: int) -> list[Row]:
+    """P11: a quiet sandbox beside busy ones."""
+    async with dutyfree.open("native") as substrate, substrate.sandbox() as quiet:
+
+        async def measure() -> list[float]:
+            found = []
+            for _ in range(rounds):
+                begin = perf_counter()
+                await quiet.exec(TRUE)
+                found.append(perf_counter() - begin)
+                await asyncio.sleep(0.002)
+            return found
+
+        alone, beside = [], []
+        for _ in range(4):
+            alone += await measure()
+            async with AsyncExitStack() as stack:
+                for _ in range(HOGS):
+                    hog = await stack.enter_async_context(substrate.sandbox())
+                    await hog.start("while :; do :; done")
+                await asyncio.sleep(0.2)
+                beside += await measure()
+    value = percentile(beside, 0.95) / statistics.median(alone)
+    return [figure("P11", f"p95 of exec beside {HOGS} busy sandboxes ÷ p50 alone", value, beside, at_most=2)]

@@ -1,0 +1,174 @@
+"""What others take for the same: Docker, crun, runc, bubblewrap, where they are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from measuring import Row, Side, figure, interleaved, ratio
+
+import dutyfree
+
+TRUE = ["/bin/true"]
+IMAGE = "dutyfree/study"
+ROOT = ("dev", "etc", "proc", "sys", "tmp", "usr", "workspace")
+LINKS = ("bin", "sbin", "lib", "lib64")
+
+
+def call(*command: str | Path) -> None:
+    subprocess.run(command, capture_output=True, check=True)
+
+
+async def docker(rounds: int) -> list[Row]:
+    """P4, and that our own Docker substrate is the way of a careful user, no slower than the client."""
+    async with (
+        dutyfree.open("docker") as engine,
+        dutyfree.open("native", ready=0) as cold,
+        dutyfree.open("native") as native,
+        native.sandbox() as ours,
+    ):
+        await engine.prepare()
+        async with engine.sandbox() as theirs:
+
+            async def client() -> None:
+                call("docker", "exec", theirs.id, *TRUE)
+
+            async def api() -> None:
+                await theirs.exec(TRUE)
+
+            async def exec_native() -> None:
+                await ours.exec(TRUE)
+
+            execs = await interleaved(rounds, {"api": api, "client": client, "native": exec_native})
+
+        async def run() -> float:
+            begin = perf_counter()
+            subprocess.run(["docker", "run", "--name", "dutyfree-bench", IMAGE, *TRUE], check=True)
+            took = perf_counter() - begin
+            call("docker", "rm", "--force", "dutyfree-bench")
+            return took
+
+        async def create_native() -> float:
+            begin = perf_counter()
+            async with cold.sandbox() as fresh:
+                await fresh.exec(TRUE)
+                return perf_counter() - begin
+
+        async def create_docker() -> None:
+            async with engine.sandbox() as fresh:
+                await fresh.exec(TRUE)
+
+        async def run_and_remove() -> None:
+            call("docker", "run", "--rm", "--network", "none", IMAGE, *TRUE)
+
+        creates = await interleaved(
+            max(5, rounds // 5),
+            {"run": run, "native": create_native, "api": create_docker, "client": run_and_remove},
+        )
+    run_times, cold_times = creates["run"], creates["native"]
+    return [
+        ratio("P4a", "docker run ÷ native cold create to first result", run_times, cold_times, at_least=100),
+        ratio("P4b", "Docker API exec ÷ native exec", execs["api"], execs["native"], at_least=60),
+        ratio("P4c", "docker exec ÷ native exec", execs["client"], execs["native"], at_least=90),
+        ratio("D1", "docker substrate exec ÷ docker exec", execs["api"], execs["client"], at_most=1.0),
+        ratio("D2", "docker create, exec, remove ÷ docker run --rm", creates["api"], creates["client"]),
+    ]  # fmt: skip
+
+
+async def runtimes(rounds: int) -> list[Row]:
+    """The whole of one run, and one exec in what already runs; native beside them in every round."""
+    with ExitStack() as stack:
+        runs: dict[str, Side] = {}
+        execs: dict[str, Side] = {}
+        for name in ("crun", "runc"):
+            if shutil.which(name):
+                runs[name], execs[name] = stack.enter_context(_oci(name))
+            else:
+                print(f"{name} is left out: not installed (apt-get install {name})", file=sys.stderr)
+        if shutil.which("bwrap"):
+            runs["bubblewrap"] = _bubblewrap
+        else:
+            print("bubblewrap is left out: not installed (apt-get install bubblewrap)", file=sys.stderr)
+        async with dutyfree.open("native") as native, native.sandbox() as standing:
+
+            async def run() -> None:
+                async with native.sandbox() as fresh:
+                    await fresh.exec(TRUE)
+
+            async def exec_native() -> None:
+                await standing.exec(TRUE)
+
+            run_times = await interleaved(rounds, {"native": run, **runs})
+            exec_times = await interleaved(rounds, {"native": exec_native, **execs})
+    ours, our_execs = run_times["native"], exec_times["native"]
+    rows = [
+        figure("N1", "native: create, exec, destroy, ms", statistics.median(ours) * 1e3, ours),
+        figure("N2", "native: exec, ms", statistics.median(our_execs) * 1e3, our_execs),
+    ]
+    rows += [ratio(f"R-{name}", f"{name} run ÷ native", run_times[name], ours) for name in runs]
+    rows += [ratio(f"E-{name}", f"{name} exec ÷ native", exec_times[name], our_execs) for name in execs]
+    return rows
+
+
+async def _bubblewrap() -> None:
+    links = [part for name in _links() for part in ("--symlink", os.readlink(Path("/", name)), f"/{name}")]
+    call("bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", "--dev", "/dev",
+         "--tmpfs", "/tmp", *TRUE)  # fmt: skip
+
+
+def _links() -> list[str]:
+    return [name for name in LINKS if Path("/", name).is_symlink()]
+
+
+@contextmanager
+def _oci(runtime: str) -> Iterator[tuple[Side, Side]]:
+    """Two bundles over the host's own /usr: one to be run each time, one that stands."""
+    with TemporaryDirectory(prefix=f"dutyfree-{runtime}-") as scratch:
+        state = Path(scratch, "state")
+        for name, command in {"once": TRUE, "standing": ["/bin/sleep", "infinity"]}.items():
+            _bundle(runtime, Path(scratch, name), command)
+        base = [runtime, "--root", str(state)]
+        subprocess.run(
+            [*base, "run", "--detach", "--bundle", Path(scratch, "standing"), "dutyfree-standing"],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        async def run() -> None:
+            call(*base, "run", "--bundle", Path(scratch, "once"), "dutyfree-once")
+
+        async def execute() -> None:
+            call(*base, "exec", "dutyfree-standing", *TRUE)
+
+        try:
+            yield run, execute
+        finally:
+            call(*base, "delete", "--force", "dutyfree-standing")
+
+
+def _bundle(runtime: str, bundle: Path, command: list[str]) -> None:
+    for name in ROOT:
+        (bundle / "rootfs" / name).mkdir(parents=True)
+    for name in _links():
+        (bundle / "rootfs" / name).symlink_to(os.readlink(Path("/", name)))
+    subprocess.run([runtime, "spec"], cwd=bundle, check=True)
+    config = json.loads((bundle / "config.json").read_text())
+    config["process"] |= {"terminal": False, "args": command, "cwd": "/"}
+    # A limit above what this process has can only be set with a capability that not every host grants.
+    config["process"].pop("rlimits", None)
+    config["root"] = {"path": "rootfs", "readonly": False}
+    config["mounts"].append(
+        {"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro"]}
+    )
+    (bundle / "config.json").write_text(json.dumps(config))
