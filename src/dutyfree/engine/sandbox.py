@@ -417,7 +417,9 @@ def _refusal(
         raise DispatchError(f"cannot start a process in the sandbox: {reason}")
     if flags & Exit.NO_USER:
         raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
-    name = cwd if flags & Exit.NO_DIRECTORY else "/bin/sh" if isinstance(command, str) else command[0]
+    name = "/bin/sh" if isinstance(command, str) else command[0]
+    if flags & Exit.NO_DIRECTORY:
+        name = cwd or "the image's directory"
     seconds = perf_counter() - asked
     return Observation(
         exit_code=127 if number == errno.ENOENT else 126,

@@ -19,18 +19,20 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import images, protocol
+from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.images import library, merged, mirrors, rootfs
+from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
-from dutyfree.engine.sandbox import NativeSandbox
+from dutyfree.engine.sandbox import Defaults, NativeSandbox, defaults
 from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -46,11 +48,22 @@ MEMORY_SHARE = 4
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = "host"
-    """For recipes without one: "host", the path of a root file system, or of a tar of one."""
+    """For recipes without one: "host", a name as Docker takes it, a path, ... (docs/images.md)."""
+    mirrors: dict[str, tuple[str, ...]] = {}
+    """Registry → addresses to ask before it; those of DUTYFREE_MIRRORS come after these."""
+    insecure: tuple[str, ...] = ()
+    """Registries that are asked without TLS; those on the loopback always are."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
+
+
+class Base(NamedTuple):
+    """What sandboxes start from."""
+
+    trees: tuple[Tree, ...]
+    usual: Defaults
 
 
 class Native:
@@ -64,9 +77,10 @@ class Native:
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
         self._numbers = itertools.count(1)
-        self._images: dict[str, tuple[Tree, ...]] = {}
-        self._prepared: dict[str, tuple[Tree, ...]] = {}
-        self._known: dict[int, tuple[Recipe, tuple[Tree, ...]]] = {}
+        self._images: dict[str, Base] = {}
+        self._held: list[Held] = []
+        self._prepared: dict[str, Base] = {}
+        self._known: dict[int, tuple[Recipe, Base]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -107,6 +121,8 @@ class Native:
         with anyio.CancelScope(shield=True):
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
+            while self._held:
+                self._held.pop().close()
 
     @asynccontextmanager
     async def sandbox(
@@ -118,12 +134,12 @@ class Native:
     ) -> AsyncIterator[NativeSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
         asked = perf_counter()
-        trees = await self._trees(recipe or Recipe())
-        async with self._made(trees, limits or Limits(), asked) as sandbox:
+        base = await self._base(recipe or Recipe())
+        async with self._made(base, limits or Limits(), asked) as sandbox:
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        await self._trees(recipe or Recipe())
+        await self._base(recipe or Recipe())
 
     async def sandboxes(self) -> Sequence[str]:
         return sorted(self._alive)
@@ -145,10 +161,10 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
+        self, base: Base, limits: Limits, asked: float, keep: list[int] | None = None
     ) -> AsyncIterator[NativeSandbox]:
         identity = f"native-{os.getpid()}-{next(self._numbers)}"
-        asking = (trees, limits, keep is not None)
+        asking = (base.trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
@@ -160,7 +176,7 @@ class Native:
         self._alive.add(identity)
         try:
             channel, destroy = await make()
-            sandbox = NativeSandbox(identity, limits, make, channel, destroy)
+            sandbox = NativeSandbox(identity, limits, base.usual, make, channel, destroy)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -228,7 +244,7 @@ class Native:
 
     # --- Images and stages --------------------------------------------------------------------------
 
-    async def _trees(self, recipe: Recipe) -> tuple[Tree, ...]:
+    async def _base(self, recipe: Recipe) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         known = self._known.get(id(recipe))
         if known is not None:
@@ -246,7 +262,7 @@ class Native:
         self._known[id(recipe)] = (recipe, self._prepared[key])
         return self._prepared[key]
 
-    async def _image(self, name: str | None) -> tuple[Tree, ...]:
+    async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
@@ -254,20 +270,27 @@ class Native:
                     self._images[name] = await self._load(name)
         return self._images[name]
 
-    async def _load(self, name: str) -> tuple[Tree, ...]:
+    async def _load(self, name: str) -> Base:
         if name == "host":
-            return await images.host(self._launcher)
+            return Base(await rootfs.host(self._launcher), defaults())
         path = Path(name)
-        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_dir):
-            return await images.directory(self._launcher, path)
-        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_file):
-            return await images.archive(self._launcher, path)
-        raise CreateError(
-            f"native has no image {name!r}",
-            remedy='name "host", or the absolute path of a root file system or of a tar of one',
-        )
+        if path.is_absolute() and await anyio.to_thread.run_sync(_is_rootfs, path):
+            return Base(await rootfs.directory(self._launcher, path), defaults())
+        if name.startswith(library.DAEMON):
+            from dutyfree.substrates.docker import export
 
-    async def _build(self, recipe: Recipe) -> tuple[Tree, ...]:
+            held = await export.bring(name)
+        else:
+            held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
+        # Until the substrate is closed nobody may remove the layers.
+        self._held.append(held)
+        layers = [lease.tree for lease in held.leases]
+        settings = held.image.settings
+        trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
+        home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
+        return Base(trees, defaults({**home, **settings.env}, settings.user, settings.workdir))
+
+    async def _build(self, recipe: Recipe) -> Base:
         """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
         base = await self._image(recipe.image)
         numbers: list[int] = []
@@ -280,9 +303,11 @@ class Native:
         finally:
             with anyio.CancelScope(shield=True):
                 layers = await self._keep(numbers, forget=not done)
-        return tuple(
-            (mountpoint, (layer, *below)) for layer, (mountpoint, below) in zip(layers, base, strict=True)
+        trees = tuple(
+            (mountpoint, (layer, *below))
+            for layer, (mountpoint, below) in zip(layers, base.trees, strict=True)
         )
+        return Base(trees, base.usual)
 
     async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
         layers: list[int] = []
@@ -298,6 +323,10 @@ class Native:
             with contextlib.suppress(LauncherError):
                 await self._launcher.ask(Request.FORGET, layer)
         return layers
+
+
+def _is_rootfs(path: Path) -> bool:
+    return path.is_dir() and not (path / "oci-layout").is_file()
 
 
 def _memory() -> int:

@@ -60,7 +60,9 @@ class Tar:
                     if member.isreg():
                         self._members[name] = (member.offset_data, member.size)
                     elif member.issym():  # older Dockers, for a layer that occurs twice
-                        links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+                        links[name] = posixpath.normpath(
+                            posixpath.join(posixpath.dirname(name), member.linkname)
+                        )
                     elif member.islnk():
                         links[name] = posixpath.normpath(member.linkname)
         except (tarfile.TarError, OSError, ValueError) as error:
@@ -154,7 +156,7 @@ def _docker(files: Files, what: str, tag: str) -> Found:
         if len(fitting) != 1:
             tags = sorted(t for e in listed for t in e.get("RepoTags") or ())
             raise CreateError(
-                f"{what} holds {len(fitting)} images{f' with the tag {tag}' if tag else ''}: {', '.join(tags)}",
+                f"{what} holds {len(fitting)} images that could be meant, of {', '.join(tags) or 'no name'}",
                 remedy="save one image alone",
             )
         config = _document(files, str(fitting[0]["Config"]))

@@ -90,9 +90,7 @@ class _Part:
             for piece in pieces:
                 halt.check()
                 if self.at + len(piece) > self._wanted.size:
-                    raise CreateError(
-                        f"{registry.base} gives more than the {self._wanted.size} bytes of {self._wanted.digest}"
-                    )
+                    raise CreateError(f"{registry.base} gives more of {self._wanted.digest} than there is")
                 rest = memoryview(piece)
                 while rest:
                     rest = rest[self._file.write(rest) :]

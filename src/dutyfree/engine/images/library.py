@@ -41,6 +41,11 @@ async def pull(
     return await in_thread(lambda halt: Puller(store or Store(), options, progress, halt).pull(wanted))
 
 
+async def known(name: str, source: str, store: Store) -> Held | None:
+    """The image that the store has under the name, if it was made from that source."""
+    return await in_thread(lambda halt: Puller(store, halt=halt).held(name, source))
+
+
 async def bring(
     path: str,
     name: str | None = None,

@@ -128,7 +128,7 @@ def read(data: bytes, media_type: str) -> Manifest | tuple[Descriptor, ...]:
         if layer.media_type not in LAYERS and layer.media_type:
             foreign = " (a foreign layer, kept elsewhere)" if "foreign" in layer.media_type else ""
             raise CreateError(
-                f"the image has a layer of the kind {layer.media_type}{foreign}, which cannot be unpacked here"
+                f"the image has a layer of the kind {layer.media_type}{foreign}, which cannot be unpacked"
             )
     return Manifest(digest_of(data), config, layers)
 
@@ -146,7 +146,7 @@ def choose(listed: tuple[Descriptor, ...], wanted: Platform | None = None) -> De
             return entry
     names = sorted({f"{e.platform.os}/{e.platform.architecture}" for e in known if e.platform})
     raise CreateError(
-        f"the image is not made for {wanted.os}/{wanted.architecture}, but for {', '.join(names) or 'nothing'}",
+        f"the image is not made for {wanted.os}/{wanted.architecture}, but for {', '.join(names) or 'none'}",
         remedy="choose another image, or build it for this platform",
     )
 

@@ -41,6 +41,16 @@ def read(layers: Sequence[Path], name: str) -> bytes:
         return file.read(_LARGEST)
 
 
+def home(layers: Sequence[Path], user: str) -> dict[str, str]:
+    """The variable that tells where the image's user is at home, by its own ``/etc/passwd``."""
+    wanted = user.partition(":")[0].encode()
+    for line in read(layers, "etc/passwd").splitlines() if wanted else ():
+        fields = line.split(b":")
+        if len(fields) >= 6 and wanted in (fields[0], fields[2]) and fields[5]:
+            return {"HOME": os.fsdecode(fields[5])}
+    return {}
+
+
 def opaque(path: Path) -> bool:
     """Whether a directory hides what lies below it."""
     try:

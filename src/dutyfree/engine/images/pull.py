@@ -133,7 +133,9 @@ class Puller:
         configuration = manifest.configuration(registry.config(found.config), len(found.layers))
 
         @contextlib.contextmanager
-        def fetched(wanted: manifest.Descriptor, progress: Progress, halt: Halt) -> Iterator[streams.Readable]:
+        def fetched(
+            wanted: manifest.Descriptor, progress: Progress, halt: Halt
+        ) -> Iterator[streams.Readable]:
             path = self.store.part(wanted.digest)
 
             def told(at: int) -> None:
@@ -191,7 +193,15 @@ class Puller:
                 with open(path, "rb", buffering=0) as file:
                     yield file
                 return
-            command = ["tar", "--create", "--numeric-owner", "--format=pax", "--xattrs", f"--directory={path}", "."]
+            command = [
+                "tar",
+                "--create",
+                "--numeric-owner",
+                "--format=pax",
+                "--xattrs",
+                f"--directory={path}",
+                ".",
+            ]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as packing:
                 assert packing.stdout is not None
                 try:

@@ -17,6 +17,7 @@ import msgspec
 
 from dutyfree.engine.images import credentials, manifest
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.manifest import Descriptor
 from dutyfree.engine.images.reference import Reference
 from dutyfree.errors import CreateError
 
@@ -56,9 +57,7 @@ class NoRange(Passing):
 class Registry:
     """One repository at one host. Use as a context manager."""
 
-    def __init__(
-        self, base: str, reference: Reference, login: credentials.Login | None, halt: Halt
-    ) -> None:
+    def __init__(self, base: str, reference: Reference, login: credentials.Login | None, halt: Halt) -> None:
         import httpx
 
         self.base = base
@@ -88,7 +87,7 @@ class Registry:
             manifest.check(data, wanted, "the manifest")
         return data, kind
 
-    def config(self, wanted: manifest.Descriptor) -> bytes:
+    def config(self, wanted: Descriptor) -> bytes:
         """An image's configuration, verified. Raises CreateError."""
         data, _ = self._document(f"blobs/{wanted.digest}", {})
         manifest.check(data, wanted.digest, "the image's configuration")
@@ -222,7 +221,9 @@ class Registry:
             raise CreateError(f"{self.base} leads to {request.url}, where anybody could change what comes")
 
 
-def bases(reference: Reference, mirrors: Mapping[str, tuple[str, ...]], insecure: tuple[str, ...]) -> list[str]:
+def bases(
+    reference: Reference, mirrors: Mapping[str, tuple[str, ...]], insecure: tuple[str, ...]
+) -> list[str]:
     """Where a reference can be had: its mirrors, then its own registry. Plain HTTP only where told."""
     found = [
         mirror.rstrip("/") if "://" in mirror else _base(mirror, insecure)

@@ -4,14 +4,14 @@
 
     <cache>/layers/kept/<kind>/<hex>/tree the files; never changed once the directory has its name
                               /facts      size, number of files, when it was made (JSON)
-                              /lease      who uses the layer holds a shared lock on it; its time is the last use
+                              /lease      who uses the layer holds a shared lock; its time: the last use
                   /images/<hex>           an image's name, its layers and its settings (JSON)
                   /parts/<hex>            a blob that is being downloaded
                   /making/<random>        a layer that is being made, under an exclusive lock
                   /locks/<hex>            whoever makes the layer of that key
 
-A key is ``kind:hex``: ``sha256`` for a layer of an image by its diff id, ``squash`` for several in one, and so
-on. The store does not care what a key means, only that it names one content for ever.
+A key is ``kind:hex``: ``sha256`` for a layer of an image by its diff id, ``squash`` for several in one, and
+so on. The store does not care what a key means, only that it names one content for ever.
 
 A layer is made under another name and renamed, so half a layer is never seen. It is removed only under an
 exclusive lock on its lease, so never while somebody uses it; locks end with their process, however it ends.
@@ -133,7 +133,7 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path / "lease")):
+                if os.path.samestat(os.fstat(descriptor), (path / "lease").stat()):
                     os.utime(descriptor)
                     return Lease(key, path, descriptor)
             os.close(descriptor)

@@ -7,7 +7,7 @@ import hashlib
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 CHUNK = 1 << 20
@@ -69,7 +69,7 @@ _FORMATS: dict[bytes, Callable[[], Any]] = {
 }
 
 
-def decompressed(source: Readable) -> Iterator[bytes]:
+def decompressed(source: Readable) -> Generator[bytes, None, None]:
     """What the source holds, told by its first bytes; in pieces of bounded size. Raises Refused."""
     head = source.read(CHUNK)
     make = next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)

@@ -17,7 +17,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dutyfree.engine.images.streams import Forward, Refused
 
@@ -37,6 +37,16 @@ _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_NOWHERE = (
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.EINVAL,
+    errno.EFBIG,
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -75,7 +85,7 @@ def unpack(
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise Refused(f"it is no tar that can be unpacked: {error}") from error
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EXDEV, errno.EMLINK, errno.EINVAL):
+        if error.errno in _NOWHERE:
             raise Refused(f"one of its names leads nowhere: {error}") from error
         raise
     finally:
@@ -143,7 +153,7 @@ class _Target:
         elif member.isfifo():
             os.mkfifo(base, 0o600, dir_fd=parent)
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
-            os.chmod(base, member.mode & 0o7777, dir_fd=parent)  # noqa: PTH101 (just made, and no link)
+            os.chmod(base, member.mode & 0o7777, dir_fd=parent)
             self._stamp(base, parent, member)
         else:
             self._file(parent, base, member, stream)
@@ -151,12 +161,14 @@ class _Target:
     def _file(self, parent: int, base: bytes, member: tarfile.TarInfo, stream: Forward) -> None:
         file = os.open(base, _NEW, 0o600, dir_fd=parent)
         try:
-            parts = member.sparse if member.sparse is not None else [(0, member.size)]  # type: ignore[attr-defined]
+            # What typeshed takes for a number are the pieces of a file with holes.
+            holes: Any = member.sparse
+            parts: list[tuple[int, int]] = [(0, member.size)] if holes is None else holes
             if stream.tell() != member.offset_data:
                 stream.seek(member.offset_data)
             written = 0
             for offset, size in parts:
-                if size and member.sparse is not None:  # type: ignore[attr-defined]
+                if size and holes is not None:
                     os.lseek(file, offset, os.SEEK_SET)
                 while size:
                     piece = stream.read(min(size, PIECE))
@@ -165,7 +177,7 @@ class _Target:
                     _write(file, piece)
                     size -= len(piece)
                     written += len(piece)
-            if member.sparse is not None:  # type: ignore[attr-defined]
+            if holes is not None:
                 os.ftruncate(file, member.size)
             self.size += (written + 4095) & ~4095
             self._dress(file, member)
@@ -254,7 +266,7 @@ class _Target:
         try:
             found = _lstat(base, parent)
             if found is not None and is_whiteout(found):
-                os.unlink(base, dir_fd=parent)  # noqa: PTH108
+                os.unlink(base, dir_fd=parent)
             os.mkdir(base, 0o755, dir_fd=parent)
             directory = os.open(base, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.fchmod(directory, 0o755)  # whatever our umask is
@@ -274,7 +286,7 @@ class _Target:
         if stat.S_ISDIR(found.st_mode):
             shutil.rmtree(base, dir_fd=parent)
         else:
-            os.unlink(base, dir_fd=parent)  # noqa: PTH108
+            os.unlink(base, dir_fd=parent)
 
     def _dress(self, file: int, member: tarfile.TarInfo) -> None:
         os.fchown(file, member.uid, member.gid)
