@@ -77,7 +77,7 @@ def unpack(
     try:
         if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
             with tarfile.open(fileobj=stream, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
-                for member in tar:
+                while (member := tar.next()) is not None:
                     tar.members.clear()  # tarfile would keep them all
                     target.add(member, stream)
         diff_id = stream.finish()
@@ -259,7 +259,7 @@ class _Target:
             return os.dup(self._root)
         try:
             return _resolve(self._root, wanted)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         above, _, base = wanted.rpartition(b"/")
         parent = self._open(above)
