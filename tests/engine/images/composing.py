@@ -64,7 +64,22 @@ def busybox() -> bytes:
     program = shutil.which("busybox")
     if program is None or b"interpreter" in Path(program).read_bytes()[:4096]:
         pytest.skip("busybox is missing; to enable it: apt-get install busybox-static")
-    tools = ("sh", "cat", "id", "ls", "true", "echo", "stat", "find", "env", "pwd", "rm", "mkdir", "sort", "test")
+    tools = (
+        "sh",
+        "cat",
+        "id",
+        "ls",
+        "true",
+        "echo",
+        "stat",
+        "find",
+        "env",
+        "pwd",
+        "rm",
+        "mkdir",
+        "sort",
+        "test",
+    )
     return tar(
         directory("bin"),
         directory("etc"),
@@ -211,9 +226,7 @@ def _push_blob(host: str, repository: str, name: str, blob: bytes, headers: dict
     assert status == 202, status
     where = answered["location"].partition(host)[2] or answered["location"]
     url = f"{where}{'&' if '?' in where else '?'}digest={name}"
-    status, _, body = request(
-        host, "PUT", url, blob, {**headers, "Content-Type": "application/octet-stream"}
-    )
+    status, _, body = request(host, "PUT", url, blob, {**headers, "Content-Type": "application/octet-stream"})
     assert status == 201, body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
@@ -102,14 +103,19 @@ def test_absolute_names_stay_inside(tmp_path: Path) -> None:
     assert not Path("/tmp/dutyfree-absolute").exists()
 
 
-@pytest.mark.parametrize("up", ["{outside}", "../outside", "../../../../../../..{outside}", "self/../../outside"])
+@pytest.mark.parametrize(
+    "up", ["{outside}", "../outside", "../../../../../../..{outside}", "self/../../outside"]
+)
 def test_nothing_is_written_through_a_link(tmp_path: Path, outside: Path, up: str) -> None:
     target = up.format(outside=outside)
-    members = [link("self", "."), link("way", target), member("way/file", b"evil"), member("way/new", b"evil")]
-    try:
+    members = [
+        link("self", "."),
+        link("way", target),
+        member("way/file", b"evil"),
+        member("way/new", b"evil"),
+    ]
+    with contextlib.suppress(Refused):
         into(tmp_path / "x", tar(*members))
-    except Refused:
-        pass
     assert untouched(outside)
 
 
@@ -135,7 +141,9 @@ def test_a_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path, outside: 
 
 def test_a_directory_replaces_a_link_and_does_not_dress_its_target(tmp_path: Path, outside: Path) -> None:
     before = outside.stat()
-    into(tmp_path / "x", tar(link("d", str(outside)), directory("d", 0o777, uid=5), member("d/file", b"evil")))
+    into(
+        tmp_path / "x", tar(link("d", str(outside)), directory("d", 0o777, uid=5), member("d/file", b"evil"))
+    )
     assert (outside.stat().st_mode, outside.stat().st_uid) == (before.st_mode, before.st_uid)
     assert untouched(outside)
 

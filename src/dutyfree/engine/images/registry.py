@@ -30,6 +30,8 @@ LONGEST_WAIT = 30.0
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 """Without a byte, after which a connection counts as cut."""
+TOKENS = 3
+"""That one request may ask for: they end with time, or are used up by other threads."""
 AGENT = "dutyfree"
 
 _ACCEPTED = ", ".join((*manifest.INDEXES, *manifest.MANIFESTS))
@@ -139,12 +141,13 @@ class Registry:
         self._halt.check()
         url = f"{self.base}/v2/{self._reference.repository}/{path}"
         try:
-            for renewed in (False, True):
-                own = {**headers, **({"Authorization": self._authorization} if self._authorization else {})}
+            for renewals in range(TOKENS + 1):
                 used = self._authorization
+                own = {**headers, "Authorization": used} if used else headers
                 with self._client.stream("GET", url, headers=own) as response:
-                    if response.status_code == 401 and not renewed:
-                        self._authorize(response.headers.get_list("www-authenticate"), used)
+                    asked = response.headers.get_list("www-authenticate")
+                    refused = response.status_code == 401 and renewals < TOKENS
+                    if refused and self._authorize(asked, used):
                         continue
                     self._check(response)
                     yield response
@@ -179,21 +182,21 @@ class Registry:
 
     # --- Who we are ---------------------------------------------------------------------------------
 
-    def _authorize(self, challenges: list[str], used: str) -> None:
-        """Answer a challenge. Raises CreateError, Passing."""
+    def _authorize(self, challenges: list[str], used: str) -> bool:
+        """Answer a challenge; whether that can help. Raises CreateError, Passing."""
         with self._lock:
             if used != self._authorization:
-                return  # another thread was quicker
+                return True  # another thread was quicker
             for challenge in challenges:
                 scheme, _, rest = challenge.partition(" ")
                 fields = {a or c: b or d for a, b, c, d in _PAIRS.findall(rest)}
                 if scheme.lower() == "bearer" and "realm" in fields:
                     self._authorization = f"Bearer {self._token(fields)}"
-                    return
+                    break
                 if scheme.lower() == "basic" and self._login:
                     self._authorization = _basic(self._login)
-                    return
-            self._authorization = ""
+                    break
+            return used != self._authorization
 
     def _token(self, fields: dict[str, str]) -> str:
         realm = fields["realm"]
@@ -259,7 +262,7 @@ def _passing(response: httpx.Response) -> Iterator[bytes]:
     import httpx
 
     try:
-        yield from response.iter_raw(1 << 18)
+        yield from response.iter_raw()  # as it comes: what a cut leaves of a piece would be lost
     except httpx.TransportError as error:
         raise Passing(f"the connection was cut: {_reason(error)}") from error
 
