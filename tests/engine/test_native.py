@@ -64,13 +64,6 @@ async def test_a_tar_is_an_image(
             assert (await sandbox.exec("cat /etc/mine")).stdout == b"of the image"
 
 
-@pytest.mark.parametrize("image", ["nowhere", "/no/such/directory", "registry.example/image:latest"])
-async def test_an_unknown_image_is_told(native: Substrate, image: str) -> None:
-    with pytest.raises(CreateError, match="has no image"):
-        async with native.sandbox(Recipe(image=image)):
-            pass
-
-
 async def test_stages_write_anywhere(native: Substrate) -> None:
     """What a stage changed in any part of the root is there, for each sandbox its own."""
     commands = ("echo 1 > /usr/local/made", "rm -rf /usr/share/doc", "echo 2 > /etc/made", "mkdir /opt/x")

@@ -63,7 +63,7 @@ def build(
 def pull(
     reference: str,
     *,
-    mirror: tuple[str, ...] = (),
+    mirror: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
 ) -> int:
     """Fetch an image from its registry, also if an older one is here under the name.
@@ -105,7 +105,7 @@ def import_(
         A tar of a root file system or of 'docker save', a directory (a root file system, or an OCI
         layout), oci:PATH[:TAG], or docker-daemon:NAME for one that the Docker engine holds.
     name
-        What to call it; by default, what it was called there.
+        What to call it; by default, its path, or its name in the Docker engine.
     quiet
         No progress; print the digest alone.
     """

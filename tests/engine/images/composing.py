@@ -109,7 +109,7 @@ class Image:
         if docker:
             kind = f"{DOCKER}image.rootfs.diff.tar.gzip"
         self.layers = [self._blob(pack(layer), kind) for layer in layers]
-        self.config = {
+        self.config: dict[str, Any] = {
             "architecture": architecture or manifest.here().architecture,
             "os": "linux",
             "created": "2024-02-03T04:05:06Z",
@@ -254,5 +254,5 @@ def request(
 
 def unpacked_file(root: Path, image: Image) -> Path:
     """The registry's own file of an image's first layer."""
-    name = image.layers[0]["digest"].removeprefix("sha256:")
+    name = str(image.layers[0]["digest"]).removeprefix("sha256:")
     return root / "data/docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
