@@ -19,7 +19,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.contract import Chunk, Observation, Resettable, ShellSessions, Streaming, Substrate
-from dutyfree.errors import CreateError, DispatchError, ExecError
+from dutyfree.errors import DispatchError, ExecError
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 

@@ -139,6 +139,25 @@ def test_the_last_used_are_spared(store: Store) -> None:
     assert {facts.key for facts in store.layers()} == {keys[3]}
 
 
+def test_a_layer_that_a_power_cut_may_have_torn_is_made_again(store: Store) -> None:
+    key = f"stage:{'0' * 64}"
+    made = []
+
+    def make(tree: Path) -> tuple[int, int, int]:
+        made.append(tree)
+        return 0, 0, 0
+
+    for settled in (False, True):
+        with store.obtain(key, make) as lease:
+            if settled:
+                store.settle([lease])
+            facts = lease.tree.parent / "facts"
+            facts.write_bytes(facts.read_bytes().replace(b'"boot":"', b'"boot":"another-'))
+    with store.obtain(key, make):
+        pass
+    assert len(made) == 2
+
+
 def test_an_index_gives_this_platform(hub: tuple[str, Path], store: Store) -> None:
     host, _ = hub
     images = {

@@ -245,6 +245,7 @@ class Puller:
                 created=configuration.created,
                 added=time.time(),
             )
+            self.store.settle({*leases, *seen})
             self.store.name(image)
             stack.pop_all()
         held = {id(lease) for lease in seen}

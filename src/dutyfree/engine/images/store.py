@@ -4,6 +4,7 @@
 
     <cache>/layers/kept/<kind>/<hex>/tree the files; never changed once the directory has its name
                               /facts      size, number of files, when it was made (JSON)
+                              /settled    there once all of it is known to be on the disk
                               /lease      who uses the layer holds a shared lock; its time: the last use
                   /images/<hex>           an image's name, its layers and its settings (JSON)
                   /parts/<hex>            a blob that is being downloaded
@@ -56,6 +57,8 @@ class Facts(msgspec.Struct, frozen=True):
     files: int
     made: float
     left_out: int = 0
+    boot: str = ""
+    """Of the kernel under which it was made."""
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +134,10 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if not (path / "settled").exists() and not self._trusted(path):
+                os.close(descriptor)
+                self._remove(key)
+                return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(descriptor), (path / "lease").stat()):
@@ -162,12 +169,11 @@ class Store:
             tree.mkdir(mode=0o755)
             tree.chmod(0o755)
             size, files, left_out = make(tree)
-            facts = Facts(key, size, files, time.time(), left_out)
+            facts = Facts(key, size, files, time.time(), left_out, _boot())
             (scratch / "facts").write_bytes(msgspec.json.encode(facts))
             descriptor = os.open(scratch / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)  # from its first moment on nobody removes it
-                _sync(descriptor)
                 path = self._path(key)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 scratch.rename(path)
@@ -176,6 +182,20 @@ class Store:
                 os.close(descriptor)
                 raise
         return Lease(key, path, descriptor)
+
+    def settle(self, leases: Iterable[Lease]) -> None:
+        """See that layers are on the disk: one that is not yet is not trusted after the next boot."""
+        new = [lease for lease in leases if not (lease.tree.parent / "settled").exists()]
+        if new:
+            _sync(self.root)
+        for lease in new:
+            (lease.tree.parent / "settled").touch()
+
+    def _trusted(self, path: Path) -> bool:
+        """Whether the kernel that made the layer still runs, and so knows all of it."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((path / "facts").read_bytes(), type=Facts).boot == _boot()
+        return not (path / "lease").exists()  # just removed: the caller looks again
 
     @contextlib.contextmanager
     def making(self, key: str, halt: Halt | None = None) -> Iterator[None]:
@@ -369,6 +389,13 @@ def _abandoned(lock: Path) -> bool:
         os.close(descriptor)
 
 
-def _sync(descriptor: int) -> None:
-    """See that all is on the disk before it gets its name: a power cut must not leave empty files."""
-    _libc.syncfs(descriptor)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _libc.syncfs(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
