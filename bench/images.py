@@ -120,9 +120,8 @@ def main() -> None:
             for name in names:
                 found = measure(name, arguments.rounds, Path(scratch, "cache"))
                 for what, times in found.items():
-                    print(
-                        f"{name.rpartition('/')[2]:5} {what:13} {statistics.median(times):6.2f} s  n={len(times)}"
-                    )
+                    middle = statistics.median(times)
+                    print(f"{name.rpartition('/')[2]:5} {what:13} {middle:6.2f} s  n={len(times)}", flush=True)
                 docker("image", "rm", "--force", name)
         finally:
             for name in names:
