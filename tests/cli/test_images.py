@@ -70,7 +70,7 @@ def test_pull_list_remove(host: str, cli: Cli) -> None:
     assert digest[7:19] in listed
     assert "2024-02-03" in listed
     assert "removed 1 layers" in cli("rm", f"{host}/a:1")
-    assert "removed 0 layers" in cli("rm", "--keep-layers", f"{host}/b") + cli("gc", "--spare", "1")
+    assert "removed 0 layers" in cli("rm", "--keep-layers", f"{host}/b") + cli("gc", "--spare", "1G")
     assert "removed 2 layers" in cli("gc")
     assert "image ls" in cli("rm", f"{host}/b", status=2)
 

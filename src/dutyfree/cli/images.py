@@ -11,6 +11,8 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from dutyfree.cli import amounts
+from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
 from dutyfree.cli.running import run
 from dutyfree.errors import UsageError
@@ -129,7 +131,7 @@ def _added(held: Held, quiet: bool) -> int:
     if quiet:
         print(image.digest)  # noqa: T201 (the command's output)
     else:
-        print(f"{image.name} ({image.digest}), {len(image.layers)} layers, {human(image.size)}")  # noqa: T201
+        print(f"{image.name} ({image.digest}), {len(image.layers)} layers, {shown(image.size)}")  # noqa: T201
     return 0
 
 
@@ -155,7 +157,7 @@ def list_(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
         table.add_row(
             found.name,
             found.digest.partition(":")[2][:12],
-            human(found.size),
+            shown(found.size),
             str(len(found.layers)),
             found.created[:10],
             f"{_age(time.time() - store.used(found))} ago",
@@ -195,29 +197,20 @@ def remove(
 
 
 @image.command
-def gc(*, spare: float = 0.0) -> int:
+def gc(*, spare: str = "0") -> int:
     """Remove layers that no image has and no sandbox uses, and what killed processes left.
 
     Parameters
     ----------
     spare
-        Keep the last used ones of them, up to so many GB.
+        Keep the last used ones of them, up to so many bytes: 20G.
     """
     from dutyfree.engine.images.store import Store
 
-    done = Store().collect(int(spare * 1e9))
+    done = Store().collect(amounts.size(spare, "--spare") or 0)
     in_use = f"; {done.in_use} more are in use" if done.in_use else ""
-    print(f"removed {done.layers} layers, {human(done.size)}{in_use}")  # noqa: T201
+    print(f"removed {done.layers} layers, {shown(done.size)}{in_use}")  # noqa: T201
     return 0
-
-
-def human(size: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
 
 
 def _age(seconds: float) -> str:

@@ -73,7 +73,9 @@ class Channel:
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
-        self._loop.add_reader(connected, self._receive)
+        # By its number: of a socket, the loop would make a description each time.
+        self._descriptor = connected.fileno()
+        self._loop.add_reader(self._descriptor, self._receive)
 
     @property
     def closed(self) -> bool:
@@ -129,6 +131,8 @@ class Channel:
         if self._closed is not None or len(payload) > protocol.FRAME_MAX:
             if descriptor is not None:
                 os.close(descriptor)
+            if isinstance(self._closed, CreateError):
+                raise self._closed
             if self._closed is not None:
                 raise SandboxClosed(str(self._closed))
             raise DispatchError(f"{len(payload)} bytes are more than can be handed over at once")
@@ -152,7 +156,7 @@ class Channel:
             descriptor = None
         if sent < len(data):
             self._unsent.append((memoryview(data)[sent:], descriptor))
-            self._loop.add_writer(self._socket, self._flush)
+            self._loop.add_writer(self._descriptor, self._flush)
 
     def _flush(self) -> None:
         while self._unsent:
@@ -167,7 +171,7 @@ class Channel:
                 self._unsent[0] = (data[sent:], None)
             else:
                 self._unsent.popleft()
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_writer(self._descriptor)
 
     def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
         if descriptor is None:
@@ -266,6 +270,11 @@ class Channel:
             self._fail(ExecError(f"sandbox {self._name} stopped answering, and was destroyed"))
             self._destroy()
 
+    def abandon(self) -> None:
+        """Close, and have the sandbox destroyed, without waiting for its end."""
+        self.close()
+        self._destroy()
+
     def close(self) -> None:
         self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
 
@@ -274,8 +283,9 @@ class Channel:
         if self._closed is not None:
             return
         self._closed = error
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
+        if self._unsent:
+            self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
         self._socket.close()
         futures: list[asyncio.Future[tuple[int, ...]] | asyncio.Future[int]] = [self.ready]
         futures += [

@@ -12,8 +12,8 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
+from anyio.abc import SocketStream
 
 from dutyfree.contract import (
     KILLED,
@@ -30,15 +31,17 @@ from dutyfree.contract import (
     Cut,
     Entry,
     Limits,
+    NetworkPolicy,
     Observation,
     Span,
     Usage,
 )
-from dutyfree.engine import protocol, trees
+from dutyfree.engine import feeding, policy, protocol, trees
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.reach import Reach
 from dutyfree.engine.shell import NativeShell
-from dutyfree.errors import DispatchError, SandboxClosed
+from dutyfree.errors import DispatchError, SandboxClosed, UsageError
 
 WORKDIR = "/workspace"
 
@@ -81,13 +84,20 @@ class Defaults(NamedTuple):
     """"" for root with a container's privileges."""
     directory: str
     """"" for the place where init stands: the workspace."""
+    program: tuple[str, ...]
+    """What the image would run by itself."""
 
 
-def defaults(env: Mapping[str, str] = MappingProxyType({}), user: str = "", workdir: str = "") -> Defaults:
+def defaults(
+    env: Mapping[str, str] = MappingProxyType({}),
+    user: str = "",
+    workdir: str = "",
+    program: tuple[str, ...] = (),
+) -> Defaults:
     merged = {**ENVIRONMENT, **env}
     packed = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in merged.items())
     directory = posixpath.normpath(posixpath.join("/", workdir)) if workdir else ""
-    return Defaults(merged, packed, user, "" if directory == WORKDIR else directory)
+    return Defaults(merged, packed, user, "" if directory == WORKDIR else directory, program)
 
 
 class NativeSandbox:
@@ -101,9 +111,13 @@ class NativeSandbox:
         remake: Remake,
         channel: Channel,
         destroy: Callable[[], Awaitable[None]],
+        reach: Reach,
+        resolvers: Sequence[policy.Server],
     ) -> None:
         self.id = identity
         self.workdir = usual.directory or WORKDIR
+        self.program = usual.program
+        """What the image would run by itself; nothing does, unless it is handed to ``exec``."""
         self._usual = usual
         self.spans: tuple[Span, ...] = ()
         self._tail = min(limits.output // 2, TAIL)
@@ -111,6 +125,8 @@ class NativeSandbox:
         self._remake = remake
         self._channel = channel
         self._destroy = destroy
+        self._reach = reach
+        self._resolvers = resolvers
         self._closed = False
         self._paused = False
 
@@ -143,25 +159,33 @@ class NativeSandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
         asked = perf_counter()
         channel = self._usable()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        payload = self._payload(command, cwd, env, timeout, None, protocol.EXEC_STREAM)
-        identity, running = channel.exec(payload, None, timeout)
-        running.on_output = lambda stream, data: arrived.put_nowait(
-            Chunk("stdout" if stream == 1 else "stderr", data)
-        )
-        running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
-        try:
-            while (chunk := await arrived.get()) is not None:
-                yield chunk
-                channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
-        finally:
-            if not running.ended.done():
-                await _kill(channel, identity, running)
-        yield _observe(command, self._usual.user, cwd, running, running.ended.result(), asked)
+        payload = self._payload(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
+        given: AbstractAsyncContextManager[int | None]
+        if isinstance(stdin, AsyncIterable):
+            given = feeding.fed(stdin)
+        else:
+            given = contextlib.nullcontext(None if stdin is None else _memory_file(stdin))
+        async with given as descriptor:
+            identity, running = channel.exec(payload, descriptor, timeout)
+            running.on_output = lambda stream, data: arrived.put_nowait(
+                Chunk("stdout" if stream == 1 else "stderr", data)
+            )
+            running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
+            try:
+                while (chunk := await arrived.get()) is not None:
+                    yield chunk
+                    channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
+            finally:
+                if not running.ended.done():
+                    await _kill(channel, identity, running)
+        yield _observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
 
     async def start(
         self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
@@ -283,14 +307,27 @@ class NativeSandbox:
     # --- Abilities ----------------------------------------------------------------------------------
 
     async def reset(self) -> None:
-        """A fresh sandbox takes the place of the used one, of which nothing is kept."""
+        """A fresh sandbox takes the place of the used one, of which nothing is kept.
+
+        The old one is killed first, and goes while the new one comes. Raises CreateError, which leaves
+        the sandbox of no use.
+        """
+        self._usable().abandon()
+        self._channel, self._destroy = await self._remake()
+
+    async def set_network(self, wanted: NetworkPolicy) -> None:
         self._usable()
-        channel, destroy = await self._remake()
-        old, old_destroy = self._channel, self._destroy
-        self._channel, self._destroy = channel, destroy
-        old.close()
-        with anyio.CancelScope(shield=True):
-            await old_destroy()
+        try:
+            body = policy.encode(wanted, self._resolvers)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        await self._reach.change(body)
+
+    async def connect(self, port: int) -> SocketStream:
+        self._usable()
+        if not 0 < port < 65536:
+            raise UsageError(f"there is no port {port}")
+        return await self._reach.connect(port)
 
     async def pause(self) -> None:
         await self._signal(signal.SIGSTOP)

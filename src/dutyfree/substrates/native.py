@@ -1,9 +1,9 @@
 """``native``: the rollout-native engine. Full isolation, without a daemon, an account or a registry.
 
 Each sandbox has namespaces of its own (mount, pid, ipc, uts, cgroup, network, user), a root file system
-of read-only layers under a private one in memory, a filter on system calls, and limits. With
-``Limits(network="on")`` it shares the network of the host, loopback included; otherwise it has a loopback
-of its own and nothing else.
+of read-only layers under a private one in memory, a filter on system calls, and limits. It has a loopback
+of its own; what ``Limits(network=…)`` allows besides is carried out by a process outside, and nothing else
+is (docs/network.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,14 +26,15 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import protocol
+from dutyfree.engine import exhaustion, policy, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
+from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import Defaults, NativeSandbox, defaults
-from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
+from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
 KERNEL = (6, 3)
@@ -55,6 +56,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Registries that are asked without TLS; those on the loopback always are."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
+    resolvers: tuple[str, ...] = ()
+    """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
 
@@ -72,7 +75,7 @@ class Native:
     summary: ClassVar[str] = "isolated sandboxes at the speed of fork and exec: no daemon, no registry"
     Config: ClassVar[type[msgspec.Struct]] = NativeConfig
     name = "native"
-    host_address = "127.0.0.1"
+    host_address = policy.HOST
 
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
@@ -93,6 +96,7 @@ class Native:
         found = await self.probe(self._config)
         if not found.available:
             raise Unavailable(f"native: {found.detail}", remedy=found.remedy)
+        self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
         try:
@@ -124,19 +128,15 @@ class Native:
             while self._held:
                 self._held.pop().close()
 
-    @asynccontextmanager
-    async def sandbox(
+    def sandbox(
         self,
         recipe: Recipe | None = None,
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[NativeSandbox]:
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
-        asked = perf_counter()
-        base = await self._base(recipe or Recipe())
-        async with self._made(base, limits or Limits(), asked) as sandbox:
-            yield sandbox
+        return self._made(recipe or Recipe(), limits or Limits())
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._base(recipe or Recipe())
@@ -161,22 +161,33 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self, base: Base, limits: Limits, asked: float, keep: list[int] | None = None
+        self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
     ) -> AsyncIterator[NativeSandbox]:
-        identity = f"native-{os.getpid()}-{next(self._numbers)}"
+        asked = perf_counter()
+        number = next(self._numbers)
+        identity = f"native-{os.getpid()}-{number}"
+        image = recipe.image or self._config.image
+        base = await self._base(recipe)
         asking = (base.trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
+        labelled = body + protocol.label(number, image)
 
         async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
-            return await self._make(identity, body, keep)
+            return await self._make(identity, labelled, reach, keep)
 
+        try:
+            reach = Reach(self._launcher, policy.encode(limits.network, self._resolvers))
+        except ValueError as error:
+            raise CreateError(str(error)) from error
         begun = perf_counter()
         self._alive.add(identity)
         try:
             channel, destroy = await make()
-            sandbox = NativeSandbox(identity, limits, base.usual, make, channel, destroy)
+            sandbox = NativeSandbox(
+                identity, limits, base.usual, make, channel, destroy, reach, self._resolvers
+            )
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -200,9 +211,8 @@ class Native:
                 f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
                 remedy="what is written is kept in memory: allow at least twice as much of it",
             )
-        flags = Create.HOST_NETWORK if limits.network == "on" else Create(0)
         return protocol.create(
-            flags | (Create.KEEP if keep else 0),
+            Create.KEEP if keep else 0,
             trees,
             memory=memory if limits.memory is not None or "memory" in self._features else 0,
             disk=disk,
@@ -211,13 +221,23 @@ class Native:
         )
 
     async def _make(
-        self, identity: str, body: bytes, keep: list[int] | None
+        self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
     ) -> tuple[Channel, Callable[[], Awaitable[None]]]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
-            raise CreateError(f"no sandbox could be made: {error.message}") from error
+            raise CreateError(
+                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
+            ) from error
+        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            self._launcher.tell(Request.DESTROY, reply.value)
+            raise CreateError(
+                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
+                remedy=exhaustion.OWN_FILES,
+            )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
@@ -231,12 +251,17 @@ class Native:
             except LauncherError as error:
                 raise CleanupError(f"sandbox {identity} could not be removed: {error.message}") from error
 
+        former = reach.number
         try:
+            await reach.enter(reply.value)
             await channel.ready
         except BaseException as error:
+            reach.number = former
             channel.close()
             with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
                 await destroy()
+            if isinstance(error, LauncherError):
+                raise CreateError(f"the sandbox has no network: {error.message}") from error
             if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
                 raise CreateError(f"the sandbox died while it was made: {error.message}") from error
             raise
@@ -274,7 +299,7 @@ class Native:
         if name == "host":
             return Base(await rootfs.host(self._launcher), defaults())
         path = Path(name)
-        if path.is_absolute() and await anyio.to_thread.run_sync(_is_rootfs, path):
+        if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
             return Base(await rootfs.directory(self._launcher, path), defaults())
         if name.startswith(library.DAEMON):
             from dutyfree.substrates.docker import export
@@ -288,7 +313,8 @@ class Native:
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
         home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
-        return Base(trees, defaults({**home, **settings.env}, settings.user, settings.workdir))
+        usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
+        return Base(trees, usual)
 
     async def _build(self, recipe: Recipe) -> Base:
         """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
@@ -296,7 +322,7 @@ class Native:
         numbers: list[int] = []
         done = False
         try:
-            async with self._made(base, Limits(network="on"), perf_counter(), numbers) as builder:
+            async with self._made(Recipe(recipe.image), Limits(network="on"), numbers) as builder:
                 for stage in recipe.stages:
                     await stages.apply(builder, stage)
             done = True
@@ -325,8 +351,11 @@ class Native:
         return layers
 
 
-def _is_rootfs(path: Path) -> bool:
-    return path.is_dir() and not (path / "oci-layout").is_file()
+def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
+    try:
+        return policy.servers(wanted) if wanted else policy.host_resolvers()
+    except ValueError as error:
+        raise OptionError(f"native: resolvers: {error}") from error
 
 
 def _memory() -> int:
@@ -334,15 +363,14 @@ def _memory() -> int:
 
 
 def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    _, cloned, mounted, sealed = times
-    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted, sealed)]
+    _, cloned, mounted = times
+    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted)]
     done = perf_counter() - asked
     return (
         Span("prepare", 0.0, begun - asked),
         Span("dispatch", begun - asked, at[0] - (begun - asked)),
         Span("mount", at[0], at[1] - at[0]),
-        Span("seal", at[1], at[2] - at[1]),
-        Span("return", at[2], done - at[2]),
+        Span("return", at[1], done - at[1]),
     )
 
 

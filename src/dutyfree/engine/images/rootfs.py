@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from dutyfree.engine import policy
 from dutyfree.engine.images.merged import Seen, lookup
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
@@ -26,6 +27,7 @@ WORKSPACE = "workspace"
 DIRECTORIES = {
     "dev": 0o755,
     "etc": 0o755,
+    "etc/skel": 0o755,
     "home": 0o755,
     "mnt": 0o755,
     "opt": 0o755,
@@ -93,6 +95,9 @@ PLACE = {
 }
 """Where it runs; and ``resolv.conf``, which is the host's."""
 
+PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
+"""For su, adduser and their like: in a sandbox there is no secret that they could guard."""
+
 _LARGEST = 4 << 20
 """No file of configuration is larger."""
 
@@ -102,6 +107,11 @@ async def host(launcher: Launcher) -> tuple[Tree, ...]:
     skeleton = await _scratch(launcher, _fill_host)
     names = await anyio.to_thread.run_sync(_directories)
     return (("", (skeleton,)), *[(name, (await _layer(launcher, Path("/", name)),)) for name in names])
+
+
+def lies_at(path: Path) -> bool:
+    """Whether a directory is to be taken as it is, and not for a layout with images in it."""
+    return path.is_dir() and not (path / "oci-layout").is_file()
 
 
 async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
@@ -161,15 +171,14 @@ def _fill_host(root: Path) -> None:
     (root / "var/run").symlink_to("/run")
     for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
         _copy(Path("/etc", name), root / "etc" / name)
+    _write(root / "etc/pam.d/other", PAM.encode())
     for name, data in {**{n: t.encode() for n, t in ACCOUNTS.items()}, **_place()}.items():
         _write(root / name, data)
 
 
 def _place() -> dict[str, bytes]:
     files = {name: text.encode() for name, text in PLACE.items()}
-    resolver = Path("/etc/resolv.conf")
-    if resolver.is_file():
-        files["etc/resolv.conf"] = resolver.read_bytes()[:_LARGEST]
+    files["etc/resolv.conf"] = policy.resolver_settings()
     return files
 
 

@@ -348,11 +348,11 @@ class Store:
     def _image_path(self, name: str) -> Path:
         return self._directory("images") / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    def _record(self, path: Path) -> Image | None:
-        try:
+    @staticmethod
+    def _record(path: Path) -> Image | None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(path.read_bytes(), type=Image)
-        except (OSError, msgspec.DecodeError):
-            return None
+        return None
 
     @contextlib.contextmanager
     def _locked(self, path: Path, how: int, halt: Halt | None = None) -> Iterator[int]:

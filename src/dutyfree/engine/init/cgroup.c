@@ -165,15 +165,28 @@ int cgroup_make(struct cgroup *group, unsigned number)
 		group->unified = openat(ours[0], path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		return group->unified < 0 ? -errno : 0;
 	}
-	snprintf(path, sizeof path, "s%u/tasks", number);
-	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-		if (ours[kind] < 0)
+	return cgroup_reopen(group);
+}
+
+int cgroup_reopen(struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/tasks", group->number);
+	for (int kind = 0; kind < CGROUP_KINDS && !unified; kind++) {
+		if (ours[kind] < 0 || group->tasks[kind] >= 0)
 			continue;
 		group->tasks[kind] = openat(ours[kind], path, O_WRONLY | O_CLOEXEC);
 		if (group->tasks[kind] < 0)
 			return -errno;
 	}
 	return 0;
+}
+
+void cgroup_shut(struct cgroup *group)
+{
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		close_fd(&group->tasks[kind]);
 }
 
 static int limit(const struct cgroup *group, int kind, const char *file, const char *value)
@@ -213,6 +226,24 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 		group->cpu_quota = error ? group->cpu_quota : wanted->cpu_quota;
 	}
 	return error;
+}
+
+int cgroup_weight(const struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/%s", group->number, unified ? "cpu.weight" : "cpu.shares");
+	int fd = openat(ours[CGROUP_CPU], path, O_WRONLY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+void cgroup_restore(struct cgroup *group)
+{
+	AUTOCLOSE int weight = cgroup_weight(group);
+	const char *full = unified ? "100" : "1024";
+
+	if (weight >= 0 && write(weight, full, strlen(full)) < 0)
+		return; /* it yields to others for longer than it should */
 }
 
 void cgroup_remove(struct cgroup *group)

@@ -20,6 +20,10 @@ int cgroup_open(int proc);
 void cgroup_describe(char *text, size_t size);
 int cgroup_make(struct cgroup *group, unsigned number);
 int cgroup_limit(struct cgroup *group, const struct create *wanted);
+int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weight to, or -errno */
+void cgroup_restore(struct cgroup *group);     /* what its sandbox may have changed */
+void cgroup_shut(struct cgroup *group);  /* closes its descriptors, while a sandbox is in it */
+int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
 

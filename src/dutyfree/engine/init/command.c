@@ -4,7 +4,6 @@
 #include "sys.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,20 +180,19 @@ int command_signal_all(const char *payload, size_t size)
 	return kill(-1, (int)number) < 0 && errno != ESRCH ? -errno : 0;
 }
 
-int command_wait_ms(void)
+bool command_running(void)
 {
-	uint64_t first = UINT64_MAX, time;
+	return highest > 0;
+}
+
+uint64_t command_next(void)
+{
+	uint64_t first = UINT64_MAX;
 
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && commands[i]->deadline < first)
 			first = commands[i]->deadline;
-	if (first == UINT64_MAX)
-		return -1;
-	time = now();
-	if (first <= time)
-		return 0;
-	uint64_t wait = (first - time) / 1000000u + 1;
-	return wait > INT_MAX ? INT_MAX : (int)wait;
+	return first;
 }
 
 void command_deadlines(void)
@@ -313,6 +311,7 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
 	command->credit = wanted.head;
 	command->mark = process_mark();
 	command->result.received = received;
+	priority_begin(received);
 	struct start start = {.user = strings[0],
 			      .directory = strings[1],
 			      .arguments = strings + 2,

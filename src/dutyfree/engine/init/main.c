@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 #include "sys.h"
+#include "title.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -40,7 +41,7 @@ static int seal_ourselves(char **argv)
 	if (fchmod(copy, 0500) < 0 || fcntl(copy, F_ADD_SEALS, SEALS) < 0)
 		return -errno;
 	/* Under a name of its own: every sandbox can read it. */
-	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], NULL}, (char *[]){NULL});
+	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], (char *)title_room, NULL}, (char *[]){NULL});
 	return -errno;
 }
 
@@ -48,7 +49,7 @@ int main(int argc, char **argv)
 {
 	char *end;
 
-	if (argc != 3 || strcmp(argv[1], "launcher") != 0) {
+	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
 		fputs("usage: dutyfree-init launcher FD\n", stderr);
 		return 64;
 	}
@@ -62,5 +63,6 @@ int main(int argc, char **argv)
 		fprintf(stderr, "dutyfree-init: cannot copy itself: %s\n", strerror(-error));
 		return 70;
 	}
+	title_keep(argc, argv);
 	launcher_run((int)socket);
 }

@@ -21,16 +21,19 @@
 #define TREES_MAX 8
 #define LAYERS_MAX 32
 #define MOUNTPOINT_MAX 64
+#define LABEL_MAX 128
 
 enum request_kind {
 	REQUEST_HELLO = 1,   /* → reply.value = PROTOCOL_VERSION, text = what this host has */
 	REQUEST_LAYER = 2,   /* text = a host directory → reply.value = number of the layer */
 	REQUEST_SCRATCH = 3, /* → reply.value = number of an empty layer, fd = its directory, to be filled */
 	REQUEST_FORGET = 4,  /* number = a layer that no new sandbox shall use */
-	REQUEST_CREATE = 5,  /* struct create → reply.value = number of the sandbox, fds = socket, pidfd */
+	REQUEST_CREATE = 5,  /* struct create, label → reply.value = number of the sandbox, fds = socket, pidfd */
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
 	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
+	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
+	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
 };
 
 struct request {
@@ -48,7 +51,6 @@ struct reply {
 };
 
 enum create_flags {
-	CREATE_HOST_NETWORK = 1, /* the host's network instead of a loopback of its own */
 	CREATE_KEEP = 2,         /* what is written may become a layer */
 };
 
@@ -59,6 +61,7 @@ struct tree {
 	uint32_t layers[LAYERS_MAX];
 };
 
+/* Its label follows: less than LABEL_MAX, shown to whoever looks at the host's processes, and in there. */
 struct create {
 	uint32_t flags;
 	uint32_t trees;
@@ -67,6 +70,48 @@ struct create {
 	uint64_t pids;      /* 0 for no limit */
 	uint64_t cpu_quota; /* microseconds of each 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
+};
+
+/* --- What a sandbox may reach ----------------------------------------------------------------------- */
+
+#define RESOLVERS_MAX 3
+#define RULES_MAX 256
+#define NAME_MAX_ 253 /* of a domain, as text */
+
+enum network_flags { NETWORK_ALL = 1 /* every address and name but the host's own surroundings */ };
+
+enum rule_kind {
+	RULE_ADDRESS = 1, /* addresses that begin as this one does, by `prefix` bits */
+	RULE_NAME = 2,    /* what this name led to, by the sandbox's own lookups */
+	RULE_BELOW = 3,   /* the same for every name below this one; below "" are all */
+	RULE_HOST = 4,    /* the host's loopback, by the address that stands for it */
+};
+
+/* Addresses are IPv6 here, those of IPv4 mapped; numbers in them in network order, ports in the host's. */
+struct rule {
+	uint8_t address[16];
+	uint16_t port; /* 0 for all */
+	uint8_t kind;
+	uint8_t prefix;
+	uint32_t name_size; /* of the name that follows: lower case, without a final dot or NUL */
+};
+
+struct resolver {
+	uint8_t address[16];
+	uint16_t port;
+	uint16_t unused;
+};
+
+struct network {
+	uint32_t flags;
+	uint32_t rules;
+	uint32_t resolvers;
+	struct resolver resolver[RESOLVERS_MAX];
+};
+
+struct port {
+	uint16_t port;
+	uint16_t ipv6; /* on ::1, not on 127.0.0.1 */
 };
 
 /* --- Init ------------------------------------------------------------------------------------------- */
@@ -88,8 +133,8 @@ enum frame_kind {
 	FRAME_SIGNAL = 10, /* u32: a signal to every process but init */
 	FRAME_PING = 11,
 	/* init → owner */
-	FRAME_READY = 32,  /* struct ready: the sandbox stands */
-	FRAME_FATAL = 33,  /* i32 errno, text: it does not, and init exits */
+	FRAME_READY = 32,  /* struct ready: its files stand; what comes now is read when it is sealed, too */
+	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */
 	FRAME_OUTPUT = 34, /* flags: the stream, 1 or 2 */
 	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
 	FRAME_DONE = 36,   /* i32 errno, then the answer; flags: FRAME_MORE if another one follows */
@@ -128,7 +173,6 @@ struct ready {
 	uint32_t version;
 	uint64_t cloned; /* CLOCK_MONOTONIC nanoseconds, as all times here */
 	uint64_t mounted;
-	uint64_t sealed;
 };
 
 enum exit_flags {
