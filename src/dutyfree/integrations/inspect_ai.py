@@ -48,7 +48,9 @@ class DutyfreeSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     def wanted(self) -> tuple[Recipe, Limits]:
         """Raises ValueError."""
         if self.image is not None and self.recipe is not None:
-            raise ValueError("the sandbox's config has both an image and a recipe: put the image into the recipe")
+            raise ValueError(
+                "the sandbox's config has both an image and a recipe: put the image into the recipe"
+            )
         try:
             recipe = Recipe(image=self.image) if self.recipe is None else msgspec.convert(self.recipe, Recipe)
             limits = {"output": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, **self.limits}
