@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check format bench docs clean
+.PHONY: help setup study test check format bench soak docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ format: $(DEVELOPED) ## Put the code into shape
 bench: setup ## Measure what dutyfree itself costs
 	scripts/host-tools crun runc bubblewrap
 	scripts/with-docker $(BIN)/python bench/run.py $(ARGS)
+
+soak: setup ## Endurance of the native engine: cycles, many at once, kills, bombs
+	$(BIN)/python bench/soak.py $(ARGS)
 
 docs: $(DEVELOPED) ## Check the documentation: links, and the commands that it shows
 	$(BIN)/python -m pytest tests/docs $(ARGS)

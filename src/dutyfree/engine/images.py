@@ -29,6 +29,7 @@ WORKSPACE = "workspace"
 DIRECTORIES = {
     "dev": 0o755,
     "etc": 0o755,
+    "etc/skel": 0o755,
     "home": 0o755,
     "mnt": 0o755,
     "opt": 0o755,
@@ -91,6 +92,9 @@ FILES = {
     "etc/hostname": "sandbox\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
 }
+
+PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
+"""For su, adduser and their like: in a sandbox there is no secret that they could guard."""
 
 _LARGEST = 4 << 20
 """No file of configuration is larger."""
@@ -164,6 +168,7 @@ def _fill_host(root: Path) -> None:
     (root / "var/run").symlink_to("/run")
     for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
         _copy(Path("/etc", name), root / "etc" / name)
+    _write(root / "etc/pam.d/other", PAM.encode())
     _fill_top(root)
 
 
