@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import urllib.request
 import zipfile
@@ -62,6 +63,9 @@ async def test_addresses(networked: Native, neighbour: Neighbour) -> None:
         assert await heard(sandbox, neighbour.address) == "neighbour"
         assert await heard(sandbox, neighbour.address6) == "neighbour"
         assert await heard(sandbox, neighbour.address, WEB + 2) == ""
+        with socket.create_connection((neighbour.metadata, WEB)) as from_here:
+            assert from_here.recv(9) == b"neighbour"
+        assert await heard(sandbox, neighbour.metadata) == ""
     allowed = (f"{neighbour.address}:{WEB}", f"[{neighbour.address6}]:{WEB}")
     async with networked.sandbox(limits=Limits(network=allowed)) as sandbox:
         assert await heard(sandbox, neighbour.address) == "neighbour"
