@@ -119,6 +119,8 @@ static int reach(struct client *client, int inside)
 
 static void begin(struct client *client, int inside)
 {
+	struct sockaddr_storage peer;
+	socklen_t size = sizeof peer;
 	struct connection *connection = NULL;
 	int outside = -1;
 
@@ -144,6 +146,9 @@ static void begin(struct client *client, int inside)
 	client->connection_count++;
 	all_connections++;
 	watch_for(client, &connection->watch[OUTSIDE], EPOLLOUT);
+	/* On this machine it stands by now, and what the client said may be there too. */
+	if (getpeername(outside, (struct sockaddr *)&peer, &size) == 0)
+		relay_event(client, &connection->watch[OUTSIDE], EPOLLOUT);
 }
 
 void relay_accept(struct client *client)
