@@ -40,9 +40,7 @@ async def environment() -> AsyncIterator[SandboxEnvironment]:
 
 
 @pytest.fixture
-async def sandbox_env(
-    environment: SandboxEnvironment, request: pytest.FixtureRequest
-) -> SandboxEnvironment:
+async def sandbox_env(environment: SandboxEnvironment, request: pytest.FixtureRequest) -> SandboxEnvironment:
     if reason := IMPOSSIBLE.get(request.node.originalname):
         request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     return environment
