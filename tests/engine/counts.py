@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("dutyfree-engine", "dutyfree-init")
+NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-blank")
 KINDS = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
 

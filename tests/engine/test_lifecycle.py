@@ -24,10 +24,11 @@ ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
 OWNER = textwrap.dedent(
     """
     import anyio, dutyfree, signal
+    from dutyfree import Limits
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as started by hand, not in the background
     async def one(substrate, number):
         while True:
-            async with substrate.sandbox() as sandbox:
+            async with substrate.sandbox(limits=Limits(network="on" if number == 2 else "off")) as sandbox:
                 await sandbox.exec("(setsid sleep 1000 >/dev/null 2>&1 &); head -c 300000 /dev/zero; true")
                 await sandbox.write("file", bytes(1_000_000))
                 if number % 2:

@@ -16,6 +16,8 @@ import msgspec
 from dutyfree.engine.protocol import FIRST_ID
 
 LAUNCHER = "dutyfree-engine"
+EGRESS = "dutyfree-egress"
+"""The launcher's other child; no child of a launcher can be renamed by others."""
 _PROGRAM = "/memfd:dutyfree-init"
 
 
@@ -64,7 +66,8 @@ def sandboxes() -> list[Living]:
     """Those that live now; takes some milliseconds for each thousand processes of the machine."""
     processes = _processes()
     found = {launcher.pid: launcher for launcher in _launchers(processes)}
-    inits = [process for process in processes.values() if process.parent in found]
+    children = [process for process in processes.values() if process.parent in found]
+    inits = [child for child in children if child.name != EGRESS]
     inside = _inside(processes, {process.pid for process in inits})
     groups = _memory_mounts()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from dutyfree import paths
+from dutyfree.engine import policy
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.errors import CreateError
@@ -174,12 +175,9 @@ def _fill_host(root: Path) -> None:
 def _fill_top(root: Path) -> None:
     """What every sandbox has, whatever its image."""
     (root / WORKSPACE).mkdir(exist_ok=True)
-    resolver = Path("/etc/resolv.conf")
-    files = {name: text.encode() for name, text in FILES.items()}
-    if resolver.is_file():
-        files["etc/resolv.conf"] = resolver.read_bytes()[:_LARGEST]
-    for name, data in files.items():
-        _write(root / name, data)
+    for name, text in FILES.items():
+        _write(root / name, text.encode())
+    _write(root / "etc/resolv.conf", policy.resolver_settings())
 
 
 def _copy(source: Path, target: Path) -> None:

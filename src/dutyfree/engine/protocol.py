@@ -19,11 +19,23 @@ class Request(IntEnum):
     DESTROY = 6
     KEEP = 7
     FILL = 8
+    NETWORK = 20
+    CONNECT = 21
 
 
 class Create(IntFlag):
-    HOST_NETWORK = 1
     KEEP = 2
+
+
+class Network(IntFlag):
+    ALL = 1
+
+
+class Rule(IntEnum):
+    ADDRESS = 1
+    NAME = 2
+    BELOW = 3
+    HOST = 4
 
 
 class Frame(IntEnum):
@@ -71,6 +83,9 @@ MOUNTPOINT_MAX = 64
 LABEL_MAX = 128
 LAYERS_MAX = 32
 TREES_MAX = 8
+RESOLVERS_MAX = 3
+RULES_MAX = 256
+REQUEST_MAX = 16384
 
 REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
@@ -83,6 +98,10 @@ NUMBER = struct.Struct("=I")
 ERROR = struct.Struct("=i")
 READY = struct.Struct("=I4xQQ")
 EXIT = struct.Struct("=iIQQQQQQQQQQQ")
+RULE = struct.Struct("=16sHBBI")
+RESOLVER = struct.Struct("=16sHxx")
+NETWORK = struct.Struct("=III")
+PORT = struct.Struct("=HH")
 ENTRY = struct.Struct("=QII")
 MEMBER = struct.Struct("=QII")
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Literal
 
 import anyio
 import anyio.to_thread
+from anyio.abc import SocketStream
 
 from dutyfree.contract import (
     KILLED,
@@ -28,15 +29,17 @@ from dutyfree.contract import (
     Cut,
     Entry,
     Limits,
+    NetworkPolicy,
     Observation,
     Span,
     Usage,
 )
-from dutyfree.engine import feeding, protocol, trees
+from dutyfree.engine import feeding, policy, protocol, trees
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.reach import Reach
 from dutyfree.engine.shell import NativeShell
-from dutyfree.errors import DispatchError, SandboxClosed
+from dutyfree.errors import DispatchError, SandboxClosed, UsageError
 
 WORKDIR = "/workspace"
 
@@ -83,6 +86,8 @@ class NativeSandbox:
         remake: Remake,
         channel: Channel,
         destroy: Callable[[], Awaitable[None]],
+        reach: Reach,
+        resolvers: Sequence[policy.Server],
     ) -> None:
         self.id = identity
         self.spans: tuple[Span, ...] = ()
@@ -91,6 +96,8 @@ class NativeSandbox:
         self._remake = remake
         self._channel = channel
         self._destroy = destroy
+        self._reach = reach
+        self._resolvers = resolvers
         self._closed = False
         self._paused = False
 
@@ -275,6 +282,20 @@ class NativeSandbox:
         """
         self._usable().abandon()
         self._channel, self._destroy = await self._remake()
+
+    async def set_network(self, wanted: NetworkPolicy) -> None:
+        self._usable()
+        try:
+            body = policy.encode(wanted, self._resolvers)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        await self._reach.change(body)
+
+    async def connect(self, port: int) -> SocketStream:
+        self._usable()
+        if not 0 < port < 65536:
+            raise UsageError(f"there is no port {port}")
+        return await self._reach.connect(port)
 
     async def pause(self) -> None:
         await self._signal(signal.SIGSTOP)

@@ -1,9 +1,9 @@
 """``native``: the rollout-native engine. Full isolation, without a daemon, an account or a registry.
 
 Each sandbox has namespaces of its own (mount, pid, ipc, uts, cgroup, network, user), a root file system
-of read-only layers under a private one in memory, a filter on system calls, and limits. With
-``Limits(network="on")`` it shares the network of the host, loopback included; otherwise it has a loopback
-of its own and nothing else.
+of read-only layers under a private one in memory, a filter on system calls, and limits. It has a loopback
+of its own; what ``Limits(network=…)`` allows besides is carried out by a process outside, and nothing else
+is (docs/network.md).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import exhaustion, images, protocol
+from dutyfree.engine import exhaustion, images, policy, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
+from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import NativeSandbox
-from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
+from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
 KERNEL = (6, 3)
@@ -49,6 +50,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For recipes without one: "host", the path of a root file system, or of a tar of one."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
+    resolvers: tuple[str, ...] = ()
+    """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
 
@@ -59,7 +62,7 @@ class Native:
     summary: ClassVar[str] = "isolated sandboxes at the speed of fork and exec: no daemon, no registry"
     Config: ClassVar[type[msgspec.Struct]] = NativeConfig
     name = "native"
-    host_address = "127.0.0.1"
+    host_address = policy.HOST
 
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
@@ -79,6 +82,7 @@ class Native:
         found = await self.probe(self._config)
         if not found.available:
             raise Unavailable(f"native: {found.detail}", remedy=found.remedy)
+        self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
         try:
@@ -155,13 +159,17 @@ class Native:
         labelled = body + protocol.label(number, image)
 
         async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
-            return await self._make(identity, labelled, keep)
+            return await self._make(identity, labelled, reach, keep)
 
+        try:
+            reach = Reach(self._launcher, policy.encode(limits.network, self._resolvers))
+        except ValueError as error:
+            raise CreateError(str(error)) from error
         begun = perf_counter()
         self._alive.add(identity)
         try:
             channel, destroy = await make()
-            sandbox = NativeSandbox(identity, limits, make, channel, destroy)
+            sandbox = NativeSandbox(identity, limits, make, channel, destroy, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -185,9 +193,8 @@ class Native:
                 f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
                 remedy="what is written is kept in memory: allow at least twice as much of it",
             )
-        flags = Create.HOST_NETWORK if limits.network == "on" else Create(0)
         return protocol.create(
-            flags | (Create.KEEP if keep else 0),
+            Create.KEEP if keep else 0,
             trees,
             memory=memory if limits.memory is not None or "memory" in self._features else 0,
             disk=disk,
@@ -196,7 +203,7 @@ class Native:
         )
 
     async def _make(
-        self, identity: str, body: bytes, keep: list[int] | None
+        self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
     ) -> tuple[Channel, Callable[[], Awaitable[None]]]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
@@ -226,12 +233,17 @@ class Native:
             except LauncherError as error:
                 raise CleanupError(f"sandbox {identity} could not be removed: {error.message}") from error
 
+        former = reach.number
         try:
+            await reach.enter(reply.value)
             await channel.ready
         except BaseException as error:
+            reach.number = former
             channel.close()
             with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
                 await destroy()
+            if isinstance(error, LauncherError):
+                raise CreateError(f"the sandbox has no network: {error.message}") from error
             if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
                 raise CreateError(f"the sandbox died while it was made: {error.message}") from error
             raise
@@ -309,6 +321,13 @@ class Native:
             with contextlib.suppress(LauncherError):
                 await self._launcher.ask(Request.FORGET, layer)
         return layers
+
+
+def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
+    try:
+        return policy.servers(wanted) if wanted else policy.host_resolvers()
+    except ValueError as error:
+        raise OptionError(f"native: resolvers: {error}") from error
 
 
 def _memory() -> int:

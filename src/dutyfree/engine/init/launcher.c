@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 
+#include "gate.h"
 #include "handover.h"
 #include "layers.h"
+#include "network.h"
 #include "protocol.h"
 #include "sandbox.h"
 #include "seccomp.h"
@@ -28,6 +30,7 @@
 #include <unistd.h>
 
 #define BOXES 65536u
+#define EGRESS_EVENT (1ull << 32) /* above the numbers of sandboxes */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
@@ -39,6 +42,9 @@ struct box {
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
+	bool networked;  /* there is a way out */
+	bool opening, closing; /* there will be one, or none */
+	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
 
 static struct box *boxes[BOXES];
@@ -180,7 +186,7 @@ static void create(const struct request *request, const struct create *wanted, c
 	handover_take_back(box->pidfd);
 	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
 	cgroup_shut(&box->slot->cgroup);
-	struct epoll_event event = {.events = EPOLLIN, .data.u32 = box->number};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
 }
 
@@ -194,6 +200,12 @@ static void forget(struct box *box)
 static void ended(struct box *box)
 {
 	waitpid(box->pid, NULL, 0);
+	if (box->asked)
+		refuse(box->asked, -ESRCH, "network");
+	if (box->networked) {
+		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
+		close_fd(&box->slot->network); /* not one to be used again */
+	}
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(epoll, EPOLL_CTL_DEL, box->pidfd, NULL);
 	close_fd(&box->pidfd);
@@ -271,6 +283,72 @@ static void layer(const struct request *request, const char *path)
 	close_fd(&directory);
 }
 
+/* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
+static void network(const struct request *request, const char *body)
+{
+	struct box *box = box_of(request->number);
+	int way[WAY_FDS] = {-1, -1, -1}, error = !box || box->ended ? -ESRCH : box->asked ? -EBUSY : 0;
+	bool open = !error && request->size > 0 && !box->networked;
+
+	if (!error && !box->networked && !request->size) {
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	}
+	if (open)
+		error = gate_open(epoll, EGRESS_EVENT);
+	if (open && !error)
+		error = network_open(box->slot->network, way);
+	if (!error) {
+		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_CHANGE : EGRESS_CLOSE;
+		error = gate_send(kind, box->number, request->serial, body, request->size, open ? way : NULL);
+	}
+	for (int i = 0; i < WAY_FDS; i++)
+		close_fd(&way[i]);
+	if (error) {
+		refuse(request->serial, error, "network");
+		return;
+	}
+	box->networked = true;
+	box->opening = open;
+	box->closing = request->size == 0;
+	box->asked = request->serial;
+}
+
+static void answered(void)
+{
+	struct reply said;
+
+	if (gate_hear(&said)) {
+		struct box *box = box_of(said.value);
+		if (box && box->asked == said.serial) {
+			/* Only now: those in there have to hear that they were cut off. */
+			if ((box->closing || (box->opening && said.error)) && !box->ended) {
+				network_close(box->slot->network);
+				box->networked = false;
+			}
+			box->asked = 0;
+			reply(said.serial, -said.error, said.value, "network", 7, NULL, 0);
+		}
+		return;
+	}
+	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
+	for (uint32_t i = 0; i < BOXES; i++)
+		if (boxes[i] && !boxes[i]->ended && boxes[i]->networked)
+			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+}
+
+static void connect_to(const struct request *request, const struct port *port)
+{
+	struct box *box = box_of(request->number);
+	int made = box && !box->ended ? network_connect(box->slot->network, port->port, port->ipv6) : -ESRCH;
+
+	if (made < 0)
+		refuse(request->serial, made, "connection");
+	else
+		reply(request->serial, 0, request->number, NULL, 0, &made, 1);
+	close_fd(&made);
+}
+
 static void serve(const struct request *request, const char *body)
 {
 	char text[128];
@@ -310,6 +388,14 @@ static void serve(const struct request *request, const char *body)
 		wanted_ready = (int)request->number;
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
+	case REQUEST_NETWORK:
+		network(request, body);
+		return;
+	case REQUEST_CONNECT:
+		if (request->size != sizeof(struct port))
+			break;
+		connect_to(request, (const struct port *)(const void *)body);
+		return;
 	}
 	refuse(request->serial, -EPROTO, "request");
 }
@@ -320,6 +406,7 @@ static _Noreturn void leave(void)
 	for (uint32_t i = 0; i < BOXES; i++)
 		if (boxes[i] && !boxes[i]->ended)
 			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+	gate_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
 	cgroup_close();
@@ -408,7 +495,7 @@ _Noreturn void launcher_run(int socket)
 	fcntl(owner, F_SETFD, FD_CLOEXEC);
 	prepare();
 	epoll = epoll_create1(EPOLL_CLOEXEC);
-	struct epoll_event event = {.events = EPOLLIN, .data.u32 = 0};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, owner, &event);
 	for (;;) {
 		bool short_of = slot_ready() < (unsigned)wanted_ready;
@@ -417,6 +504,10 @@ _Noreturn void launcher_run(int socket)
 		if (count == 0 && slot_prepare() < 0)
 			wanted_ready = (int)slot_ready();
 		for (int i = 0; i < count; i++) {
+			if (events[i].data.u64 == EGRESS_EVENT) {
+				answered();
+				continue;
+			}
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
 			if (!events[i].data.u32)
 				receive();

@@ -283,8 +283,7 @@ _Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slo
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-init");
-	if (!(wanted->flags & CREATE_HOST_NETWORK))
-		must_call(setns(handed.network, CLONE_NEWNET), "network");
+	must_call(setns(handed.network, CLONE_NEWNET), "network");
 	mount_root(wanted, kept);
 	must_call(sethostname("sandbox", 7), "hostname");
 	ready.mounted = now();

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "slot.h"
 
+#include "network.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -30,7 +31,7 @@ int slot_open(int proc)
 {
 	host_proc = proc;
 	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
-	return host_network < 0 ? -errno : 0;
+	return host_network < 0 ? -errno : network_prepare(host_network);
 }
 
 static int write_map(pid_t pid, const char *file, unsigned first)
