@@ -62,6 +62,7 @@ async def test_inspect_finds_it_by_its_entry_point() -> None:
 
 async def test_samples_share_the_substrate_and_nothing_else() -> None:
     provider = DutyfreeSandboxEnvironment
+    before = {key: opened.holders for key, opened in _OPENED.items()}
     await provider.task_init("task", CONFIG)
     one = await provider.sample_init("task", CONFIG, {})
     two = await provider.sample_init("task", CONFIG, {})
@@ -73,7 +74,7 @@ async def test_samples_share_the_substrate_and_nothing_else() -> None:
     assert (await two["default"].exec(["true"])).success
     await provider.sample_cleanup("task", CONFIG, two, True)
     await provider.task_cleanup("task", CONFIG, True)
-    assert not _OPENED
+    assert {key: opened.holders for key, opened in _OPENED.items()} == before
 
 
 async def test_too_much_output_is_told(sandbox_env: SandboxEnvironment) -> None:

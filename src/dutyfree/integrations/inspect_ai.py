@@ -47,6 +47,10 @@ class DutyfreeSandboxConfig(BaseModel):
     user: str | None = None
     """Commands run as this user of the sandbox unless they name another."""
 
+    def __hash__(self) -> int:
+        """Inspect keeps configs as keys."""
+        return hash(self.model_dump_json())
+
     def wanted(self) -> tuple[Recipe, Limits]:
         """Raises ValueError."""
         if self.image is not None and self.recipe is not None:
