@@ -1,4 +1,4 @@
-"""A limit of the host that is reached is told by its name, with what to do; and what was made before lives on."""
+"""A limit of the host that is reached is told by name, with the remedy; what was made before lives on."""
 
 from __future__ import annotations
 
