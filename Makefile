@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-integrations check format bench soak docs clean
+.PHONY: help setup study test test-integrations test-vm check format bench soak docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test: $(DEVELOPED) ## All tests, with the real parts that this machine can have
 test-integrations: $(DEVELOPED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
 	scripts/setup "$(PYTHON)" "$(VENV)" dev inspect
 	$(BIN)/python -m pytest tests/integrations $(ARGS)
+
+test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
+	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
 
 check: $(DEVELOPED) ## Linters and types
 	$(BIN)/ruff check .
