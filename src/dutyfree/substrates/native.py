@@ -31,7 +31,7 @@ from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import NativeSandbox
+from dutyfree.engine.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -182,7 +182,8 @@ class Native:
         self._alive.add(identity)
         try:
             channel, destroy = await make()
-            sandbox = NativeSandbox(identity, limits, make, channel, destroy, reach, self._resolvers)
+            kind = NetworkedSandbox if self.features.mode == "root" else NativeSandbox
+            sandbox = kind(identity, limits, make, channel, destroy, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
