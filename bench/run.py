@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import native
+import network
 import peers
 from measuring import Row, figure, interleaved, ratio
 
@@ -71,6 +72,7 @@ PARTS: dict[str, Part] = {
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),
+    "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", peers.docker, lambda rounds: max(10, rounds // 4)),
 }

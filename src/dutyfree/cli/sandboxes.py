@@ -46,7 +46,7 @@ class Wanted:
     disk
         Bytes that may be written, such as 1G.
     network
-        "on" or "off".
+        "on", "off", or what may be reached, such as "example.org:443,10.0.0.0/8".
     user
         Run as this user of the sandbox.
     cwd
@@ -80,7 +80,7 @@ class Wanted:
             "memory": amounts.size(self.memory, "--memory"),
             "pids": self.pids,
             "disk": amounts.size(self.disk, "--disk"),
-            "network": self.network,
+            "network": _network(self.network),
         }
         try:
             return msgspec.convert(
@@ -94,6 +94,11 @@ class Wanted:
 
     def options(self) -> dict[str, Any]:
         return {name: _value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
+
+
+def _network(text: str | None) -> str | list[str] | None:
+    """A list has something in it that a word for a state has not; or it names this machine alone."""
+    return text.split(",") if text is not None and (set(",.:/*") & set(text) or text == "host") else text
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Which launchers and sandboxes live on this machine, of whatever owner: as /proc and the control groups tell.
+"""Which launchers and sandboxes live on this machine, of any owner: as /proc and the control groups tell.
 
 Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user; a sandbox
 by being its child, for what runs in a sandbox can call itself anything.
@@ -16,7 +16,12 @@ import msgspec
 from dutyfree.engine.protocol import FIRST_ID
 
 LAUNCHER = "dutyfree-engine"
+OTHERS = ("dutyfree-egress", "dutyfree-blank")
+"""The launcher's other children; none of them can be renamed by others."""
 _PROGRAM = "/memfd:dutyfree-init"
+
+PAYLOAD_FD = 5
+"""As in ``init/init.h``."""
 
 
 class Launcher(msgspec.Struct, frozen=True):
@@ -64,7 +69,8 @@ def sandboxes() -> list[Living]:
     """Those that live now; takes some milliseconds for each thousand processes of the machine."""
     processes = _processes()
     found = {launcher.pid: launcher for launcher in _launchers(processes)}
-    inits = [process for process in processes.values() if process.parent in found]
+    children = [process for process in processes.values() if process.parent in found]
+    inits = [child for child in children if child.name not in OTHERS]
     inside = _inside(processes, {process.pid for process in inits})
     groups = _memory_mounts()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -97,7 +103,7 @@ def _living(
 ) -> Living:
     words = _text(f"/proc/{init.pid}/cmdline").strip("\0").split("\0")
     label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
-    number, _, image = label.partition(" ")
+    number, since, image = (*label.split(" ", 2), "", "")[:3]
     state = "starting" if not label else "ending" if init.state in "ZX" else "running"
     if inside is not None and state == "running":
         state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state
@@ -108,7 +114,8 @@ def _living(
         program=launcher.program,
         launcher=launcher.pid,
         init=init.pid,
-        since=boot + init.started / os.sysconf("SC_CLK_TCK"),
+        # Its process may have waited for long to become a sandbox.
+        since=int(since) if since.isdigit() else boot + init.started / os.sysconf("SC_CLK_TCK"),
         processes=None if inside is None else len(inside),
         memory=_memory(init.pid, groups),
         state=state,
@@ -147,6 +154,8 @@ def _memory(init: int, groups: dict[str, tuple[str, str]]) -> int | None:
         return None
     for line in _text(f"/proc/{init}/task/{thread}/cgroup").splitlines():
         _, names, path = line.split(":", 2)
+        if path.endswith("/init"):  # version 2: all inits are in one group, and hold that of their commands
+            path = path[: -len("init")] + _link(f"/proc/{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
         for name, (mount, file) in groups.items():
             if name in names.split(",") and "/dutyfree-" in path and (used := _text(f"{mount}{path}/{file}")):
                 return int(used)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+import time
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 
@@ -19,11 +20,25 @@ class Request(IntEnum):
     DESTROY = 6
     KEEP = 7
     FILL = 8
+    NETWORK = 20
+    CONNECT = 21
+    PROBE = 50
 
 
 class Create(IntFlag):
-    HOST_NETWORK = 1
+    SHARED_NETWORK = 1
     KEEP = 2
+
+
+class Network(IntFlag):
+    ALL = 1
+
+
+class Rule(IntEnum):
+    ADDRESS = 1
+    NAME = 2
+    BELOW = 3
+    HOST = 4
 
 
 class Frame(IntEnum):
@@ -71,6 +86,9 @@ MOUNTPOINT_MAX = 64
 LABEL_MAX = 128
 LAYERS_MAX = 32
 TREES_MAX = 8
+RESOLVERS_MAX = 3
+RULES_MAX = 256
+REQUEST_MAX = 16384
 
 REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
@@ -83,6 +101,10 @@ NUMBER = struct.Struct("=I")
 ERROR = struct.Struct("=i")
 READY = struct.Struct("=I4xQQ")
 EXIT = struct.Struct("=iIQQQQQQQQQQQ")
+RULE = struct.Struct("=16sHBBI")
+RESOLVER = struct.Struct("=16sHxx")
+NETWORK = struct.Struct("=III")
+PORT = struct.Struct("=HH")
 ENTRY = struct.Struct("=QII")
 MEMBER = struct.Struct("=QII")
 
@@ -101,10 +123,10 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
 
 
 def label(number: int, image: str) -> bytes:
-    """What follows it: how the sandbox is called among the host's processes."""
+    """What follows it: how the sandbox is called among the host's processes, and since when it is one."""
     # Of a path, the sandbox, which can read this, need not know more than the end.
     name = image.rstrip("/").rpartition("/")[2].encode(errors="replace").replace(b"\0", b"?")
-    return f"{number} ".encode() + name[: LABEL_MAX - 16] + b"\0"
+    return f"{number} {int(time.time())} ".encode() + name[: LABEL_MAX - 32] + b"\0"
 
 
 def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:

@@ -314,7 +314,7 @@ async def _closing(sandbox: BareSandbox) -> AsyncIterator[None]:
 
 def _refuse(limits: Limits) -> None:
     asked = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
-    if limits.network == "off":
+    if limits.network not in (None, "on"):
         asked.append("network")
     if asked:
         raise CreateError(

@@ -4,6 +4,7 @@
 #include "handover.h"
 #include "sandbox.h"
 #include "sys.h"
+#include "unified.h"
 
 #include <linux/sched.h>
 #include <sched.h>
@@ -21,9 +22,9 @@ static pid_t launch(struct slot *slot, int socket)
 		.exit_signal = SIGCHLD,
 	};
 
-	if (slot->cgroup.unified >= 0) {
+	if (unified_inits >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)slot->cgroup.unified;
+		args.cgroup = (uint64_t)unified_inits;
 	}
 	handover_give(slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);

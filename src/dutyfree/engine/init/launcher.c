@@ -2,14 +2,19 @@
 #include "launcher.h"
 
 #include "blank.h"
+#include "gate.h"
 #include "handover.h"
+#include "host.h"
 #include "layers.h"
+#include "network.h"
+#include "probe.h"
 #include "protocol.h"
 #include "sandbox.h"
 #include "seccomp.h"
 #include "slot.h"
 #include "sys.h"
 #include "title.h"
+#include "unified.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -27,7 +32,9 @@
 #include <unistd.h>
 
 #define BOXES 65536u
-#define QUIET_MS 2 /* without a request, until parts are made: not beside the first command of a sandbox */
+#define QUIET_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
+#define FAILED_MS 1000 /* and until it is tried again */
+#define EGRESS_EVENT (1ull << 32) /* above the numbers of sandboxes */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
@@ -37,11 +44,16 @@ struct box {
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
+	bool shared;     /* it is in our own network */
+	bool networked;  /* there is a way out */
+	bool opening, closing; /* there will be one, or none */
+	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
 
 static struct box *boxes[BOXES];
 static uint32_t last_box, alive;
-static int owner, epoll, wanted_ready;
+static int owner, epoll;
+static unsigned wanted_ready;
 
 static struct box *box_of(uint32_t number)
 {
@@ -65,6 +77,8 @@ static void refuse(uint32_t serial, int error, const char *step)
 
 static bool sound(const struct create *wanted)
 {
+	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
+		return false;
 	if (wanted->trees < 1 || wanted->trees > TREES_MAX || wanted->tree[0].mountpoint[0])
 		return false;
 	for (uint32_t i = 0; i < wanted->trees; i++) {
@@ -149,6 +163,7 @@ static void create(const struct request *request, const struct create *wanted, c
 		while (boxes[box->number % BOXES] || !box->number);
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
+		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error);
 	}
 	if (error) {
@@ -165,7 +180,7 @@ static void create(const struct request *request, const struct create *wanted, c
 	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
 	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
 	close_fd(&box->slot->socket);
-	struct epoll_event event = {.events = EPOLLIN, .data.u32 = box->number};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
 }
 
@@ -180,6 +195,12 @@ static void ended(struct box *box)
 {
 	waitpid(box->slot->pid, NULL, 0);
 	box->slot->pid = 0;
+	if (box->asked)
+		refuse(box->asked, -ESRCH, "network");
+	if (box->networked) {
+		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
+		close_fd(&box->slot->network); /* not one to be used again */
+	}
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
 	close_fd(&box->slot->pidfd);
@@ -188,7 +209,7 @@ static void ended(struct box *box)
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
 	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
-	if (!box->kept && wanted_ready > 0 && slot_ready() < (unsigned)wanted_ready + 64)
+	if (!box->kept && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
 		slot_return(box->slot);
 	else
 		slot_discard(box->slot);
@@ -259,15 +280,89 @@ static void layer(const struct request *request, const char *path)
 	slot_undress(); /* they do not see it */
 }
 
+/* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
+static void network(const struct request *request, const char *body)
+{
+	struct box *box = box_of(request->number);
+	int way[WAY_FDS] = {-1, -1, -1}, error = !box || box->ended ? -ESRCH : box->asked ? -EBUSY : box->shared ? -EOPNOTSUPP : 0;
+	bool open = !error && request->size > 0 && !box->networked;
+
+	if (!error && !box->networked && !request->size) {
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	}
+	/* It takes programs in the kernel, which are root's. */
+	if (open)
+		error = host.rootless ? -EOPNOTSUPP : gate_open(epoll, EGRESS_EVENT);
+	if (open && !error)
+		error = network_open(box->slot->network, way);
+	if (!error) {
+		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_CHANGE : EGRESS_CLOSE;
+		error = gate_send(kind, box->number, request->serial, body, request->size, open ? way : NULL);
+	}
+	for (int i = 0; i < WAY_FDS; i++)
+		close_fd(&way[i]);
+	if (error) {
+		refuse(request->serial, error, "network");
+		return;
+	}
+	box->networked = true;
+	box->opening = open;
+	box->closing = request->size == 0;
+	box->asked = request->serial;
+}
+
+static void answered(void)
+{
+	struct reply said;
+
+	if (gate_hear(&said)) {
+		struct box *box = box_of(said.value);
+		if (box && box->asked == said.serial) {
+			/* Only now: those in there have to hear that they were cut off. */
+			if ((box->closing || (box->opening && said.error)) && !box->ended) {
+				network_close(box->slot->network);
+				box->networked = false;
+			}
+			box->asked = 0;
+			reply(said.serial, -said.error, said.value, "network", 7, NULL, 0);
+		}
+		return;
+	}
+	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
+	for (uint32_t i = 0; i < BOXES; i++)
+		if (boxes[i] && !boxes[i]->ended && boxes[i]->networked)
+			pidfd_signal(boxes[i]->slot->pidfd, SIGKILL);
+}
+
+static void connect_to(const struct request *request, const struct port *port)
+{
+	struct box *box = box_of(request->number);
+	int made = -ESRCH;
+
+	if (box && !box->ended)
+		made = network_connect(box->shared ? -1 : box->slot->network, port->port, port->ipv6);
+	if (made < 0)
+		refuse(request->serial, made, "connection");
+	else
+		reply(request->serial, 0, request->number, NULL, 0, &made, 1);
+	close_fd(&made);
+}
+
 static void serve(const struct request *request, const char *body)
 {
-	char text[128];
+	char text[256];
 	int error;
 
 	switch (request->kind) {
 	case REQUEST_HELLO:
 		cgroup_describe(text, sizeof text);
+		host_describe(text + strlen(text), sizeof text - strlen(text));
 		reply(request->serial, 0, PROTOCOL_VERSION, text, strlen(text), NULL, 0);
+		return;
+	case REQUEST_PROBE:
+		probe_describe(text, sizeof text);
+		reply(request->serial, 0, 0, text, strlen(text), NULL, 0);
 		return;
 	case REQUEST_LAYER:
 		if (request->size == 0 || body[request->size - 1] || body[0] != '/')
@@ -296,8 +391,16 @@ static void serve(const struct request *request, const char *body)
 	case REQUEST_FILL:
 		if (request->number > 4096)
 			break;
-		wanted_ready = (int)request->number;
+		wanted_ready = request->number;
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	case REQUEST_NETWORK:
+		network(request, body);
+		return;
+	case REQUEST_CONNECT:
+		if (request->size != sizeof(struct port))
+			break;
+		connect_to(request, (const struct port *)(const void *)body);
 		return;
 	}
 	refuse(request->serial, -EPROTO, "request");
@@ -310,6 +413,7 @@ static _Noreturn void leave(void)
 		if (boxes[i] && !boxes[i]->ended)
 			pidfd_signal(boxes[i]->slot->pidfd, SIGKILL);
 	slot_undress();
+	gate_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
 	cgroup_close();
@@ -340,13 +444,14 @@ static void prepare(void)
 {
 	struct rlimit files;
 	sigset_t all;
-	int error;
 
 	/* A Ctrl-C is for the owner; its end ends us. */
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
+	const char *step = "user namespace";
+	int error = host_enter(); /* while we can be looked into: those who map its ids must */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	/* Three for each sandbox: beyond the hard limit where we may, else up to it. */
 	files = (struct rlimit){FILES, FILES};
@@ -363,12 +468,13 @@ static void prepare(void)
 	for (int fd = 0; fd <= silent; fd++)
 		dup2(null, fd);
 	close(null);
-	error = handover_open(&owner);
-	if (error)
+	if (handover_open(&owner))
 		_exit(71);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	const char *step = "/proc";
-	error = proc < 0 ? -errno : 0;
+	if (!error && proc < 0) {
+		step = "/proc";
+		error = -errno;
+	}
 	if (!error) {
 		step = "control groups";
 		error = cgroup_open(proc);
@@ -393,19 +499,24 @@ static void prepare(void)
 _Noreturn void launcher_run(int socket)
 {
 	struct epoll_event events[64];
+	int pause_ms = QUIET_MS;
 
 	owner = socket;
 	fcntl(owner, F_SETFD, FD_CLOEXEC);
 	prepare();
 	epoll = epoll_create1(EPOLL_CLOEXEC);
-	struct epoll_event event = {.events = EPOLLIN, .data.u32 = 0};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, owner, &event);
 	for (;;) {
-		int count = epoll_wait(epoll, events, 64, slot_short((unsigned)wanted_ready) ? QUIET_MS : -1);
+		int count = epoll_wait(epoll, events, 64, slot_short(wanted_ready) ? pause_ms : -1);
 		/* Nothing to do: make parts for sandboxes to come. */
-		if (count == 0 && slot_prepare((unsigned)wanted_ready) < 0)
-			wanted_ready = 0;
+		if (count == 0)
+			pause_ms = slot_prepare(wanted_ready) < 0 ? FAILED_MS : QUIET_MS;
 		for (int i = 0; i < count; i++) {
+			if (events[i].data.u64 == EGRESS_EVENT) {
+				answered();
+				continue;
+			}
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
 			if (!events[i].data.u32)
 				receive();

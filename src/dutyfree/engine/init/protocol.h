@@ -32,6 +32,9 @@ enum request_kind {
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
 	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
+	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
+	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
+	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
 };
 
 struct request {
@@ -49,7 +52,7 @@ struct reply {
 };
 
 enum create_flags {
-	CREATE_HOST_NETWORK = 1, /* the host's network instead of a loopback of its own */
+	CREATE_SHARED_NETWORK = 1, /* that of the launcher; without root only, where no other leads out */
 	CREATE_KEEP = 2,         /* what is written may become a layer */
 };
 
@@ -69,6 +72,48 @@ struct create {
 	uint64_t pids;      /* 0 for no limit */
 	uint64_t cpu_quota; /* microseconds of each 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
+};
+
+/* --- What a sandbox may reach ----------------------------------------------------------------------- */
+
+#define RESOLVERS_MAX 3
+#define RULES_MAX 256
+#define NAME_MAX_ 253 /* of a domain, as text */
+
+enum network_flags { NETWORK_ALL = 1 /* every address and name but the host's own surroundings */ };
+
+enum rule_kind {
+	RULE_ADDRESS = 1, /* addresses that begin as this one does, by `prefix` bits */
+	RULE_NAME = 2,    /* what this name led to, by the sandbox's own lookups */
+	RULE_BELOW = 3,   /* the same for every name below this one; below "" are all */
+	RULE_HOST = 4,    /* the host's loopback, by the address that stands for it */
+};
+
+/* Addresses are IPv6 here, those of IPv4 mapped; numbers in them in network order, ports in the host's. */
+struct rule {
+	uint8_t address[16];
+	uint16_t port; /* 0 for all */
+	uint8_t kind;
+	uint8_t prefix;
+	uint32_t name_size; /* of the name that follows: lower case, without a final dot or NUL */
+};
+
+struct resolver {
+	uint8_t address[16];
+	uint16_t port;
+	uint16_t unused;
+};
+
+struct network {
+	uint32_t flags;
+	uint32_t rules;
+	uint32_t resolvers;
+	struct resolver resolver[RESOLVERS_MAX];
+};
+
+struct port {
+	uint16_t port;
+	uint16_t ipv6; /* on ::1, not on 127.0.0.1 */
 };
 
 /* --- Init ------------------------------------------------------------------------------------------- */

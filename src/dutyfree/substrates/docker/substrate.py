@@ -193,6 +193,10 @@ class DockerSubstrate:
             raise CreateError(str(error), remedy=_REMEDY) from error
 
     def _body(self, image: str, limits: Limits, labels: dict[str, str]) -> dict[str, Any]:
+        if isinstance(limits.network, tuple):
+            raise CreateError(
+                "docker cannot limit the network to a list", remedy='say "on" or "off", or use native'
+            )
         host: dict[str, Any] = {
             "NetworkMode": self._config.network if limits.network == "on" else "none",
             "Init": self._config.init,
