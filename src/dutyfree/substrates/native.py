@@ -19,19 +19,21 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import exhaustion, images, policy, protocol
+from dutyfree.engine import exhaustion, features, namespaces, policy, protocol
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.images import library, merged, mirrors, rootfs
+from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import NativeSandbox
+from dutyfree.engine.sandbox import Defaults, NativeSandbox, NetworkedSandbox, defaults
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -47,13 +49,24 @@ MEMORY_SHARE = 4
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = "host"
-    """For recipes without one: "host", the path of a root file system, or of a tar of one."""
+    """For recipes without one: "host", a name as Docker takes it, a path, ... (docs/images.md)."""
+    mirrors: dict[str, tuple[str, ...]] = {}
+    """Registry → addresses to ask before it; those of DUTYFREE_MIRRORS come after these."""
+    insecure: tuple[str, ...] = ()
+    """Registries that are asked without TLS; those on the loopback always are."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
+
+
+class Base(NamedTuple):
+    """What sandboxes start from."""
+
+    trees: tuple[Tree, ...]
+    usual: Defaults
 
 
 class Native:
@@ -67,9 +80,10 @@ class Native:
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
         self._numbers = itertools.count(1)
-        self._images: dict[str, tuple[Tree, ...]] = {}
-        self._prepared: dict[str, tuple[Tree, ...]] = {}
-        self._known: dict[int, tuple[Recipe, tuple[Tree, ...]]] = {}
+        self._images: dict[str, Base] = {}
+        self._held: list[Held] = []
+        self._prepared: dict[str, Base] = {}
+        self._known: dict[int, tuple[Recipe, Base]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -92,7 +106,8 @@ class Native:
                     f"native: {self._config.program} speaks version {hello.value}, not {protocol.VERSION}",
                     remedy="install dutyfree again",
                 )
-            self._features = hello.text.decode()
+            self.features = features.parse(hello.text.decode())
+            self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -111,6 +126,8 @@ class Native:
         with anyio.CancelScope(shield=True):
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
+            while self._held:
+                self._held.pop().close()
 
     def sandbox(
         self,
@@ -123,7 +140,7 @@ class Native:
         return self._made(recipe or Recipe(), limits or Limits())
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        await self._trees(recipe or Recipe())
+        await self._base(recipe or Recipe())
 
     async def sandboxes(self) -> Sequence[str]:
         return sorted(self._alive)
@@ -131,7 +148,10 @@ class Native:
     async def facts(self) -> dict[str, str]:
         facts = {
             "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
-            "engine": self._features,
+            "mode": self.features.mode,
+            "ids": str(self.features.ids),
+            "limits": f"cgroup {self.features.cgroup}: {', '.join(self.features.controllers) or 'none'}",
+            "lost": ", ".join(self.features.losses()) or "nothing",
             "image": self._config.image,
             "kernel": os.uname().release,
         }
@@ -140,6 +160,14 @@ class Native:
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
             facts |= await stages.tools(sandbox)
         return facts
+
+    async def tried(self) -> dict[str, int]:
+        """What of the kernel works here, each with its errno: found by trying. Raises Unavailable."""
+        try:
+            said = (await self._launcher.ask(Request.PROBE)).text.decode()
+        except LauncherError as error:
+            raise Unavailable(f"native: {error.message}") from error
+        return {name: int(error) for name, error in (word.split("=") for word in said.split())}
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
@@ -151,8 +179,8 @@ class Native:
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
-        trees = await self._trees(recipe)
-        asking = (trees, limits, keep is not None)
+        base = await self._base(recipe)
+        asking = (base.trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
@@ -162,14 +190,16 @@ class Native:
             return await self._make(identity, labelled, reach, keep)
 
         try:
-            reach = Reach(self._launcher, policy.encode(limits.network, self._resolvers))
+            encoded = policy.encode(limits.network, self._resolvers)
         except ValueError as error:
             raise CreateError(str(error)) from error
+        reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
         begun = perf_counter()
         self._alive.add(identity)
         try:
             channel, destroy = await make()
-            sandbox = NativeSandbox(identity, limits, make, channel, destroy, reach, self._resolvers)
+            kind = NetworkedSandbox if self.features.mode == "root" else NativeSandbox
+            sandbox = kind(identity, limits, base.usual, make, channel, destroy, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -193,14 +223,36 @@ class Native:
                 f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
                 remedy="what is written is kept in memory: allow at least twice as much of it",
             )
+        self._refuse_what_cannot_be_limited(limits)
         return protocol.create(
-            Create.KEEP if keep else 0,
+            (Create.KEEP if keep else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
             trees,
-            memory=memory if limits.memory is not None or "memory" in self._features else 0,
+            memory=memory if "memory" in self.features.controllers else 0,
             disk=disk,
-            pids=(limits.pids if limits.pids is not None else PIDS if "pids" in self._features else 0),
+            pids=limits.pids if limits.pids is not None else PIDS,
             cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
         )
+
+    def _shares_network(self, limits: Limits) -> bool:
+        """Without root there is no way out of a network of its own. Raises CreateError."""
+        if self.features.mode == "root" or limits.network in (None, "off"):
+            return False
+        if limits.network != "on":
+            raise CreateError(
+                "native cannot tell apart what a sandbox reaches without root",
+                remedy='run as root, or let it reach nothing ("off") or everything ("on")',
+            )
+        return True
+
+    def _refuse_what_cannot_be_limited(self, limits: Limits) -> None:
+        enforced = {
+            "cpus": (limits.cpus, "cpu" in self.features.controllers),
+            "memory": (limits.memory, "memory" in self.features.controllers),
+            "pids": (limits.pids, self.features.counts_processes),
+        }
+        for name, (wanted, possible) in enforced.items():
+            if wanted is not None and not possible:
+                raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")
 
     async def _make(
         self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
@@ -251,7 +303,7 @@ class Native:
 
     # --- Images and stages --------------------------------------------------------------------------
 
-    async def _trees(self, recipe: Recipe) -> tuple[Tree, ...]:
+    async def _base(self, recipe: Recipe) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         known = self._known.get(id(recipe))
         if known is not None:
@@ -269,7 +321,7 @@ class Native:
         self._known[id(recipe)] = (recipe, self._prepared[key])
         return self._prepared[key]
 
-    async def _image(self, name: str | None) -> tuple[Tree, ...]:
+    async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
@@ -277,20 +329,29 @@ class Native:
                     self._images[name] = await self._load(name)
         return self._images[name]
 
-    async def _load(self, name: str) -> tuple[Tree, ...]:
+    async def _load(self, name: str) -> Base:
         if name == "host":
-            return await images.host(self._launcher)
+            rootless = self.features.mode == "rootless"
+            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
         path = Path(name)
-        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_dir):
-            return await images.directory(self._launcher, path)
-        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_file):
-            return await images.archive(self._launcher, path)
-        raise CreateError(
-            f"native has no image {name!r}",
-            remedy='name "host", or the absolute path of a root file system or of a tar of one',
-        )
+        if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
+            return Base(await rootfs.directory(self._launcher, path), defaults())
+        if name.startswith(library.DAEMON):
+            from dutyfree.substrates.docker import export
 
-    async def _build(self, recipe: Recipe) -> tuple[Tree, ...]:
+            held = await export.bring(name)
+        else:
+            held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
+        # Until the substrate is closed nobody may remove the layers.
+        self._held.append(held)
+        layers = [lease.tree for lease in held.leases]
+        settings = held.image.settings
+        trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
+        home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
+        usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
+        return Base(trees, usual)
+
+    async def _build(self, recipe: Recipe) -> Base:
         """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
         base = await self._image(recipe.image)
         numbers: list[int] = []
@@ -303,9 +364,11 @@ class Native:
         finally:
             with anyio.CancelScope(shield=True):
                 layers = await self._keep(numbers, forget=not done)
-        return tuple(
-            (mountpoint, (layer, *below)) for layer, (mountpoint, below) in zip(layers, base, strict=True)
+        trees = tuple(
+            (mountpoint, (layer, *below))
+            for layer, (mountpoint, below) in zip(layers, base.trees, strict=True)
         )
+        return Base(trees, base.usual)
 
     async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
         layers: list[int] = []
@@ -353,8 +416,6 @@ def _probe(program: Path) -> Availability:
             "its C program was not built",
             "install gcc (or musl-tools) and install dutyfree again",
         )
-    if os.geteuid() != 0:
-        return Availability(False, "only root can make its sandboxes", "run as root")
     release = os.uname().release
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if version < KERNEL:
@@ -363,9 +424,13 @@ def _probe(program: Path) -> Availability:
         )
     if "overlay" not in Path("/proc/filesystems").read_text():
         return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
-    with contextlib.suppress(OSError):
-        if int(Path("/proc/sys/user/max_user_namespaces").read_text()) == 0:
-            return Availability(
-                False, "user namespaces are switched off", "sysctl user.max_user_namespaces=16384"
-            )
-    return Availability(True, "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp")
+    closed = namespaces.closed()
+    if closed:
+        return Availability(False, *closed)
+    isolation = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
+    if os.geteuid() == 0:
+        return Availability(True, isolation)
+    refused = Launcher.trial(program)
+    if refused:
+        return Availability(False, *namespaces.explain(refused))
+    return Availability(True, f"{isolation}; without root: `dutyfree doctor` says what is lost")
