@@ -243,7 +243,8 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
 
     planned = json.loads(dutyfree("gc", "--dry-run", "--json", env=environment).stdout)
     whats = {each["what"] for each in planned}
-    assert {str(group) for group in groups} <= whats
+    # Another launcher on this machine may sweep them as well.
+    assert {str(group) for group in groups if group.exists()} <= whats
     assert [each["size"] for each in planned if each["kind"] == "layers"] == [1234]
     assert len(store.layers()) == 2
     assert len([what for what in whats if what.startswith(str(tmp_path))]) == 3
