@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import posixpath
 import shutil
 import signal
 import stat
@@ -16,7 +17,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -63,7 +65,6 @@ _KINDS: dict[int, Literal["file", "directory", "link"]] = {
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "link",
 }
-_BASE = b"".join(f"{name}={value}\0".encode() for name, value in ENVIRONMENT.items())
 
 # Plain numbers: arithmetic with those of an enumeration takes microseconds.
 _REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
@@ -74,15 +75,39 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 Remake = Callable[[], Awaitable[tuple[Channel, Callable[[], Awaitable[None]]]]]
 
 
+class Defaults(NamedTuple):
+    """How commands are run that say nothing else; packed once, so that none of them has to."""
+
+    environment: Mapping[str, str]
+    packed: bytes
+    user: str
+    """"" for root with a container's privileges."""
+    directory: str
+    """"" for the place where init stands: the workspace."""
+    program: tuple[str, ...]
+    """What the image would run by itself."""
+
+
+def defaults(
+    env: Mapping[str, str] = MappingProxyType({}),
+    user: str = "",
+    workdir: str = "",
+    program: tuple[str, ...] = (),
+) -> Defaults:
+    merged = {**ENVIRONMENT, **env}
+    packed = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in merged.items())
+    directory = posixpath.normpath(posixpath.join("/", workdir)) if workdir else ""
+    return Defaults(merged, packed, user, "" if directory == WORKDIR else directory, program)
+
+
 class NativeSandbox:
     """Commands, files and abilities. Made by the substrate, which gives it the way to its init."""
-
-    workdir = WORKDIR
 
     def __init__(
         self,
         identity: str,
         limits: Limits,
+        usual: Defaults,
         remake: Remake,
         channel: Channel,
         destroy: Callable[[], Awaitable[None]],
@@ -90,6 +115,10 @@ class NativeSandbox:
         resolvers: Sequence[policy.Server],
     ) -> None:
         self.id = identity
+        self.workdir = usual.directory or WORKDIR
+        self.program = usual.program
+        """What the image would run by itself; nothing does, unless it is handed to ``exec``."""
+        self._usual = usual
         self.spans: tuple[Span, ...] = ()
         self._tail = min(limits.output // 2, TAIL)
         self._head = max(limits.output, 0) - self._tail
@@ -122,7 +151,7 @@ class NativeSandbox:
         except asyncio.CancelledError:
             await _kill(channel, identity, running)
             raise
-        return _observe(command, user, cwd, running, ended, asked)
+        return _observe(command, user or self._usual.user, cwd, running, ended, asked)
 
     async def stream(
         self,
@@ -156,7 +185,7 @@ class NativeSandbox:
             finally:
                 if not running.ended.done():
                     await _kill(channel, identity, running)
-        yield _observe(command, user, cwd, running, running.ended.result(), asked)
+        yield _observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
 
     async def start(
         self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
@@ -164,7 +193,7 @@ class NativeSandbox:
         asked = perf_counter()
         channel = self._usable()
         identity, running = channel.exec(self._payload(command, cwd, env, None, None))
-        observe = partial(_observe, command, None, cwd, running, asked=asked)
+        observe = partial(_observe, command, self._usual.user, cwd, running, asked=asked)
         return NativeProcess(f"{self.id}-{identity}", channel, identity, running, observe)
 
     @asynccontextmanager
@@ -189,11 +218,14 @@ class NativeSandbox:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
         if not argv:
             raise DispatchError("not a command that can be run: it is empty")
-        count, variables = len(ENVIRONMENT), _BASE
+        usual = self._usual
+        count, variables = len(usual.environment), usual.packed
+        if usual.directory:
+            cwd = posixpath.join(usual.directory, cwd or "")
         try:
-            words = [user or "", cwd or "", *argv]
+            words = [user or usual.user, cwd or "", *argv]
             if env:
-                merged = [f"{name}={value}" for name, value in {**ENVIRONMENT, **env}.items()]
+                merged = [f"{name}={value}" for name, value in {**usual.environment, **env}.items()]
                 count, variables = len(merged), b""
                 words += merged
             strings = os.fsencode("\0".join(words)) + b"\0" + variables
@@ -208,7 +240,7 @@ class NativeSandbox:
     # --- Files --------------------------------------------------------------------------------------
 
     async def read(self, path: str) -> bytes:
-        answer = await self._usable().ask(Frame.READ, _path(path))
+        answer = await self._usable().ask(Frame.READ, self._path(path))
         _check(answer.done.result(), path)
         if answer.descriptor is None:
             return answer.data[0]
@@ -216,7 +248,7 @@ class NativeSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
-        payload = protocol.WRITE.pack(mode) + _path(path)
+        payload = protocol.WRITE.pack(mode) + self._path(path)
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)
         else:
@@ -225,13 +257,13 @@ class NativeSandbox:
         _check(answer.done.result(), path)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        answer = await self._usable().ask(Frame.LIST, _path(path))
+        answer = await self._usable().ask(Frame.LIST, self._path(path))
         _check(answer.done.result(), path)
         entries = [entry for part in answer.data for entry in _entries(part)]
         return tuple(sorted(entries, key=lambda entry: entry.name))
 
     async def remove(self, path: str) -> None:
-        answer = await self._usable().ask(Frame.REMOVE, _path(path))
+        answer = await self._usable().ask(Frame.REMOVE, self._path(path))
         _check(answer.done.result(), path)
 
     async def upload(self, source: Path, path: str) -> None:
@@ -242,7 +274,7 @@ class NativeSandbox:
             raise _special(str(source))
         theirs, ours = os.pipe()
         packing = _in_thread(partial(_pack, source, ours))
-        answer = await channel.ask(Frame.UNPACK, _path(path), theirs)
+        answer = await channel.ask(Frame.UNPACK, self._path(path), theirs)
         error = await packing
         # Init's word counts more: a pipe that broke is only its consequence.
         _check(answer.done.result(), path)
@@ -256,7 +288,7 @@ class NativeSandbox:
         ours, theirs = os.pipe()
         unpacking = _in_thread(partial(_unpack, ours, target))
         try:
-            answer = await channel.ask(Frame.PACK, _path(path), theirs)
+            answer = await channel.ask(Frame.PACK, self._path(path), theirs)
             error = await asyncio.shield(unpacking)
             if isinstance(error, OSError) and error.errno == errno.EFBIG:
                 raise error
@@ -310,6 +342,12 @@ class NativeSandbox:
         self._channel.close()
         with anyio.CancelScope(shield=True):
             await self._destroy()
+
+    def _path(self, path: str) -> bytes:
+        encoded = os.fsencode(posixpath.join(self._usual.directory, path))
+        if b"\0" in encoded:
+            raise ValueError("embedded null byte in a path")
+        return (encoded or b".") + b"\0"
 
     def _usable(self) -> Channel:
         if self._closed:
@@ -420,7 +458,9 @@ def _refusal(
         raise DispatchError(f"cannot start a process in the sandbox: {reason}")
     if flags & Exit.NO_USER:
         raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
-    name = cwd if flags & Exit.NO_DIRECTORY else "/bin/sh" if isinstance(command, str) else command[0]
+    name = "/bin/sh" if isinstance(command, str) else command[0]
+    if flags & Exit.NO_DIRECTORY:
+        name = cwd or "the image's directory"
     seconds = perf_counter() - asked
     return Observation(
         exit_code=127 if number == errno.ENOENT else 126,
@@ -428,13 +468,6 @@ def _refusal(
         seconds=seconds,
         spans=(Span("spawn", 0.0, seconds),),
     )
-
-
-def _path(path: str) -> bytes:
-    encoded = os.fsencode(path)
-    if b"\0" in encoded:
-        raise ValueError("embedded null byte in a path")
-    return (encoded or b".") + b"\0"
 
 
 def _check(number: int, path: str) -> None:
