@@ -17,7 +17,7 @@ static const char *const names[CGROUP_KINDS] = {"cpu", "memory", "pids"};
 static const char prefix[] = "dutyfree-";
 
 /* Where our group is made, and our group: by controller on version 1, all the same on version 2. */
-static int parents[CGROUP_KINDS] = {-1, -1, -1}, ours[CGROUP_KINDS] = {-1, -1, -1};
+static int parents[CGROUP_PLACES] = {-1, -1, -1, -1}, ours[CGROUP_PLACES] = {-1, -1, -1, -1};
 static bool unified;
 static char name[32];
 
@@ -69,9 +69,9 @@ static void find(const char *mounts, const char *groups)
 		unified = true;
 		for (int kind = 0; kind < CGROUP_KINDS; kind++)
 			parents[kind] = unified_mount;
-	} else if (unified_mount >= 0) {
-		close(unified_mount);
 	}
+	/* Beside version 1, version 2 serves to freeze. A host that has not mounted it has it all the same. */
+	parents[CGROUP_FREEZER] = unified_mount >= 0 ? unified_mount : mount_new("cgroup2", NULL, 0);
 }
 
 /* Remove a group of groups, of which all processes are gone or going. */
@@ -119,12 +119,15 @@ int cgroup_open(int proc)
 	snprintf(name, sizeof name, "%s%d", prefix, getpid());
 	if (unified)
 		write_file(parents[0], "cgroup.subtree_control", "+cpu +memory +pids");
-	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
+	for (int kind = 0; kind < CGROUP_PLACES; kind++) {
 		if (parents[kind] < 0)
 			continue;
 		sweep_dead(parents[kind]);
-		if (mkdirat(parents[kind], name, 0755) < 0 && errno != EEXIST)
+		if (mkdirat(parents[kind], name, 0755) < 0 && errno != EEXIST) {
+			if (kind == CGROUP_FREEZER)
+				break; /* one can do without */
 			return -errno;
+		}
 		ours[kind] = openat(parents[kind], name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	}
 	if (unified)
@@ -150,6 +153,8 @@ void cgroup_describe(char *text, size_t size)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && used > 0 && (size_t)used < size)
 			used += snprintf(text + used, size - (size_t)used, ":%s", names[kind]);
+	if (ours[CGROUP_FREEZER] >= 0 && used > 0 && (size_t)used < size)
+		snprintf(text + used, size - (size_t)used, ":freezer");
 }
 
 int cgroup_make(struct cgroup *group, unsigned number)
@@ -158,13 +163,16 @@ int cgroup_make(struct cgroup *group, unsigned number)
 
 	*group = (struct cgroup){.number = number, .unified = -1, .tasks = {-1, -1, -1}};
 	snprintf(path, sizeof path, "s%u", number);
-	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+	for (int kind = 0; kind < CGROUP_PLACES; kind++)
 		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
 			return -errno;
-	if (unified) {
-		group->unified = openat(ours[0], path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		return group->unified < 0 ? -errno : 0;
+	if (ours[CGROUP_FREEZER] >= 0) {
+		group->unified = openat(ours[CGROUP_FREEZER], path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (group->unified < 0)
+			return -errno;
 	}
+	if (unified)
+		return 0;
 	snprintf(path, sizeof path, "s%u/tasks", number);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
 		if (ours[kind] < 0)
@@ -215,14 +223,36 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 	return error;
 }
 
+int cgroup_freeze(struct cgroup *group, bool frozen)
+{
+	return group->unified < 0 ? -EOPNOTSUPP : write_file(group->unified, "cgroup.freeze", frozen ? "1" : "0");
+}
+
+int cgroup_events(struct cgroup *group)
+{
+	int fd = openat(group->unified, "cgroup.events", O_RDONLY | O_CLOEXEC);
+
+	return fd < 0 ? -errno : fd;
+}
+
+bool cgroup_is_frozen(int events)
+{
+	char text[256];
+	ssize_t size = pread(events, text, sizeof text - 1, 0);
+
+	text[size < 0 ? 0 : size] = 0;
+	return strstr(text, "frozen 1");
+}
+
 void cgroup_remove(struct cgroup *group)
 {
 	char path[32];
 
 	close_fd(&group->unified);
 	snprintf(path, sizeof path, "s%u", group->number);
-	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-		close_fd(&group->tasks[kind]);
+	for (int kind = 0; kind < CGROUP_PLACES; kind++) {
+		if (kind < CGROUP_KINDS)
+			close_fd(&group->tasks[kind]);
 		if (ours[kind] >= 0)
 			unlinkat(ours[kind], path, AT_REMOVEDIR);
 	}
@@ -230,7 +260,7 @@ void cgroup_remove(struct cgroup *group)
 
 void cgroup_close(void)
 {
-	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+	for (int kind = 0; kind < CGROUP_PLACES; kind++)
 		if (ours[kind] >= 0)
 			sweep(parents[kind], name, 3000);
 }

@@ -4,14 +4,17 @@
 
 #include "protocol.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { CGROUP_CPU, CGROUP_MEMORY, CGROUP_PIDS, CGROUP_KINDS };
+/* Version 2 can freeze, whether or not it has the controllers too. */
+enum { CGROUP_FREEZER = CGROUP_KINDS, CGROUP_PLACES };
 
 struct cgroup {
 	unsigned number;
 	uint64_t memory, pids, cpu_quota; /* as they stand */
-	int unified;                      /* its directory on version 2, -1 otherwise */
+	int unified;                      /* its directory on version 2, -1 where there is none */
 	int tasks[CGROUP_KINDS];          /* on version 1: write 0 here to enter; -1 where there is none */
 };
 
@@ -20,6 +23,9 @@ int cgroup_open(int proc);
 void cgroup_describe(char *text, size_t size);
 int cgroup_make(struct cgroup *group, unsigned number);
 int cgroup_limit(struct cgroup *group, const struct create *wanted);
+int cgroup_freeze(struct cgroup *group, bool frozen);  /* which takes a moment */
+int cgroup_events(struct cgroup *group);              /* to poll for EPOLLPRI: a descriptor or -errno */
+bool cgroup_is_frozen(int events);
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
 
