@@ -13,9 +13,8 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -27,10 +26,11 @@ import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
 from dutyfree.engine import images, protocol
+from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
-from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -115,7 +115,7 @@ class Native:
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[NativeSandbox]:
+    ) -> AsyncIterator[ActingSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
         asked = perf_counter()
         trees = await self._trees(recipe or Recipe())
@@ -146,21 +146,21 @@ class Native:
     @asynccontextmanager
     async def _made(
         self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
-    ) -> AsyncIterator[NativeSandbox]:
+    ) -> AsyncIterator[ActingSandbox]:
         identity = f"native-{os.getpid()}-{next(self._numbers)}"
         asking = (trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
 
-        async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
+        async def make() -> tuple[Channel, Box]:
             return await self._make(identity, body, keep)
 
         begun = perf_counter()
         self._alive.add(identity)
         try:
-            channel, destroy = await make()
-            sandbox = NativeSandbox(identity, limits, make, channel, destroy)
+            channel, box = await make()
+            sandbox = ActingSandbox(identity, limits, make, channel, box)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -194,9 +194,7 @@ class Native:
             cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
         )
 
-    async def _make(
-        self, identity: str, body: bytes, keep: list[int] | None
-    ) -> tuple[Channel, Callable[[], Awaitable[None]]]:
+    async def _make(self, identity: str, body: bytes, keep: list[int] | None) -> tuple[Channel, Box]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
@@ -206,25 +204,18 @@ class Native:
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
             keep.append(reply.value)
-        give_up = partial(self._launcher.tell, Request.DESTROY, reply.value)
-        channel = Channel(socket.socket(fileno=connected), identity, give_up)
-
-        async def destroy() -> None:
-            try:
-                await self._launcher.ask(Request.DESTROY, reply.value)
-            except LauncherError as error:
-                raise CleanupError(f"sandbox {identity} could not be removed: {error.message}") from error
-
+        box = Box(self._launcher, reply.value, identity, freezer="freezer" in self._features)
+        channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
         try:
             await channel.ready
         except BaseException as error:
             channel.close()
             with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await destroy()
+                await box.destroy()
             if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
                 raise CreateError(f"the sandbox died while it was made: {error.message}") from error
             raise
-        return channel, destroy
+        return channel, box
 
     # --- Images and stages --------------------------------------------------------------------------
 

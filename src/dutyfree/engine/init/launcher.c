@@ -194,6 +194,8 @@ static void freeze(const struct request *request)
 		freeze_answer(box, -ECANCELED);
 	if (!error)
 		error = cgroup_freeze(&box->slot->cgroup, wanted);
+	if (!error)
+		box->frozen = true;
 	int events = error || !wanted ? -1 : cgroup_events(&box->slot->cgroup);
 	if (!error && wanted && events < 0)
 		error = events;
@@ -205,7 +207,6 @@ static void freeze(const struct request *request)
 		reply(request->serial, 0, box->number, NULL, 0, NULL, 0);
 		return;
 	}
-	box->frozen = true;
 	box->freezing = events;
 	box->freeze_serial = request->serial;
 	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
