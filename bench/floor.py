@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "src/dutyfree/engine/init"
-SHARED = ("cgroup", "handover", "layers", "process", "sandbox", "seccomp", "slot", "sys")
+SHARED = ("cgroup", "handover", "layers", "priority", "process", "sandbox", "seccomp", "slot", "sys")
 
 sys.path.insert(0, str(HERE.parent))
 from hatch_build import FLAGS, compiler  # noqa: E402

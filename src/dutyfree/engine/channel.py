@@ -85,7 +85,9 @@ class Channel:
         self._closed: Exception | None = None
         self._held: dict[Running | Answer, float] | None = None
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
-        self._loop.add_reader(connected, self._receive)
+        # By its number: of a socket, the loop would make a description each time.
+        self._descriptor = connected.fileno()
+        self._loop.add_reader(self._descriptor, self._receive)
         forks.bind(self)
 
     @property
@@ -214,6 +216,8 @@ class Channel:
         if self._closed is not None or len(payload) > protocol.FRAME_MAX:
             if descriptor is not None:
                 os.close(descriptor)
+            if isinstance(self._closed, CreateError):
+                raise self._closed
             if self._closed is not None:
                 raise SandboxClosed(str(self._closed))
             raise DispatchError(f"{len(payload)} bytes are more than can be handed over at once")
@@ -237,7 +241,7 @@ class Channel:
             descriptor = None
         if sent < len(data):
             self._unsent.append((memoryview(data)[sent:], descriptor))
-            self._loop.add_writer(self._socket, self._flush)
+            self._loop.add_writer(self._descriptor, self._flush)
 
     def _flush(self) -> None:
         while self._unsent:
@@ -252,7 +256,7 @@ class Channel:
                 self._unsent[0] = (data[sent:], None)
             else:
                 self._unsent.popleft()
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_writer(self._descriptor)
 
     def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
         if descriptor is None:
@@ -381,8 +385,9 @@ class Channel:
         if self._closed is not None:
             return
         self._closed = error
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
+        if self._unsent:
+            self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
         self._socket.close()
         futures: list[asyncio.Future[tuple[int, ...]] | asyncio.Future[int]] = [self.ready]
         futures += [

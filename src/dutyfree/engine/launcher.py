@@ -53,7 +53,10 @@ class Launcher:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._unsent: deque[bytes] = deque()
         self._gone = ""
-        self._loop.add_reader(ours, self._receive)
+        # By its number: of a socket, the loop would make a description each time.
+        self._descriptor = ours.fileno()
+        self._writing = False
+        self._loop.add_reader(self._descriptor, self._receive)
         forks.bind(self)
 
     @staticmethod
@@ -111,12 +114,15 @@ class Launcher:
             try:
                 self._socket.send(self._unsent[0])
             except BlockingIOError:
-                self._loop.add_writer(self._socket, self._send)
+                self._loop.add_writer(self._descriptor, self._send)
+                self._writing = True
                 return
             except OSError:
                 return  # the reader learns of the end
             self._unsent.popleft()
-        self._loop.remove_writer(self._socket)
+        if self._writing:
+            self._loop.remove_writer(self._descriptor)
+            self._writing = False
 
     def _receive(self) -> None:
         try:
@@ -163,8 +169,8 @@ class Launcher:
         if self._gone:
             return
         self._gone = reason
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._descriptor)
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(LauncherError(reason))

@@ -67,7 +67,9 @@ def found(asked: Search, data: bytes) -> Found:
             return Found(tuple(matches), bool(flags & protocol.Match.TRUNCATED), line)
         path, text = data[at : at + path_size], data[at + path_size : at + path_size + text_size]
         at += path_size + text_size
-        name = posixpath.join(asked.path, os.fsdecode(path)) if path else asked.path
+        name = os.fsdecode(path)
+        if asked.path not in ("", "."):
+            name = posixpath.join(asked.path, name) if name else asked.path
         matches.append(Match(name, line, text, bool(flags & protocol.Match.CUT)))
     raise CollectError("the sandbox sent a search's result that has no end")
 

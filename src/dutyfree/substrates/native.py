@@ -296,15 +296,14 @@ def _memory() -> int:
 
 
 def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    _, cloned, mounted, sealed = times
-    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted, sealed)]
+    _, cloned, mounted = times
+    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted)]
     done = perf_counter() - asked
     return (
         Span("prepare", 0.0, begun - asked),
         Span("dispatch", begun - asked, at[0] - (begun - asked)),
         Span("mount", at[0], at[1] - at[0]),
-        Span("seal", at[1], at[2] - at[1]),
-        Span("return", at[2], done - at[2]),
+        Span("return", at[1], done - at[1]),
     )
 
 

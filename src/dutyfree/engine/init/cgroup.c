@@ -161,14 +161,14 @@ int cgroup_make(struct cgroup *group, unsigned number)
 {
 	char path[64];
 
-	*group = (struct cgroup){.number = number, .unified = -1, .tasks = {-1, -1, -1}};
+	*group = (struct cgroup){.number = number, .unified = unified, .directory = -1, .tasks = {-1, -1, -1}};
 	snprintf(path, sizeof path, "s%u", number);
 	for (int kind = 0; kind < CGROUP_PLACES; kind++)
 		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
 			return -errno;
 	if (ours[CGROUP_FREEZER] >= 0) {
-		group->unified = openat(ours[CGROUP_FREEZER], path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (group->unified < 0)
+		group->directory = openat(ours[CGROUP_FREEZER], path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (group->directory < 0)
 			return -errno;
 	}
 	if (unified)
@@ -225,12 +225,12 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 
 int cgroup_freeze(struct cgroup *group, bool frozen)
 {
-	return group->unified < 0 ? -EOPNOTSUPP : write_file(group->unified, "cgroup.freeze", frozen ? "1" : "0");
+	return group->directory < 0 ? -EOPNOTSUPP : write_file(group->directory, "cgroup.freeze", frozen ? "1" : "0");
 }
 
 int cgroup_events(struct cgroup *group)
 {
-	int fd = openat(group->unified, "cgroup.events", O_RDONLY | O_CLOEXEC);
+	int fd = openat(group->directory, "cgroup.events", O_RDONLY | O_CLOEXEC);
 
 	return fd < 0 ? -errno : fd;
 }
@@ -244,11 +244,29 @@ bool cgroup_is_frozen(int events)
 	return strstr(text, "frozen 1");
 }
 
+int cgroup_weight(const struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/%s", group->number, unified ? "cpu.weight" : "cpu.shares");
+	int fd = openat(ours[CGROUP_CPU], path, O_WRONLY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+void cgroup_restore(struct cgroup *group)
+{
+	AUTOCLOSE int weight = cgroup_weight(group);
+	const char *full = unified ? "100" : "1024";
+
+	if (weight >= 0 && write(weight, full, strlen(full)) < 0)
+		return; /* it yields to others for longer than it should */
+}
+
 void cgroup_remove(struct cgroup *group)
 {
 	char path[32];
 
-	close_fd(&group->unified);
+	close_fd(&group->directory);
 	snprintf(path, sizeof path, "s%u", group->number);
 	for (int kind = 0; kind < CGROUP_PLACES; kind++) {
 		if (kind < CGROUP_KINDS)

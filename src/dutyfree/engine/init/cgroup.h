@@ -14,7 +14,8 @@ enum { CGROUP_FREEZER = CGROUP_KINDS, CGROUP_PLACES };
 struct cgroup {
 	unsigned number;
 	uint64_t memory, pids, cpu_quota; /* as they stand */
-	int unified;                      /* its directory on version 2, -1 where there is none */
+	bool unified;                     /* its limits are version 2's */
+	int directory;                    /* on version 2, with which it is frozen; -1 where there is none */
 	int tasks[CGROUP_KINDS];          /* on version 1: write 0 here to enter; -1 where there is none */
 };
 
@@ -26,6 +27,8 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted);
 int cgroup_freeze(struct cgroup *group, bool frozen);  /* which takes a moment */
 int cgroup_events(struct cgroup *group);              /* to poll for EPOLLPRI: a descriptor or -errno */
 bool cgroup_is_frozen(int events);
+int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weight to, or -errno */
+void cgroup_restore(struct cgroup *group);     /* what its sandbox may have changed */
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
 

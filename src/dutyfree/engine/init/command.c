@@ -4,7 +4,6 @@
 #include "sys.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,27 +210,28 @@ int command_postpone(const char *payload, size_t size)
 	return 0;
 }
 
-int command_wait_ms(void)
+bool command_running(void)
 {
-	uint64_t first = UINT64_MAX, time;
+	return highest > 0;
+}
+
+uint64_t command_next(void)
+{
+	uint64_t first = UINT64_MAX;
 
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && commands[i]->deadline < first)
 			first = commands[i]->deadline;
-	if (first == UINT64_MAX)
-		return -1;
-	time = now();
-	if (first <= time)
-		return 0;
-	uint64_t wait = (first - time) / 1000000u + 1;
-	return wait > INT_MAX ? INT_MAX : (int)wait;
+	return first;
 }
 
 /* Of a command that is due, the owner may have postponed the deadline while all of us were frozen: what it
  * says is heard once more before. */
 void command_deadlines(void)
 {
-	if (command_wait_ms() != 0) {
+	uint64_t next = command_next();
+
+	if (next == UINT64_MAX || next > now()) {
 		late = false;
 		return;
 	}
@@ -355,6 +355,7 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 	command->credit = wanted.head;
 	command->mark = process_mark();
 	command->result.received = received;
+	priority_begin(received);
 	struct start start = {.user = strings[0],
 			      .directory = strings[1],
 			      .arguments = strings + 2,

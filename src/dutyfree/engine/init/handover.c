@@ -42,6 +42,8 @@ void handover_give(const struct slot *slot, int socket)
 	hand(socket, HANDED_SOCKET);
 	hand(slot->user_namespace, HANDED_USER);
 	hand(slot->network, HANDED_NETWORK);
+	AUTOCLOSE int weight = cgroup_weight(&slot->cgroup);
+	hand(weight, HANDED_WEIGHT);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		hand(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
 }

@@ -4,6 +4,7 @@
 #include "sys.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,9 +205,22 @@ static void watch(int operation, int fd, uint32_t events, uint64_t data)
 		_exit(73);
 }
 
+/* Milliseconds until something is to be done by itself, -1 for never. */
+static int wait_ms(void)
+{
+	uint64_t first = command_next(), look = priority_next();
+
+	if (look < first)
+		first = look;
+	if (first == UINT64_MAX)
+		return -1;
+	uint64_t time = now(), wait = first <= time ? 0 : (first - time) / 1000000u + 1;
+	return wait > INT_MAX ? INT_MAX : (int)wait;
+}
+
 enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
 
-_Noreturn void init_run(struct ready *times)
+_Noreturn void init_run(void)
 {
 	struct epoll_event events[64];
 	uint32_t listening = EPOLLIN;
@@ -219,7 +233,6 @@ _Noreturn void init_run(struct ready *times)
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
 	command_watch(epoll);
-	outbox_frame(FRAME_READY, 0, 0, times, sizeof *times, NULL, 0);
 	for (;;) {
 		queue_run(perform);
 		if (outbox_due())
@@ -229,7 +242,7 @@ _Noreturn void init_run(struct ready *times)
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
-		int count = epoll_wait(epoll, events, 64, command_wait_ms());
+		int count = epoll_wait(epoll, events, 64, wait_ms());
 		for (int i = 0; i < count; i++) {
 			uint64_t what = events[i].data.u64;
 			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
@@ -251,5 +264,6 @@ _Noreturn void init_run(struct ready *times)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
 		command_deadlines();
+		priority_turn(command_running());
 	}
 }

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #define CONTROL_FD 3
+#define WEIGHT_FD 4 /* where the weight of our control group is written */
 
 #define CAPABILITY(name) (1u << (name))
 /* What root of the sandbox can do, in its own user namespace only: as in a Docker container, less what
@@ -21,7 +22,7 @@
 /* Init also reads the limits of processes that have changed their user, by which it knows its own. */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
-_Noreturn void init_run(struct ready *times);
+_Noreturn void init_run(void);
 
 /* --- What is sent (outbox.c) ------------------------------------------------------------------------ */
 
@@ -58,7 +59,8 @@ int command_postpone(const char *payload, size_t size);
 void command_readable(unsigned index, int stream); /* an event on a command's pipe */
 void command_read_on(void);                        /* the way to the owner is free again */
 void command_reap(void);                           /* some child ended */
-int command_wait_ms(void);                         /* until the next deadline, -1 for none */
+bool command_running(void);
+uint64_t command_next(void);                       /* the next deadline, UINT64_MAX for none */
 void command_deadlines(void);
 void command_watch(int epoll);
 void command_prepare(void);                        /* does beforehand what a command will need */
@@ -97,5 +99,12 @@ int terminal_open(uint32_t id, char *payload, size_t size);
 int edit_file(uint32_t id, const char *payload, size_t size);
 int search_start(uint32_t id, char *payload, size_t size);
 int watch_start(uint32_t id, const char *payload, size_t size);
+
+/* --- Turns on the processor (priority.c) ------------------------------------------------------------- */
+
+void priority_open(bool unified);
+void priority_begin(uint64_t time);  /* a command begins */
+uint64_t priority_next(void);        /* when to look again, UINT64_MAX for never */
+void priority_turn(bool running);    /* look */
 
 #endif

@@ -89,9 +89,9 @@ static pid_t launch(const struct create *wanted, struct box *box, int socket)
 		.exit_signal = SIGCHLD,
 	};
 
-	if (box->slot->cgroup.unified >= 0) {
+	if (box->slot->cgroup.directory >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)box->slot->cgroup.unified;
+		args.cgroup = (uint64_t)box->slot->cgroup.directory;
 	}
 	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);

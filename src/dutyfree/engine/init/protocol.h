@@ -96,8 +96,8 @@ enum frame_kind {
 	FRAME_NOTIFY = 16,   /* u32: a signal to the command's first process and its group */
 	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
 	/* init → owner */
-	FRAME_READY = 32,  /* struct ready: the sandbox stands */
-	FRAME_FATAL = 33,  /* i32 errno, text: it does not, and init exits */
+	FRAME_READY = 32,  /* struct ready: its files stand; what comes now is read when it is sealed, too */
+	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */
 	FRAME_OUTPUT = 34, /* flags: the stream, 1 or 2 */
 	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
 	FRAME_DONE = 36,   /* i32 errno, then the answer; flags: FRAME_MORE if another one follows */
@@ -205,7 +205,6 @@ struct ready {
 	uint32_t version;
 	uint64_t cloned; /* CLOCK_MONOTONIC nanoseconds, as all times here */
 	uint64_t mounted;
-	uint64_t sealed;
 };
 
 enum exit_flags {

@@ -41,7 +41,6 @@ static struct mask {
 #define FILES 65536 /* that a process may have open */
 
 static int control; /* the socket, for the last word of a sandbox that cannot be made */
-static struct ready times;
 static const struct slot *our_slot;
 
 static _Noreturn void fail(const char *step, int error)
@@ -255,11 +254,20 @@ static int work(void *unused)
 		if (our_slot->cgroup.tasks[kind] >= 0)
 			must_call(write(our_slot->cgroup.tasks[kind], "0", 1), "control group");
 	must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
-	must_call(syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0), "close_range");
+	must_call(syscall(SYS_close_range, WEIGHT_FD + 1, ~0u, 0), "close_range");
+	priority_open(our_slot->cgroup.unified);
 	keep_capabilities(INIT_CAPABILITIES);
 	must(seccomp_enter(), "seccomp");
-	times.sealed = now();
-	init_run(&times);
+	init_run();
+}
+
+/* Said before the last steps, so that the owner wakes up meanwhile: what it then asks for waits in the
+ * socket until they are done, and if one fails, that is the answer. */
+static void tell_ready(const struct ready *ready)
+{
+	struct frame header = {.size = sizeof *ready, .kind = FRAME_READY};
+
+	send_message(control, &header, sizeof header, ready, sizeof *ready, NULL, 0);
 }
 
 _Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept)
@@ -268,7 +276,7 @@ _Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slo
 	static char stack[512 << 10] __attribute__((aligned(16)));
 	sigset_t all;
 
-	times = (struct ready){.version = PROTOCOL_VERSION, .cloned = now()};
+	struct ready ready = {.version = PROTOCOL_VERSION, .cloned = now()};
 	control = HANDED_SOCKET;
 	must(handover_receive(slot, &handed), "descriptors");
 	our_slot = &handed;
@@ -279,10 +287,12 @@ _Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slo
 		must_call(setns(handed.network, CLONE_NEWNET), "network");
 	mount_root(wanted, kept);
 	must_call(sethostname("sandbox", 7), "hostname");
-	times.mounted = now();
+	ready.mounted = now();
+	tell_ready(&ready);
 	drop();
 	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
 	control = CONTROL_FD;
+	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "weight");
 	must_call(clone(work, stack + sizeof stack,
 			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
 		  "thread");

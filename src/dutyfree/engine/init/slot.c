@@ -190,6 +190,7 @@ void slot_return(struct slot *slot)
 			return;
 		}
 	}
+	cgroup_restore(&slot->cgroup);
 	put(slot);
 }
 
