@@ -4,21 +4,24 @@
 ...     sandbox.exec("echo hello").stdout
 
 It is one generic wrapper, so whatever the async objects learn is here too: awaitables are awaited,
-async contexts become contexts, async iterators become iterators.
+async contexts become contexts, async iterators become iterators. Any thread may call, also one in which
+an event loop runs, which then stands still for so long.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dutyfree import contract, substrates
+from dutyfree.errors import SandboxClosed
 
 _WRAPPED = (contract.Substrate, contract.Sandbox)
 _DATA = (msgspec.Struct, bytes, str, int, float, dict)
@@ -28,8 +31,14 @@ _DATA = (msgspec.Struct, bytes, str, int, float, dict)
 def open(name: str, **options: Any) -> Iterator[Any]:  # noqa: A001
     """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises."""
     opened = substrates.open(name, **options)
-    with start_blocking_portal() as portal, _context(portal, opened) as substrate:
-        yield substrate
+    owner = os.getpid()
+    with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal())
+        try:
+            yield stack.enter_context(_context(portal, opened))
+        finally:
+            if os.getpid() != owner:
+                stack.pop_all()  # in a forked copy there is no loop that could end anything
 
 
 class _Blocking:
@@ -38,6 +47,7 @@ class _Blocking:
     def __init__(self, portal: BlockingPortal, inner: Any) -> None:
         self._portal = portal
         self._inner = inner
+        self._owner = os.getpid()
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
@@ -45,6 +55,11 @@ class _Blocking:
             return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._owner:
+                raise SandboxClosed(
+                    "this process is a fork of the one that opened the substrate",
+                    remedy="open a substrate of its own after os.fork",
+                )
             return _blocking(self._portal, self._portal.call(_resolve, value, args, kwargs))
 
         return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -56,7 +55,9 @@ class ActingSandbox(NativeSandbox):
         return batch.search_result(asked, answer)
 
     @asynccontextmanager
-    async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncIterator[AsyncIterator[Change]]:
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AsyncIterator[AsyncIterator[Change]]:
         channel = self._usable()
         flags = protocol.Watch.RECURSIVE if recursive else 0
         arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -180,10 +181,12 @@ class ActingSandbox(NativeSandbox):
         except asyncio.CancelledError:
             # From the last on, so that none begins because the one before it was killed.
             for identity, waiting in reversed(posted):
-                if not batch.ending(waiting).done():
+                ending = batch.ending(waiting)
+                ending.add_done_callback(lambda ended: ended.exception())  # nobody else hears of it
+                if not ending.done():
                     channel.kill(identity)
             if not channel.held:
-                with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
+                with anyio.CancelScope(shield=True):
                     await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
             raise
         return await batch.results(actions, [waiting for _, waiting in posted])

@@ -49,7 +49,7 @@ class Box:
                 await self._launcher.ask(Request.DESTROY, self.number)
         except TimeoutError as error:
             raise CleanupError(
-                f"sandbox {self._name} is not gone after {PATIENCE:g} s: the kernel has not ended its processes",
+                f"sandbox {self._name} is not gone after {PATIENCE:g} s: its processes have not ended",
                 remedy="it is removed when they end, or with the substrate",
             ) from error
         except LauncherError as error:

@@ -30,7 +30,7 @@ _LAST = 1.0  # second of it
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
-class Refused(DispatchError):
+class Refused(DispatchError):  # noqa: N818 (names the answer)
     """Init did not take a command."""
 
     def __init__(self, number: int) -> None:

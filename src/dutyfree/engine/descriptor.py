@@ -61,9 +61,7 @@ class Descriptor:
                 except OSError as error:
                     raise BrokenPipeError(error.errno, "nobody takes it any more") from error
 
-    async def _until(
-        self, add: Callable[..., object], remove: Callable[[int], object]
-    ) -> None:
+    async def _until(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
         add(self._number, _resolve, ready)
         self._waiting.add(ready)

@@ -59,7 +59,8 @@ def payload(asked: Search) -> bytes:
 
 def found(asked: Search, data: bytes) -> Found:
     """Raises CollectError if the records make no sense."""
-    matches, at, size = [], 0, protocol.MATCH.size
+    matches: list[Match] = []
+    at, size = 0, protocol.MATCH.size
     while at + size <= len(data):
         line, path_size, text_size, flags = protocol.MATCH.unpack_from(data, at)
         at += size
