@@ -8,15 +8,26 @@ import textwrap
 import anyio
 import pytest
 
-from dutyfree import Limits
-from dutyfree.contract import Observation
+from dutyfree import Limits, List, Read, Sandbox
 from dutyfree.engine import channel
+from dutyfree.engine.actions import ActingSandbox
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed
 from dutyfree.substrates.native import Native
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(memory=256 << 20, pids=64)
+
+
+async def appeared(sandbox: Sandbox, name: str) -> None:
+    with anyio.fail_after(10):
+        while not any(entry.name == name for entry in await sandbox.list(".")):  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+
+
+async def search_until_it_fails(sandbox: ActingSandbox) -> None:
+    for _ in range(20):
+        await sandbox.search("/usr", "no such text anywhere", timeout=0.3)
 
 
 async def test_a_terminal_that_nobody_reads_holds_up_nobody(native: Native) -> None:
@@ -31,16 +42,16 @@ async def test_a_terminal_that_nobody_reads_holds_up_nobody(native: Native) -> N
 
 
 async def test_a_terminal_whose_command_reads_nothing(native: Native) -> None:
-    async with native.sandbox(limits=LIMITS) as sandbox:
-        async with sandbox.terminal("stty raw -echo; echo on; kill -STOP $$") as held:
-            assert b"on" in await held.read()
-            with anyio.move_on_after(0.5) as scope:
-                await held.write(bytes(1_000_000))
-            assert scope.cancelled_caught
-            with anyio.fail_after(4):
-                assert (await sandbox.exec("true", timeout=3)).ok
-                await held.kill()
-                assert (await held.wait()).signal == 9
+    stopped = "stty raw -echo; echo on; kill -STOP $$"
+    async with native.sandbox(limits=LIMITS) as sandbox, sandbox.terminal(stopped) as held:
+        assert b"on" in await held.read()
+        with anyio.move_on_after(0.5) as scope:
+            await held.write(bytes(1_000_000))
+        assert scope.cancelled_caught
+        with anyio.fail_after(4):
+            assert (await sandbox.exec("true", timeout=3)).ok
+            await held.kill()
+            assert (await held.wait()).signal == 9
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
@@ -56,21 +67,27 @@ async def test_a_terminals_tracer_holds_up_nobody(native: Native) -> None:
     """
     async with native.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("script.py", textwrap.dedent(tracer).encode())
-        await sandbox.exec(
-            "python3 script.py >/dev/null 2>&1 </dev/null & while [ ! -e tracing ]; do :; done"
-        )
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "tracing")
         with anyio.fail_after(10):
-            async with sandbox.terminal("sleep 0.2; echo x; sleep 100") as held:
+            async with sandbox.terminal("echo x; sleep 100") as held:
                 await held.read()
             assert (await sandbox.exec("true", timeout=5)).ok
 
 
 async def test_all_terminals_taken(native: Native) -> None:
+    taker = """
+    import os, time
+    held = []
+    try:
+        while True: held.append(os.openpty())
+    except OSError: open("full", "w")
+    time.sleep(100)
+    """
     async with native.sandbox(limits=LIMITS) as sandbox:
-        script = "import os, time; held = []\ntry:\n  while True: held.append(os.openpty())\nexcept OSError: open('full', 'w')\ntime.sleep(100)"
-        await sandbox.start(["python3", "-c", script])
-        while not any(entry.name == "full" for entry in await sandbox.list(".")):  # noqa: ASYNC110
-            await anyio.sleep(0.02)
+        await sandbox.write("script.py", textwrap.dedent(taker).encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "full")
         with pytest.raises(DispatchError, match="handed over"):
             async with sandbox.terminal():
                 pass
@@ -95,12 +112,10 @@ async def test_workers_that_are_killed_or_stopped(native: Native, monkeypatch: p
             await sandbox.exec("kill -9 -1")
             with anyio.fail_after(4):
                 assert [change async for change in changes] == []
-        killer = await sandbox.start("while :; do kill -STOP -1; done")
+        await sandbox.start("while :; do kill -STOP -1; done")
         await anyio.sleep(0.2)
         with anyio.fail_after(15), pytest.raises((TimeoutError, OSError, ExecError)):
-            for _ in range(20):
-                await sandbox.search("/usr", "no such text anywhere", timeout=0.3)
-        del killer
+            await search_until_it_fails(sandbox)
     async with native.sandbox() as sandbox:
         assert (await sandbox.exec("true")).ok
 
@@ -115,10 +130,18 @@ async def test_no_descriptor_of_a_worker_is_to_be_had(native: Native) -> None:
 
 async def test_pids_taken(native: Native) -> None:
     """Where no process can be made, actions say so, and those without one go on."""
+    forker = """
+    import os, time
+    try:
+        while os.fork(): pass
+    except OSError: open("full", "w")
+    time.sleep(100)
+    """
     async with native.sandbox(limits=Limits(memory=256 << 20, pids=8)) as sandbox:
         await sandbox.write("file", b"text")
-        await sandbox.start("for i in 1 2 3 4 5 6 7 8 9; do sleep 100 & done; sleep 100")
-        await anyio.sleep(0.3)
+        await sandbox.write("script.py", textwrap.dedent(forker).encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "full")
         with pytest.raises(OSError, match="temporarily unavailable"):
             await sandbox.search(".", "text")
         with pytest.raises(OSError, match="temporarily unavailable"):
@@ -126,8 +149,6 @@ async def test_pids_taken(native: Native) -> None:
                 pass
         await sandbox.edit("file", b"text", b"other")
         assert await sandbox.batch([]) == ()
-        results = await sandbox.batch(
-            [__import__("dutyfree").Read("file"), __import__("dutyfree").List(".")], stop_on_failure=False
-        )
+        results = await sandbox.batch([Read("file"), List(".")], stop_on_failure=False)
         assert results[0] == b"other"
-        assert not isinstance(results[1], Observation)
+        assert isinstance(results[1], tuple)
