@@ -14,14 +14,22 @@ import functools
 import inspect
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
+from typing import Any, TypeVar
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dutyfree import contract, substrates
 from dutyfree.errors import SandboxClosed
+
+T = TypeVar("T")
 
 _WRAPPED = (contract.Substrate, contract.Sandbox)
 _DATA = (msgspec.Struct, bytes, str, int, float, dict)
@@ -32,13 +40,14 @@ def open(name: str, **options: Any) -> Iterator[Any]:  # noqa: A001
     """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises."""
     opened = substrates.open(name, **options)
     owner = os.getpid()
-    with ExitStack() as stack:
-        portal = stack.enter_context(start_blocking_portal())
+    with start_blocking_portal() as portal:
         try:
-            yield stack.enter_context(_context(portal, opened))
+            with _context(portal, opened) as substrate:
+                yield substrate
         finally:
             if os.getpid() != owner:
-                stack.pop_all()  # in a forked copy there is no loop that could end anything
+                # A forked copy has no thread that runs the loop: the portal is to know, and not to wait.
+                portal._event_loop_thread_id = None
 
 
 class _Blocking:
@@ -107,8 +116,21 @@ def _blocking(portal: BlockingPortal, value: Any) -> Any:
 @contextmanager
 def _context(portal: BlockingPortal, context: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
     wrapped: AbstractContextManager[Any] = portal.wrap_async_context_manager(context)
-    with wrapped as value:
+    with _of_this_process(wrapped) as value:
         yield _blocking(portal, value)
+
+
+@contextmanager
+def _of_this_process(context: AbstractContextManager[T]) -> Iterator[T]:
+    """In a forked copy, where there is no loop that could end anything, it is left without a word."""
+    owner = os.getpid()
+    with ExitStack() as stack:
+        value = stack.enter_context(context)
+        try:
+            yield value
+        finally:
+            if os.getpid() != owner:
+                stack.pop_all()
 
 
 def _iterate(portal: BlockingPortal, items: AsyncIterator[Any]) -> Iterator[Any]:
@@ -122,5 +144,7 @@ def _iterate(portal: BlockingPortal, items: AsyncIterator[Any]) -> Iterator[Any]
         while found := portal.call(following):
             yield found[0]
     finally:
+        # Not waited for: this may be the garbage collector, at any time and in any thread.
         if isinstance(items, AsyncGenerator):
-            portal.call(items.aclose)
+            with suppress(RuntimeError):  # the loop has ended, and all of it
+                portal.start_task_soon(items.aclose)
