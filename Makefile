@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check format bench docs clean
+.PHONY: help setup study test test-vm check format bench soak docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test: $(DEVELOPED) ## All tests, with the real parts that this machine can have
 	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
 	scripts/with-docker $(BIN)/python -m pytest $(ARGS)
 
+test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
+	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
+
 check: $(DEVELOPED) ## Linters and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,6 +47,9 @@ format: $(DEVELOPED) ## Put the code into shape
 bench: setup ## Measure what dutyfree itself costs
 	scripts/host-tools crun runc bubblewrap
 	scripts/with-docker $(BIN)/python bench/run.py $(ARGS)
+
+soak: setup ## Endurance of the native engine: cycles, many at once, kills, bombs
+	$(BIN)/python bench/soak.py $(ARGS)
 
 docs: $(DEVELOPED) ## Check the documentation: links, and the commands that it shows
 	$(BIN)/python -m pytest tests/docs $(ARGS)

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import native
+import network
 import peers
 from measuring import Row, figure, interleaved, ratio
 
@@ -71,6 +72,7 @@ PARTS: dict[str, Part] = {
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),
+    "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", peers.docker, lambda rounds: max(10, rounds // 4)),
 }
@@ -108,17 +110,29 @@ def show(rows: list[Row]) -> None:
         )
 
 
+def show_markdown(rows: list[Row]) -> None:
+    print("| | what | value | target | p50 ms | p95 ms | n |\n|---|---|---|---|---|---|---|")
+    for entry in rows:
+        mark = {True: " ✓", False: " ✗", None: ""}[entry["holds"]]
+        target = "" if entry["target"] is None else f"{entry['target']:g}{mark}"
+        times = f"{entry['p50'] * 1e3:.3f} | {entry['p95'] * 1e3:.3f}"
+        print(
+            f"| {entry['id']} | {entry['what']} | {entry['value']:.4g} | {target} | {times} | {entry['n']} |"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=200, help="repetitions of the quick measurements")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     asked = parser.parse_args()
     unknown = set(asked.parts) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     rows = asyncio.run(measure(asked.parts or list(PARTS), asked.rounds))
     write(rows)
-    show(rows)
+    (show_markdown if asked.markdown else show)(rows)
     return 0 if all(entry["holds"] is not False for entry in rows) else 1
 
 

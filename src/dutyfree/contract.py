@@ -11,15 +11,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
 Command: TypeAlias = str | Sequence[str]
 """A string runs in ``/bin/sh -c``; a sequence is an argument vector and runs without a shell."""
+
+NetworkPolicy: TypeAlias = Literal["off", "on"] | tuple[str, ...]
+"""What a sandbox may reach: nothing; whatever this machine reaches; or what a list names.
+
+An entry is a host (``example.org``), all names below a domain (``*.example.org``), an address or a range
+of them (``10.0.0.0/8``), or ``host``: this machine, by the substrate's ``host_address``. Each may end in a
+port (``example.org:443``).
+"""
 
 KILLED = 128
 """Exit codes of a command killed by signal n are KILLED + n, as shells have it."""
@@ -89,7 +100,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pids: int | None = None
     disk: int | None = None
     """Bytes that may be written."""
-    network: Literal["off", "on"] | None = None
+    network: NetworkPolicy | None = None
     """Off by default wherever the substrate isolates at all."""
     output: int = 16 << 20
     """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
@@ -310,7 +321,11 @@ class Substrate(Protocol):
 
     @property
     def host_address(self) -> str | None:
-        """Where a sandbox whose network is on reaches services of this host; None if it cannot."""
+        """Where a sandbox whose network is on reaches services of this host; None if it cannot.
+
+        One of this host's addresses is where such a service has to listen; any other one stands for the
+        host's loopback.
+        """
         ...
 
     def sandbox(
@@ -401,6 +416,28 @@ class Pausable(Protocol):
     async def resume(self) -> None: ...
 
 
+@runtime_checkable
+class NetworkControl(Protocol):
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """What the sandbox may reach from now on; connections that it has to elsewhere are cut, at once.
+
+        A reset keeps it. Raises UsageError for a policy that makes no sense, DispatchError with the
+        former one still in force.
+        """
+        ...
+
+
+@runtime_checkable
+class Ports(Protocol):
+    async def connect(self, port: int) -> ByteStream:
+        """A connection to a server in the sandbox, whatever its network policy; close it after use.
+
+        Raises ConnectionRefusedError if nobody listens there. ``dutyfree.ports.forward`` makes an
+        address on this machine of it.
+        """
+        ...
+
+
 class Shell(Protocol):
     """A held shell: variables, functions and the working directory live on between commands."""
 
@@ -445,9 +482,14 @@ class Streaming(Protocol):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
-        """Output as it comes; the last item is the Observation, its streams empty."""
+        """Output as it comes; the last item is the Observation, its streams empty.
+
+        An iterable as ``stdin`` is read at the command's own pace, and no further once it has ended.
+        """
         ...
 
 

@@ -80,7 +80,7 @@ class Image(msgspec.Struct, frozen=True):
 
     @property
     def tar(self) -> Path:
-        return _directory() / self.name
+        return folder() / self.name
 
 
 def built() -> Image | None:
@@ -123,7 +123,7 @@ async def _found_or_made(say: Progress, force: bool) -> Image:
             return await _build(scratch, say)
         except OSError as error:
             raise Unavailable(
-                f"the image could not be written to {_directory()}: {error.strerror or error}",
+                f"the image could not be written to {folder()}: {error.strerror or error}",
                 remedy="free some space there (2 GB), or set DUTYFREE_CACHE to another directory",
             ) from error
         finally:
@@ -209,13 +209,13 @@ def _resolved(uri: str) -> str | None:
     return uri if uri.partition(":")[0] in ("http", "https", "file") else None
 
 
-def _directory() -> Path:
+def folder() -> Path:
     return paths.cache() / "images"
 
 
 def _record() -> Path:
     spec = msgspec.json.encode([FORMAT, suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
-    return _directory() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
+    return folder() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
 
 
 def _choice() -> Path:
@@ -275,7 +275,7 @@ async def _lock(say: Progress) -> AsyncIterator[None]:
 
 
 def _lock_file() -> TextIO:
-    directory = _directory()
+    directory = folder()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return open(directory / "lock", "w")
@@ -296,9 +296,9 @@ def _try_lock(descriptor: int) -> bool:
 
 def _scratch() -> Path:
     """A fresh build directory; what killed builders left is removed (the lock is ours)."""
-    for old in _directory().glob("build-*"):
+    for old in folder().glob("build-*"):
         shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix="build-", dir=_directory()))
+    return Path(tempfile.mkdtemp(prefix="build-", dir=folder()))
 
 
 async def _build(scratch: Path, say: Progress) -> Image:

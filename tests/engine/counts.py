@@ -1,4 +1,7 @@
-"""What the engine could leave behind on this machine."""
+"""What the engine could leave behind on this machine.
+
+``everything`` is of all launchers; ``Family`` is of one owner, so that others may run beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("dutyfree-engine", "dutyfree-init")
+NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-blank")
+KINDS = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
 
 def processes(names: tuple[str, ...] = NAMES) -> list[int]:
@@ -35,4 +39,69 @@ def left(before: set[str], seconds: float = 20) -> set[str]:
     deadline = time.monotonic() + seconds
     while (found := everything() - before) and time.monotonic() < deadline:
         time.sleep(0.02)
+    return found
+
+
+class Family:
+    """The children of an owner, theirs, and the namespaces that any of them is in or holds, as of now."""
+
+    def __init__(self, owner: int) -> None:
+        self.launchers = children(owner)
+        self.inits = [init for launcher in self.launchers for init in children(launcher)]
+        self.processes = {pid: started(pid) for pid in (*self.launchers, *self.inits)}
+        ours = namespaces("self")
+        self.namespaces = {space for pid in self.processes for space in namespaces(pid)} - ours
+
+    def groups(self) -> set[str]:
+        """Control groups in all hierarchies."""
+        names = tuple(f"dutyfree-{launcher}" for launcher in self.launchers)
+        found = set()
+        for directory, inside, _ in os.walk("/sys/fs/cgroup"):
+            if directory.endswith(names):
+                found |= {directory, *(f"{directory}/{name}" for name in inside)}
+        return found
+
+    def remains(self, seconds: float = 20, *, groups: bool = True) -> set[str]:
+        """What of it is still there, given some time to vanish."""
+        deadline = time.monotonic() + seconds
+        while (found := self._remains(groups)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
+
+    def _remains(self, groups: bool) -> set[str]:
+        found = {f"process {pid}" for pid, begun in self.processes.items() if begun and started(pid) == begun}
+        if groups:
+            found |= {f"cgroup {group}" for group in self.groups()}
+        if not found:  # the longest look comes last
+            held = {space for pid in os.listdir("/proc") if pid.isdigit() for space in namespaces(pid)}
+            found |= {f"namespace {space}" for space in held & self.namespaces}
+        return found
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def started(pid: int) -> str:
+    """When: tells a process from another with the same pid. Empty for one that is gone."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if words[0] in "ZX" else words[19]
+    return ""
+
+
+def namespaces(pid: int | str) -> set[str]:
+    """Those that the process is in or has a descriptor of."""
+    found = set()
+    for directory in (f"/proc/{pid}/ns", f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory):
+                with contextlib.suppress(OSError):
+                    link = os.readlink(f"{directory}/{name}")
+                    if link.partition(":[")[0] in KINDS:
+                        found.add(link)
     return found

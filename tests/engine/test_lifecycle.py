@@ -25,10 +25,11 @@ ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
 OWNER = textwrap.dedent(
     """
     import anyio, dutyfree, signal
+    from dutyfree import Limits
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as started by hand, not in the background
     async def one(substrate, number):
         while True:
-            async with substrate.sandbox() as sandbox:
+            async with substrate.sandbox(limits=Limits(network="on" if number == 2 else "off")) as sandbox:
                 await sandbox.exec("(setsid sleep 1000 >/dev/null 2>&1 &); head -c 300000 /dev/zero; true")
                 await sandbox.write("file", bytes(1_000_000))
                 if number % 2:
@@ -48,6 +49,13 @@ OWNER = textwrap.dedent(
 )
 
 
+def stopped(process: subprocess.Popen[str]) -> counts.Family:
+    """What the owner has at this moment, in which it is held."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return counts.Family(process.pid)
+
+
 def owner() -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
 
@@ -55,7 +63,7 @@ def owner() -> subprocess.Popen[str]:
 @pytest.mark.native
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_owner_leaves_nothing(signum: int) -> None:
-    before = counts.everything()
+    """At whatever moment: no process, control group or namespace, be it of the network or another kind."""
     delays = random.Random(signum)
     for _ in range(ROUNDS if signum == signal.SIGKILL else 2):
         with owner() as process:
@@ -63,26 +71,29 @@ def test_a_killed_owner_leaves_nothing(signum: int) -> None:
             if delays.random() < 0.8:
                 process.stdout.readline()
             time.sleep(delays.uniform(0, 0.25))
+            family = stopped(process)
             process.send_signal(signum)
+            process.send_signal(signal.SIGCONT)
             process.wait()
-        assert not counts.left(before)
+        assert not family.remains()
 
 
 @pytest.mark.native
 def test_a_killed_launcher_leaves_no_process() -> None:
-    before, others = counts.everything(), set(counts.processes())
-    with owner() as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.2)
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                os.kill(int(child), signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while (left := set(counts.processes()) - others) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.kill()
-    assert not left
+    families, delays = [], random.Random(1)
+    for _ in range(max(1, ROUNDS // 4)):
+        with owner() as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(delays.uniform(0, 0.25))
+            family = counts.Family(process.pid)
+            for launcher in family.launchers:
+                os.kill(launcher, signal.SIGKILL)
+            time.sleep(delays.uniform(0, 0.1))
+            process.kill()
+        assert family.launchers
+        assert not family.remains(groups=False)
+        families.append(family)
 
     # Control groups without a process are swept by the next launcher.
     async def reopen() -> None:
@@ -90,7 +101,7 @@ def test_a_killed_launcher_leaves_no_process() -> None:
             pass
 
     anyio.run(reopen)
-    assert not counts.left(before)
+    assert not [family.remains() for family in families if family.remains()]
 
 
 @pytest.mark.anyio

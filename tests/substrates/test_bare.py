@@ -191,7 +191,11 @@ async def test_commands_get_a_small_environment(tmp_path, monkeypatch):
 @pytest.mark.anyio
 async def test_limits_that_it_cannot_enforce_are_refused():
     async with dutyfree.open("bare") as substrate:
-        for limits in (dutyfree.Limits(memory=1 << 20), dutyfree.Limits(network="off")):
+        for limits in (
+            dutyfree.Limits(memory=1 << 20),
+            dutyfree.Limits(network="off"),
+            dutyfree.Limits(network=("host",)),
+        ):
             with pytest.raises(CreateError, match="bare cannot limit"):
                 async with substrate.sandbox(limits=limits):
                     pass

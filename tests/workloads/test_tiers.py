@@ -19,11 +19,17 @@ from dutyfree.study.plan import Batch
 from dutyfree.study.records import Trial
 from dutyfree.workloads import tiers
 from dutyfree.workloads.fixture import Fixture
-from dutyfree.workloads.gitserver import GitServer, serve
+from dutyfree.workloads.gitserver import GitServer, listening, serve
 from dutyfree.workloads.workload import Workload
 
 
-@pytest.fixture(params=["bare", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(
+    params=[
+        "bare",
+        pytest.param("native", marks=pytest.mark.native),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ]
+)
 async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
     async with dutyfree.open(request.param) as substrate:
         yield substrate
@@ -31,7 +37,7 @@ async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
 
 @pytest.fixture
 async def server(fixture: Fixture, substrate: Substrate) -> AsyncIterator[GitServer]:
-    async with serve(fixture, [substrate.host_address or ""]) as server:
+    async with serve(fixture, [listening(substrate.host_address or "")]) as server:
         yield server
 
 

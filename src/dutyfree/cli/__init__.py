@@ -21,6 +21,10 @@ app = App(
 )
 # By import path, so that a command loads only what it needs.
 _COMMANDS = {
+    "dutyfree.cli.sandboxes:run": "Run one command in a fresh sandbox.",
+    "dutyfree.cli.shell:shell": "Open a shell in a fresh sandbox.",
+    "dutyfree.cli.host:ps": "List the sandboxes that live on this machine.",
+    "dutyfree.cli.host:gc": "Remove what killed runs have left behind.",
     "dutyfree.cli.study:study": "Measure the tax on this machine, then write the report.",
     "dutyfree.cli.reports:report": "Write figures, tables and report anew from records.",
     "dutyfree.cli.reports:compare": "Say what became slower or faster between two studies.",

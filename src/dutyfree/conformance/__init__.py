@@ -14,8 +14,9 @@ Under pytest, for a substrate of your own::
             await check(substrate)
 """
 
-from dutyfree.conformance import commands, output, processes, files, trees, lifecycle, limits  # noqa: F401, I001 (each registers its checks, in this order)
-from dutyfree.conformance import abilities, actions  # noqa: F401
+from dutyfree.conformance import (  # noqa: I001 (each registers its checks, in this order)
+    commands, output, processes, files, trees, lifecycle, limits, abilities, actions, network,  # noqa: F401
+)  # fmt: skip
 from dutyfree.conformance.suite import CHECKS, Check, Result, Skipped, judge, select, tally
 
 __all__ = ["CHECKS", "Check", "Result", "Skipped", "judge", "select", "tally"]

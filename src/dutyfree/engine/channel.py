@@ -377,6 +377,11 @@ class Channel:
                 future.exception()
         self._waiting.clear()
 
+    def abandon(self) -> None:
+        """Close, and have the sandbox destroyed, without waiting for its end."""
+        self.close()
+        self._destroy()
+
     def close(self) -> None:
         self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
 

@@ -13,12 +13,14 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from dutyfree import paths
+from dutyfree.engine import policy
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.errors import CreateError
@@ -28,6 +30,7 @@ WORKSPACE = "workspace"
 DIRECTORIES = {
     "dev": 0o755,
     "etc": 0o755,
+    "etc/skel": 0o755,
     "home": 0o755,
     "mnt": 0o755,
     "opt": 0o755,
@@ -91,15 +94,25 @@ FILES = {
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
 }
 
+PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
+"""For su, adduser and their like: in a sandbox there is no secret that they could guard."""
+
 _LARGEST = 4 << 20
 """No file of configuration is larger."""
 
 
-async def host(launcher: Launcher) -> tuple[Tree, ...]:
-    """This machine's own software. Raises CreateError."""
-    skeleton = await _scratch(launcher, _fill_host)
-    names = await anyio.to_thread.run_sync(_directories)
-    return (("", (skeleton,)), *[(name, (await _layer(launcher, Path("/", name)),)) for name in names])
+async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...]:
+    """This machine's own software. Raises CreateError.
+
+    Without root its files belong to nobody in a sandbox. Its directories are then laid over it once more, as
+    the sandbox's own, so that files can be added, replaced and removed there.
+    """
+    trees: list[Tree] = [("", (await _scratch(launcher, _fill_host),))]
+    for name in await anyio.to_thread.run_sync(_directories):
+        source = Path("/", name)
+        above = (await _scratch(launcher, partial(_repeat_directories, source)),) if rootless else ()
+        trees.append((name, (*above, await _layer(launcher, source))))
+    return tuple(trees)
 
 
 async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
@@ -149,6 +162,22 @@ def _directories() -> list[str]:
     return [name for name, path in paths.items() if path.is_dir() and not path.is_symlink()]
 
 
+def _repeat_directories(source: Path, target: Path) -> None:
+    """Those that we may look into; the others stay as they are."""
+    waiting = [(str(source), str(target))]
+    while waiting:
+        theirs, ours = waiting.pop()
+        for name in _subdirectories(theirs):
+            if os.access(f"{theirs}/{name}", os.R_OK | os.X_OK):
+                os.mkdir(f"{ours}/{name}", 0o755)  # noqa: PTH102 (there are ten thousands)
+                waiting.append((f"{theirs}/{name}", f"{ours}/{name}"))
+
+
+def _subdirectories(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
 def _fill_host(root: Path) -> None:
     for name, mode in DIRECTORIES.items():
         (root / name).mkdir()
@@ -163,18 +192,16 @@ def _fill_host(root: Path) -> None:
     (root / "var/run").symlink_to("/run")
     for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
         _copy(Path("/etc", name), root / "etc" / name)
+    _write(root / "etc/pam.d/other", PAM.encode())
     _fill_top(root)
 
 
 def _fill_top(root: Path) -> None:
     """What every sandbox has, whatever its image."""
     (root / WORKSPACE).mkdir(exist_ok=True)
-    resolver = Path("/etc/resolv.conf")
-    files = {name: text.encode() for name, text in FILES.items()}
-    if resolver.is_file():
-        files["etc/resolv.conf"] = resolver.read_bytes()[:_LARGEST]
-    for name, data in files.items():
-        _write(root / name, data)
+    for name, text in FILES.items():
+        _write(root / name, text.encode())
+    _write(root / "etc/resolv.conf", policy.resolver_settings())
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -217,6 +244,8 @@ def _unpack(tar: Path) -> Path:
     scratch.mkdir()
     try:
         command = ["tar", "--extract", "--numeric-owner", "--preserve-permissions", f"--file={tar}"]
+        if os.geteuid() != 0:  # who makes no devices; a sandbox has its own
+            command += ["--exclude=./dev/*", "--exclude=dev/*"]
         subprocess.run([*command, f"--directory={scratch}"], check=True, capture_output=True)
         try:
             scratch.rename(target)

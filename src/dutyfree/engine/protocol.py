@@ -21,11 +21,25 @@ class Request(IntEnum):
     FILL = 8
     FREEZE = 30
     THAW = 31
+    NETWORK = 20
+    CONNECT = 21
+    PROBE = 50
 
 
 class Create(IntFlag):
-    HOST_NETWORK = 1
+    SHARED_NETWORK = 1
     KEEP = 2
+
+
+class Network(IntFlag):
+    ALL = 1
+
+
+class Rule(IntEnum):
+    ADDRESS = 1
+    NAME = 2
+    BELOW = 3
+    HOST = 4
 
 
 class Frame(IntEnum):
@@ -98,9 +112,15 @@ ERROR_PATTERN = errno.EILSEQ
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
+FIRST_ID = 1 << 30
+"""The ids of users in sandboxes begin here (``slot.c``)."""
 MOUNTPOINT_MAX = 64
+LABEL_MAX = 128
 LAYERS_MAX = 32
 TREES_MAX = 8
+RESOLVERS_MAX = 3
+RULES_MAX = 256
+REQUEST_MAX = 16384
 
 REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
@@ -120,6 +140,10 @@ CHANGE = struct.Struct("=II")
 ERROR = struct.Struct("=i")
 READY = struct.Struct("=I4xQQ")
 EXIT = struct.Struct("=iIQQQQQQQQQQQ")
+RULE = struct.Struct("=16sHBBI")
+RESOLVER = struct.Struct("=16sHxx")
+NETWORK = struct.Struct("=III")
+PORT = struct.Struct("=HH")
 ENTRY = struct.Struct("=QII")
 MEMBER = struct.Struct("=QII")
 
@@ -135,6 +159,13 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
         for mountpoint, layers in trees
     ]
     return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
+
+
+def label(number: int, image: str) -> bytes:
+    """What follows it: how the sandbox is called among the host's processes."""
+    # Of a path, the sandbox, which can read this, need not know more than the end.
+    name = image.rstrip("/").rpartition("/")[2].encode(errors="replace").replace(b"\0", b"?")
+    return f"{number} ".encode() + name[: LABEL_MAX - 16] + b"\0"
 
 
 def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:

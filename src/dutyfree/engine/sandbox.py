@@ -11,8 +11,8 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +20,7 @@ from typing import Literal
 
 import anyio
 import anyio.to_thread
+from anyio.abc import SocketStream
 
 from dutyfree.contract import (
     KILLED,
@@ -28,16 +29,18 @@ from dutyfree.contract import (
     Cut,
     Entry,
     Limits,
+    NetworkPolicy,
     Observation,
     Span,
     Usage,
 )
-from dutyfree.engine import protocol, trees
+from dutyfree.engine import feeding, policy, protocol, trees
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.reach import Reach
 from dutyfree.engine.shell import NativeShell
-from dutyfree.errors import DispatchError, SandboxClosed
+from dutyfree.errors import DispatchError, SandboxClosed, UsageError
 
 WORKDIR = "/workspace"
 
@@ -84,6 +87,8 @@ class NativeSandbox:
         remake: Remake,
         channel: Channel,
         box: Box,
+        reach: Reach,
+        resolvers: Sequence[policy.Server],
     ) -> None:
         self.id = identity
         self.spans: tuple[Span, ...] = ()
@@ -92,6 +97,8 @@ class NativeSandbox:
         self._remake = remake
         self._channel = channel
         self._box = box
+        self._reach = reach
+        self._resolvers = resolvers
         self._closed = False
         self._paused: float | None = None
 
@@ -124,25 +131,33 @@ class NativeSandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
         asked = perf_counter()
         channel = self._usable()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        payload = self._payload(command, cwd, env, timeout, None, protocol.EXEC_STREAM)
-        identity, running = channel.exec(payload, None, timeout)
-        running.on_output = lambda stream, data: arrived.put_nowait(
-            Chunk("stdout" if stream == 1 else "stderr", data)
-        )
-        running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
-        try:
-            while (chunk := await arrived.get()) is not None:
-                yield chunk
-                channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
-        finally:
-            if not running.ended.done():
-                await _kill(channel, identity, running)
-        yield _observe(command, None, cwd, running, running.ended.result(), asked)
+        payload = self._payload(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
+        given: AbstractAsyncContextManager[int | None]
+        if isinstance(stdin, AsyncIterable):
+            given = feeding.fed(stdin)
+        else:
+            given = contextlib.nullcontext(None if stdin is None else _memory_file(stdin))
+        async with given as descriptor:
+            identity, running = channel.exec(payload, descriptor, timeout)
+            running.on_output = lambda stream, data: arrived.put_nowait(
+                Chunk("stdout" if stream == 1 else "stderr", data)
+            )
+            running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
+            try:
+                while (chunk := await arrived.get()) is not None:
+                    yield chunk
+                    channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
+            finally:
+                if not running.ended.done():
+                    await _kill(channel, identity, running)
+        yield _observe(command, user, cwd, running, running.ended.result(), asked)
 
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[NativeShell]:
@@ -251,14 +266,27 @@ class NativeSandbox:
     # --- Abilities ----------------------------------------------------------------------------------
 
     async def reset(self) -> None:
-        """A fresh sandbox takes the place of the used one, of which nothing is kept."""
+        """A fresh sandbox takes the place of the used one, of which nothing is kept.
+
+        The old one is killed first, and goes while the new one comes. Raises CreateError, which leaves
+        the sandbox of no use.
+        """
+        self._usable().abandon()
+        self._channel, self._box = await self._remake()
+
+    async def set_network(self, wanted: NetworkPolicy) -> None:
         self._usable()
-        channel, box = await self._remake()
-        old, old_box = self._channel, self._box
-        self._channel, self._box = channel, box
-        old.close()
-        with anyio.CancelScope(shield=True):
-            await old_box.destroy()
+        try:
+            body = policy.encode(wanted, self._resolvers)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        await self._reach.change(body)
+
+    async def connect(self, port: int) -> SocketStream:
+        self._usable()
+        if not 0 < port < 65536:
+            raise UsageError(f"there is no port {port}")
+        return await self._reach.connect(port)
 
     async def pause(self) -> None:
         """Freeze all processes, init too; by signals, which they can see, where the host cannot freeze."""

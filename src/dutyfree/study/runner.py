@@ -30,7 +30,7 @@ from dutyfree.study.plan import Batch, Plan
 from dutyfree.study.records import Line, Records, Session, Study, SubstrateFacts, Trial, Writer
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.fixture import build as build_fixture
-from dutyfree.workloads.gitserver import GitServer, serve
+from dutyfree.workloads.gitserver import GitServer, listening, serve
 from dutyfree.workloads.workload import Workload
 
 GIVE_UP_AFTER = 3
@@ -210,7 +210,8 @@ class _Running:
                 remedy="name one that they can reach as remote in the plan",
             )
         if address not in self._servers:
-            self._servers[address] = await stack.enter_async_context(serve(fixture, [address]))
+            server = serve(fixture, [listening(address)])
+            self._servers[address] = await stack.enter_async_context(server)
         return self._servers[address].url(address)
 
     async def measure(self) -> None:

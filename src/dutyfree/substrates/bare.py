@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -318,7 +318,7 @@ async def _closing(sandbox: BareSandbox) -> AsyncIterator[None]:
 
 def _refuse(limits: Limits) -> None:
     asked = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
-    if limits.network == "off":
+    if limits.network not in (None, "on"):
         asked.append("network")
     if asked:
         raise CreateError(
@@ -435,16 +435,28 @@ def _copyable(path: str) -> bool:
     return stat.S_IFMT(os.lstat(path).st_mode) in _KINDS
 
 
-def remove_leftovers(parent: Path) -> int:
-    """Remove what dead owners left in ``parent`` when even their reapers were killed. Returns how many.
+def leftovers(parent: Path) -> Iterator[Path]:
+    """What dead owners left in ``parent`` when even their reapers were killed.
 
     Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
     """
-    removed = 0
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if is_dead((path / OWNER).read_text()):
-                kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
-                remove_tree(str(path))
-                removed += 1
+                yield path
+
+
+def remove_leftover(path: Path) -> None:
+    """And what still runs of it. Raises OSError."""
+    kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
+    remove_tree(str(path))
+
+
+def remove_leftovers(parent: Path) -> int:
+    """Remove them. Returns how many."""
+    removed = 0
+    for path in leftovers(parent):
+        with suppress(OSError):
+            remove_leftover(path)
+            removed += 1
     return removed

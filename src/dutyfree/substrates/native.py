@@ -1,9 +1,9 @@
 """``native``: the rollout-native engine. Full isolation, without a daemon, an account or a registry.
 
 Each sandbox has namespaces of its own (mount, pid, ipc, uts, cgroup, network, user), a root file system
-of read-only layers under a private one in memory, a filter on system calls, and limits. With
-``Limits(network="on")`` it shares the network of the host, loopback included; otherwise it has a loopback
-of its own and nothing else.
+of read-only layers under a private one in memory, a filter on system calls, and limits. It has a loopback
+of its own; what ``Limits(network=…)`` allows besides is carried out by a process outside, and nothing else
+is (docs/network.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -25,13 +25,14 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import images, protocol
+from dutyfree.engine import exhaustion, features, images, namespaces, policy, protocol
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
-from dutyfree.errors import CleanupError, CreateError, SubstrateError, Unavailable
+from dutyfree.engine.reach import Reach
+from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
 KERNEL = (6, 3)
@@ -49,6 +50,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For recipes without one: "host", the path of a root file system, or of a tar of one."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
+    resolvers: tuple[str, ...] = ()
+    """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
 
@@ -59,7 +62,7 @@ class Native:
     summary: ClassVar[str] = "isolated sandboxes at the speed of fork and exec: no daemon, no registry"
     Config: ClassVar[type[msgspec.Struct]] = NativeConfig
     name = "native"
-    host_address = "127.0.0.1"
+    host_address = policy.HOST
 
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
@@ -79,6 +82,7 @@ class Native:
         found = await self.probe(self._config)
         if not found.available:
             raise Unavailable(f"native: {found.detail}", remedy=found.remedy)
+        self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
         try:
@@ -88,7 +92,8 @@ class Native:
                     f"native: {self._config.program} speaks version {hello.value}, not {protocol.VERSION}",
                     remedy="install dutyfree again",
                 )
-            self._features = hello.text.decode()
+            self.features = features.parse(hello.text.decode())
+            self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -108,19 +113,15 @@ class Native:
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
 
-    @asynccontextmanager
-    async def sandbox(
+    def sandbox(
         self,
         recipe: Recipe | None = None,
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[ActingSandbox]:
+    ) -> AbstractAsyncContextManager[ActingSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
-        asked = perf_counter()
-        trees = await self._trees(recipe or Recipe())
-        async with self._made(trees, limits or Limits(), asked) as sandbox:
-            yield sandbox
+        return self._made(recipe or Recipe(), limits or Limits())
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._trees(recipe or Recipe())
@@ -131,7 +132,10 @@ class Native:
     async def facts(self) -> dict[str, str]:
         facts = {
             "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
-            "engine": self._features,
+            "mode": self.features.mode,
+            "ids": str(self.features.ids),
+            "limits": f"cgroup {self.features.cgroup}: {', '.join(self.features.controllers) or 'none'}",
+            "lost": ", ".join(self.features.losses()) or "nothing",
             "image": self._config.image,
             "kernel": os.uname().release,
         }
@@ -141,26 +145,44 @@ class Native:
             facts |= await stages.tools(sandbox)
         return facts
 
+    async def tried(self) -> dict[str, int]:
+        """What of the kernel works here, each with its errno: found by trying. Raises Unavailable."""
+        try:
+            said = (await self._launcher.ask(Request.PROBE)).text.decode()
+        except LauncherError as error:
+            raise Unavailable(f"native: {error.message}") from error
+        return {name: int(error) for name, error in (word.split("=") for word in said.split())}
+
     # --- Sandboxes ----------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _made(
-        self, trees: tuple[Tree, ...], limits: Limits, asked: float, keep: list[int] | None = None
+        self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
     ) -> AsyncIterator[ActingSandbox]:
-        identity = f"native-{os.getpid()}-{next(self._numbers)}"
+        asked = perf_counter()
+        number = next(self._numbers)
+        identity = f"native-{os.getpid()}-{number}"
+        image = recipe.image or self._config.image
+        trees = await self._trees(recipe)
         asking = (trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
+        labelled = body + protocol.label(number, image)
 
         async def make() -> tuple[Channel, Box]:
-            return await self._make(identity, body, keep)
+            return await self._make(identity, labelled, reach, keep)
 
+        try:
+            encoded = policy.encode(limits.network, self._resolvers)
+        except ValueError as error:
+            raise CreateError(str(error)) from error
+        reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
         begun = perf_counter()
         self._alive.add(identity)
         try:
             channel, box = await make()
-            sandbox = ActingSandbox(identity, limits, make, channel, box)
+            sandbox = ActingSandbox(identity, limits, make, channel, box, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -184,34 +206,72 @@ class Native:
                 f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
                 remedy="what is written is kept in memory: allow at least twice as much of it",
             )
-        flags = Create.HOST_NETWORK if limits.network == "on" else Create(0)
+        self._refuse_what_cannot_be_limited(limits)
         return protocol.create(
-            flags | (Create.KEEP if keep else 0),
+            (Create.KEEP if keep else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
             trees,
-            memory=memory if limits.memory is not None or "memory" in self._features else 0,
+            memory=memory if "memory" in self.features.controllers else 0,
             disk=disk,
-            pids=(limits.pids if limits.pids is not None else PIDS if "pids" in self._features else 0),
+            pids=limits.pids if limits.pids is not None else PIDS,
             cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
         )
 
-    async def _make(self, identity: str, body: bytes, keep: list[int] | None) -> tuple[Channel, Box]:
+    def _shares_network(self, limits: Limits) -> bool:
+        """Without root there is no way out of a network of its own. Raises CreateError."""
+        if self.features.mode == "root" or limits.network in (None, "off"):
+            return False
+        if limits.network != "on":
+            raise CreateError(
+                "native cannot tell apart what a sandbox reaches without root",
+                remedy='run as root, or let it reach nothing ("off") or everything ("on")',
+            )
+        return True
+
+    def _refuse_what_cannot_be_limited(self, limits: Limits) -> None:
+        enforced = {
+            "cpus": (limits.cpus, "cpu" in self.features.controllers),
+            "memory": (limits.memory, "memory" in self.features.controllers),
+            "pids": (limits.pids, self.features.counts_processes),
+        }
+        for name, (wanted, possible) in enforced.items():
+            if wanted is not None and not possible:
+                raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")
+
+    async def _make(
+        self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
+    ) -> tuple[Channel, Box]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
-            raise CreateError(f"no sandbox could be made: {error.message}") from error
+            raise CreateError(
+                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
+            ) from error
+        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            self._launcher.tell(Request.DESTROY, reply.value)
+            raise CreateError(
+                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
+                remedy=exhaustion.OWN_FILES,
+            )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
             keep.append(reply.value)
-        box = Box(self._launcher, reply.value, identity, freezer="freezer" in self._features)
+        box = Box(self._launcher, reply.value, identity, freezer=self.features.freezer)
         channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
+        former = reach.number
         try:
+            await reach.enter(reply.value)
             await channel.ready
         except BaseException as error:
+            reach.number = former
             channel.close()
             with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
                 await box.destroy()
+            if isinstance(error, LauncherError):
+                raise CreateError(f"the sandbox has no network: {error.message}") from error
             if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
                 raise CreateError(f"the sandbox died while it was made: {error.message}") from error
             raise
@@ -247,7 +307,7 @@ class Native:
 
     async def _load(self, name: str) -> tuple[Tree, ...]:
         if name == "host":
-            return await images.host(self._launcher)
+            return await images.host(self._launcher, rootless=self.features.mode == "rootless")
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(path.is_dir):
             return await images.directory(self._launcher, path)
@@ -264,7 +324,7 @@ class Native:
         numbers: list[int] = []
         done = False
         try:
-            async with self._made(base, Limits(network="on"), perf_counter(), numbers) as builder:
+            async with self._made(Recipe(recipe.image), Limits(network="on"), numbers) as builder:
                 for stage in recipe.stages:
                     await stages.apply(builder, stage)
             done = True
@@ -291,6 +351,13 @@ class Native:
         return layers
 
 
+def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
+    try:
+        return policy.servers(wanted) if wanted else policy.host_resolvers()
+    except ValueError as error:
+        raise OptionError(f"native: resolvers: {error}") from error
+
+
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -314,8 +381,6 @@ def _probe(program: Path) -> Availability:
             "its C program was not built",
             "install gcc (or musl-tools) and install dutyfree again",
         )
-    if os.geteuid() != 0:
-        return Availability(False, "only root can make its sandboxes", "run as root")
     release = os.uname().release
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if version < KERNEL:
@@ -324,9 +389,13 @@ def _probe(program: Path) -> Availability:
         )
     if "overlay" not in Path("/proc/filesystems").read_text():
         return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
-    with contextlib.suppress(OSError):
-        if int(Path("/proc/sys/user/max_user_namespaces").read_text()) == 0:
-            return Availability(
-                False, "user namespaces are switched off", "sysctl user.max_user_namespaces=16384"
-            )
-    return Availability(True, "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp")
+    closed = namespaces.closed()
+    if closed:
+        return Availability(False, *closed)
+    isolation = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
+    if os.geteuid() == 0:
+        return Availability(True, isolation)
+    refused = Launcher.trial(program)
+    if refused:
+        return Availability(False, *namespaces.explain(refused))
+    return Availability(True, f"{isolation}; without root: `dutyfree doctor` says what is lost")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -88,6 +90,20 @@ def start(fixture: Fixture, addresses: Sequence[str]) -> GitServer:
             remedy="check that the host has these addresses, or name a remote in the plan",
         )
     return server
+
+
+def listening(address: str) -> str:
+    """Where a service listens that sandboxes reach at a substrate's ``host_address``.
+
+    There; or, if it is none of this host's addresses, on the loopback that it stands for.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
+        try:
+            attempt.bind((address, 0))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return LOOPBACK
+    return address
 
 
 def _daemon() -> str:

@@ -1,13 +1,19 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 
+#include "gate.h"
 #include "handover.h"
+#include "host.h"
 #include "layers.h"
+#include "network.h"
+#include "probe.h"
 #include "protocol.h"
 #include "sandbox.h"
 #include "seccomp.h"
 #include "slot.h"
 #include "sys.h"
+#include "title.h"
+#include "unified.h"
 
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -27,6 +33,8 @@
 #include <unistd.h>
 
 #define BOXES 65536u
+#define EGRESS_EVENT (1ull << 32) /* above the numbers of sandboxes */
+#define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
 	uint32_t number;
@@ -40,6 +48,10 @@ struct box {
 	bool frozen;     /* it was, at some time */
 	int freezing;    /* what tells that all stand still, -1 while nobody waits for it */
 	uint32_t freeze_serial;
+	bool shared;     /* it is in our own network */
+	bool networked;  /* there is a way out */
+	bool opening, closing; /* there will be one, or none */
+	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
 
 #define FREEZE_EVENT (1ull << 32) /* beside the number of the sandbox */
@@ -70,6 +82,8 @@ static void refuse(uint32_t serial, int error, const char *step)
 
 static bool sound(const struct create *wanted)
 {
+	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
+		return false;
 	if (wanted->trees < 1 || wanted->trees > TREES_MAX || wanted->tree[0].mountpoint[0])
 		return false;
 	for (uint32_t i = 0; i < wanted->trees; i++) {
@@ -81,7 +95,20 @@ static bool sound(const struct create *wanted)
 	return true;
 }
 
-static pid_t launch(const struct create *wanted, struct box *box, int socket)
+/* What follows struct create, if anything: one string, or else NULL. */
+static const char *label_of(const struct request *request, const char *body)
+{
+	const char *label = body + sizeof(struct create);
+
+	if (request->size == sizeof(struct create))
+		return "";
+	if (request->size < sizeof(struct create) || request->size > sizeof(struct create) + LABEL_MAX ||
+	    body[request->size - 1] || strlen(label) != request->size - sizeof(struct create) - 1)
+		return NULL;
+	return label;
+}
+
+static pid_t launch(const struct create *wanted, const char *label, struct box *box, int socket)
 {
 	struct clone_args args = {
 		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
@@ -89,21 +116,24 @@ static pid_t launch(const struct create *wanted, struct box *box, int socket)
 		.exit_signal = SIGCHLD,
 	};
 
-	if (box->slot->cgroup.directory >= 0) {
+	int group = unified_inits >= 0 ? unified_inits : box->slot->cgroup.freezer;
+	if (group >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)box->slot->cgroup.directory;
+		args.cgroup = (uint64_t)group;
 	}
 	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0)
+	if (pid == 0) {
+		title_set(label);
 		sandbox_enter(wanted, box->slot, box->kept ? box->number : 0);
+	}
 	int error = -errno;
 	if (pid < 0)
 		handover_take_back(-1);
 	return pid < 0 ? error : pid;
 }
 
-static const char *start(struct box *box, const struct create *wanted, int *error, int *theirs)
+static const char *start(struct box *box, const struct create *wanted, const char *label, int *error, int *theirs)
 {
 	AUTOCLOSE int ours = -1;
 	int pair[2];
@@ -131,12 +161,12 @@ static const char *start(struct box *box, const struct create *wanted, int *erro
 		return "socket";
 	*theirs = pair[0];
 	ours = pair[1];
-	box->pid = launch(wanted, box, ours);
+	box->pid = launch(wanted, label, box, ours);
 	*error = box->pid < 0 ? box->pid : 0;
 	return "clone";
 }
 
-static void create(const struct request *request, const struct create *wanted)
+static void create(const struct request *request, const struct create *wanted, const char *label)
 {
 	struct box *box = calloc(1, sizeof *box);
 	int error = -ENOMEM, theirs = -1;
@@ -149,7 +179,8 @@ static void create(const struct request *request, const struct create *wanted)
 		box->pidfd = box->freezing = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
-		step = start(box, wanted, &error, &theirs);
+		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
+		step = start(box, wanted, label, &error, &theirs);
 	}
 	if (error) {
 		refuse(request->serial, error, step);
@@ -166,6 +197,8 @@ static void create(const struct request *request, const struct create *wanted)
 	reply(request->serial, 0, box->number, NULL, 0, (int[]){theirs, box->pidfd}, 2);
 	close(theirs);
 	handover_take_back(box->pidfd);
+	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
+	cgroup_shut(&box->slot->cgroup);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
 }
@@ -225,6 +258,12 @@ static void forget(struct box *box)
 static void ended(struct box *box)
 {
 	waitpid(box->pid, NULL, 0);
+	if (box->asked)
+		refuse(box->asked, -ESRCH, "network");
+	if (box->networked) {
+		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
+		close_fd(&box->slot->network); /* not one to be used again */
+	}
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(epoll, EPOLL_CTL_DEL, box->pidfd, NULL);
 	close_fd(&box->pidfd);
@@ -305,15 +344,89 @@ static void layer(const struct request *request, const char *path)
 	close_fd(&directory);
 }
 
+/* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
+static void network(const struct request *request, const char *body)
+{
+	struct box *box = box_of(request->number);
+	int way[WAY_FDS] = {-1, -1, -1}, error = !box || box->ended ? -ESRCH : box->asked ? -EBUSY : 0;
+	bool open = !error && request->size > 0 && !box->networked;
+
+	if (!error && !box->networked && !request->size) {
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	}
+	/* It takes programs in the kernel, which are root's. */
+	if (open)
+		error = host.rootless ? -EOPNOTSUPP : gate_open(epoll, EGRESS_EVENT);
+	if (open && !error)
+		error = network_open(box->slot->network, way);
+	if (!error) {
+		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_CHANGE : EGRESS_CLOSE;
+		error = gate_send(kind, box->number, request->serial, body, request->size, open ? way : NULL);
+	}
+	for (int i = 0; i < WAY_FDS; i++)
+		close_fd(&way[i]);
+	if (error) {
+		refuse(request->serial, error, "network");
+		return;
+	}
+	box->networked = true;
+	box->opening = open;
+	box->closing = request->size == 0;
+	box->asked = request->serial;
+}
+
+static void answered(void)
+{
+	struct reply said;
+
+	if (gate_hear(&said)) {
+		struct box *box = box_of(said.value);
+		if (box && box->asked == said.serial) {
+			/* Only now: those in there have to hear that they were cut off. */
+			if ((box->closing || (box->opening && said.error)) && !box->ended) {
+				network_close(box->slot->network);
+				box->networked = false;
+			}
+			box->asked = 0;
+			reply(said.serial, -said.error, said.value, "network", 7, NULL, 0);
+		}
+		return;
+	}
+	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
+	for (uint32_t i = 0; i < BOXES; i++)
+		if (boxes[i] && !boxes[i]->ended && boxes[i]->networked)
+			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+}
+
+static void connect_to(const struct request *request, const struct port *port)
+{
+	struct box *box = box_of(request->number);
+	int made = -ESRCH;
+
+	if (box && !box->ended)
+		made = network_connect(box->shared ? -1 : box->slot->network, port->port, port->ipv6);
+	if (made < 0)
+		refuse(request->serial, made, "connection");
+	else
+		reply(request->serial, 0, request->number, NULL, 0, &made, 1);
+	close_fd(&made);
+}
+
 static void serve(const struct request *request, const char *body)
 {
-	char text[128];
+	char text[256];
 	int error;
 
 	switch (request->kind) {
 	case REQUEST_HELLO:
 		cgroup_describe(text, sizeof text);
+		host_describe(text + strlen(text), sizeof text - strlen(text));
 		reply(request->serial, 0, PROTOCOL_VERSION, text, strlen(text), NULL, 0);
+		return;
+	case REQUEST_PROBE:
+		probe_describe(text, sizeof text);
+		reply(request->serial, 0, 0, text, strlen(text), NULL, 0);
 		return;
 	case REQUEST_LAYER:
 		if (request->size == 0 || body[request->size - 1] || body[0] != '/')
@@ -328,9 +441,9 @@ static void serve(const struct request *request, const char *body)
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
 	case REQUEST_CREATE:
-		if (request->size != sizeof(struct create) || !sound((const struct create *)(const void *)body))
+		if (!label_of(request, body) || !sound((const struct create *)(const void *)body))
 			break;
-		create(request, (const struct create *)(const void *)body);
+		create(request, (const struct create *)(const void *)body, label_of(request, body));
 		return;
 	case REQUEST_DESTROY:
 		destroy(request);
@@ -348,6 +461,14 @@ static void serve(const struct request *request, const char *body)
 		wanted_ready = (int)request->number;
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
+	case REQUEST_NETWORK:
+		network(request, body);
+		return;
+	case REQUEST_CONNECT:
+		if (request->size != sizeof(struct port))
+			break;
+		connect_to(request, (const struct port *)(const void *)body);
+		return;
 	}
 	refuse(request->serial, -EPROTO, "request");
 }
@@ -358,6 +479,7 @@ static _Noreturn void leave(void)
 	for (uint32_t i = 0; i < BOXES; i++)
 		if (boxes[i] && !boxes[i]->ended)
 			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+	gate_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
 	cgroup_close();
@@ -388,15 +510,18 @@ static void prepare(void)
 {
 	struct rlimit files;
 	sigset_t all;
-	int error;
 
 	/* A Ctrl-C is for the owner; its end ends us. */
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
+	const char *step = "user namespace";
+	int error = host_enter(); /* while we can be looked into: those who map its ids must */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+	/* Three for each sandbox: beyond the hard limit where we may, else up to it. */
+	files = (struct rlimit){FILES, FILES};
+	if (setrlimit(RLIMIT_NOFILE, &files) < 0 && getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
@@ -409,12 +534,13 @@ static void prepare(void)
 	for (int fd = 0; fd <= silent; fd++)
 		dup2(null, fd);
 	close(null);
-	error = handover_open(&owner);
-	if (error)
+	if (handover_open(&owner))
 		_exit(71);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	const char *step = "/proc";
-	error = proc < 0 ? -errno : 0;
+	if (!error && proc < 0) {
+		step = "/proc";
+		error = -errno;
+	}
 	if (!error) {
 		step = "control groups";
 		error = cgroup_open(proc);
@@ -453,6 +579,10 @@ _Noreturn void launcher_run(int socket)
 		if (count == 0 && slot_prepare() < 0)
 			wanted_ready = (int)slot_ready();
 		for (int i = 0; i < count; i++) {
+			if (events[i].data.u64 == EGRESS_EVENT) {
+				answered();
+				continue;
+			}
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
 			if (!events[i].data.u32)
 				receive();

@@ -1,7 +1,10 @@
 /* dutyfree-init launcher FD: the one program of the engine, started once by each owner. */
 #define _GNU_SOURCE
 #include "launcher.h"
+#include "protocol.h"
+#include "seccomp.h"
 #include "sys.h"
+#include "title.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -40,7 +43,7 @@ static int seal_ourselves(char **argv)
 	if (fchmod(copy, 0500) < 0 || fcntl(copy, F_ADD_SEALS, SEALS) < 0)
 		return -errno;
 	/* Under a name of its own: every sandbox can read it. */
-	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], NULL}, (char *[]){NULL});
+	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], (char *)title_room, NULL}, (char *[]){NULL});
 	return -errno;
 }
 
@@ -48,8 +51,12 @@ int main(int argc, char **argv)
 {
 	char *end;
 
-	if (argc != 3 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD\n", stderr);
+	if (argc == 2 && strcmp(argv[1], "version") == 0) {
+		printf("protocol %d, a filter of %u steps\n", PROTOCOL_VERSION, seccomp_prepare());
+		return 0;
+	}
+	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
+		fputs("usage: dutyfree-init launcher FD | version\n", stderr);
 		return 64;
 	}
 	long socket = strtol(argv[2], &end, 10);
@@ -62,5 +69,6 @@ int main(int argc, char **argv)
 		fprintf(stderr, "dutyfree-init: cannot copy itself: %s\n", strerror(-error));
 		return 70;
 	}
+	title_keep(argc, argv);
 	launcher_run((int)socket);
 }

@@ -1,8 +1,8 @@
 /* A sandbox that has computed for long yields to those that have just begun.
  *
- * Its control group then has a twentieth of its weight, until its next command begins: between sandboxes
- * that all compute nothing changes, none is ever starved, and a short command need not wait for their
- * turns to end. For the same reason we, and what we start, ask for short turns. */
+ * Its control group then has a twentieth of its weight, until its next command begins, and its processes
+ * ask for long turns: the kernel lets whoever wakes up and wants a shorter one interrupt them. Between
+ * sandboxes that all compute nothing changes, and none is ever starved. */
 #define _GNU_SOURCE
 #include "init.h"
 #include "sys.h"
@@ -16,14 +16,14 @@
 #include <unistd.h>
 
 #define LONG 30000000u /* nanoseconds */
-#define TURN 100000u   /* likewise: the shortest that the kernel takes */
+#define TURN 10000000u /* likewise: longer than the kernel's own, a few milliseconds */
 
 static const char *full = "1024", *little = "51";
 static bool watching, demoted;
 static uint64_t since;
 
-/* Inherited by what is forked. Kernels before 6.12 know of no such wish: nothing is lost. */
-static void ask_for_turns(pid_t thread, uint64_t nanoseconds)
+/* Inherited by what is forked. Kernels before 6.12 know of no such wish: little is lost. */
+static void ask_for_long_turns(pid_t thread)
 {
 	/* struct sched_attr of <linux/sched/types.h>, which collides with what C libraries have */
 	struct {
@@ -32,13 +32,12 @@ static void ask_for_turns(pid_t thread, uint64_t nanoseconds)
 		int32_t nice;
 		uint32_t priority;
 		uint64_t runtime, deadline, period;
-	} turns = {.size = 48, .runtime = nanoseconds};
+	} turns = {.size = 48, .runtime = TURN};
 
 	syscall(SYS_sched_setattr, thread, &turns, 0);
 }
 
-/* Whoever is here now, with all its threads, has ordinary turns again. */
-static void end_short_turns(void)
+static void lengthen_turns(void)
 {
 	char path[32];
 	DIR *proc = opendir("/proc");
@@ -50,7 +49,7 @@ static void end_short_turns(void)
 		DIR *threads = opendir(path);
 		for (struct dirent *thread; threads && (thread = readdir(threads));)
 			if (atoi(thread->d_name) > 1)
-				ask_for_turns(atoi(thread->d_name), 0);
+				ask_for_long_turns(atoi(thread->d_name));
 		if (threads)
 			closedir(threads);
 	}
@@ -64,7 +63,6 @@ void priority_open(bool unified)
 		full = "100";
 		little = "5";
 	}
-	ask_for_turns(0, TURN);
 }
 
 static void weigh(const char *weight)
@@ -96,6 +94,6 @@ void priority_turn(bool running)
 	/* What a command left behind may compute as well. */
 	if (running || kill(-1, 0) == 0) {
 		weigh(little);
-		end_short_turns();
+		lengthen_turns();
 	}
 }

@@ -21,18 +21,22 @@
 #define TREES_MAX 8
 #define LAYERS_MAX 32
 #define MOUNTPOINT_MAX 64
+#define LABEL_MAX 128
 
 enum request_kind {
 	REQUEST_HELLO = 1,   /* → reply.value = PROTOCOL_VERSION, text = what this host has */
 	REQUEST_LAYER = 2,   /* text = a host directory → reply.value = number of the layer */
 	REQUEST_SCRATCH = 3, /* → reply.value = number of an empty layer, fd = its directory, to be filled */
 	REQUEST_FORGET = 4,  /* number = a layer that no new sandbox shall use */
-	REQUEST_CREATE = 5,  /* struct create → reply.value = number of the sandbox, fds = socket, pidfd */
+	REQUEST_CREATE = 5,  /* struct create, label → reply.value = number of the sandbox, fds = socket, pidfd */
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
 	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
-	REQUEST_FREEZE = 30, /* number = a sandbox; answered when every process of it, init too, stands still */
+	REQUEST_FREEZE = 30, /* number = a sandbox; answered when every process of it stands still */
 	REQUEST_THAW = 31,   /* number = a sandbox */
+	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
+	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
+	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
 };
 
 struct request {
@@ -50,7 +54,7 @@ struct reply {
 };
 
 enum create_flags {
-	CREATE_HOST_NETWORK = 1, /* the host's network instead of a loopback of its own */
+	CREATE_SHARED_NETWORK = 1, /* that of the launcher; without root only, where no other leads out */
 	CREATE_KEEP = 2,         /* what is written may become a layer */
 };
 
@@ -61,6 +65,7 @@ struct tree {
 	uint32_t layers[LAYERS_MAX];
 };
 
+/* Its label follows: less than LABEL_MAX, shown to whoever looks at the host's processes, and in there. */
 struct create {
 	uint32_t flags;
 	uint32_t trees;
@@ -69,6 +74,48 @@ struct create {
 	uint64_t pids;      /* 0 for no limit */
 	uint64_t cpu_quota; /* microseconds of each 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
+};
+
+/* --- What a sandbox may reach ----------------------------------------------------------------------- */
+
+#define RESOLVERS_MAX 3
+#define RULES_MAX 256
+#define NAME_MAX_ 253 /* of a domain, as text */
+
+enum network_flags { NETWORK_ALL = 1 /* every address and name but the host's own surroundings */ };
+
+enum rule_kind {
+	RULE_ADDRESS = 1, /* addresses that begin as this one does, by `prefix` bits */
+	RULE_NAME = 2,    /* what this name led to, by the sandbox's own lookups */
+	RULE_BELOW = 3,   /* the same for every name below this one; below "" are all */
+	RULE_HOST = 4,    /* the host's loopback, by the address that stands for it */
+};
+
+/* Addresses are IPv6 here, those of IPv4 mapped; numbers in them in network order, ports in the host's. */
+struct rule {
+	uint8_t address[16];
+	uint16_t port; /* 0 for all */
+	uint8_t kind;
+	uint8_t prefix;
+	uint32_t name_size; /* of the name that follows: lower case, without a final dot or NUL */
+};
+
+struct resolver {
+	uint8_t address[16];
+	uint16_t port;
+	uint16_t unused;
+};
+
+struct network {
+	uint32_t flags;
+	uint32_t rules;
+	uint32_t resolvers;
+	struct resolver resolver[RESOLVERS_MAX];
+};
+
+struct port {
+	uint16_t port;
+	uint16_t ipv6; /* on ::1, not on 127.0.0.1 */
 };
 
 /* --- Init ------------------------------------------------------------------------------------------- */
@@ -92,7 +139,7 @@ enum frame_kind {
 	FRAME_TERMINAL = 12, /* struct window, then as FRAME_EXEC: in a terminal of its own → FRAME_STARTED */
 	FRAME_EDIT = 13,     /* struct edit, path, the old text and the new */
 	FRAME_SEARCH = 14,   /* struct search, then strings: directory, pattern, names…, skipped… */
-	FRAME_WATCH = 15,    /* struct watch, path */
+	FRAME_WATCH = 15,    /* struct watching, path */
 	FRAME_NOTIFY = 16,   /* u32: a signal to the command's first process and its group */
 	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
 	/* init → owner */
@@ -189,7 +236,7 @@ struct match {
 
 enum watch_flags { WATCH_RECURSIVE = 1 };
 
-struct watch {
+struct watching {
 	uint32_t flags;
 	uint32_t directories; /* at most so many are watched */
 };

@@ -20,7 +20,7 @@
 	(IN_CREATE | IN_DELETE | IN_MODIFY | IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF |       \
 	 IN_MOVE_SELF | IN_CLOSE_WRITE)
 
-static struct watch wanted;
+static struct watching wanted;
 static int out_fd, inotify;
 /* Where each watched directory is, relative to the first: by the kernel's number of it. */
 static char **places;

@@ -193,6 +193,10 @@ class DockerSubstrate:
             raise CreateError(str(error), remedy=_REMEDY) from error
 
     def _body(self, image: str, limits: Limits, labels: dict[str, str]) -> dict[str, Any]:
+        if isinstance(limits.network, tuple):
+            raise CreateError(
+                "docker cannot limit the network to a list", remedy='say "on" or "off", or use native'
+            )
         host: dict[str, Any] = {
             "NetworkMode": self._config.network if limits.network == "on" else "none",
             "Init": self._config.init,
@@ -349,8 +353,8 @@ async def _listed(engine: Engine, kind: Literal["containers", "images"], label: 
     return found
 
 
-async def remove_leftovers(engine: Engine) -> int:
-    """Remove what owners made that died, and their reapers with them. Returns how many containers.
+async def leftovers(engine: Engine, kind: Literal["containers", "images"]) -> list[str]:
+    """The ids of what owners made that died, and their reapers with them. Raises EngineError, EngineLost.
 
     Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
     """
@@ -358,16 +362,26 @@ async def remove_leftovers(engine: Engine) -> int:
     def orphaned(found: dict[str, Any]) -> bool:
         return is_dead((found["Labels"] or {}).get(PROCESS, ""))
 
-    async def orphans(kind: Literal["containers", "images"]) -> list[str]:
-        found = await _listed(engine, kind, "dutyfree=1")
-        return await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
+    found = await _listed(engine, kind, "dutyfree=1")
+    return await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
 
-    containers = await orphans("containers")
+
+async def remove_leftovers(engine: Engine) -> int:
+    """Remove them. Returns how many containers there were."""
+    containers = await leftovers(engine, "containers")
     for container in containers:
         with suppress(CleanupError):
             await remove(engine, container)
-    await images.remove(engine, await orphans("images"))
+    await images.remove(engine, await leftovers(engine, "images"))
     return len(containers)
+
+
+@contextlib.asynccontextmanager
+async def connected(host: str | None = None) -> AsyncIterator[Engine]:
+    """The engine alone, to look at. Raises Unavailable."""
+    async with Engine(socket_path(host)) as engine:
+        await _meet(engine)
+        yield engine
 
 
 async def remove(engine: Engine, container: str) -> None:

@@ -10,6 +10,8 @@ It runs nothing. A command is answered by the first of these that knows it:
    ``sleep SECONDS``, and within a shell session ``cd DIRECTORY`` and ``export NAME=VALUE``;
 4. exit code 127, saying so on stderr.
 
+``servers`` maps ports to functions from what a client sends to what it hears.
+
 Files, recipes and every ability are real, in memory. The spans say what was configured, not what a
 clock showed, so equal runs give equal observations.
 
@@ -19,13 +21,14 @@ clock showed, so equal runs give equal observations.
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import posixpath
 import random
 import shlex
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -43,14 +46,16 @@ from dutyfree.contract import (
     Entry,
     Exec,
     Limits,
+    NetworkPolicy,
     Observation,
     Recipe,
     Span,
 )
-from dutyfree.errors import CreateError, Phase, SandboxClosed
+from dutyfree.errors import CreateError, Phase, SandboxClosed, UsageError
 from dutyfree.substrates.output import Collector
 from dutyfree.substrates.scripted.actions import ScriptedActions
 from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
+from dutyfree.substrates.scripted.ports import ScriptedStream, Server
 from dutyfree.substrates.scripted.processes import ScriptedProcess, killed
 
 Script: TypeAlias = Mapping[Any, Observation] | Callable[[Exec], Observation | None]
@@ -91,11 +96,18 @@ class Scripted:
         """The answer to every unscripted command; None leaves them to the tiny language."""
         stdout: str = ""
 
-    def __init__(self, config: Config | None = None, *, script: Script | None = None) -> None:
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        script: Script | None = None,
+        servers: Mapping[int, Server] | None = None,
+    ) -> None:
         self.name = "scripted"
         self.host_address: str | None = "127.0.0.1"
         self.config = config or Scripted.Config()
         self._script = script
+        self.servers = dict(servers or {})
         self._random = random.Random(self.config.seed)  # noqa: S311 (latencies, not secrets)
         self._passed: Counter[Phase] = Counter()
         self._snapshots: dict[str, Mapping[str, Node]] = {}
@@ -222,6 +234,7 @@ class ScriptedSandbox(ScriptedActions):
         self.initial: Mapping[str, Node] = {}
         self._owner = owner
         self._limits = limits
+        self.network: NetworkPolicy = limits.network or "off"
         self._closed = False
         self._processes: set[ScriptedProcess] = set()
         self.started: dict[str, ScriptedProcess] = {}
@@ -292,6 +305,18 @@ class ScriptedSandbox(ScriptedActions):
         await self.touch()
         self._awake.set()
 
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        await self.touch()
+        if policy not in ("off", "on") and (isinstance(policy, str) or not policy):
+            raise UsageError(f'the network is "off", "on", or a list of what is allowed, not {policy!r}')
+        self.network = policy
+
+    async def connect(self, port: int) -> ScriptedStream:
+        await self.touch()
+        if port not in self._owner.servers:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on port {port}")
+        return ScriptedStream(self._owner.servers[port])
+
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[ScriptedShell]:
         await self.touch()
@@ -315,9 +340,13 @@ class ScriptedSandbox(ScriptedActions):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
-        result = await self.exec(command, cwd=cwd, env=env, timeout=timeout)
+        if stdin is not None and not isinstance(stdin, bytes):
+            stdin = b"".join([part async for part in stdin])
+        result = await self.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
         if result.stdout:
             yield Chunk("stdout", result.stdout)
         if result.stderr:

@@ -1,0 +1,412 @@
+"""Endurance of the native engine: many cycles, many sandboxes at once, kills, bombs; and what is left after.
+
+    python bench/soak.py [cycles] [live] [kills] [bombs]      (all of them by default)
+
+Every part counts what the machine holds before and after: processes, control groups of all hierarchies,
+mounts, namespaces, directories, descriptors and memory of owner and launcher. Writes bench/out/soak.json and
+prints a table; exits with 1 if something was left, or a sandbox did not answer. Ctrl-C ends the part under
+way, and its counts are printed. No seconds are judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import anyio
+
+import dutyfree
+from dutyfree import Limits, paths
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.engine import counts
+
+OUT = Path(__file__).parent / "out" / "soak.json"
+
+Row = tuple[str, object, object, bool | None]
+"""What, before or target, after or value, and whether it is as it must be (None where it is only told)."""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def launcher() -> int:
+    """The launcher of this process."""
+    (found,) = [
+        pid
+        for pid in counts.children(os.getpid())
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "dutyfree-engine"
+    ]
+    return found
+
+
+def meminfo() -> dict[str, int]:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
+
+
+def resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def percentile(values: list[float], part: float) -> float:
+    return sorted(values)[int(part * (len(values) - 1))]
+
+
+# --- a) Cycles -----------------------------------------------------------------------------------------
+
+
+def held(pid: int) -> dict[str, int]:
+    """What owner and launcher have; and, only told, what the machine has, on which others may be at work."""
+    family = counts.Family(os.getpid())
+    kinds = {kind: sum(space.startswith(f"{kind}:") for space in family.namespaces) for kind in counts.KINDS}
+    return {
+        "sandboxes": len(family.inits),
+        "control groups": len(family.groups()),
+        **{f"namespaces, {kind}": count for kind, count in kinds.items()},
+        "descriptors of the owner": len(os.listdir("/proc/self/fd")),
+        "descriptors of the launcher": len(os.listdir(f"/proc/{pid}/fd")),
+        "mounts in the launcher": len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()),
+        "layers of the launcher": sum(len(os.listdir(f"/proc/{pid}/root/{name}")) for name in "lk"),
+        "directories in /tmp and the cache": len(list(Path("/tmp").glob("dutyfree*")))
+        + len(list(paths.cache().glob("*/*"))),
+        "memory of the owner, KiB": resident(os.getpid()),
+        "memory of the launcher, KiB": resident(pid),
+        **{f"machine: control groups, {kind}": count for kind, count in controlled().items()},
+        "machine: mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "machine: slab, KiB": meminfo()["Slab"],
+        "machine: available memory, KiB": meminfo()["MemAvailable"],
+    }
+
+
+def controlled() -> dict[str, int]:
+    """The kernel's own counts, with groups that are removed but not freed."""
+    lines = [line.split() for line in Path("/proc/cgroups").read_text().splitlines()]
+    return {line[0]: int(line[2]) for line in lines if line[0] in ("cpu", "memory", "pids")}
+
+
+GROWTH = {"memory of the owner, KiB": 20_000, "memory of the launcher, KiB": 1_000}
+"""KiB that a heap may grow by, however many cycles there are."""
+
+
+def judged(name: str, before: int, after: int) -> bool | None:
+    if name.startswith("machine:"):
+        return None
+    return after - before <= GROWTH.get(name, 0)
+
+
+async def cycles(asked: argparse.Namespace) -> list[Row]:
+    total, done = asked.cycles, 0
+    stop = False
+    async with dutyfree.open("native") as substrate:
+        pid = launcher()
+
+        async def one() -> None:
+            async with substrate.sandbox() as sandbox:
+                seen = await sandbox.exec(["/bin/echo", "alive"])
+                assert seen.stdout == b"alive\n", seen
+
+        async def worker() -> None:
+            nonlocal done
+            while done < total and not stop:
+                done += 1
+                await one()
+
+        async def batch() -> None:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(asked.parallel):
+                    tasks.start_soon(worker)
+
+        done, total = 0, min(500, asked.cycles)
+        await batch()  # warms up: slots, caches, the heap
+        done, total = 0, asked.cycles
+        before, begun = await settled(pid), perf_counter()
+        ticker = asyncio.create_task(progress(lambda: done, lambda: total, "cycles"))
+        try:
+            await batch()
+        except asyncio.CancelledError:
+            stop = True
+            say(f"stopped after {done} cycles")
+        seconds = perf_counter() - begun
+        ticker.cancel()
+        after = await settled(pid)
+    rows: list[Row] = [
+        (f"{done} cycles, {asked.parallel} at once: per second", None, round(done / seconds, 1), None)
+    ]
+    rows += [(name, was, after[name], judged(name, was, after[name])) for name, was in before.items()]
+    return rows
+
+
+async def settled(pid: int) -> dict[str, int]:
+    """The kernel frees namespaces and groups a moment after their last user: wait until it has."""
+    found = await anyio.to_thread.run_sync(held, pid)
+    for _ in range(40):
+        await anyio.sleep(0.25)
+        again = await anyio.to_thread.run_sync(held, pid)
+        if all(again[name] == found[name] for name in found if "KiB" not in name and "machine" not in name):
+            return again
+        found = again
+    return found
+
+
+async def progress(done: Callable[[], int], total: Callable[[], int], what: str) -> None:
+    begun = perf_counter()
+    while True:
+        await anyio.sleep(10)
+        rate = done() / (perf_counter() - begun)
+        say(
+            f"{done()} of {total()} {what}, {rate:.0f} a second, {(total() - done()) / max(rate, 1e-9):.0f} s left"
+        )
+
+
+# --- b) Alive at once ----------------------------------------------------------------------------------
+
+PARTS = ("MemAvailable", "Slab", "SUnreclaim", "AnonPages", "KernelStack", "PageTables", "Percpu", "Shmem")
+
+
+async def live(asked: argparse.Namespace) -> list[Row]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    rows: list[Row] = []
+    async with dutyfree.open("native") as substrate:
+        async with substrate.sandbox() as sandbox:
+            await sandbox.exec("true")
+        before, begun = meminfo(), perf_counter()
+        async with AsyncExitStack() as stack:
+            sandboxes = []
+            for number in range(1, asked.live + 1):
+                sandboxes.append(await stack.enter_async_context(substrate.sandbox()))
+                if number % max(1, asked.live // 5) == 0:
+                    each = (before["MemAvailable"] - meminfo()["MemAvailable"]) / number
+                    say(f"{number} sandboxes, {each:.0f} KiB each, {perf_counter() - begun:.0f} s")
+                    rows.append((f"{number} sandboxes: KiB each", 600, round(each), None))
+            rows.append(("seconds to make them all", None, round(perf_counter() - begun, 1), None))
+            took, answers = [], 0
+            for sandbox in sandboxes:
+                start = perf_counter()
+                answers += (await sandbox.exec(["/bin/echo", "alive"])).stdout == b"alive\n"
+                took.append(perf_counter() - start)
+            rows.append(("that answered a command", asked.live, answers, answers == asked.live))
+            rows.append(("a command, ms p50", None, round(statistics.median(took) * 1e3, 2), None))
+            rows.append(("a command, ms p95", None, round(percentile(took, 0.95) * 1e3, 2), None))
+            after = meminfo()
+            rows += [
+                (f"{part}: KiB each", None, round(abs(after[part] - before[part]) / asked.live, 1), None)
+                for part in PARTS
+            ]
+            files = len(os.listdir(f"/proc/{launcher()}/fd"))
+            rows.append(("descriptors of the launcher each", None, round(files / asked.live, 2), None))
+            begun = perf_counter()
+            for sandbox in sandboxes:
+                await sandbox.close()
+        rows.append(("seconds to remove them all", None, round(perf_counter() - begun, 1), None))
+    return rows
+
+
+# --- c) Kills ------------------------------------------------------------------------------------------
+
+OWNER = textwrap.dedent(
+    """
+    import anyio, dutyfree
+    async def one(substrate, number):
+        while True:
+            async with substrate.sandbox() as sandbox:
+                await sandbox.exec("(setsid sleep 1000 >/dev/null 2>&1 &); head -c 300000 /dev/zero; true")
+                await sandbox.write("file", bytes(1_000_000))
+                if number % 2:
+                    with anyio.move_on_after(0.05):
+                        await sandbox.exec("sleep 1000")
+    async def main():
+        async with dutyfree.open("native") as substrate:
+            print("open", flush=True)
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(one, substrate, number)
+    anyio.run(main)
+    """
+)
+
+
+def kill_once(chance: random.Random, *, whom: str) -> counts.Family:
+    """An owner at work, killed or robbed of its launcher at a random moment, and what it had then."""
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+        if whom == "launcher" or chance.random() < 0.8:
+            owner.stdout.readline()
+        time.sleep(chance.uniform(0, 0.25))
+        if whom == "owner":
+            owner.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, owner.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        family = counts.Family(owner.pid)
+        if whom == "launcher":
+            for pid in family.launchers:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(chance.uniform(0, 0.1))
+        owner.kill()
+    return family
+
+
+async def kills(asked: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    chance = random.Random(asked.seed)
+    for whom in ("owner", "launcher"):
+        left: set[str] = set()
+        had, families = 0, []
+        for number in range(1, asked.kills + 1):
+            family = await anyio.to_thread.run_sync(lambda whom=whom: kill_once(chance, whom=whom))
+            had += len(family.processes) + len(family.namespaces)
+            # A killed launcher's control groups are removed by the next one.
+            look = partial(family.remains, groups=whom == "owner")
+            left |= await anyio.to_thread.run_sync(look)
+            families.append(family)
+            if number % 25 == 0:
+                say(f"{number} of {asked.kills} kills of the {whom}, left: {sorted(left) or 'nothing'}")
+        async with dutyfree.open("native"):
+            pass
+        for family in families:
+            left |= await anyio.to_thread.run_sync(family.remains)
+        rows.append(
+            (f"{asked.kills} kills of the {whom}: processes and namespaces at hand", None, had, had > 0)
+        )
+        rows.append((f"{asked.kills} kills of the {whom}: left", 0, len(left), not left))
+        rows += [(thing, None, "left", False) for thing in sorted(left)[:10]]
+    return rows
+
+
+# --- d) Bombs ------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "fork": "while :; do (while :; do :; done) & done",
+    "memory": "python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'",
+    "disk": "while :; do cat /dev/zero > file; rm file; done",
+    "inodes": "i=0; while :; do i=$((i + 1)); : > file$i; done",
+    "output": "yes",
+    "descriptors": "python3 -c 'import os\nwhile True:\n  try: os.dup(0)\n  except OSError: pass'",
+    "threads": """python3 -c '
+import threading, time
+while True:
+  try: threading.Thread(target=time.sleep, args=(99,)).start()
+  except RuntimeError: pass'""",
+    "cpu": "while :; do :; done",
+}
+
+
+async def bombs(asked: argparse.Namespace) -> list[Row]:
+    """Each bomb is lit again when its sandbox's limits have ended it."""
+    limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
+
+    async def explode(command: str, until: float) -> None:
+        async with substrate.sandbox(limits=limits) as sandbox:
+            while perf_counter() < until:
+                await sandbox.exec(command, timeout=max(0.1, until - perf_counter()))
+
+    async def latencies(seconds: float) -> list[float]:
+        found, end = [], perf_counter() + seconds
+        while perf_counter() < end:
+            start = perf_counter()
+            assert (await ninth.exec(["/bin/echo", "alive"])).stdout == b"alive\n"
+            found.append((perf_counter() - start) * 1e3)
+            await anyio.sleep(0.02)
+        return found
+
+    async with dutyfree.open("native") as substrate, substrate.sandbox() as ninth:
+        await latencies(0.5)
+        before = await latencies(min(10, asked.seconds))
+        until = perf_counter() + asked.seconds + 2
+        async with anyio.create_task_group() as tasks:
+            for command in BOMBS.values():
+                tasks.start_soon(explode, command, until)
+            await anyio.sleep(1)
+            during = await latencies(asked.seconds)
+        after = await latencies(2)
+    return [
+        (
+            f"the ninth beside {len(BOMBS)} bombs for {asked.seconds:.0f} s: answers",
+            None,
+            len(during),
+            bool(during),
+        ),
+        ("ms p50 before, during", *(round(statistics.median(part), 2) for part in (before, during)), None),
+        ("ms p95 before, during", *(round(percentile(part, 0.95), 2) for part in (before, during)), None),
+        ("ms max before, during", *(round(max(part), 2) for part in (before, during)), None),
+        ("ms p50 before, after", *(round(statistics.median(part), 2) for part in (before, after)), None),
+    ]
+
+
+# --- All ------------------------------------------------------------------------------------------------
+
+PARTS_OF_IT = {"cycles": cycles, "live": live, "kills": kills, "bombs": bombs}
+
+
+def machine() -> dict[str, object]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+        "python": platform.python_version(),
+        "load": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def write(results: dict) -> None:
+    OUT.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=OUT.parent, delete=False) as file:
+        json.dump(results, file, indent=1)
+    Path(file.name).replace(OUT)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS_OF_IT)}")
+    parser.add_argument("--cycles", type=int, default=100_000, help="create, exec, destroy")
+    parser.add_argument("--parallel", type=int, default=4, help="cycles at once")
+    parser.add_argument("--live", type=int, default=5_000, help="sandboxes at once")
+    parser.add_argument("--kills", type=int, default=200, help="of the owner, and as many of the launcher")
+    parser.add_argument("--seconds", type=float, default=30, help="that the bombs go on")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    if unknown := set(asked.parts) - set(PARTS_OF_IT):
+        parser.error(f"there is no part {unknown.pop()!r}: {', '.join(PARTS_OF_IT)}")
+    results = {"command": " ".join(sys.argv), "machine": machine(), "parts": {}}
+    held_well = True
+    for name in asked.parts or PARTS_OF_IT:
+        begun = datetime.now(UTC)
+        say(f"{name} …")
+        try:
+            rows = asyncio.run(PARTS_OF_IT[name](asked))
+        except KeyboardInterrupt:
+            say("stopped")
+            return 130
+        results["parts"][name] = {"date": begun.isoformat(timespec="seconds"), "rows": rows}
+        write(results)
+        print(f"\n{name}\n{'':56} {'before':>12} {'after':>12}")
+        for what, was, now, fine in rows:
+            mark = {True: "✓", False: "✗", None: ""}[fine]
+            print(f"{what:56} {'' if was is None else was:>12} {now:>12} {mark}")
+            held_well &= fine is not False
+    return 0 if held_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Amounts of bytes and pairs as people write them on a command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dutyfree.errors import UsageError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def size(text: str | None, option: str) -> int | None:
+    """``512M``, ``1.5G``, ``4096``. Raises UsageError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise UsageError(f"{option} {text!r} is no size", remedy="write it as 512M or 1.5G")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def shown(count: float | None) -> str:
+    if count is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def pairs(texts: Sequence[str], option: str, separator: str) -> list[tuple[str, str]]:
+    """``NAME=VALUE`` or ``SOURCE:TARGET``, each split at its first separator. Raises UsageError."""
+    found = [text.partition(separator) for text in texts]
+    for (first, sign, _), text in zip(found, texts, strict=True):
+        if not sign or not first:
+            raise UsageError(f"{option} {text!r} has no {separator!r}", remedy=f"write it as A{separator}B")
+    return [(first, rest) for first, _, rest in found]
+
+
+def image(name: str | None) -> str | None:
+    """A file or directory here is named in full; anything else is the substrate's to know."""
+    if name is not None and "/" in name and Path(name).exists():
+        return str(Path(name).resolve())
+    return name

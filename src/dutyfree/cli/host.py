@@ -1,0 +1,98 @@
+"""``dutyfree ps`` and ``dutyfree gc``: what lives on this machine, and what was left there."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dutyfree.cli import standard
+from dutyfree.cli.amounts import shown
+from dutyfree.cli.running import run
+
+
+def ps(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """List the native engine's sandboxes that live on this machine, of all owners.
+
+    Nobody is asked and nothing is disturbed: it is what /proc and the control groups tell, so root sees
+    all of it.
+
+    Parameters
+    ----------
+    json
+        Print JSON on standard output.
+    """
+    from dutyfree.engine import census
+
+    found = census.sandboxes()
+    if json:
+        standard.tell(found)
+        return 0
+    if not found:
+        standard.say("no sandbox lives on this machine")
+        return 0
+    table = Table(
+        "sandbox", "image", "state", "processes", "memory", "since", "owner", box=None, pad_edge=False
+    )
+    for column in table.columns[3:6]:
+        column.justify = "right"
+    for living in found:
+        table.add_row(
+            living.id,
+            escape(living.image),
+            living.state,
+            "–" if living.processes is None else str(living.processes),
+            shown(living.memory),
+            _ago(time.time() - living.since),
+            f"{living.owner} {escape(living.program)}",
+        )
+    table.columns[-1].no_wrap = True
+    console = Console()
+    # A pipe has no width: whole lines, to be searched.
+    (console if console.is_terminal else Console(width=250)).print(table)
+    return 0
+
+
+def gc(
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Remove what killed runs have left: control groups, directories, containers, images half made.
+
+    What belongs to a process that lives, or that may live on another machine, is not touched. The exit
+    status is 1 when something could not be removed.
+
+    Parameters
+    ----------
+    dry_run
+        Only say what would be removed.
+    json
+        Print JSON on standard output.
+    """
+    from dutyfree import leftovers
+
+    found = run(partial(leftovers.collect, dry_run=dry_run))
+    if json:
+        standard.tell(found)
+    else:
+        verb = "would be removed" if dry_run else "removed"
+        for left in found:
+            size = "" if left.size is None else f", {shown(left.size)}"
+            state = f"cannot be removed: {left.failure}" if left.failure else verb
+            print(f"{left.kind} {left.what}{size}: {state}")  # noqa: T201 (the command's output)
+        gone = [left for left in found if not left.failure]
+        total = shown(sum(left.size or 0 for left in gone))
+        print(f"{len(gone)} {verb}, {total}" if found else "nothing was left")  # noqa: T201
+    return 1 if any(left.failure for left in found) else 0
+
+
+def _ago(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,232 @@
+"""``dutyfree run``: one command in a fresh sandbox; and what it shares with ``dutyfree shell``."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+import dutyfree
+from dutyfree.cli import amounts, standard
+from dutyfree.cli.running import run as run_to_the_end
+from dutyfree.contract import Chunk, Limits, Observation, Recipe, Sandbox, Streaming
+from dutyfree.errors import UsageError
+
+TIMED_OUT = 124
+"""As timeout(1) has it."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which sandbox, and what of it.
+
+    Parameters
+    ----------
+    substrate
+        Where it runs; 'dutyfree substrates' lists the names.
+    image
+        What it starts from: the substrate's own by default; for native a root file system or a tar of one.
+    option
+        NAME=VALUE, an option of the substrate; may be repeated.
+    cpus
+        Processors at most, such as 0.5.
+    memory
+        Bytes at most, such as 512M.
+    pids
+        Processes at most.
+    disk
+        Bytes that may be written, such as 1G.
+    network
+        "on", "off", or what may be reached, such as "example.org:443,10.0.0.0/8".
+    user
+        Run as this user of the sandbox.
+    cwd
+        Run in this directory of it.
+    env
+        NAME=VALUE for the environment; may be repeated.
+    upload
+        SOURCE:TARGET, a file or directory that is copied in before; may be repeated.
+    download
+        SOURCE:TARGET, a file or directory of the sandbox that is copied out afterwards; may be repeated.
+    """
+
+    substrate: str = "native"
+    image: str | None = None
+    option: tuple[str, ...] = ()
+    cpus: float | None = None
+    memory: str | None = None
+    pids: int | None = None
+    disk: str | None = None
+    network: str | None = None
+    user: str | None = None
+    cwd: str | None = None
+    env: tuple[str, ...] = ()
+    upload: tuple[str, ...] = ()
+    download: tuple[str, ...] = ()
+
+    def limits(self) -> Limits:
+        """Raises UsageError."""
+        asked = {
+            "cpus": self.cpus,
+            "memory": amounts.size(self.memory, "--memory"),
+            "pids": self.pids,
+            "disk": amounts.size(self.disk, "--disk"),
+            "network": _network(self.network),
+        }
+        try:
+            return msgspec.convert(
+                {name: value for name, value in asked.items() if value is not None}, Limits
+            )
+        except msgspec.ValidationError as error:
+            raise UsageError(f"not a limit that can be had: {error}") from error
+
+    def environment(self) -> dict[str, str]:
+        return dict(amounts.pairs(self.env, "--env", "="))
+
+    def options(self) -> dict[str, Any]:
+        return {name: _value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
+
+
+def _network(text: str | None) -> str | list[str] | None:
+    """A list has something in it that a word for a state has not; or it names this machine alone."""
+    return text.split(",") if text is not None and (set(",.:/*") & set(text) or text == "host") else text
+
+
+@asynccontextmanager
+async def opened(wanted: Wanted) -> AsyncIterator[Sandbox]:
+    """A sandbox with its uploads in place; its downloads are made on leaving, unless that is by an error.
+
+    Raises UsageError, and what the substrate raises.
+    """
+    limits = wanted.limits()
+    uploads = amounts.pairs(wanted.upload, "--upload", ":")
+    downloads = amounts.pairs(wanted.download, "--download", ":")
+    recipe = Recipe(image=amounts.image(wanted.image))
+    async with (
+        dutyfree.open(wanted.substrate, **wanted.options()) as substrate,
+        substrate.sandbox(recipe, limits=limits) as sandbox,
+    ):
+        for source, target in uploads:
+            with _naming("--upload", source, target):
+                await sandbox.upload(Path(source), target)
+        yield sandbox
+        for source, target in downloads:
+            with _naming("--download", source, target):
+                await sandbox.download(source, Path(target))
+
+
+def run(
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
+    timeout: float | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run one command in a fresh sandbox: 'dutyfree run -- python3 -c "print(1)"'.
+
+    What it prints comes as it comes, on the same streams; a pipe or a file given as standard input is
+    its input. The exit status is the command's own, 128 + n if signal n killed it, 124 if its time was
+    up. Ctrl-C ends it. Nothing of the sandbox is left.
+
+    Parameters
+    ----------
+    command
+        The program and its arguments, after "--"; without a shell.
+    timeout
+        Seconds after which its whole process tree is killed.
+    json
+        Print what was observed, with where the time went, as JSON on standard output instead.
+    """
+    if not command:
+        raise UsageError("there is no command to run", remedy="name it after --: dutyfree run -- ls -l")
+    return run_to_the_end(partial(_run, command, wanted, timeout, json))
+
+
+async def _run(command: tuple[str, ...], wanted: Wanted, timeout: float | None, json: bool) -> int:
+    environment = wanted.environment()
+    async with opened(wanted) as sandbox:
+        if json or not isinstance(sandbox, Streaming):
+            given = b"".join([part async for part in standard.read()])
+            seen = await sandbox.exec(
+                command, cwd=wanted.cwd, env=environment, stdin=given, timeout=timeout, user=wanted.user
+            )
+            if json:
+                standard.tell(_described(sandbox, seen))
+            else:
+                await standard.write(sys.stdout, seen.stdout)
+                await standard.write(sys.stderr, seen.stderr)
+        else:
+            seen = await _stream(sandbox, command, wanted, environment, timeout)
+    return TIMED_OUT if seen.timed_out else seen.exit_code
+
+
+async def _stream(
+    sandbox: Streaming,
+    command: tuple[str, ...],
+    wanted: Wanted,
+    environment: dict[str, str],
+    timeout: float | None,
+) -> Observation:
+    items = sandbox.stream(
+        command,
+        cwd=wanted.cwd,
+        env=environment,
+        stdin=standard.read(),
+        timeout=timeout,
+        user=wanted.user,
+    )
+    seen = Observation(exit_code=0)
+    async with aclosing(items) as items:  # type: ignore[type-var]
+        async for item in items:
+            if isinstance(item, Chunk):
+                await standard.write(sys.stdout if item.stream == "stdout" else sys.stderr, item.data)
+            else:
+                seen = item
+    # A program that could not be started says why in the observation.
+    await standard.write(sys.stderr, seen.stderr)
+    return seen
+
+
+def _described(sandbox: Sandbox, seen: Observation) -> dict[str, Any]:
+    text = {"stdout": seen.stdout, "stderr": seen.stderr}
+    return {
+        **msgspec.to_builtins(seen),
+        **{name: data.decode(errors="backslashreplace") for name, data in text.items()},
+        "spans": [{"name": span.name, "start": span.start, "seconds": span.seconds} for span in seen.spans],
+        "sandbox": {
+            "id": sandbox.id,
+            "spans": [
+                {"name": span.name, "start": span.start, "seconds": span.seconds} for span in sandbox.spans
+            ],
+        },
+    }
+
+
+class _naming:  # noqa: N801 (used as a with statement's word)
+    """Says of a failed copy which one it was."""
+
+    def __init__(self, option: str, source: str, target: str) -> None:
+        self._asked = f"{option} {source}:{target}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise UsageError(f"{self._asked}: {error.strerror or error}") from error
+
+
+def _value(text: str) -> Any:
+    """As in TOML where it is, a bare string otherwise."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,87 @@
+"""``dutyfree shell``: a shell in a fresh sandbox, for a person or a script."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+
+from dutyfree.cli import standard
+from dutyfree.cli.running import run
+from dutyfree.cli.sandboxes import Wanted, opened
+from dutyfree.contract import Sandbox, Shell, ShellSessions
+from dutyfree.errors import ExecError, UsageError
+
+
+def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
+    """Open a shell in a fresh sandbox. It ends with 'exit' or Ctrl-D, and nothing of it is left.
+
+    Variables, functions and the directory live on from line to line. The exit status is the last
+    command's.
+    """
+    return run(partial(_shell, wanted))
+
+
+async def _shell(wanted: Wanted) -> int:
+    if wanted.user is not None:
+        raise UsageError("a held shell runs as root of its sandbox", remedy="in it, use: su NAME")
+    async with opened(wanted) as sandbox:
+        if not isinstance(sandbox, ShellSessions):
+            raise UsageError(f"{wanted.substrate} has no shell that can be held", remedy="use dutyfree run")
+        async with sandbox.shell() as held:
+            return await _lines(sandbox, held, wanted)
+
+
+async def _lines(sandbox: Sandbox, held: Shell, wanted: Wanted) -> int:
+    """One line after the other, each run to its end."""
+    terminal = os.isatty(0)
+    for name, value in wanted.environment().items():
+        await held.run(f"export {name}={_quoted(value)}")
+    status = 0
+    if wanted.cwd is not None:
+        status = await _run(held, f"cd {_quoted(wanted.cwd)}")
+    if terminal:
+        standard.say(f"sandbox {sandbox.id}: line by line; Ctrl-C ends a command, Ctrl-D the shell")
+    reader = _Lines()
+    while True:
+        if terminal:
+            await standard.write(sys.stderr, b"sandbox$ ")
+        line = await reader.next()
+        if line is None:
+            return status
+        if not line.strip():
+            continue
+        try:
+            status = await _run(held, line)
+        except ExecError:
+            return status
+
+
+async def _run(held: Shell, line: str) -> int:
+    seen = await held.run(line)
+    await standard.write(sys.stdout, seen.stdout)
+    await standard.write(sys.stderr, seen.stderr)
+    return seen.exit_code
+
+
+class _Lines:
+    """Standard input by lines, without holding up the event loop."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._ended = False
+
+    async def next(self) -> str | None:
+        while b"\n" not in self._pending and not self._ended:
+            part = await standard.part()
+            self._ended = not part
+            self._pending += part
+        if not self._pending:
+            return None
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line.decode(errors="surrogateescape")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,63 @@
+"""Our own standard streams, beside an event loop that must go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TextIO
+
+import anyio.to_thread
+import msgspec
+
+CHUNK = 1 << 16
+
+
+async def read() -> AsyncIterator[bytes]:
+    """Standard input to its end, if it is a pipe or a file. A terminal stays with whoever sits there."""
+    try:
+        terminal = os.isatty(0)
+        os.fstat(0)
+    except OSError:
+        return  # closed
+    if terminal:
+        return
+    while got := await part():
+        yield got
+
+
+async def part() -> bytes:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(0, lambda: ready.done() or ready.set_result(None))
+    except PermissionError:  # a file, which is always ready and cannot be waited for
+        return await anyio.to_thread.run_sync(os.read, 0, CHUNK)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(0)
+    return os.read(0, CHUNK)
+
+
+async def write(stream: TextIO, data: bytes) -> None:
+    """Write to the end, as slowly as the reader reads. Raises BrokenPipeError."""
+    if data:
+        await anyio.to_thread.run_sync(partial(_write, stream.fileno(), data), abandon_on_cancel=True)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def tell(value: object) -> None:
+    """One JSON document on standard output."""
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())  # noqa: T201 (the command's output)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201 (the command line speaks)

@@ -1,0 +1,117 @@
+"""The network: what a sandbox reaches, changed while it lives, and its own ports."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+from dutyfree.conformance import expect
+from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
+from dutyfree.contract import Limits, NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
+from dutyfree.errors import UsageError
+
+_REACH = (
+    "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).recv(9).decode())"
+)
+_HOLD = (
+    "import socket, sys, time; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5); s.recv(9)\n"
+    "open('held', 'w').close(); s.settimeout(60)\n"
+    "try: print('ended' if not s.recv(1) else 'data')\nexcept OSError as e: print('ended')"
+)
+_SERVE = (
+    "import socket; s = socket.create_server(('127.0.0.1', 8123)); open('up', 'w').close()\n"
+    "while True:\n c, _ = s.accept()\n while d := c.recv(99): c.sendall(d.upper())\n c.close()"
+)
+
+
+@asynccontextmanager
+async def _greeter() -> AsyncIterator[int]:
+    """A server of this host that greets, and holds what is connected: its port."""
+
+    async def greet(stream: SocketStream) -> None:
+        async with stream:
+            await stream.send(b"greetings")
+            await anyio.sleep_forever()
+
+    # On every address: which one leads here differs between substrates.
+    listener = await anyio.create_tcp_listener(local_host="0.0.0.0")  # noqa: S104
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, greet)
+        yield listener.extra(SocketAttribute.local_port)  # noqa: S610
+        tasks.cancel_scope.cancel()
+
+
+@on_substrate("python", deadline=60)
+async def network_changes(substrate: Substrate) -> None:
+    """What a sandbox reaches is opened and closed while it lives; closing cuts what was connected."""
+    address = substrate.host_address
+    async with _greeter() as port, substrate.sandbox(limits=Limits(network="off")) as sandbox:
+        if not isinstance(sandbox, NetworkControl) or address is None:
+            raise Skipped("not NetworkControl")
+        policies: list[tuple[NetworkPolicy, bool]] = [
+            ("off", False),
+            ("on", True),
+            ((f"host:{port}",), True),
+            ((f"host:{port % 65535 + 1}", "192.0.2.0/24"), False),
+            ("on", True),
+        ]
+        for policy, open_ in policies:
+            await sandbox.set_network(policy)
+            seen = await sandbox.exec(["python3", "-c", _REACH, address, str(port)], timeout=20)
+            expect.equal(seen.stdout == b"greetings\n", open_, f"reaching this host under {policy}")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_held, sandbox, address, port)
+            await sandbox.exec("until [ -e held ]; do sleep 0.02; done")
+            await sandbox.set_network("off")
+
+
+async def _held(sandbox: Sandbox, address: str, port: int) -> None:
+    with expect.within(20, "cutting a connection"):
+        seen = await sandbox.exec(["python3", "-c", _HOLD, address, str(port)], timeout=60)
+    expect.equal(seen.stdout, b"ended\n", "a connection whose network was closed")
+
+
+@in_sandbox()
+async def network_nonsense(sandbox: Sandbox) -> None:
+    """A policy that makes no sense is a UsageError."""
+    if not isinstance(sandbox, NetworkControl):
+        raise Skipped("not NetworkControl")
+    for nonsense in ("open", ()):
+        try:
+            await sandbox.set_network(nonsense)  # type: ignore[arg-type]  # on purpose
+        except UsageError as error:
+            expect.that(str(error), "refused without a reason")
+        else:
+            raise AssertionError(f"{nonsense!r} was taken for a policy")
+
+
+@in_sandbox()
+async def ports_refuse(sandbox: Sandbox) -> None:
+    """Connecting to a port that nobody listens on is refused."""
+    if not isinstance(sandbox, Ports):
+        raise Skipped("not Ports")
+    try:
+        await sandbox.connect(8124)
+    except ConnectionRefusedError:
+        return
+    raise AssertionError("connected to a port that nobody listens on")
+
+
+@in_sandbox(deadline=40)
+async def ports(sandbox: Sandbox) -> None:
+    """A server in the sandbox is reached from outside, by several at once, also with the network off."""
+    if not isinstance(sandbox, Ports):
+        raise Skipped("not Ports")
+    await require(sandbox, "python")
+    await sandbox.exec(["sh", "-c", 'python3 -c "$0" >/dev/null 2>&1 &', _SERVE])
+    await sandbox.exec("until [ -e up ]; do sleep 0.02; done")
+    for _ in range(3):
+        async with await sandbox.connect(8123) as stream:
+            await stream.send(b"hello")
+            expect.equal(await stream.receive(), b"HELLO", "what the server answered")
+            await stream.send_eof()
+            with suppress(anyio.EndOfStream):
+                expect.that(not await stream.receive(), "more than the answer")

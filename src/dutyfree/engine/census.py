@@ -1,0 +1,200 @@
+"""Which launchers and sandboxes live on this machine, of whatever owner: as /proc and the control groups tell.
+
+Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user; a sandbox
+by being its child, for what runs in a sandbox can call itself anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from dutyfree.engine.protocol import FIRST_ID
+
+LAUNCHER = "dutyfree-engine"
+EGRESS = "dutyfree-egress"
+"""The launcher's other child; no child of a launcher can be renamed by others."""
+_PROGRAM = "/memfd:dutyfree-init"
+
+PAYLOAD_FD = 5
+"""As in ``init/init.h``."""
+
+
+class Launcher(msgspec.Struct, frozen=True):
+    """One open substrate. ``numbers`` are its pids in all pid namespaces that it is in."""
+
+    pid: int
+    numbers: tuple[int, ...]
+    owner: int
+    program: str
+
+
+class Living(msgspec.Struct, frozen=True, kw_only=True):
+    """One sandbox. What cannot be seen without root is None."""
+
+    id: str
+    image: str
+    owner: int
+    program: str
+    launcher: int
+    init: int
+    since: float
+    """Seconds since the epoch."""
+    processes: int | None
+    memory: int | None
+    """Bytes, of its processes and of what they wrote."""
+    state: str
+    """idle: no process; running; paused: all are stopped; starting; ending."""
+
+
+class _Process(msgspec.Struct, frozen=True):
+    pid: int
+    parent: int
+    name: str
+    state: str
+    started: int
+    """Clock ticks after the boot."""
+
+
+def launchers() -> list[Launcher]:
+    """Those that live now, in the pid namespaces that can be seen from here."""
+    return _launchers(_processes())
+
+
+def sandboxes() -> list[Living]:
+    """Those that live now; takes some milliseconds for each thousand processes of the machine."""
+    processes = _processes()
+    found = {launcher.pid: launcher for launcher in _launchers(processes)}
+    children = [process for process in processes.values() if process.parent in found]
+    inits = [child for child in children if child.name != EGRESS]
+    inside = _inside(processes, {process.pid for process in inits})
+    groups = _memory_mounts()
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return [
+        _living(found[init.parent], init, inside.get(init.pid), groups, boot)
+        for init in sorted(inits, key=lambda init: (init.parent, init.started, init.pid))
+    ]
+
+
+def _launchers(processes: dict[int, _Process]) -> list[Launcher]:
+    found = []
+    for process in processes.values():
+        if process.name != LAUNCHER or process.state == "Z":
+            continue
+        status = _text(f"/proc/{process.pid}/status")
+        user = _field(status, "Uid", "0").split()[0]
+        if int(user) >= FIRST_ID or not _link(f"/proc/{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
+            continue
+        numbers = tuple(int(number) for number in _field(status, "NSpid", str(process.pid)).split())
+        found.append(Launcher(process.pid, numbers, process.parent, _command_line(process.parent)))
+    return found
+
+
+def _living(
+    launcher: Launcher,
+    init: _Process,
+    inside: list[_Process] | None,
+    groups: dict[str, tuple[str, str]],
+    boot: float,
+) -> Living:
+    words = _text(f"/proc/{init.pid}/cmdline").strip("\0").split("\0")
+    label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
+    number, _, image = label.partition(" ")
+    state = "starting" if not label else "ending" if init.state in "ZX" else "running"
+    if inside is not None and state == "running":
+        state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state
+    return Living(
+        id=f"native-{launcher.owner}-{number or '?'}",
+        image=image,
+        owner=launcher.owner,
+        program=launcher.program,
+        launcher=launcher.pid,
+        init=init.pid,
+        since=boot + init.started / os.sysconf("SC_CLK_TCK"),
+        processes=None if inside is None else len(inside),
+        memory=_memory(init.pid, groups),
+        state=state,
+    )
+
+
+def _inside(processes: dict[int, _Process], inits: set[int]) -> dict[int, list[_Process]]:
+    """By init, what runs beside it in its pid namespace, or in one below that."""
+    spaces = {space: init for init in inits if (space := _link(f"/proc/{init}/ns/pid"))}
+    found: dict[int, list[_Process]] = {init: [] for init in spaces.values()}
+    for process in processes.values():
+        init = spaces.get(_link(f"/proc/{process.pid}/ns/pid"))
+        if init is not None and process.pid != init and process.state != "Z":
+            found[init].append(process)
+    return found
+
+
+def _memory_mounts() -> dict[str, tuple[str, str]]:
+    """Where the memory controller is: its name in /proc/PID/cgroup → the mount point and the file."""
+    found = {}
+    for line in _text("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split()[:3]
+        if kind == "cgroup" and "memory" in options.split(","):
+            found["memory"] = (left.split()[4], "memory.usage_in_bytes")
+        elif kind == "cgroup2":
+            found[""] = (left.split()[4], "memory.current")
+    return found
+
+
+def _memory(init: int, groups: dict[str, tuple[str, str]]) -> int | None:
+    """Of the control group of init's working thread: its first thread stays outside on version 1."""
+    try:
+        thread = max(int(name) for name in os.listdir(f"/proc/{init}/task"))
+    except (OSError, ValueError):
+        return None
+    for line in _text(f"/proc/{init}/task/{thread}/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if path.endswith("/init"):  # version 2: all inits are in one group, and hold that of their commands
+            path = path[: -len("init")] + _link(f"/proc/{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
+        for name, (mount, file) in groups.items():
+            if name in names.split(",") and "/dutyfree-" in path and (used := _text(f"{mount}{path}/{file}")):
+                return int(used)
+    return None
+
+
+def _processes() -> dict[int, _Process]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (line := _text(f"/proc/{name}/stat")):
+            command, _, rest = line.partition("(")[2].rpartition(")")
+            words = rest.split()
+            found[int(name)] = _Process(int(name), int(words[1]), command, words[0], int(words[19]))
+    return found
+
+
+def _command_line(pid: int) -> str:
+    text = _text(f"/proc/{pid}/cmdline").strip("\0").replace("\0", " ") or _text(f"/proc/{pid}/comm").strip()
+    # What is shown on a terminal must not speak to it.
+    return re.sub(r"[^\x20-\x7e\xa0-\U0010ffff]", "?", text)
+
+
+def _field(status: str, name: str, default: str) -> str:
+    return next(
+        (line.partition(":")[2] for line in status.splitlines() if line.startswith(f"{name}:")), default
+    )
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:  # gone, or not ours to see
+        return ""
+
+
+def _link(path: str, hidden: str = "") -> str:
+    """Where it leads; ``hidden`` if that is not ours to see."""
+    try:
+        return os.readlink(path)
+    except PermissionError:
+        return hidden
+    except OSError:
+        return ""

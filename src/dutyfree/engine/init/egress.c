@@ -1,0 +1,386 @@
+#define _GNU_SOURCE
+#include "egress.h"
+
+#include "network.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/audit.h>
+#include <linux/close_range.h>
+#include <linux/filter.h>
+#include <linux/rtnetlink.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LAUNCHER_FD 3
+#define ROUTES_FD 4
+#define NOBODY ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
+#define EVENTS 16               /* of one sandbox in one turn */
+#define TICK_MS 250             /* while a lookup is under way */
+
+static int epoll;
+static struct client *clients;
+static struct doomed {
+	struct doomed *next;
+} *doomed;
+
+void watch_for(struct client *client, struct watch *watch, uint32_t interest)
+{
+	struct epoll_event event = {.events = interest, .data.ptr = watch};
+	int operation = !interest ? EPOLL_CTL_DEL : watch->interest ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+
+	if (interest == watch->interest)
+		return;
+	if (epoll_ctl(client->watch.fd, operation, watch->fd, &event) < 0)
+		abort(); /* the launcher notices, and says so */
+	watch->interest = interest;
+}
+
+void forget_later(void *memory)
+{
+	struct doomed *one = memory;
+
+	/* A watch stands first in all of these, and events of one without interest are passed over. */
+	_Static_assert(offsetof(struct watch, interest) >= sizeof(struct doomed), "the link would hide the interest");
+	one->next = doomed;
+	doomed = one;
+}
+
+static void forget_now(void)
+{
+	while (doomed) {
+		struct doomed *one = doomed;
+		doomed = one->next;
+		free(one);
+	}
+}
+
+socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made)
+{
+	struct sockaddr_in *v4 = (struct sockaddr_in *)made;
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)made;
+
+	memset(made, 0, sizeof *made);
+	if (IN6_IS_ADDR_V4MAPPED(address)) {
+		v4->sin_family = AF_INET;
+		v4->sin_port = htons(port);
+		memcpy(&v4->sin_addr, address->s6_addr + 12, 4);
+		return sizeof *v4;
+	}
+	v6->sin6_family = AF_INET6;
+	v6->sin6_port = htons(port);
+	v6->sin6_addr = *address;
+	return sizeof *v6;
+}
+
+/* The kernel's own word on where packets to this address go: no list of ours could be up to date. */
+bool host_is_reached_by(const struct in6_addr *address)
+{
+	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
+	uint16_t size = v4 ? 4 : 16;
+	struct {
+		struct nlmsghdr head;
+		struct rtmsg body;
+		struct rtattr destination;
+		uint8_t address[16];
+	} question = {
+		.head = {.nlmsg_len = (uint32_t)(NLMSG_LENGTH(sizeof(struct rtmsg)) + RTA_LENGTH(size)),
+			 .nlmsg_type = RTM_GETROUTE,
+			 .nlmsg_flags = NLM_F_REQUEST},
+		.body = {.rtm_family = v4 ? AF_INET : AF_INET6, .rtm_dst_len = (uint8_t)(size * 8)},
+		.destination = {.rta_len = (uint16_t)RTA_LENGTH(size), .rta_type = RTA_DST},
+	};
+	union {
+		struct nlmsghdr head;
+		char bytes[4096];
+	} answer;
+
+	memcpy(question.address, address->s6_addr + (v4 ? 12 : 0), size);
+	if (send(ROUTES_FD, &question, question.head.nlmsg_len, 0) < 0)
+		return true;
+	ssize_t got = recv(ROUTES_FD, &answer, sizeof answer, 0);
+	if (got < 0 || !NLMSG_OK(&answer.head, got))
+		return true;
+	/* Without a route nothing is reached; connecting says so. */
+	if (answer.head.nlmsg_type != RTM_NEWROUTE)
+		return false;
+	return ((const struct rtmsg *)NLMSG_DATA(&answer.head))->rtm_type != RTN_UNICAST;
+}
+
+/* --- Clients ------------------------------------------------------------------------------------------ */
+
+static struct client *client_of(uint32_t number)
+{
+	struct client *client = clients;
+
+	while (client && client->number != number)
+		client = client->next;
+	return client;
+}
+
+static void drop(struct client *client)
+{
+	struct client **link = &clients;
+
+	relay_cut(client);
+	lookup_drop(client);
+	while (*link != client)
+		link = &(*link)->next;
+	*link = client->next;
+	close(client->watch.fd); /* leaves the epoll above it with this */
+	close(client->listener.fd);
+	close(client->resolver.fd);
+	close(client->program);
+	policy_drop(&client->policy);
+	forget_later(client);
+}
+
+static int open_client(uint32_t number, const void *body, size_t size, const int way[WAY_FDS])
+{
+	struct client *client = calloc(1, sizeof *client);
+	int error = client ? policy_take(&client->policy, body, size) : -ENOMEM;
+
+	if (!error) {
+		client->watch = (struct watch){WATCH_CLIENT, epoll_create1(EPOLL_CLOEXEC), 0};
+		error = client->watch.fd < 0 ? -errno : 0;
+	}
+	if (!error) {
+		struct epoll_event event = {.events = EPOLLIN, .data.ptr = client};
+		error = epoll_ctl(epoll, EPOLL_CTL_ADD, client->watch.fd, &event) < 0 ? -errno : 0;
+	}
+	if (error) {
+		for (int i = 0; i < WAY_FDS; i++)
+			close(way[i]);
+		if (client) {
+			policy_drop(&client->policy);
+			free(client);
+		}
+		return error;
+	}
+	client->number = number;
+	client->program = way[WAY_PROGRAM];
+	client->listener = (struct watch){WATCH_LISTENER, way[WAY_LISTENER], 0};
+	client->resolver = (struct watch){WATCH_RESOLVER, way[WAY_RESOLVER], 0};
+	watch_for(client, &client->listener, EPOLLIN);
+	watch_for(client, &client->resolver, EPOLLIN);
+	client->next = clients;
+	clients = client;
+	return 0;
+}
+
+static int change_client(struct client *client, const void *body, size_t size)
+{
+	struct policy policy = {.size = 0};
+	int error = policy_take(&policy, body, size);
+
+	if (error)
+		return error;
+	relay_cut(client);
+	lookup_drop(client);
+	policy_drop(&client->policy);
+	client->policy = policy;
+	return 0;
+}
+
+static void serve_client(struct client *client)
+{
+	struct epoll_event events[EVENTS];
+	int count = epoll_wait(client->watch.fd, events, EVENTS, 0);
+
+	for (int i = 0; i < count; i++) {
+		struct watch *watch = events[i].data.ptr;
+		if (!watch->interest)
+			continue; /* it ended in this turn */
+		switch (watch->kind) {
+		case WATCH_LISTENER:
+			relay_accept(client);
+			break;
+		case WATCH_RESOLVER:
+			lookup_receive(client);
+			break;
+		case WATCH_LOOKUP:
+			lookup_event(client, watch);
+			break;
+		default:
+			relay_event(client, watch, events[i].events);
+		}
+	}
+}
+
+/* --- The launcher's words ----------------------------------------------------------------------------- */
+
+static int serve(const struct request *request, const void *body, const int *fds, int count)
+{
+	struct client *client = client_of(request->number);
+
+	if (request->kind == EGRESS_OPEN && !client && count == WAY_FDS)
+		return open_client(request->number, body, request->size, fds);
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
+	if (request->kind == EGRESS_CHANGE && client)
+		return change_client(client, body, request->size);
+	if (request->kind != EGRESS_CLOSE)
+		return -EPROTO;
+	if (client)
+		drop(client);
+	return 0;
+}
+
+static void hear(void)
+{
+	static union {
+		struct request head;
+		char bytes[REQUEST_MAX];
+	} message;
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(WAY_FDS * sizeof(int))];
+	} control;
+	struct iovec part = {&message, sizeof message};
+	struct msghdr wrapped = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.space,
+				 .msg_controllen = sizeof control.space};
+	ssize_t size = recvmsg(LAUNCHER_FD, &wrapped, MSG_CMSG_CLOEXEC);
+	int fds[WAY_FDS], count = 0;
+
+	if (size < 0 && errno == EINTR)
+		return;
+	/* The launcher is gone, and with it every sandbox. */
+	if (size < (ssize_t)sizeof message.head || message.head.size != (size_t)size - sizeof message.head)
+		_exit(0);
+	struct cmsghdr *rights = CMSG_FIRSTHDR(&wrapped);
+	if (rights && rights->cmsg_type == SCM_RIGHTS) {
+		count = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(rights), (size_t)count * sizeof(int));
+	}
+	int error = serve(&message.head, message.bytes + sizeof message.head, fds, count);
+	struct reply reply = {.serial = message.head.serial, .error = -error, .value = message.head.number};
+	if (reply.serial)
+		send_message(LAUNCHER_FD, &reply, sizeof reply, NULL, 0, NULL, 0);
+}
+
+/* --- The process -------------------------------------------------------------------------------------- */
+
+#ifndef __SANITIZE_ADDRESS__
+static const uint16_t calls[] = {
+	SYS_recvfrom, SYS_sendto, SYS_recvmsg, SYS_sendmsg, SYS_connect, SYS_accept4, SYS_close, SYS_shutdown,
+	SYS_setsockopt, SYS_getsockopt, SYS_getsockname, SYS_epoll_pwait, SYS_epoll_ctl, SYS_epoll_create1,
+	SYS_clock_gettime, SYS_getrandom, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_brk,
+	SYS_exit_group, SYS_prlimit64, SYS_futex, SYS_rt_sigreturn, SYS_restart_syscall,
+#ifdef __x86_64__
+	SYS_epoll_wait, SYS_getrlimit,
+#endif
+};
+#define CALLS (sizeof calls / sizeof *calls)
+
+/* Sockets of IP, memory, and nothing else: it opens no file and starts nobody. */
+static void confine(void)
+{
+	struct sock_filter code[CALLS + 12];
+#ifdef __x86_64__
+	const uint32_t architecture = AUDIT_ARCH_X86_64;
+#else
+	const uint32_t architecture = AUDIT_ARCH_AARCH64;
+#endif
+	unsigned length = 0;
+
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
+	code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, architecture, 1, 0);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	for (unsigned i = 0; i < CALLS; i++)
+		code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], (uint8_t)(CALLS - i + 5), 0);
+	code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 1, 0);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0]));
+	code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 2, 0);
+	code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 1, 0);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+	code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	struct sock_fprog program = {(unsigned short)length, code};
+	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+		_exit(71);
+}
+#else
+static void confine(void)
+{
+	/* What the sanitizer calls is its own affair. */
+}
+#endif
+
+static void descend(int launcher)
+{
+	int routes = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	sigset_t all;
+
+	prctl(PR_SET_NAME, "dutyfree-egress");
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	/* Upwards first: what is moved may lie where something else shall be. */
+	launcher = fcntl(launcher, F_DUPFD_CLOEXEC, 64);
+	routes = fcntl(routes, F_DUPFD_CLOEXEC, 64);
+	if (launcher < 0 || routes < 0 || dup3(launcher, LAUNCHER_FD, O_CLOEXEC) < 0 ||
+	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0)
+		_exit(71);
+	if (setgroups(0, NULL) < 0 || setresgid(NOBODY, NOBODY, NOBODY) < 0 || setresuid(NOBODY, NOBODY, NOBODY) < 0 ||
+	    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
+	    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
+		_exit(71);
+	confine();
+}
+
+static _Noreturn void run(void)
+{
+	struct epoll_event events[64], event = {.events = EPOLLIN, .data.ptr = NULL};
+
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0)
+		_exit(71);
+	for (uint64_t swept = 0;;) {
+		bool looking = lookups_under_way() > 0;
+		int count = epoll_wait(epoll, events, 64, looking ? TICK_MS : -1);
+		/* The launcher's word counts before what sandboxes still want; a client that it ended is
+		 * not to be served in this turn. */
+		for (int i = 0; i < count; i++)
+			if (!events[i].data.ptr) {
+				hear();
+				count = 0;
+			}
+		for (int i = 0; i < count; i++)
+			serve_client(events[i].data.ptr);
+		uint64_t moment = now();
+		if (looking && moment - swept > TICK_MS * 1000000ull) {
+			swept = moment;
+			for (struct client *client = clients; client; client = client->next)
+				lookup_overdue(client, moment);
+		}
+		forget_now();
+	}
+}
+
+int egress_start(pid_t *pid)
+{
+	int pair[2];
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	*pid = fork();
+	if (*pid == 0) {
+		descend(pair[1]);
+		run();
+	}
+	int error = *pid < 0 ? -errno : 0;
+	close(pair[1]);
+	if (error)
+		close(pair[0]);
+	return error ? error : pair[0];
+}

@@ -1,0 +1,69 @@
+/* The egress process: one per launcher, in the host's network, with no privilege. It takes the connections
+ * and the lookups of names that sandboxes make (network.h), judges each by the sandbox's policy
+ * (policy.h), and carries out what is allowed. All that it holds for one sandbox is bounded, and every
+ * sandbox has its turn, however much another one asks for. */
+#ifndef DUTYFREE_EGRESS_H
+#define DUTYFREE_EGRESS_H
+
+#include "policy.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/types.h>
+
+/* What the launcher says, in the form of its own requests: a struct request, then a policy. Answered by a
+ * struct reply, unless the serial is 0. */
+enum egress_kind {
+	EGRESS_OPEN = 1,   /* number = a sandbox; descriptors: network.h */
+	EGRESS_CHANGE = 2, /* another policy; what was connected is cut */
+	EGRESS_CLOSE = 3,  /* cut everything, and forget the sandbox */
+};
+
+/* In the launcher: a socket to a new process, or -errno. */
+int egress_start(pid_t *pid);
+
+/* --- Inside ------------------------------------------------------------------------------------------- */
+
+#define CONNECTIONS_MAX 512 /* of one sandbox, those that are being made included */
+#define LOOKUPS_MAX 64
+
+enum watch_kind { WATCH_CLIENT, WATCH_LISTENER, WATCH_RESOLVER, WATCH_INSIDE, WATCH_OUTSIDE, WATCH_LOOKUP };
+
+/* What an event is about: the first member of each that can be watched. */
+struct watch {
+	enum watch_kind kind;
+	int fd;
+	uint32_t interest; /* 0: not watched */
+};
+
+struct client {
+	struct watch watch; /* its own epoll: whoever has a thousand connections gets as many turns as others */
+	struct watch listener, resolver;
+	struct client *next;
+	uint32_t number;
+	int program;
+	struct policy policy;
+	struct connection *connections;
+	unsigned connection_count;
+	struct lookup *lookups;
+	unsigned lookup_count;
+};
+
+void watch_for(struct client *client, struct watch *watch, uint32_t interest); /* 0 for nothing */
+void forget_later(void *memory); /* events of the same turn may still name it */
+bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
+
+void relay_accept(struct client *client);
+void relay_event(struct client *client, struct watch *watch, uint32_t events);
+void relay_cut(struct client *client); /* all of them */
+
+void lookup_receive(struct client *client);
+void lookup_event(struct client *client, struct watch *watch);
+void lookup_drop(struct client *client); /* all of them */
+void lookup_overdue(struct client *client, uint64_t moment);
+unsigned lookups_under_way(void); /* of all sandboxes */
+
+socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made);
+
+#endif

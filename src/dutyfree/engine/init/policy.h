@@ -1,0 +1,39 @@
+/* What a sandbox may reach: decided here, from values alone. */
+#ifndef DUTYFREE_POLICY_H
+#define DUTYFREE_POLICY_H
+
+#include "protocol.h"
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Addresses that allowed names led to, each until its time is over. The oldest make room for new ones. */
+#define LEARNT_MAX 1024
+
+struct learnt {
+	struct in6_addr address;
+	uint16_t port; /* 0 for all */
+	uint64_t until;
+};
+
+struct policy {
+	struct network head;
+	unsigned char *rules; /* each a struct rule and its name */
+	size_t size;
+	struct learnt *learnt;
+	unsigned next;
+};
+
+enum verdict_kind { REFUSED, ALLOWED, ALLOWED_HOST /* its loopback */, ALLOWED_RESOLVER };
+
+/* Takes what the owner sent: 0 or -errno. The policy must be zero, or one that policy_drop was called on. */
+int policy_take(struct policy *policy, const void *body, size_t size);
+void policy_drop(struct policy *policy);
+
+enum verdict_kind policy_judge(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment);
+bool policy_allows_name(const struct policy *policy, const char *name, size_t size);
+/* The name, which is allowed, led to an address. */
+void policy_learn(struct policy *policy, const char *name, size_t size, const struct in6_addr *address, uint64_t until);
+
+#endif

@@ -1,0 +1,218 @@
+/* Connections: what one side says, the other hears, at the pace of the slower one.
+ *
+ * Nothing is stored here. Data is looked at where the kernel keeps it, sent, and only as much as was taken
+ * is removed: a connection costs its two sockets, and who does not read holds up nobody but himself. */
+#define _GNU_SOURCE
+#include "egress.h"
+
+#include "sys.h"
+
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define ACCEPTS 16        /* in one turn */
+#define CHUNK (128u << 10)
+#define TURN (512u << 10) /* bytes of one direction in one turn */
+#define ATTEMPTS 4        /* to reach the other side: half a minute */
+#define FILES_KEPT 1024   /* descriptors for all else */
+
+enum { INSIDE, OUTSIDE };
+
+struct connection {
+	struct watch watch[2]; /* the first members, so that each leads to the whole */
+	struct connection *next, **link;
+	bool connecting;
+	bool ended[2]; /* no more comes from this side, and the other one knows */
+};
+
+static char buffer[CHUNK];
+static unsigned all_connections, most_connections;
+
+static void reset(int fd)
+{
+	const struct linger at_once = {1, 0};
+
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+	close(fd);
+}
+
+static void end(struct client *client, struct connection *connection, bool abruptly)
+{
+	for (int side = INSIDE; side <= OUTSIDE; side++) {
+		watch_for(client, &connection->watch[side], 0);
+		if (abruptly)
+			reset(connection->watch[side].fd);
+		else
+			close(connection->watch[side].fd);
+	}
+	*connection->link = connection->next;
+	if (connection->next)
+		connection->next->link = connection->link;
+	client->connection_count--;
+	all_connections--;
+	forget_later(connection);
+}
+
+void relay_cut(struct client *client)
+{
+	while (client->connections)
+		end(client, client->connections, true);
+}
+
+/* A socket under way to where the connection was meant to go, or -1. */
+static int reach(struct client *client, int inside)
+{
+	struct sockaddr_storage found, target;
+	socklen_t size = sizeof found;
+	struct in6_addr address = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
+	const int yes = 1, attempts = ATTEMPTS;
+	uint16_t port;
+
+	if (getsockname(inside, (struct sockaddr *)&found, &size) < 0)
+		return -1;
+	if (found.ss_family == AF_INET6) {
+		address = ((struct sockaddr_in6 *)&found)->sin6_addr;
+		port = ntohs(((struct sockaddr_in6 *)&found)->sin6_port);
+	} else {
+		memcpy(address.s6_addr + 12, &((struct sockaddr_in *)&found)->sin_addr, 4);
+		port = ntohs(((struct sockaddr_in *)&found)->sin_port);
+	}
+	switch (policy_judge(&client->policy, &address, port, now())) {
+	case ALLOWED:
+		if (host_is_reached_by(&address))
+			return -1;
+		size = socket_address(&address, port, &target);
+		break;
+	case ALLOWED_HOST:
+		memcpy(address.s6_addr + 12, (const uint8_t[]){127, 0, 0, 1}, 4);
+		size = socket_address(&address, port, &target);
+		break;
+	case ALLOWED_RESOLVER:
+		memcpy(&address, client->policy.head.resolver[0].address, sizeof address);
+		size = socket_address(&address, client->policy.head.resolver[0].port, &target);
+		break;
+	default:
+		return -1;
+	}
+	int outside = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (outside < 0)
+		return -1;
+	setsockopt(outside, IPPROTO_TCP, TCP_SYNCNT, &attempts, sizeof attempts);
+	setsockopt(outside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+	setsockopt(outside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	setsockopt(inside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+	setsockopt(inside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	if (connect(outside, (struct sockaddr *)&target, size) < 0 && errno != EINPROGRESS)
+		close_fd(&outside);
+	return outside;
+}
+
+static void begin(struct client *client, int inside)
+{
+	struct connection *connection = NULL;
+	int outside = -1;
+
+	if (!most_connections)
+		most_connections = (unsigned)(sysconf(_SC_OPEN_MAX) - FILES_KEPT) / 2;
+	if (client->connection_count < CONNECTIONS_MAX && all_connections < most_connections)
+		outside = reach(client, inside);
+	if (outside >= 0)
+		connection = calloc(1, sizeof *connection);
+	if (!connection) {
+		close_fd(&outside);
+		reset(inside);
+		return;
+	}
+	connection->watch[INSIDE] = (struct watch){WATCH_INSIDE, inside, 0};
+	connection->watch[OUTSIDE] = (struct watch){WATCH_OUTSIDE, outside, 0};
+	connection->connecting = true;
+	connection->next = client->connections;
+	connection->link = &client->connections;
+	if (connection->next)
+		connection->next->link = &connection->next;
+	client->connections = connection;
+	client->connection_count++;
+	all_connections++;
+	watch_for(client, &connection->watch[OUTSIDE], EPOLLOUT);
+}
+
+void relay_accept(struct client *client)
+{
+	for (int i = 0; i < ACCEPTS; i++) {
+		int inside = accept4(client->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (inside < 0 && errno == ECONNABORTED)
+			continue;
+		if (inside < 0)
+			return;
+		begin(client, inside);
+	}
+}
+
+enum progress { WAITS, BLOCKED, BROKEN };
+
+/* From one side to the other, as far as both go. */
+static enum progress carry(struct connection *connection, int from)
+{
+	int source = connection->watch[from].fd, sink = connection->watch[!from].fd;
+
+	for (size_t carried = 0; carried < TURN;) {
+		ssize_t seen = recv(source, buffer, sizeof buffer, MSG_PEEK);
+		if (seen < 0)
+			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
+		if (seen == 0) {
+			connection->ended[from] = true;
+			shutdown(sink, SHUT_WR);
+			return WAITS;
+		}
+		ssize_t sent = send(sink, buffer, (size_t)seen, MSG_NOSIGNAL);
+		if (sent < 0)
+			return errno == EAGAIN || errno == EINTR ? BLOCKED : BROKEN;
+		recv(source, buffer, (size_t)sent, MSG_TRUNC); /* drops it without a copy */
+		if (sent < seen)
+			return BLOCKED;
+		carried += (size_t)sent;
+	}
+	return WAITS;
+}
+
+static bool failed(int fd)
+{
+	int error = 0;
+	socklen_t size = sizeof error;
+
+	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0 || error;
+}
+
+void relay_event(struct client *client, struct watch *watch, uint32_t events)
+{
+	struct connection *connection = (struct connection *)(void *)(watch - (watch->kind == WATCH_OUTSIDE));
+	uint32_t wanted[2] = {0, 0};
+
+	if ((events & EPOLLERR || connection->connecting) && failed(watch->fd)) {
+		end(client, connection, true);
+		return;
+	}
+	connection->connecting = false;
+	for (int from = INSIDE; from <= OUTSIDE; from++) {
+		if (connection->ended[from])
+			continue;
+		enum progress progress = carry(connection, from);
+		if (progress == BROKEN) {
+			end(client, connection, true);
+			return;
+		}
+		if (progress == BLOCKED)
+			wanted[!from] |= EPOLLOUT;
+		else if (!connection->ended[from])
+			wanted[from] |= EPOLLIN;
+	}
+	if (connection->ended[INSIDE] && connection->ended[OUTSIDE]) {
+		end(client, connection, false);
+		return;
+	}
+	watch_for(client, &connection->watch[INSIDE], wanted[INSIDE]);
+	watch_for(client, &connection->watch[OUTSIDE], wanted[OUTSIDE]);
+}

@@ -1,0 +1,81 @@
+"""The network of one sandbox, from its owner's side: what it may reach, and its own ports."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+
+import anyio
+from anyio.abc import SocketStream
+
+from dutyfree.engine import protocol
+from dutyfree.engine.launcher import Launcher, LauncherError
+from dutyfree.engine.protocol import Request
+from dutyfree.errors import DispatchError
+
+
+class Reach:
+    """Follows a sandbox through its resets: ``number`` is the launcher's for what stands now."""
+
+    def __init__(self, launcher: Launcher, policy: bytes) -> None:
+        self.number = 0
+        self._launcher = launcher
+        self._policy = policy
+        self._changing = anyio.Lock()
+
+    async def enter(self, number: int) -> None:
+        """The sandbox has this number now, and its policy applies. Raises LauncherError."""
+        if self._policy:
+            await self._launcher.ask(Request.NETWORK, number, self._policy)
+        self.number = number
+
+    async def change(self, policy: bytes) -> None:
+        """Another policy; what was connected is cut. Raises DispatchError, with nothing changed."""
+        async with self._changing:
+            # A request that was sent is carried out, also if nobody waits for its end any more.
+            before, self._policy = self._policy, policy
+            try:
+                await self._launcher.ask(Request.NETWORK, self.number, policy)
+            except LauncherError as error:
+                self._policy = before
+                raise DispatchError(
+                    f"the network could not be changed: {error.message}",
+                    remedy="a process in the sandbox holds UDP port 53: end it"
+                    if error.number == errno.EADDRINUSE
+                    else "",
+                ) from error
+
+    async def connect(self, port: int) -> SocketStream:
+        """To a server in the sandbox. Raises ConnectionRefusedError if there is none, DispatchError."""
+        for ipv6 in (0, 1):
+            try:
+                reply = await self._launcher.ask(Request.CONNECT, self.number, protocol.PORT.pack(port, ipv6))
+            except LauncherError as error:
+                if error.number in (errno.ECONNREFUSED, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    continue
+                raise DispatchError(f"no connection to port {port}: {error.message}") from error
+            connected = socket.socket(fileno=reply.descriptors[0])
+            if not await _established(connected):
+                connected.close()
+                continue
+            return await SocketStream.from_socket(connected)
+        raise ConnectionRefusedError(
+            errno.ECONNREFUSED, f"{os.strerror(errno.ECONNREFUSED)}: nobody listens on port {port}"
+        )
+
+
+async def _established(connected: socket.socket) -> bool:
+    """Whether the connection came about; on a loopback it is known at once."""
+    loop, decided = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(connected, decided.set)
+    try:
+        await decided.wait()
+    except BaseException:
+        connected.close()
+        raise
+    finally:
+        if connected.fileno() >= 0:
+            loop.remove_writer(connected)
+    return connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0

@@ -1,0 +1,1 @@
+"""Adapters to other people's frameworks, each imported only by its framework."""

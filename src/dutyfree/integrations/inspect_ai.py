@@ -1,0 +1,245 @@
+"""Inspect's sandbox environment ``dutyfree``: every sample in a sandbox of any substrate, ``native`` by default.
+
+Inspect finds it by its entry point. A substrate is opened once for all samples that ask for the same, and
+closed after the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from contextlib import AsyncExitStack
+from typing import Any, Literal, NoReturn, overload
+
+import msgspec
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentLimits,
+    SandboxUserUnsupportedError,
+    sandboxenv,
+)
+from inspect_ai.util._sandbox.environment import SandboxUnavailableError
+from pydantic import BaseModel
+
+import dutyfree
+from dutyfree import Limits, Recipe, Sandbox, Substrate
+from dutyfree.errors import DispatchError, DutyfreeError, SandboxClosed, SubstrateError
+
+NOT_EXECUTABLE = 126
+
+
+class DutyfreeSandboxConfig(BaseModel, frozen=True, extra="forbid"):
+    """What ``SandboxEnvironmentSpec("dutyfree", config)`` takes; a string instead of it is the image."""
+
+    substrate: str = "native"
+    options: dict[str, Any] = {}
+    """Of the substrate, as ``dutyfree.open`` takes them."""
+    image: str | None = None
+    """Short for a recipe of nothing but an image."""
+    recipe: dict[str, Any] | None = None
+    """As ``dutyfree.Recipe``: {"image": …, "stages": [{"kind": …, "commands": […], "files": {…}}]}."""
+    limits: dict[str, Any] = {}
+    """As ``dutyfree.Limits``: cpus, memory, pids, disk, network."""
+    user: str | None = None
+    """Commands run as this user of the sandbox unless they name another."""
+
+    def wanted(self) -> tuple[Recipe, Limits]:
+        """Raises ValueError."""
+        if self.image is not None and self.recipe is not None:
+            raise ValueError("the sandbox's config has both an image and a recipe: put the image into the recipe")
+        try:
+            recipe = Recipe(image=self.image) if self.recipe is None else msgspec.convert(self.recipe, Recipe)
+            limits = {"output": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, **self.limits}
+            return recipe, msgspec.convert(limits, Limits)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the sandbox's config cannot be used: {error}") from error
+
+
+class _Opened:
+    """A substrate, and how many tasks and sandboxes hold it."""
+
+    def __init__(self) -> None:
+        self.holders = 0
+        self.lock = asyncio.Lock()
+        self.stack = AsyncExitStack()
+        self.substrate: Substrate | None = None
+
+
+_OPENED: dict[tuple[int, str], _Opened] = {}
+"""By event loop and what was asked for."""
+
+
+def _key(config: DutyfreeSandboxConfig) -> tuple[int, str]:
+    return id(asyncio.get_running_loop()), repr((config.substrate, sorted(config.options.items())))
+
+
+async def _hold(config: DutyfreeSandboxConfig) -> Substrate:
+    opened = _OPENED.setdefault(_key(config), _Opened())
+    opened.holders += 1
+    try:
+        async with opened.lock:
+            if opened.substrate is None:
+                context = dutyfree.open(config.substrate, **config.options)
+                opened.substrate = await opened.stack.enter_async_context(context)
+        return opened.substrate
+    except BaseException:
+        await _release(config)
+        raise
+
+
+async def _release(config: DutyfreeSandboxConfig) -> None:
+    key = _key(config)
+    opened = _OPENED[key]
+    opened.holders -= 1
+    if not opened.holders:
+        del _OPENED[key]
+        await opened.stack.aclose()
+
+
+@sandboxenv(name="dutyfree")
+class DutyfreeSandboxEnvironment(SandboxEnvironment):
+    """One sandbox, under Inspect's names and errors."""
+
+    def __init__(self, sandbox: Sandbox, config: DutyfreeSandboxConfig, stack: AsyncExitStack) -> None:
+        super().__init__()
+        self.sandbox = sandbox
+        self._config = config
+        self._stack = stack
+
+    # --- Its life -----------------------------------------------------------------------------------
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        return DutyfreeSandboxConfig(**config)
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: BaseModel | str | None) -> None:
+        """Open the substrate and prepare what all samples start from. Raises DutyfreeError, ValueError."""
+        found = _config(config)
+        substrate = await _hold(found)
+        try:
+            await substrate.prepare(found.wanted()[0])
+        except BaseException:
+            await _release(found)
+            raise
+
+    @classmethod
+    async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:
+        # Nothing outlives the process, so there is nothing that could be kept.
+        found = _config(config)
+        if _key(found) in _OPENED:
+            await _release(found)
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: BaseModel | str | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """One sandbox, "default". Raises DutyfreeError, ValueError."""
+        found = _config(config)
+        recipe, limits = found.wanted()
+        async with AsyncExitStack() as stack:
+            substrate = await _hold(found)
+            stack.push_async_callback(_release, found)
+            sandbox = await stack.enter_async_context(substrate.sandbox(recipe, limits=limits))
+            return {"default": cls(sandbox, found, stack.pop_all())}
+        raise AssertionError("unreachable")
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: BaseModel | str | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        for environment in environments.values():
+            await environment.as_type(cls)._stack.aclose()
+
+    # --- What is done in it -------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,  # noqa: A002 (Inspect's name)
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """As Inspect says. A command that timed out is not repeated: it has run, and was killed."""
+        try:
+            seen = await self.sandbox.exec(
+                cmd,
+                stdin=input.encode() if isinstance(input, str) else input,
+                cwd=cwd,
+                env=env,
+                user=user or self._config.user,
+                timeout=timeout,
+            )
+        except SubstrateError as error:
+            _translate(error, user)
+        if seen.timed_out:
+            raise TimeoutError(f"the command took more than {timeout} seconds, and was killed: {cmd[0]}")
+        stdout, stderr = (data.decode(errors="replace") for data in (seen.stdout, seen.stderr))
+        if seen.cut.stdout or seen.cut.stderr:
+            raise OutputLimitExceededError(
+                limit_str=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR,
+                truncated_output=stdout + stderr,
+            )
+        if seen.exit_code == NOT_EXECUTABLE and "permission denied" in stderr.lower():
+            raise PermissionError(errno.EACCES, stderr.strip(), cmd[0])
+        return ExecResult(seen.ok, seen.exit_code, stdout, stderr)
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        try:
+            await self.sandbox.write(file, contents.encode() if isinstance(contents, str) else contents)
+        except SubstrateError as error:
+            _translate(error)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        limit, shown = (
+            SandboxEnvironmentLimits.MAX_READ_FILE_SIZE,
+            SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR,
+        )
+        try:
+            data = await self.sandbox.read(file)
+        except SubstrateError as error:
+            _translate(error)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise OutputLimitExceededError(limit_str=shown, truncated_output=None) from error
+            raise
+        if len(data) > limit:
+            raise OutputLimitExceededError(limit_str=shown, truncated_output=None)
+        return data.decode() if text else data
+
+    def default_polling_interval(self) -> float:
+        return 0.2
+
+
+def _config(config: BaseModel | str | None) -> DutyfreeSandboxConfig:
+    if config is None:
+        return DutyfreeSandboxConfig()
+    if isinstance(config, str):
+        return DutyfreeSandboxConfig(image=config)
+    if not isinstance(config, DutyfreeSandboxConfig):
+        raise TypeError(f"the sandbox dutyfree takes a DutyfreeSandboxConfig, not {type(config).__name__}")
+    return config
+
+
+def _translate(error: DutyfreeError, user: str | None = None) -> NoReturn:
+    """An error of the substrate is never taken for the command's."""
+    refused = isinstance(error, DispatchError) and not isinstance(error, SandboxClosed)
+    if refused and user is not None and repr(user) in error.message:
+        raise SandboxUserUnsupportedError(str(error)) from error
+    raise SandboxUnavailableError(str(error)) from error

@@ -1,0 +1,288 @@
+"""``dutyfree run``, ``shell``, ``ps`` and ``gc``, with real sandboxes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine import counts
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(120)]
+
+COMMAND = [sys.executable, "-m", "dutyfree"]
+
+
+def dutyfree(*arguments, status=0, **options):
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, check=False, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert b"Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def sleeper():
+    """Another owner, with one sandbox in which something runs."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_streams_and_status_are_the_commands_own():
+    done = dutyfree("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3", status=3)
+    assert (done.stdout, done.stderr) == (b"out\n", b"err\n")
+    dutyfree("run", "--", "sh", "-c", "kill -TERM $$", status=128 + signal.SIGTERM)
+    done = dutyfree("run", "--timeout", "0.3", "--", "sh", "-c", "echo begun; sleep 100", status=124)
+    assert done.stdout == b"begun\n"
+    assert b"no-such-program" in dutyfree("run", "--", "no-such-program", status=127).stderr
+
+
+def test_input_is_passed_on(tmp_path):
+    assert dutyfree("run", "--", "cat", input=b"in").stdout == b"in"
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    with (tmp_path / "file").open("rb") as file:
+        assert dutyfree("run", "--", "wc", "-c", stdin=file).stdout == b"3000000\n"
+    assert dutyfree("run", "--", "cat", stdin=subprocess.DEVNULL).stdout == b""
+
+
+def test_input_and_output_flow_while_it_runs():
+    with subprocess.Popen(
+        [*COMMAND, "run", "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for word in (b"one\n", b"two\n"):
+            process.stdin.write(word)
+            assert process.stdout.readline() == word
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_input_that_never_ends_holds_nothing():
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        done = dutyfree("run", "--", "head", "-n1", stdin=endless.stdout)
+        endless.kill()
+    assert done.stdout == b"y\n"
+
+
+def test_a_reader_that_leaves_ends_it():
+    pipeline = f"{sys.executable} -m dutyfree run -- yes | head -n1"
+    done = subprocess.run(pipeline, shell=True, capture_output=True, check=False, timeout=60)
+    assert done.stdout == b"y\n"
+    assert b"Traceback" not in done.stderr
+
+
+def test_files_limits_and_environment(tmp_path):
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "name").write_text("world")
+    script = (
+        'echo "$GREETING $(cat /data/name)" > result; cat /sys/fs/cgroup/x 2>/dev/null; id -un; ulimit -a'
+    )
+    done = dutyfree(
+        *("run", "--memory", "64M", "--cpus", "0.5", "--pids", "32", "--user", "nobody", "--cwd", "/tmp"),
+        *("--env", "GREETING=hello", "--upload", f"{tmp_path / 'given'}:/data"),
+        *("--download", f"/tmp/result:{tmp_path / 'result'}", "--", "sh", "-c", script),
+    )
+    assert b"nobody" in done.stdout
+    assert (tmp_path / "result").read_text() == "hello world\n"
+    bomb = "import sys; x = bytearray(200 << 20); print('still here')"
+    done = dutyfree("run", "--memory", "64M", "--", "python3", "-c", bomb, status=137)
+    assert done.stdout == b""
+
+
+def test_json_tells_where_the_time_went():
+    seen = json.loads(dutyfree("run", "--json", "--", "sh", "-c", "echo out; exit 4", status=4).stdout)
+    assert (seen["exit_code"], seen["stdout"]) == (4, "out\n")
+    assert "run" in {span["name"] for span in seen["spans"]}
+    assert seen["sandbox"]["id"].startswith("native-")
+
+
+@pytest.mark.parametrize("substrate", ["bare", "scripted"])
+def test_other_substrates_run_too(substrate):
+    options = ("--option", "exit_code=5", "--option", "stdout=told") if substrate == "scripted" else ()
+    command = ("sh", "-c", "cat; exit 5")
+    done = dutyfree("run", "--substrate", substrate, *options, "--", *command, input=b"told", status=5)
+    assert done.stdout == b"told"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "no command to run"),
+        (["run", "--memory", "much", "--", "true"], "is no size"),
+        (["run", "--network", "maybe", "--", "true"], "not a limit"),
+        (["run", "--env", "novalue", "--", "true"], "--env 'novalue' has no '='"),
+        (["run", "--upload", "/nonexistent:/x", "--", "true"], "--upload /nonexistent:/x: No such file"),
+        (["run", "--download", "/nonexistent:x", "--", "true"], "--download /nonexistent:x: No such file"),
+        (["run", "--substrate", "nope", "--", "true"], "unknown substrate 'nope'"),
+        (["run", "--option", "nope=1", "--", "true"], "has no option 'nope'"),
+        (["shell", "--substrate", "docker", "--option", "host=/nonexistent.sock"], "/nonexistent.sock"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(arguments, message):
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_nothing_is_left(number):
+    before = counts.everything()
+    with subprocess.Popen(
+        [*COMMAND, "run", "--", "sh", "-c", "(setsid sleep 1000 &); echo up; sleep 1000"],
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+    assert process.returncode == (130 if number != signal.SIGKILL else -signal.SIGKILL)
+    assert not counts.left(before)
+
+
+def test_a_shell_remembers_from_line_to_line():
+    script = b"NAME=value\ncd /tmp\necho $NAME $PWD\nfalse\n"
+    assert dutyfree("shell", input=script, status=1).stdout == b"value /tmp\n"
+    dutyfree("shell", input=b"exit 7\necho not reached\n", status=7)
+    done = dutyfree("shell", "--env", "A=it's", "--cwd", "/usr", input=b"echo $A $PWD\n")
+    assert done.stdout == b"it's /usr\n"
+
+
+def test_ps_shows_the_sandboxes_of_others(sleeper):
+    found = [each for each in json.loads(dutyfree("ps", "--json").stdout) if each["owner"] == sleeper.pid]
+    assert len(found) == 1
+    (living,) = found
+    assert living["id"] == f"native-{sleeper.pid}-1"
+    assert (living["image"], living["state"], living["processes"]) == ("host", "running", 2)
+    assert "sleep 1000" in living["program"]
+    assert living["memory"] > 0
+    assert 0 <= time.time() - living["since"] < 300
+    table = dutyfree("ps").stdout.decode()
+    assert living["id"] in table
+    assert "sleep 1000" in table
+    sleeper.kill()
+    sleeper.wait()
+    deadline = time.monotonic() + 20
+    while living["id"] in dutyfree("ps").stdout.decode() and time.monotonic() < deadline:
+        pass
+    assert living["id"] not in dutyfree("ps").stdout.decode()
+
+
+LIAR = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, b"dutyfree-engine")
+if os.fork():
+    print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_ps_is_not_fooled_by_a_name():
+    """What runs in a sandbox can call itself a launcher."""
+    command = [*COMMAND, "run", "--", "python3", "-c", LIAR]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = json.loads(dutyfree("ps", "--json").stdout)
+        (living,) = [each for each in found if each["owner"] == process.pid]
+        assert living["processes"] == 2
+        assert not [each for each in found if each["owner"] == living["init"]]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _launcher_of(owner: int) -> int:
+    for task in Path(f"/proc/{owner}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text().strip() == "dutyfree-engine":
+                return int(child)
+    raise AssertionError("no launcher")
+
+
+def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
+    cache = tmp_path / "cache"
+    environment = {**os.environ, "DUTYFREE_CACHE": str(cache), "TMPDIR": str(tmp_path)}
+    # The control groups of a launcher that was killed.
+    with subprocess.Popen(
+        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000"], stdout=subprocess.PIPE
+    ) as dying:
+        assert dying.stdout is not None
+        dying.stdout.readline()
+        launcher = _launcher_of(dying.pid)
+        os.kill(launcher, signal.SIGKILL)
+    groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/dutyfree-{launcher}") if path.is_dir()]
+    # Directories of a sandbox of bare, of builds and of images half unpacked.
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    identity = _identity_of_the_dead()
+    for name in (
+        "dutyfree-bare-old/work",
+        "cache/images/build-old",
+        "cache/fixture-making-old",
+        f"cache/rootfs/x.{dead.pid}",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(bytes(100_000))
+    (tmp_path / "dutyfree-bare-old" / "owner").write_text(identity)
+    # And of the living.
+    kept = tmp_path / "cache" / "rootfs" / f"y.{os.getpid()}"
+    kept.mkdir()
+
+    planned = json.loads(dutyfree("gc", "--dry-run", "--json", env=environment).stdout)
+    whats = {each["what"] for each in planned}
+    assert {str(group) for group in groups} <= whats
+    assert len([what for what in whats if what.startswith(str(tmp_path))]) == 4
+    assert all(each["size"] >= 100_000 for each in planned if each["what"].startswith(str(tmp_path)))
+    assert not any(f"dutyfree-{_launcher_of(sleeper.pid)}" in what for what in whats)
+    assert all(Path(what).exists() for what in whats if what.startswith("/"))
+
+    said = dutyfree("gc", env=environment).stdout.decode()
+    assert "removed" in said
+    assert not any(group.exists() for group in groups)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    assert kept.exists()
+    assert sleeper.poll() is None
+    (living,) = [each for each in json.loads(dutyfree("ps", "--json").stdout) if each["owner"] == sleeper.pid]
+    assert living["state"] == "running"
+    # The launcher that lives can still make sandboxes: its groups are whole.
+    assert any(Path("/sys/fs/cgroup").glob(f"**/dutyfree-{_launcher_of(sleeper.pid)}/s*"))
+    assert not [
+        each
+        for each in json.loads(dutyfree("gc", "--json", env=environment).stdout)
+        if str(tmp_path) in each["what"]
+    ]
+
+
+def test_gc_waits_for_no_builder(tmp_path):
+    """What is being built under a lock is alive."""
+    import fcntl
+
+    making = tmp_path / "fixture-making-now"
+    making.mkdir()
+    environment = {**os.environ, "DUTYFREE_CACHE": str(tmp_path), "TMPDIR": str(tmp_path)}
+    with (tmp_path / "fixture.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        dutyfree("gc", env=environment)
+        assert making.exists()
+    dutyfree("gc", env=environment)
+    assert not making.exists()
+
+
+def _identity_of_the_dead() -> str:
+    program = "from dutyfree.substrates.owner import identity; print(identity())"
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -1,0 +1,141 @@
+"""Words of a policy, and the bytes that they become."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dutyfree.contract import Limits
+from dutyfree.engine import policy, protocol
+from dutyfree.engine.protocol import Network, Rule
+
+HEAD = protocol.NETWORK.size + protocol.RESOLVERS_MAX * protocol.RESOLVER.size
+
+
+def rules(*entries: str) -> list[tuple[int, int, int, bytes, bytes]]:
+    body = policy.encode(entries, ())
+    found, at = [], HEAD
+    while at < len(body):
+        address, port, kind, prefix, size = protocol.RULE.unpack_from(body, at)
+        at += protocol.RULE.size
+        found.append((kind, port, prefix, address, body[at : at + size]))
+        at += size
+    return found
+
+
+def mapped(text: str) -> bytes:
+    return bytes(10) + b"\xff\xff" + ipaddress.ip_address(text).packed
+
+
+NONE = bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule"),
+    [
+        ("host", (Rule.HOST, 0, 0, NONE, b"")),
+        ("host:9418", (Rule.HOST, 9418, 0, NONE, b"")),
+        ("example.org", (Rule.NAME, 0, 0, NONE, b"example.org")),
+        ("Example.ORG.:443", (Rule.NAME, 443, 0, NONE, b"example.org")),
+        ("*.example.org", (Rule.BELOW, 0, 0, NONE, b"example.org")),
+        ("*", (Rule.BELOW, 0, 0, NONE, b"")),
+        ("*:80", (Rule.BELOW, 80, 0, NONE, b"")),
+        ("münchen.example", (Rule.NAME, 0, 0, NONE, b"xn--mnchen-3ya.example")),
+        ("10.0.0.0/8", (Rule.ADDRESS, 0, 104, mapped("10.0.0.0"), b"")),
+        ("192.0.2.7:22", (Rule.ADDRESS, 22, 128, mapped("192.0.2.7"), b"")),
+        ("10.0.0.0/8:22", (Rule.ADDRESS, 22, 104, mapped("10.0.0.0"), b"")),
+        ("2001:db8::/32", (Rule.ADDRESS, 0, 32, ipaddress.ip_address("2001:db8::").packed, b"")),
+        ("[2001:db8::1]:443", (Rule.ADDRESS, 443, 128, ipaddress.ip_address("2001:db8::1").packed, b"")),
+        ("[2001:db8::]/32:443", (Rule.ADDRESS, 443, 32, ipaddress.ip_address("2001:db8::").packed, b"")),
+        ("0.0.0.0/0", (Rule.ADDRESS, 0, 96, mapped("0.0.0.0"), b"")),
+        ("::/0", (Rule.ADDRESS, 0, 0, NONE, b"")),
+    ],
+)
+def test_entries(entry: str, rule: tuple[int, int, int, bytes, bytes]) -> None:
+    assert rules(entry) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("", "no name"),
+        ("example.org:", "no port ''"),
+        ("example.org:0", "no port '0'"),
+        ("example.org:70000", "no port '70000'"),
+        ("https://example.org", "no port"),
+        ("example.org/path", "example.org/path"),
+        ("*example.org", "no name"),
+        ("a.*.org", "no name"),
+        ("-bad.example", "no name"),
+        ("two words", "no name"),
+        ("1.2.3", "1.2.3"),
+        ("10.1.2.3/8", "host bits"),
+        ("1.2.3.4/40", "1.2.3.4/40"),
+        ("127.0.0.1", "never in reach"),
+        ("127.0.0.0/8:80", "never in reach"),
+        ("169.254.169.254", "never in reach"),
+        ("::1", "never in reach"),
+        ("[::1]:80", "never in reach"),
+        ("fe80::/64", "never in reach"),
+        ("::ffff:127.0.0.1", "never in reach|as such"),
+        ("x" * 64 + ".org", "no name"),
+    ],
+)
+def test_nonsense(entry: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as raised:
+        policy.encode((entry,), ())
+    assert repr(entry) in str(raised.value)
+
+
+def test_whole_policies() -> None:
+    assert policy.encode(None, ()) == policy.encode("off", ()) == b""
+    flags, count, resolvers = protocol.NETWORK.unpack_from(policy.encode("on", policy.servers(["192.0.2.1"])))
+    assert (flags, count, resolvers) == (Network.ALL, 0, 1)
+    with pytest.raises(ValueError, match='say "off"'):
+        policy.encode((), ())
+    with pytest.raises(ValueError, match="a list of what is allowed"):
+        policy.encode("example.org", ())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="more than can be allowed"):
+        policy.encode(("example.org",) * 257, ())
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=3).map(tuple))
+def test_any_text_is_taken_or_told(entries: tuple[str, ...]) -> None:
+    try:
+        body = policy.encode(entries, ())
+    except ValueError:
+        pass
+    else:
+        assert len(rules(*entries)) == len(entries)
+        assert len(body) <= protocol.REQUEST_MAX
+
+
+def test_limits_are_read_from_toml() -> None:
+    for text, wanted in (('"on"', "on"), ('"off"', "off"), ('["example.org:443"]', ("example.org:443",))):
+        assert msgspec.toml.decode(f"network = {text}", type=Limits).network == wanted
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.toml.decode('network = "open"', type=Limits)
+
+
+def test_resolvers(tmp_path: Path) -> None:
+    assert policy.servers(["192.0.2.1", "192.0.2.1:5353", "2001:db8::1", "[2001:db8::1]:54"]) == (
+        policy.Server(ipaddress.ip_address("192.0.2.1")),
+        policy.Server(ipaddress.ip_address("192.0.2.1"), 5353),
+        policy.Server(ipaddress.ip_address("2001:db8::1")),
+        policy.Server(ipaddress.ip_address("2001:db8::1"), 54),
+    )
+    with pytest.raises(ValueError, match="nowhere"):
+        policy.servers(["nowhere"])
+    settings = tmp_path / "resolv.conf"
+    settings.write_text(
+        "# c\nnameserver 192.0.2.1\nnameserver what\nnameserver fe80::1%eth0\nsearch a.example b\n"
+    )
+    found = policy.host_resolvers(settings)
+    assert [str(server.address) for server in found] == ["192.0.2.1", "fe80::1"]
+    assert policy.resolver_settings(settings).endswith(b"options edns0\nsearch a.example b\n")
+    assert policy.host_resolvers(tmp_path / "none") == ()

@@ -1,0 +1,302 @@
+"""From the attacker's side: ways around a network policy, and floods through what is allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dutyfree import Limits
+from dutyfree.contract import NetworkPolicy, Sandbox
+from dutyfree.substrates.native import Native, NativeConfig
+from tests import networking
+from tests.engine import counts
+from tests.networking import Greeter, Resolver, reach
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+ALL: tuple[str, ...] = ("*", "0.0.0.0/0", "::/0")
+"""As much as a list can allow: all but the host."""
+
+
+@pytest.fixture(scope="module")
+def resolver() -> Iterator[Resolver]:
+    with contextlib.closing(Resolver()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def everywhere() -> Iterator[Greeter]:
+    """A server on every address of this machine."""
+    with networking.greeter("::", socket.AF_INET6) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def networked(resolver: Resolver) -> AsyncIterator[Native]:
+    async with Native(NativeConfig(resolvers=(f"127.0.0.1:{resolver.port}",))) as substrate:
+        yield substrate
+
+
+def own_addresses() -> list[str]:
+    """Of this machine, but its loopback."""
+    text = Path("/proc/net/fib_trie").read_text().splitlines()
+    found = {before.split()[-1] for before, line in itertools.pairwise(text) if "/32 host LOCAL" in line}
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        found.add(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])))
+    return sorted(found)
+
+
+async def attack(sandbox: Sandbox, script: str) -> str:
+    seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=60)
+    assert seen.ok, seen.stderr.decode()
+    return seen.stdout.decode().strip()
+
+
+@pytest.mark.parametrize("policy", ["on", ALL])
+async def test_the_host_is_not_reached_by_its_addresses(
+    networked: Native, everywhere: Greeter, policy: NetworkPolicy
+) -> None:
+    forms = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1", "::127.0.0.1", "localhost"]
+    forms += ["255.255.255.255", "224.0.0.1", "198.18.0.1", "fd64:7574:7966::1", "169.254.1.1", "fe80::1"]
+    forms += [f"::ffff:{address}" for address in own_addresses() if ":" not in address]
+    async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
+        for address in (*forms, *own_addresses()):
+            seen = await sandbox.exec(reach(address, everywhere.port), timeout=20)
+            assert (seen.stdout, seen.timed_out) == (b"", False), address
+    assert everywhere.visits == 0
+
+
+async def test_the_host_is_reached_where_it_is_allowed_to_be(networked: Native, everywhere: Greeter) -> None:
+    """Or the tests above would prove nothing."""
+    visits = everywhere.visits
+    cases: list[tuple[NetworkPolicy, bool]] = [
+        ("on", True),
+        (("host",), True),
+        ((f"host:{everywhere.port}",), True),
+        ((f"host:{everywhere.port - 1}",), False),
+        (ALL, False),
+        ("off", False),
+    ]
+    for policy, allowed in cases:
+        async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
+            seen = await sandbox.exec(reach(str(networked.host_address), everywhere.port), timeout=20)
+            assert (seen.stdout == b"greetings\n") == allowed, policy
+    assert everywhere.visits == visits + 3
+    everywhere.visits = 0
+
+
+async def test_the_metadata_address_is_not_reached(networked: Native) -> None:
+    async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+        for address in ("169.254.169.254", "::ffff:169.254.169.254", "169.254.0.1", "169.254.1.3"):
+            seen = await sandbox.exec(reach(address, 80), timeout=20)
+            assert b"No route to host" in seen.stderr, address
+
+
+@pytest.mark.parametrize("policy", ["on", ("bad.test",), ALL])
+async def test_a_name_that_leads_to_the_host(
+    networked: Native, resolver: Resolver, everywhere: Greeter, policy: NetworkPolicy
+) -> None:
+    """An allowed name may be bound to any address by who owns it: that allows none of these."""
+    everywhere.visits = 0
+    async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
+        for address in (
+            "127.0.0.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "::1",
+            "::ffff:127.0.0.1",
+            *own_addresses(),
+        ):
+            resolver.names = {"bad.test": (address,)}
+            seen = await sandbox.exec(reach("bad.test", everywhere.port), timeout=20)
+            assert (seen.stdout, seen.timed_out) == (b"", False), address
+        resolver.names = {"bad.test": (str(networked.host_address),)}
+        seen = await sandbox.exec(reach("bad.test", everywhere.port), timeout=20)
+        assert (seen.stdout == b"greetings\n") == (policy == "on")
+    everywhere.visits = 0
+
+
+async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver: Resolver) -> None:
+    """Questions for other names are answered here; of those for allowed ones, only name and type go out."""
+    resolver.names = {"good.test": ("192.0.2.9",)}
+    resolver.asked.clear()
+    async with networked.sandbox(limits=Limits(network=("good.test",))) as sandbox:
+        found = await attack(
+            sandbox,
+            """
+            import socket
+            s = socket.socket(type=socket.SOCK_DGRAM); s.connect(("169.254.1.1", 53)); s.settimeout(10)
+            def ask(*labels, kind=1):
+                name = b"".join(bytes([len(l)]) + l for l in labels) + b"\\0"
+                s.send(b"\\x00\\x07\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + name + bytes([0, kind, 0, 1]))
+                answer = s.recv(4096)
+                return answer[3] & 15
+            names = [b"secret/evil/test", b"secret/good/test", b"secret.good/test", b"good/test/evil",
+                     b"good.test", b"good/test\\0", b"good/test", b"GoOd/tEsT"]
+            print(*[ask(*name.split(b"/")) for name in names], ask(), ask(b"evil", b"test", kind=16))
+            """,
+        )
+        assert found == "3 3 3 3 3 3 0 0 3 3"
+        # Nor by TCP, nor by asking somebody else.
+        assert (await sandbox.exec(reach("169.254.1.1", 53))).stdout == b""
+        refused = await attack(
+            sandbox,
+            """
+            import socket
+            for address in ("8.8.8.8", "127.0.0.53", "169.254.1.2"):
+                s = socket.socket(type=socket.SOCK_DGRAM)
+                try:
+                    s.connect((address, 53)); s.send(b"x"); s.settimeout(5); s.recv(1)
+                except OSError as error:
+                    print(error.errno, end=" ")
+            """,
+        )
+        assert refused == "101 111 101"
+    assert resolver.asked == ["good.test", "good.test"]
+
+
+async def test_other_protocols_are_refused_at_once(networked: Native) -> None:
+    async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+        found = await attack(
+            sandbox,
+            """
+            import socket
+            def attempt(kind, protocol, target, family=socket.AF_INET):
+                try:
+                    s = socket.socket(family, kind, protocol); s.settimeout(5)
+                    s.connect(target); s.send(bytes([8, 0] + [0] * 6)); s.recv(99)
+                    return "answered"
+                except OSError as error:
+                    return error.errno
+            stream, datagram, raw = socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW
+            print(attempt(datagram, 0, ("192.0.2.1", 123)), attempt(datagram, 1, ("192.0.2.1", 0)),
+                  attempt(datagram, 0, ("2001:db8::1", 123), socket.AF_INET6),
+                  attempt(stream, 132, ("192.0.2.1", 80)), attempt(raw, 1, ("192.0.2.1", 0)))
+            """,
+        )
+        assert found.split()[:3] == ["101", "101", "101"]
+        assert "answered" not in found
+
+
+async def test_sockets_of_the_host_by_name_are_not_there(networked: Native) -> None:
+    """Abstract sockets belong to a network: the host's are not in a sandbox's, with the network on either."""
+    name = f"\0dutyfree-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+            script = f"import socket; print(socket.socket(socket.AF_UNIX).connect_ex({name!r}))"
+            assert await attack(sandbox, script) == "111"
+
+
+async def test_routes_and_packets_are_not_the_sandboxes_to_change(networked: Native) -> None:
+    async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+        seen = await sandbox.exec(
+            "ip route add 169.254.169.254 dev lo; ip rule del pref 100; ip link add x type dummy;"
+            "ip addr flush dev lo"
+        )
+        assert not seen.ok
+        assert b"198.18.0.1" in (await sandbox.exec("cat /proc/net/fib_trie")).stdout
+
+
+async def test_the_listener_itself(networked: Native, everywhere: Greeter) -> None:
+    """Where connections end up is no destination."""
+    async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+        for address in ("127.0.0.1", "198.18.0.1", "169.254.1.1", "::1"):
+            seen = await sandbox.exec(reach(address, 1), timeout=20)
+            assert (seen.stdout, seen.timed_out) == (b"", False), address
+
+
+FLOOD = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (60000, 60000))
+held = []
+for number in range(int(sys.argv[3])):
+    s = socket.socket()
+    s.setblocking(False)
+    try: s.connect_ex((sys.argv[1], int(sys.argv[2])))
+    except OSError: break
+    held.append(s)
+    if len(held) > 2000: held.pop(0).close()
+print("flooded", flush=True)
+import time; time.sleep(1000)
+"""
+
+
+def _memory(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.parametrize("target", ["host", "nowhere"])
+async def test_a_flood_of_connections_disturbs_no_neighbour(
+    networked: Native, everywhere: Greeter, target: str
+) -> None:
+    """100,000 connections by one sandbox, to a server or into the void: bounded, and others go on."""
+    address = str(networked.host_address) if target == "host" else "203.0.113.1"
+    limits = Limits(network="on")
+    async with networked.sandbox(limits=limits) as one, networked.sandbox(limits=limits) as other:
+        flood = one.stream(["python3", "-c", FLOOD, address, str(everywhere.port), "100000"])
+        ended = anyio.Event()
+
+        async def wait() -> None:
+            async for _ in flood:
+                ended.set()
+                break
+
+        processes = counts.processes(("dutyfree-egress",))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            reached = 0
+            while not ended.is_set() or not reached:
+                seen = await other.exec(reach(str(networked.host_address), everywhere.port), timeout=30)
+                assert seen.stdout == b"greetings\n", seen.stderr
+                reached += 1
+                for process in processes:
+                    with contextlib.suppress(FileNotFoundError):
+                        assert _memory(process) < 64 << 10
+                        assert len(os.listdir(f"/proc/{process}/fd")) < 3000
+    everywhere.visits = 0
+
+
+async def test_a_flood_of_questions_disturbs_no_neighbour(networked: Native, resolver: Resolver) -> None:
+    resolver.names = {"good.test": ("192.0.2.9",)}
+    flood = (
+        "import socket, os\ns = socket.socket(type=socket.SOCK_DGRAM); s.connect(('169.254.1.1', 53))\n"
+        "q = b'\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0\\4good\\4test\\0\\0\\1\\0\\1'\nprint(flush=True)\n"
+        "while True:\n try: s.send(os.urandom(2) + q)\n except OSError: pass"
+    )
+    limits = Limits(network="on")
+    async with networked.sandbox(limits=limits) as one, networked.sandbox(limits=limits) as other:
+        await one.start(["python3", "-c", flood])
+        for _ in range(5):
+            seen = await other.exec("getent ahostsv4 good.test", timeout=30)
+            assert b"192.0.2.9" in seen.stdout
+
+
+async def test_who_does_not_read_holds_up_nobody(networked: Native) -> None:
+    """Connections whose ends neither read nor close cost their own sandbox, in bounded memory."""
+    with socket.create_server(("127.0.0.1", 0), backlog=600) as silent, networking.greeter() as greeter:
+        script = (
+            "import socket, time\nheld = []\nfor _ in range(200):\n"
+            f" s = socket.create_connection(('{networked.host_address}', {silent.getsockname()[1]}))\n"
+            " s.setblocking(False)\n held.append(s)\n"
+            " try:\n  while s.send(bytes(1 << 20)): pass\n except OSError: pass\n"
+            "print(flush=True)\ntime.sleep(1000)"
+        )
+        limits = Limits(network="on")
+        async with networked.sandbox(limits=limits) as one, networked.sandbox(limits=limits) as other:
+            async for _ in one.stream(["python3", "-c", script]):
+                break
+            for process in counts.processes(("dutyfree-egress",)):
+                assert _memory(process) < 64 << 10
+            seen = await other.exec(reach(str(networked.host_address), greeter.port), timeout=30)
+            assert seen.stdout == b"greetings\n"
