@@ -19,7 +19,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.contract import Chunk, Observation, Resettable, ShellSessions, Streaming, Substrate
-from dutyfree.errors import CreateError, DispatchError, ExecError
+from dutyfree.errors import DispatchError, ExecError
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 
@@ -62,13 +62,6 @@ async def test_a_tar_is_an_image(
     for _ in range(2):
         async with native.sandbox(Recipe(image=str(tmp_path / "image.tar"))) as sandbox:
             assert (await sandbox.exec("cat /etc/mine")).stdout == b"of the image"
-
-
-@pytest.mark.parametrize("image", ["nowhere", "/no/such/directory", "registry.example/image:latest"])
-async def test_an_unknown_image_is_told(native: Substrate, image: str) -> None:
-    with pytest.raises(CreateError, match="has no image"):
-        async with native.sandbox(Recipe(image=image)):
-            pass
 
 
 async def test_stages_write_anywhere(native: Substrate) -> None:

@@ -31,7 +31,7 @@ _COMMANDS = {
     "dutyfree.cli.reports:export": "Write the trials and the actions as CSV or Parquet.",
     "dutyfree.cli.machine:substrates": "List the substrates: available here, or why not.",
     "dutyfree.cli.machine:doctor": "Look at what this machine offers, and what is missing.",
-    "dutyfree.cli.images:image": "Make the root filesystem that the study's substrates use.",
+    "dutyfree.cli.images:image": "Pull, import, list and remove images; make the study's.",
 }
 for path, summary in _COMMANDS.items():
     app.command(path, help=summary)

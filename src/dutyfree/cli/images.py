@@ -1,16 +1,33 @@
-"""``dutyfree image``: the study's root filesystem."""
+"""``dutyfree image``: the images of the native engine, and the study's root filesystem."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
+from rich.table import Table
 
+from dutyfree.cli import amounts
+from dutyfree.cli.amounts import shown
+from dutyfree.cli.bars import Bars
 from dutyfree.cli.running import run
+from dutyfree.errors import UsageError
 
-image = App(name="image", help="Make the root filesystem that every substrate of the study uses.")
+if TYPE_CHECKING:
+    from dutyfree.engine.images.pull import Held
+
+image = App(
+    name="image",
+    help="""Images: those that the native engine keeps, and the root filesystem of the study.
+
+    The engine pulls an image by itself when a sandbox asks for it; here it is done beforehand. Layers are
+    kept once for all images, under DUTYFREE_CACHE or ~/.cache/dutyfree. See docs/images.md.
+    """,
+)
 
 
 @image.command
@@ -42,3 +59,162 @@ def build(
     made = run(partial(images.build, progress=say, force=force))
     print(f"{made.tar} ({made.digest})")  # noqa: T201 (the command's output)
     return 0
+
+
+@image.command
+def pull(
+    reference: str,
+    *,
+    mirror: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> int:
+    """Fetch an image from its registry, also if an older one is here under the name.
+
+    What was fetched before an interruption is not fetched again. Logins are those of 'docker login'.
+
+    Parameters
+    ----------
+    reference
+        As Docker takes it: debian:12, ghcr.io/team/name:tag, host:5000/name@sha256:...
+    mirror
+        Ask this address (https://host[:port]) before the registry; can be given several times.
+    quiet
+        No progress; print the digest alone.
+    """
+    from dutyfree.engine.images import library, mirrors
+    from dutyfree.engine.images import reference as references
+
+    registry = references.parse(reference).registry
+    options = mirrors.options({registry: mirror} if mirror else {})
+    with Bars(quiet) as bars:
+        held = run(partial(library.pull, reference, options, bars.show))
+    return _added(held, quiet)
+
+
+@image.command(name="import")
+def import_(
+    source: str,
+    name: str | None = None,
+    /,
+    *,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> int:
+    """Take an image that is on this machine.
+
+    Parameters
+    ----------
+    source
+        A tar of a root file system or of 'docker save', a directory (a root file system, or an OCI
+        layout), oci:PATH[:TAG], or docker-daemon:NAME for one that the Docker engine holds.
+    name
+        What to call it; by default, its path, or its name in the Docker engine.
+    quiet
+        No progress; print the digest alone.
+    """
+    from dutyfree.engine.images import library, reference
+
+    if source.startswith(library.DAEMON):
+        from dutyfree.substrates.docker import export
+
+        kept = str(reference.parse(name or source.removeprefix(library.DAEMON)))
+        bring = partial(export.bring, source, kept)
+    else:
+        bring = partial(library.bring, source, name)
+    with Bars(quiet) as bars:
+        held = run(partial(bring, progress=bars.show))
+    return _added(held, quiet)
+
+
+def _added(held: Held, quiet: bool) -> int:
+    image = held.image
+    held.close()
+    if quiet:
+        print(image.digest)  # noqa: T201 (the command's output)
+    else:
+        print(f"{image.name} ({image.digest}), {len(image.layers)} layers, {shown(image.size)}")  # noqa: T201
+    return 0
+
+
+@image.command(name="ls")
+def list_(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """List the images that are kept.
+
+    Parameters
+    ----------
+    json
+        Print JSON on standard output.
+    """
+    from dutyfree.engine.images.store import Store
+
+    store = Store()
+    images = store.images()
+    if json:
+        rows = [{**msgspec.to_builtins(image), "used": store.used(image)} for image in images]
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())  # noqa: T201
+        return 0
+    table = Table("name", "digest", "size", "layers", "created", "used", box=None, pad_edge=False)
+    for found in images:
+        table.add_row(
+            found.name,
+            found.digest.partition(":")[2][:12],
+            shown(found.size),
+            str(len(found.layers)),
+            found.created[:10],
+            f"{_age(time.time() - store.used(found))} ago",
+        )
+    Console().print(table)
+    return 0
+
+
+@image.command(name="rm")
+def remove(
+    names: Annotated[tuple[str, ...], Parameter(negative="")],
+    /,
+    *,
+    keep_layers: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Remove images by name, and the layers that no other image and no sandbox uses.
+
+    Parameters
+    ----------
+    names
+        As 'dutyfree image ls' tells them, or shorter, as they were pulled.
+    keep_layers
+        Leave the layers for 'dutyfree image gc'.
+    """
+    from dutyfree.engine.images import reference
+    from dutyfree.engine.images.store import Store
+
+    store = Store()
+    if not names:
+        raise UsageError("no image is named", remedy="see `dutyfree image ls`")
+    for name in names:
+        full = name if store.image(name) else str(reference.parse(name))
+        if not store.forget(full):
+            raise UsageError(f"there is no image {full}", remedy="see `dutyfree image ls`")
+        print(f"removed {full}")  # noqa: T201
+    return 0 if keep_layers else gc()
+
+
+@image.command
+def gc(*, spare: str = "0") -> int:
+    """Remove layers that no image has and no sandbox uses, and what killed processes left.
+
+    Parameters
+    ----------
+    spare
+        Keep the last used ones of them, up to so many bytes: 20G.
+    """
+    from dutyfree.engine.images.store import Store
+
+    done = Store().collect(amounts.size(spare, "--spare") or 0)
+    in_use = f"; {done.in_use} more are in use" if done.in_use else ""
+    print(f"removed {done.layers} layers, {shown(done.size)}{in_use}")  # noqa: T201
+    return 0
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} seconds"

@@ -17,7 +17,7 @@ from dutyfree.engine import batch, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.processes import NativeProcess, Registry
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.sandbox import NativeSandbox, _check, _observe, _path
+from dutyfree.engine.sandbox import NativeSandbox, NetworkedSandbox, _check, _observe
 from dutyfree.engine.terminal import NativeTerminal, check_size
 
 
@@ -31,7 +31,7 @@ class ActingSandbox(NativeSandbox):
     # --- Files --------------------------------------------------------------------------------------
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
-        answer = await self._usable().ask(Frame.EDIT, batch.edit_payload(path, old, new))
+        answer = await self._usable().ask(Frame.EDIT, batch.edit_payload(self._path(path), old, new))
         batch.check_edit(answer, path)
 
     async def search(
@@ -51,7 +51,9 @@ class ActingSandbox(NativeSandbox):
         asked = Search(
             path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout
         )
-        answer = await self._usable().ask(Frame.SEARCH, searching.payload(asked), timeout=timeout)
+        answer = await self._usable().ask(
+            Frame.SEARCH, searching.payload(asked, self._path(path)), timeout=timeout
+        )
         return batch.search_result(asked, answer)
 
     @asynccontextmanager
@@ -61,7 +63,7 @@ class ActingSandbox(NativeSandbox):
         channel = self._usable()
         flags = protocol.Watch.RECURSIVE if recursive else 0
         arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
-        payload = protocol.WATCH.pack(flags, searching.DIRECTORIES) + _path(path)
+        payload = protocol.WATCH.pack(flags, searching.DIRECTORIES) + self._path(path)
         identity, answer = channel.begin(Frame.WATCH, payload, arrived.put_nowait)
         answer.done.add_done_callback(lambda _: arrived.put_nowait(None))
         records = searching.Changes()
@@ -122,7 +124,7 @@ class ActingSandbox(NativeSandbox):
             channel,
             identity,
             running,
-            partial(_observe, command, None, cwd, running, asked=asked),
+            partial(_observe, command, self._usual.user, cwd, running, asked=asked),
             self._head + self._tail,
             None if ours is None else Descriptor(ours),
         )
@@ -157,7 +159,7 @@ class ActingSandbox(NativeSandbox):
             wanted, cwd, env, None, user, protocol.EXEC_STREAM
         )
         identity, running = channel.exec(payload, kind=Frame.TERMINAL)
-        observe = partial(_observe, wanted, user, cwd, running, asked=asked)
+        observe = partial(_observe, wanted, user or self._usual.user, cwd, running, asked=asked)
         terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observe)
         try:
             await terminal.opened()
@@ -173,7 +175,7 @@ class ActingSandbox(NativeSandbox):
         channel = self._usable()
         if not actions:
             return ()
-        frames = await batch.frames(actions, self._payload, stop_on_failure)
+        frames = await batch.frames(actions, self._payload, self._path, stop_on_failure)
         posted = self._usable().post_all(frames)
         batch.expect(channel, actions, posted)
         try:
@@ -194,3 +196,7 @@ class ActingSandbox(NativeSandbox):
     async def reset(self) -> None:
         await super().reset()
         self._registry.clear()
+
+
+class NetworkedActingSandbox(ActingSandbox, NetworkedSandbox):
+    """The same, made by root: its network can be opened and closed."""

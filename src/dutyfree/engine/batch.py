@@ -16,20 +16,23 @@ from dutyfree.contract import Action, Edit, Exec, Found, List, Observation, Read
 from dutyfree.engine import protocol, searching
 from dutyfree.engine.channel import Answer, Channel, Refused, Running
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.sandbox import _check, _entries, _memory_file, _observe, _path, _read_whole
+from dutyfree.engine.sandbox import _check, _entries, _memory_file, _observe, _read_whole
 from dutyfree.errors import EditError
 
 Asked = tuple[Frame, bytes, int | None, int]
 
 
 async def frames(
-    actions: Sequence[Action], payload: Callable[..., bytes], stop_on_failure: bool
+    actions: Sequence[Action],
+    payload: Callable[..., bytes],
+    located: Callable[[str], bytes],
+    stop_on_failure: bool,
 ) -> list[Asked]:
     """Raises ValueError, DispatchError for an action that cannot be asked for."""
     asked: list[Asked] = []
     try:
         for number, action in enumerate(actions):
-            kind, body, descriptor = await _frame(action, payload)
+            kind, body, descriptor = await _frame(action, payload, located)
             flags = 0 if number == 0 else protocol.AFTER | (protocol.IF_OK if stop_on_failure else 0)
             asked.append((kind, body, descriptor, flags))
     except BaseException:
@@ -40,24 +43,26 @@ async def frames(
     return asked
 
 
-async def _frame(action: Action, payload: Callable[..., bytes]) -> tuple[Frame, bytes, int | None]:
+async def _frame(
+    action: Action, payload: Callable[..., bytes], located: Callable[[str], bytes]
+) -> tuple[Frame, bytes, int | None]:
     match action:
         case Exec(command, cwd, env, stdin, timeout, user):
             body = payload(command, cwd, env, timeout, user)
             return Frame.EXEC, body, None if stdin is None else _memory_file(stdin)
         case Read(path):
-            return Frame.READ, _path(path), None
+            return Frame.READ, located(path), None
         case Write(path, data, mode):
-            head = protocol.WRITE.pack(mode) + _path(path)
+            head = protocol.WRITE.pack(mode) + located(path)
             if len(data) <= protocol.INLINE_MAX:
                 return Frame.WRITE, head + data, None
             return Frame.WRITE, head, await anyio.to_thread.run_sync(_memory_file, data)
         case Edit(path, old, new):
-            return Frame.EDIT, edit_payload(path, old, new), None
+            return Frame.EDIT, edit_payload(located(path), old, new), None
         case List(path):
-            return Frame.LIST, _path(path), None
+            return Frame.LIST, located(path), None
         case Search():
-            return Frame.SEARCH, searching.payload(action), None
+            return Frame.SEARCH, searching.payload(action, located(action.path)), None
 
 
 def expect(
@@ -138,11 +143,11 @@ def _observation(action: Exec, running: Running) -> Observation:
 # --- Edits and searches -----------------------------------------------------------------------------
 
 
-def edit_payload(path: str, old: bytes, new: bytes) -> bytes:
+def edit_payload(located: bytes, old: bytes, new: bytes) -> bytes:
     """Raises ValueError."""
     if not old:
         raise ValueError("the text to replace is empty")
-    return protocol.EDIT.pack(len(old), len(new)) + _path(path) + old + new
+    return protocol.EDIT.pack(len(old), len(new)) + located + old + new
 
 
 def check_edit(answer: Answer, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Which launchers and sandboxes live on this machine, of whatever owner: as /proc and the control groups tell.
+"""Which launchers and sandboxes live on this machine, of any owner: as /proc and the control groups tell.
 
 Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user; a sandbox
 by being its child, for what runs in a sandbox can call itself anything.

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import posixpath
 import shutil
 import signal
 import stat
@@ -16,7 +17,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -64,7 +66,6 @@ _KINDS: dict[int, Literal["file", "directory", "link"]] = {
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "link",
 }
-_BASE = b"".join(f"{name}={value}\0".encode() for name, value in ENVIRONMENT.items())
 
 # Plain numbers: arithmetic with those of an enumeration takes microseconds.
 _REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
@@ -75,15 +76,39 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 Remake = Callable[[], Awaitable[tuple[Channel, Box]]]
 
 
+class Defaults(NamedTuple):
+    """How commands are run that say nothing else; packed once, so that none of them has to."""
+
+    environment: Mapping[str, str]
+    packed: bytes
+    user: str
+    """"" for root with a container's privileges."""
+    directory: str
+    """"" for the place where init stands: the workspace."""
+    program: tuple[str, ...]
+    """What the image would run by itself."""
+
+
+def defaults(
+    env: Mapping[str, str] = MappingProxyType({}),
+    user: str = "",
+    workdir: str = "",
+    program: tuple[str, ...] = (),
+) -> Defaults:
+    merged = {**ENVIRONMENT, **env}
+    packed = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in merged.items())
+    directory = posixpath.normpath(posixpath.join("/", workdir)) if workdir else ""
+    return Defaults(merged, packed, user, "" if directory == WORKDIR else directory, program)
+
+
 class NativeSandbox:
     """Commands, files and abilities. Made by the substrate, which gives it the way to its init."""
-
-    workdir = WORKDIR
 
     def __init__(
         self,
         identity: str,
         limits: Limits,
+        usual: Defaults,
         remake: Remake,
         channel: Channel,
         box: Box,
@@ -91,6 +116,10 @@ class NativeSandbox:
         resolvers: Sequence[policy.Server],
     ) -> None:
         self.id = identity
+        self.workdir = usual.directory or WORKDIR
+        self.program = usual.program
+        """What the image would run by itself; nothing does, unless it is handed to ``exec``."""
+        self._usual = usual
         self.spans: tuple[Span, ...] = ()
         self._tail = min(limits.output // 2, TAIL)
         self._head = max(limits.output, 0) - self._tail
@@ -123,7 +152,7 @@ class NativeSandbox:
         except asyncio.CancelledError:
             await _kill(channel, identity, running)
             raise
-        return _observe(command, user, cwd, running, ended, asked)
+        return _observe(command, user or self._usual.user, cwd, running, ended, asked)
 
     async def stream(
         self,
@@ -157,7 +186,7 @@ class NativeSandbox:
             finally:
                 if not running.ended.done():
                     await _kill(channel, identity, running)
-        yield _observe(command, user, cwd, running, running.ended.result(), asked)
+        yield _observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
 
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[NativeShell]:
@@ -181,11 +210,14 @@ class NativeSandbox:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
         if not argv:
             raise DispatchError("not a command that can be run: it is empty")
-        count, variables = len(ENVIRONMENT), _BASE
+        usual = self._usual
+        count, variables = len(usual.environment), usual.packed
+        if usual.directory:
+            cwd = posixpath.join(usual.directory, cwd or "")
         try:
-            words = [user or "", cwd or "", *argv]
+            words = [user or usual.user, cwd or "", *argv]
             if env:
-                merged = [f"{name}={value}" for name, value in {**ENVIRONMENT, **env}.items()]
+                merged = [f"{name}={value}" for name, value in {**usual.environment, **env}.items()]
                 count, variables = len(merged), b""
                 words += merged
             strings = os.fsencode("\0".join(words)) + b"\0" + variables
@@ -200,7 +232,7 @@ class NativeSandbox:
     # --- Files --------------------------------------------------------------------------------------
 
     async def read(self, path: str) -> bytes:
-        answer = await self._usable().ask(Frame.READ, _path(path))
+        answer = await self._usable().ask(Frame.READ, self._path(path))
         _check(answer.done.result(), path)
         if answer.descriptor is None:
             return answer.data[0]
@@ -208,7 +240,7 @@ class NativeSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
-        payload = protocol.WRITE.pack(mode) + _path(path)
+        payload = protocol.WRITE.pack(mode) + self._path(path)
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)
         else:
@@ -217,12 +249,12 @@ class NativeSandbox:
         _check(answer.done.result(), path)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        answer = await self._usable().ask(Frame.LIST, _path(path))
+        answer = await self._usable().ask(Frame.LIST, self._path(path))
         _check(answer.done.result(), path)
         return _entries(b"".join(answer.data))
 
     async def remove(self, path: str) -> None:
-        answer = await self._usable().ask(Frame.REMOVE, _path(path))
+        answer = await self._usable().ask(Frame.REMOVE, self._path(path))
         _check(answer.done.result(), path)
 
     async def upload(self, source: Path, path: str) -> None:
@@ -233,7 +265,7 @@ class NativeSandbox:
             raise _special(str(source))
         theirs, ours = os.pipe()
         packing = _in_thread(partial(_pack, source, ours))
-        answer = await channel.ask(Frame.UNPACK, _path(path), theirs)
+        answer = await channel.ask(Frame.UNPACK, self._path(path), theirs)
         error = await packing
         # Init's word counts more: a pipe that broke is only its consequence.
         _check(answer.done.result(), path)
@@ -247,7 +279,7 @@ class NativeSandbox:
         ours, theirs = os.pipe()
         unpacking = _in_thread(partial(_unpack, ours, target))
         try:
-            answer = await channel.ask(Frame.PACK, _path(path), theirs)
+            answer = await channel.ask(Frame.PACK, self._path(path), theirs)
             error = await asyncio.shield(unpacking)
             if isinstance(error, OSError) and error.errno == errno.EFBIG:
                 raise error
@@ -273,14 +305,6 @@ class NativeSandbox:
         """
         self._usable().abandon()
         self._channel, self._box = await self._remake()
-
-    async def set_network(self, wanted: NetworkPolicy) -> None:
-        self._usable()
-        try:
-            body = policy.encode(wanted, self._resolvers)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        await self._reach.change(body)
 
     async def connect(self, port: int) -> SocketStream:
         self._usable()
@@ -332,12 +356,30 @@ class NativeSandbox:
         with anyio.CancelScope(shield=True):
             await self._box.destroy()
 
+    def _path(self, path: str) -> bytes:
+        encoded = os.fsencode(posixpath.join(self._usual.directory, path))
+        if b"\0" in encoded:
+            raise ValueError("embedded null byte in a path")
+        return (encoded or b".") + b"\0"
+
     def _usable(self) -> Channel:
         if self._closed:
             raise SandboxClosed(f"sandbox {self.id} is closed")
         if self._paused is not None:
             raise DispatchError(f"sandbox {self.id} is paused", remedy="resume it first")
         return self._channel
+
+
+class NetworkedSandbox(NativeSandbox):
+    """One whose network can be opened and closed: made by root."""
+
+    async def set_network(self, wanted: NetworkPolicy) -> None:
+        self._usable()
+        try:
+            body = policy.encode(wanted, self._resolvers)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        await self._reach.change(body)
 
 
 async def _kill(channel: Channel, identity: int, running: Running) -> None:
@@ -401,7 +443,9 @@ def _refusal(
         raise DispatchError(f"cannot start a process in the sandbox: {reason}")
     if flags & Exit.NO_USER:
         raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
-    name = cwd if flags & Exit.NO_DIRECTORY else "/bin/sh" if isinstance(command, str) else command[0]
+    name = "/bin/sh" if isinstance(command, str) else command[0]
+    if flags & Exit.NO_DIRECTORY:
+        name = cwd or "the image's directory"
     seconds = perf_counter() - asked
     return Observation(
         exit_code=127 if number == errno.ENOENT else 126,
@@ -409,13 +453,6 @@ def _refusal(
         seconds=seconds,
         spans=(Span("spawn", 0.0, seconds),),
     )
-
-
-def _path(path: str) -> bytes:
-    encoded = os.fsencode(path)
-    if b"\0" in encoded:
-        raise ValueError("embedded null byte in a path")
-    return (encoded or b".") + b"\0"
 
 
 def _check(number: int, path: str) -> None:

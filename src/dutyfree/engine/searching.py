@@ -28,9 +28,9 @@ _KINDS: Final = (
 _DIRECTORY = 0x40000000
 
 
-def payload(asked: Search) -> bytes:
-    """Raises ValueError for what cannot be searched for."""
-    words = [asked.path or ".", asked.text or "", *asked.names, *asked.skip]
+def payload(asked: Search, located: bytes) -> bytes:
+    """``located`` is the directory, as init takes it. Raises ValueError for what cannot be searched for."""
+    words = [asked.text or "", *asked.names, *asked.skip]
     encoded = [os.fsencode(word) for word in words]
     if any(b"\0" in word for word in encoded):
         raise ValueError("embedded null byte in a search")
@@ -54,7 +54,7 @@ def payload(asked: Search) -> bytes:
         len(asked.skip),
         0,
     )
-    return head + b"".join(word + b"\0" for word in encoded)
+    return head + located + b"".join(word + b"\0" for word in encoded)
 
 
 def found(asked: Search, data: bytes) -> Found:

@@ -18,20 +18,23 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import exhaustion, features, images, namespaces, policy, protocol
-from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine import exhaustion, features, namespaces, policy, protocol
+from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.images import library, merged, mirrors, rootfs
+from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
+from dutyfree.engine.sandbox import Defaults, defaults
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -47,13 +50,24 @@ MEMORY_SHARE = 4
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = "host"
-    """For recipes without one: "host", the path of a root file system, or of a tar of one."""
+    """For recipes without one: "host", a name as Docker takes it, a path, ... (docs/images.md)."""
+    mirrors: dict[str, tuple[str, ...]] = {}
+    """Registry → addresses to ask before it; those of DUTYFREE_MIRRORS come after these."""
+    insecure: tuple[str, ...] = ()
+    """Registries that are asked without TLS; those on the loopback always are."""
     ready: int = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
+
+
+class Base(NamedTuple):
+    """What sandboxes start from."""
+
+    trees: tuple[Tree, ...]
+    usual: Defaults
 
 
 class Native:
@@ -67,9 +81,10 @@ class Native:
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
         self._numbers = itertools.count(1)
-        self._images: dict[str, tuple[Tree, ...]] = {}
-        self._prepared: dict[str, tuple[Tree, ...]] = {}
-        self._known: dict[int, tuple[Recipe, tuple[Tree, ...]]] = {}
+        self._images: dict[str, Base] = {}
+        self._held: list[Held] = []
+        self._prepared: dict[str, Base] = {}
+        self._known: dict[int, tuple[Recipe, Base]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -112,6 +127,8 @@ class Native:
         with anyio.CancelScope(shield=True):
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
+            while self._held:
+                self._held.pop().close()
 
     def sandbox(
         self,
@@ -124,7 +141,7 @@ class Native:
         return self._made(recipe or Recipe(), limits or Limits())
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        await self._trees(recipe or Recipe())
+        await self._base(recipe or Recipe())
 
     async def sandboxes(self) -> Sequence[str]:
         return sorted(self._alive)
@@ -163,8 +180,8 @@ class Native:
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
-        trees = await self._trees(recipe)
-        asking = (trees, limits, keep is not None)
+        base = await self._base(recipe)
+        asking = (base.trees, limits, keep is not None)
         body = self._bodies.get(asking)
         if body is None:
             body = self._bodies[asking] = self._request(*asking)
@@ -182,7 +199,8 @@ class Native:
         self._alive.add(identity)
         try:
             channel, box = await make()
-            sandbox = ActingSandbox(identity, limits, make, channel, box, reach, self._resolvers)
+            kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
+            sandbox = kind(identity, limits, base.usual, make, channel, box, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -279,7 +297,7 @@ class Native:
 
     # --- Images and stages --------------------------------------------------------------------------
 
-    async def _trees(self, recipe: Recipe) -> tuple[Tree, ...]:
+    async def _base(self, recipe: Recipe) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         known = self._known.get(id(recipe))
         if known is not None:
@@ -297,7 +315,7 @@ class Native:
         self._known[id(recipe)] = (recipe, self._prepared[key])
         return self._prepared[key]
 
-    async def _image(self, name: str | None) -> tuple[Tree, ...]:
+    async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
@@ -305,20 +323,29 @@ class Native:
                     self._images[name] = await self._load(name)
         return self._images[name]
 
-    async def _load(self, name: str) -> tuple[Tree, ...]:
+    async def _load(self, name: str) -> Base:
         if name == "host":
-            return await images.host(self._launcher, rootless=self.features.mode == "rootless")
+            rootless = self.features.mode == "rootless"
+            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
         path = Path(name)
-        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_dir):
-            return await images.directory(self._launcher, path)
-        if path.is_absolute() and await anyio.to_thread.run_sync(path.is_file):
-            return await images.archive(self._launcher, path)
-        raise CreateError(
-            f"native has no image {name!r}",
-            remedy='name "host", or the absolute path of a root file system or of a tar of one',
-        )
+        if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
+            return Base(await rootfs.directory(self._launcher, path), defaults())
+        if name.startswith(library.DAEMON):
+            from dutyfree.substrates.docker import export
 
-    async def _build(self, recipe: Recipe) -> tuple[Tree, ...]:
+            held = await export.bring(name)
+        else:
+            held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
+        # Until the substrate is closed nobody may remove the layers.
+        self._held.append(held)
+        layers = [lease.tree for lease in held.leases]
+        settings = held.image.settings
+        trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
+        home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
+        usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
+        return Base(trees, usual)
+
+    async def _build(self, recipe: Recipe) -> Base:
         """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
         base = await self._image(recipe.image)
         numbers: list[int] = []
@@ -331,9 +358,11 @@ class Native:
         finally:
             with anyio.CancelScope(shield=True):
                 layers = await self._keep(numbers, forget=not done)
-        return tuple(
-            (mountpoint, (layer, *below)) for layer, (mountpoint, below) in zip(layers, base, strict=True)
+        trees = tuple(
+            (mountpoint, (layer, *below))
+            for layer, (mountpoint, below) in zip(layers, base.trees, strict=True)
         )
+        return Base(trees, base.usual)
 
     async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
         layers: list[int] = []

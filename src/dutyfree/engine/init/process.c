@@ -56,30 +56,62 @@ static FILE *open_regular(const char *path)
 	return file;
 }
 
-/* Looks the user up in the sandbox's own /etc/passwd. A number needs no entry there. */
-static bool find_user(const char *wanted, struct identity *found)
+/* Reads a file such as /etc/passwd: whether it has the name, or the number, and the numbers behind it. */
+static bool find_line(const char *path, const char *wanted, unsigned long number, unsigned *first, unsigned *second)
 {
 	char line[1024], name[256];
-	int lines = 0;
-	unsigned user, group;
-	char *end;
-	unsigned long number = strtoul(wanted, &end, 10);
-	bool numeric = isdigit((unsigned char)wanted[0]) && !*end && number < 65536;
-	FILE *file = open_regular("/etc/passwd");
+	bool numeric = number != ULONG_MAX, found = false;
+	FILE *file = open_regular(path);
 
-	*found = (struct identity){(uid_t)number, (gid_t)number};
-	while (file && lines++ < LINES && fgets(line, sizeof line, file)) {
-		if (sscanf(line, "%255[^:]:%*[^:]:%u:%u", name, &user, &group) != 3)
-			continue;
-		if (numeric ? user == number : strcmp(name, wanted) == 0) {
-			*found = (struct identity){user, group};
-			fclose(file);
-			return true;
-		}
+	for (int lines = 0; file && !found && lines < LINES && fgets(line, sizeof line, file); lines++) {
+		*second = 0;
+		found = sscanf(line, "%255[^:]:%*[^:]:%u:%u", name, first, second) >= 2 &&
+			(numeric ? *first == number : strcmp(name, wanted) == 0);
 	}
 	if (file)
 		fclose(file);
-	return numeric;
+	return found;
+}
+
+/* The number that a text is, ULONG_MAX if it is none that could be an id in here. */
+static unsigned long id_number(const char *text)
+{
+	char *end;
+	unsigned long number = strtoul(text, &end, 10);
+
+	return isdigit((unsigned char)*text) && !*end && number < 65536 ? number : ULONG_MAX;
+}
+
+/* Looks "user" or "user:group" up in the sandbox's own /etc/passwd and /etc/group, each by name or number.
+ * A number needs no entry there. */
+static bool find_user(const char *wanted, struct identity *found)
+{
+	char name[256];
+	const char *colon = strchr(wanted, ':');
+	size_t length = colon ? (size_t)(colon - wanted) : strlen(wanted);
+	unsigned user, group, unused;
+
+	if (length >= sizeof name)
+		return false;
+	memcpy(name, wanted, length);
+	name[length] = 0;
+	unsigned long number = id_number(name);
+	if (find_line("/etc/passwd", name, number, &user, &group))
+		*found = (struct identity){user, group};
+	else if (number != ULONG_MAX)
+		*found = (struct identity){(uid_t)number, (gid_t)number};
+	else
+		return false;
+	if (!colon || !colon[1])
+		return true;
+	number = id_number(colon + 1);
+	if (number != ULONG_MAX)
+		found->group = (gid_t)number;
+	else if (find_line("/etc/group", colon + 1, number, &group, &unused))
+		found->group = group;
+	else
+		return false;
+	return true;
 }
 
 static struct identity identity; /* of the process that is being started */

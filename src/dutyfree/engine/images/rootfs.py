@@ -1,26 +1,23 @@
-"""What a sandbox starts from: lists of layers, by the launcher's numbers.
+"""Layers in the launcher's hands: of this machine, of a directory, of an image in the store.
 
 ``host`` is this machine's own ``/usr`` and what belongs to it, with an ``/etc`` made by a list of what is
-harmless: no home, no variable data, no keys, nothing of ``/opt`` or ``/run``. A directory or a tar of a
-root file system is an image too.
+harmless: no home, no variable data, no keys, nothing of ``/opt`` or ``/run``. Of every other image all is its
+own, but for the three files in ``/etc`` that say where it runs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import stat
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from dutyfree import paths
 from dutyfree.engine import policy
+from dutyfree.engine.images.merged import Seen, lookup
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.errors import CreateError
@@ -87,12 +84,16 @@ REACHED = ("/usr/", "/etc/alternatives/", "/etc/ssl/certs/", "/etc/pki/")
 
 USERS = {"root": (0, 0, "/root"), "daemon": (1, 1, "/usr/sbin"), "nobody": (65534, 65534, "/nonexistent")}
 
-FILES = {
+ACCOUNTS = {
     "etc/passwd": "".join(f"{name}:x:{u}:{g}::{home}:/bin/sh\n" for name, (u, g, home) in USERS.items()),
     "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nstaff:x:50:\nusers:x:100:\nnogroup:x:65534:\n",
+}
+
+PLACE = {
     "etc/hostname": "sandbox\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
 }
+"""Where it runs; and ``resolv.conf``, which is the host's."""
 
 PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
 """For su, adduser and their like: in a sandbox there is no secret that they could guard."""
@@ -115,21 +116,22 @@ async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...
     return tuple(trees)
 
 
+def lies_at(path: Path) -> bool:
+    """Whether a directory is to be taken as it is, and not for a layout with images in it."""
+    return path.is_dir() and not (path / "oci-layout").is_file()
+
+
 async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
     """A root file system that lies unpacked on this host. Raises CreateError."""
     if not await anyio.to_thread.run_sync((root / "bin").exists):
         raise CreateError(f"{root} is no root file system: it has no /bin")
-    top = await _scratch(launcher, _fill_top)
-    return (("", (top, await _layer(launcher, root))),)
+    return await stacked(launcher, [root])
 
 
-async def archive(launcher: Launcher, tar: Path) -> tuple[Tree, ...]:
-    """A root file system in a tar, unpacked into the cache once. Raises CreateError."""
-    try:
-        root = await anyio.to_thread.run_sync(_unpack, tar)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CreateError(f"the image {tar} cannot be unpacked: {error}") from error
-    return await directory(launcher, root)
+async def stacked(launcher: Launcher, layers: Sequence[Path], workdir: str = "") -> tuple[Tree, ...]:
+    """Layers of an image, the uppermost first, under what is ours. Raises CreateError."""
+    top = await _scratch(launcher, partial(_fill_top, layers=layers, workdir=workdir))
+    return (("", (top, *[await _layer(launcher, layer) for layer in layers])),)
 
 
 async def _layer(launcher: Launcher, path: Path) -> int:
@@ -193,15 +195,43 @@ def _fill_host(root: Path) -> None:
     for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
         _copy(Path("/etc", name), root / "etc" / name)
     _write(root / "etc/pam.d/other", PAM.encode())
-    _fill_top(root)
+    for name, data in {**{n: t.encode() for n, t in ACCOUNTS.items()}, **_place()}.items():
+        _write(root / name, data)
 
 
-def _fill_top(root: Path) -> None:
-    """What every sandbox has, whatever its image."""
-    (root / WORKSPACE).mkdir(exist_ok=True)
-    for name, text in FILES.items():
-        _write(root / name, text.encode())
-    _write(root / "etc/resolv.conf", policy.resolver_settings())
+def _place() -> dict[str, bytes]:
+    files = {name: text.encode() for name, text in PLACE.items()}
+    files["etc/resolv.conf"] = policy.resolver_settings()
+    return files
+
+
+def _fill_top(root: Path, layers: Sequence[Path], workdir: str) -> None:
+    """What lies over an image's own layers; its directories look as they do below."""
+    etc = lookup(layers, "etc")
+    if etc is None or etc.is_directory:  # of a link nothing is known, and it stays
+        for name, data in _place().items():
+            _write(root / name, data)
+        _imitate(root / "etc", etc)
+    at = root
+    parts = [part for part in os.path.normpath(f"/{workdir}").split("/") if part]
+    missing = lookup(layers, "/".join(parts)) is None
+    for number, part in enumerate(parts if missing else (), 1):
+        below = lookup(layers, "/".join(parts[:number]))
+        if below is not None and not below.is_directory:
+            return
+        at = at / part
+        at.mkdir(exist_ok=True)
+        _imitate(at, below)
+
+
+def _imitate(path: Path, below: Seen | None) -> None:
+    if below is None:
+        path.chmod(0o755)
+        return
+    found = below.paths[0].lstat()
+    os.chown(path, found.st_uid, found.st_gid)
+    path.chmod(stat.S_IMODE(found.st_mode))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -230,28 +260,3 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     path.chmod(mode)
-
-
-def _unpack(tar: Path) -> Path:
-    """The directory in the cache that holds the tar's files."""
-    found = tar.stat()
-    identity = f"{tar.absolute()}:{found.st_size}:{found.st_mtime_ns}"
-    target = paths.cache() / "rootfs" / hashlib.sha256(identity.encode()).hexdigest()[:32]
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f"{target.name}.{os.getpid()}")
-    scratch.mkdir()
-    try:
-        command = ["tar", "--extract", "--numeric-owner", "--preserve-permissions", f"--file={tar}"]
-        if os.geteuid() != 0:  # who makes no devices; a sandbox has its own
-            command += ["--exclude=./dev/*", "--exclude=dev/*"]
-        subprocess.run([*command, f"--directory={scratch}"], check=True, capture_output=True)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target

@@ -1,0 +1,132 @@
+"""Pulling an image into the native engine's store, beside ``docker pull`` of the same one.
+
+Both pull from the same registry on the loopback, with empty stores, in turns; and once more with everything
+there. Prints a table of medians. Needs docker-registry and a Docker engine that holds the image (by default
+the study's); the registry, the copies of the image and the store are removed afterwards.
+
+    scripts/with-docker .venv/bin/python bench/images.py [IMAGE] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+LAYERS = 12
+"""Of the second image: the first one's, and small ones upon it."""
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def registry(root: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = root / "config.yml"
+    storage = f"storage: {{filesystem: {{rootdirectory: {root}/data}}}}"
+    config.write_text(f"version: 0.1\nlog: {{level: error}}\n{storage}\nhttp: {{addr: '{address}'}}\n")
+    program = ["docker-registry", "serve", str(config)]
+    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        host, _, port = address.partition(":")
+        while process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+                break
+            time.sleep(0.02)
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def push(image: str, address: str, context: Path) -> list[str]:
+    """The image flattened, and with small layers upon it: copies that share nothing with what Docker has."""
+    one, many = f"{address}/bench/one", f"{address}/bench/many"
+    container = docker("create", image, "true")
+    try:
+        exported = subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE)
+        subprocess.run(["docker", "import", "-", one], stdin=exported.stdout, check=True, capture_output=True)
+        exported.wait()
+    finally:
+        docker("rm", container)
+    lines = [f"FROM {one}"]
+    for number in range(LAYERS - 1):
+        (context / str(number)).write_bytes(os.urandom(1 << 20))
+        lines.append(f"COPY {number} /bench/{number}")
+    (context / "Dockerfile").write_text("\n".join(lines))
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", many, str(context)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "DOCKER_BUILDKIT": "0"},
+    )
+    for name in (one, many):
+        docker("push", "--quiet", name)
+    return [one, many]
+
+
+def seconds(function: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def measure(name: str, rounds: int, cache: Path) -> dict[str, list[float]]:
+    environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
+    command = [sys.executable, "-m", "dutyfree", "image", "pull", "--quiet", name]
+
+    def pull() -> None:
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+    found: dict[str, list[float]] = {"docker": [], "native": [], "docker again": [], "native again": []}
+    for _ in range(rounds):
+        docker("image", "rm", "--force", name)
+        found["docker"].append(seconds(lambda: docker("pull", "--quiet", name)))
+        found["docker again"].append(seconds(lambda: docker("pull", "--quiet", name)))
+        shutil.rmtree(cache, ignore_errors=True)
+        found["native"].append(seconds(pull))
+        found["native again"].append(seconds(pull))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("image", nargs="?", default="dutyfree/study:latest")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, registry(Path(scratch)) as address:
+        context = Path(scratch, "context")
+        context.mkdir()
+        names = push(arguments.image, address, context)
+        try:
+            for name in reversed(names):  # the one with more layers first: it holds the other's
+                docker("image", "rm", "--force", name)
+            for name in names:
+                found = measure(name, arguments.rounds, Path(scratch, "cache"))
+                for what, times in found.items():
+                    middle = statistics.median(times)
+                    print(f"{name.rpartition('/')[2]:5} {what:13} {middle:6.2f} s  n={len(times)}", flush=True)
+                docker("image", "rm", "--force", name)
+        finally:
+            for name in names:
+                subprocess.run(["docker", "image", "rm", "--force", name], capture_output=True, check=False)
+
+
+if __name__ == "__main__":
+    main()

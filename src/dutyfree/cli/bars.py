@@ -1,0 +1,47 @@
+"""How far each layer of an image is, on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    from dutyfree.engine.images.pull import Event
+
+
+class Bars:
+    """A bar for each layer; nothing where nobody looks. ``show`` may be called from any thread."""
+
+    def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.fields[layer]} {task.description:<11}"),
+            BarColumn(bar_width=30),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event) -> None:
+        if self._progress.disable:
+            return
+        task = self._tasks.get(event.layer)
+        if task is None:
+            label = event.layer.partition(":")[2][:12]
+            task = self._tasks[event.layer] = self._progress.add_task("", total=None, layer=label)
+        self._progress.update(task, description=event.phase, completed=event.done, total=event.total or None)

@@ -1,0 +1,217 @@
+"""Images that lie on this machine: OCI layouts, what ``docker save`` writes, and tars of either."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+import tarfile
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from dutyfree.engine.images import manifest, streams
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.manifest import Configuration, Descriptor
+from dutyfree.errors import CreateError
+
+_IMAGE_MEMBER = re.compile(
+    r"blobs(/.*)?|index\.json|oci-layout|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?"
+)
+_REF_NAME = "org.opencontainers.image.ref.name"
+
+
+class Files(Protocol):
+    """Named pieces of an image."""
+
+    def size(self, name: str) -> int | None:
+        """Of the piece; None if there is none."""
+
+    def open(self, name: str) -> Slice: ...
+
+
+class Directory:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._root / name).stat().st_size
+        except OSError:
+            return None
+
+    def open(self, name: str) -> Slice:
+        return Slice(self._root / name, 0, (self._root / name).stat().st_size)
+
+
+class Tar:
+    """A tar that is not compressed, read at any place of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._members: dict[str, tuple[int, int]] = {}
+        links: dict[str, str] = {}
+        try:
+            with tarfile.open(path, "r:") as tar:
+                for member in tar:
+                    name = posixpath.normpath(member.name)
+                    if member.isreg():
+                        self._members[name] = (member.offset_data, member.size)
+                    elif member.issym():  # older Dockers, for a layer that occurs twice
+                        links[name] = posixpath.normpath(
+                            posixpath.join(posixpath.dirname(name), member.linkname)
+                        )
+                    elif member.islnk():
+                        links[name] = posixpath.normpath(member.linkname)
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise CreateError(f"{path} is no tar of an image: {error}") from error
+        self._members |= {name: self._members[to] for name, to in links.items() if to in self._members}
+
+    def size(self, name: str) -> int | None:
+        found = self._members.get(posixpath.normpath(name))
+        return found[1] if found else None
+
+    def open(self, name: str) -> Slice:
+        return Slice(self._path, *self._members[posixpath.normpath(name)])
+
+
+class Slice:
+    """A part of a file."""
+
+    def __init__(self, path: Path, offset: int, size: int) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (it is what close closes)
+        self._at, self._end = offset, offset + size
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._file.fileno(), max(0, min(size, self._end - self._at)), self._at)
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Layer(NamedTuple):
+    name: str
+    """Of the piece that holds it."""
+    size: int
+    digest: str
+    """Of it as it lies there, or "" where only the unpacked one is known."""
+
+
+class Found(NamedTuple):
+    digest: str
+    configuration: Configuration
+    layers: tuple[Layer, ...]
+
+
+def holds_image(path: Path) -> bool:
+    """Whether a tar, compressed or not, holds an image rather than a root file system. Raises CreateError."""
+    try:
+        with open(path, "rb") as file, contextlib.closing(streams.decompressed(file)) as pieces:
+            stream = streams.Forward(pieces, 1 << 62, lambda: None)
+            with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
+                first = tar.next()
+                while first is not None and posixpath.normpath(first.name) == ".":
+                    tar.members.clear()
+                    first = tar.next()
+    except (tarfile.TarError, streams.Refused, OSError, ValueError) as error:
+        raise CreateError(
+            f"{path} is no tar: {error}", remedy="name a tar of a root file system, or of `docker save`"
+        ) from error
+    return first is not None and _IMAGE_MEMBER.fullmatch(posixpath.normpath(first.name)) is not None
+
+
+def is_compressed(path: Path) -> bool:
+    try:
+        with tarfile.open(path, "r:"):
+            return False
+    except tarfile.TarError:
+        return True
+
+
+def expand(path: Path, target: Path, halt: Halt) -> None:
+    """Decompress a tar. Raises OSError, Refused, Stopped."""
+    with open(path, "rb") as source, open(target, "wb") as file:
+        for piece in streams.decompressed(source):
+            halt.check()
+            file.write(piece)
+
+
+def find(files: Files, what: str, tag: str = "") -> Found:
+    """The one image in there, or the one of that tag. Raises CreateError."""
+    if files.size("manifest.json") is not None:
+        return _docker(files, what, tag)
+    if files.size("index.json") is not None:
+        return _oci(files, what, tag)
+    raise CreateError(f"{what} holds no image: neither index.json nor manifest.json is in it")
+
+
+def _docker(files: Files, what: str, tag: str) -> Found:
+    try:
+        listed = msgspec.json.decode(_document(files, "manifest.json"))
+        fitting = [e for e in listed if not tag or any(tag in t for t in e.get("RepoTags") or ())]
+        if len(fitting) != 1:
+            tags = sorted(t for e in listed for t in e.get("RepoTags") or ())
+            raise CreateError(
+                f"{what} holds {len(fitting)} images that could be meant, of {', '.join(tags) or 'no name'}",
+                remedy="save one image alone",
+            )
+        config = _document(files, str(fitting[0]["Config"]))
+        names = [str(name) for name in fitting[0]["Layers"]]
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise CreateError(f"{what} is not as `docker save` writes it: {error!r}") from error
+    layers = tuple(Layer(name, _size(files, name, what), "") for name in names)
+    return Found(manifest.digest_of(config), manifest.configuration(config, len(layers)), layers)
+
+
+def _oci(files: Files, what: str, tag: str) -> Found:
+    read = manifest.read(_document(files, "index.json"), manifest.INDEXES[0])
+    assert isinstance(read, tuple)
+    named = [e for e in read if not tag or (e.annotations or {}).get(_REF_NAME, "").endswith(tag)]
+    if not named:
+        raise CreateError(f"{what} holds no image with the tag {tag}")
+    if len(named) > 1 and all(entry.platform is None for entry in named):
+        raise CreateError(f"{what} holds {len(named)} images", remedy="say which: oci:PATH:TAG")
+    found: manifest.Manifest | tuple[Descriptor, ...] = tuple(named)
+    for _ in range(4):
+        if isinstance(found, manifest.Manifest):
+            break
+        entry = manifest.choose(found)
+        found = manifest.read(_verified(files, entry), entry.media_type)
+    if not isinstance(found, manifest.Manifest):
+        raise CreateError(f"{what} holds indexes of indexes, and no image")
+    config = _verified(files, found.config)
+    layers = []
+    for wanted in found.layers:
+        if _size(files, _blob(wanted.digest), what) != wanted.size:
+            raise CreateError(f"{what}: the layer {wanted.digest} has not the size that the manifest tells")
+        layers.append(Layer(_blob(wanted.digest), wanted.size, wanted.digest))
+    return Found(found.digest, manifest.configuration(config, len(layers)), tuple(layers))
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def _verified(files: Files, wanted: Descriptor) -> bytes:
+    data = _document(files, _blob(wanted.digest))
+    manifest.check(data, wanted.digest, _blob(wanted.digest))
+    return data
+
+
+def _size(files: Files, name: str, what: str) -> int:
+    size = files.size(name)
+    if size is None:
+        raise CreateError(f"{what} is not whole: {name} is missing in it")
+    return size
+
+
+def _document(files: Files, name: str) -> bytes:
+    size = files.size(name)
+    if size is None or size > manifest.DOCUMENT_MAX:
+        raise CreateError(f"{name} is missing, or larger than such a document can be")
+    with contextlib.closing(files.open(name)) as source:
+        return source.read(size)

@@ -1,0 +1,208 @@
+"""What an image consists of: manifests and configurations, of OCI and of Docker."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from typing import Any
+
+import msgspec
+
+from dutyfree.errors import CreateError
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+LAYERS = {
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip",
+    "application/vnd.docker.image.rootfs.diff.tar.zstd",
+}
+CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
+
+DOCUMENT_MAX = 4 << 20
+"""No manifest or configuration is larger: registries themselves refuse such."""
+LAYERS_PER_IMAGE = 512
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Platform(msgspec.Struct, frozen=True):
+    os: str = ""
+    architecture: str = ""
+    variant: str = ""
+
+
+class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}):
+    digest: str
+    size: int
+    media_type: str = ""
+    platform: Platform | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image says about how programs in it are to be run."""
+
+    env: dict[str, str] = {}
+    user: str = ""
+    workdir: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What the image runs if it is asked for nothing else: its entry point and its command."""
+        return self.entrypoint + self.cmd
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """An image for one platform: what is to be fetched, and what must come of it."""
+
+    digest: str
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    """The lowest first."""
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    settings: Settings
+    diff_ids: tuple[str, ...]
+    created: str
+
+
+def here() -> Platform:
+    """The platform of this machine."""
+    machine = platform.machine()
+    return Platform("linux", _MACHINES.get(machine, machine))
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def check(data: bytes, digest: str, what: str) -> None:
+    """Raises CreateError unless the digest is that of the data."""
+    found = digest_of(data)
+    if found != digest:
+        raise CreateError(
+            f"{what} is not what was asked for: it should be {digest}, and is {found}",
+            remedy="the registry or what lies between is broken or hostile: use another, or a mirror",
+        )
+
+
+def read(data: bytes, media_type: str) -> Manifest | tuple[Descriptor, ...]:
+    """A manifest; or, of an index, the manifests that it lists. Raises CreateError."""
+    document = _decode(data)
+    kind = str(document.get("mediaType") or media_type.partition(";")[0].strip())
+    try:
+        if kind in INDEXES or (kind not in MANIFESTS and "manifests" in document):
+            return tuple(_descriptor(entry) for entry in document["manifests"])
+        if kind not in MANIFESTS and "layers" not in document:
+            raise CreateError(
+                f"a manifest of the kind {kind or 'unknown'} is not an image that can be run here",
+                remedy="push the image again with a recent Docker, Podman or BuildKit",
+            )
+        config = _descriptor(document["config"])
+        layers = tuple(_descriptor(entry) for entry in document["layers"])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise CreateError(f"the image's manifest is malformed: {error}") from error
+    if config.media_type not in ("", *CONFIGS):
+        raise CreateError(f"it holds {config.media_type}, which is no image of a root file system")
+    if len(layers) > LAYERS_PER_IMAGE:
+        raise CreateError(f"the image has {len(layers)} layers; at most {LAYERS_PER_IMAGE} are taken")
+    for layer in layers:
+        if layer.media_type not in LAYERS and layer.media_type:
+            foreign = " (a foreign layer, kept elsewhere)" if "foreign" in layer.media_type else ""
+            raise CreateError(
+                f"the image has a layer of the kind {layer.media_type}{foreign}, which cannot be unpacked"
+            )
+    return Manifest(digest_of(data), config, layers)
+
+
+def choose(listed: tuple[Descriptor, ...], wanted: Platform | None = None) -> Descriptor:
+    """The entry of an index for this platform. Raises CreateError."""
+    wanted = wanted or here()
+    if len(listed) == 1 and listed[0].platform is None:
+        return listed[0]
+    known = [entry for entry in listed if entry.platform and entry.platform.os not in ("", "unknown")]
+    for entry in known:
+        found = entry.platform
+        assert found is not None
+        if (found.os, found.architecture) == (wanted.os, wanted.architecture):
+            return entry
+    names = sorted({f"{e.platform.os}/{e.platform.architecture}" for e in known if e.platform})
+    raise CreateError(
+        f"the image is not made for {wanted.os}/{wanted.architecture}, but for {', '.join(names) or 'none'}",
+        remedy="choose another image, or build it for this platform",
+    )
+
+
+def configuration(data: bytes, layers: int) -> Configuration:
+    """An image's configuration, checked against the number of its layers. Raises CreateError."""
+    document = _decode(data)
+    wanted = here()
+    try:
+        found = Platform(str(document.get("os", "linux")), str(document.get("architecture", "")))
+        if (found.os, found.architecture or wanted.architecture) != (wanted.os, wanted.architecture):
+            raise CreateError(
+                f"the image is made for {found.os}/{found.architecture}, "
+                f"and this machine is {wanted.os}/{wanted.architecture}"
+            )
+        diff_ids = tuple(str(identity) for identity in document["rootfs"]["diff_ids"])
+        settings = _settings(document.get("config") or {})
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        raise CreateError(f"the image's configuration is malformed: {error!r}") from error
+    if not all(_DIGEST.fullmatch(identity) for identity in diff_ids) or len(diff_ids) != layers:
+        raise CreateError("the image's configuration does not fit to its layers")
+    return Configuration(settings, diff_ids, str(document.get("created") or ""))
+
+
+def _settings(config: dict[str, Any]) -> Settings:
+    pairs = [str(entry).partition("=") for entry in config.get("Env") or ()]
+    settings = Settings(
+        env={name: value for name, _, value in pairs if name},
+        user=str(config.get("User") or ""),
+        workdir=str(config.get("WorkingDir") or ""),
+        entrypoint=_words(config.get("Entrypoint")),
+        cmd=_words(config.get("Cmd")),
+    )
+    if any("\0" in text for text in (*settings.env, *settings.env.values(), settings.user, settings.workdir)):
+        raise ValueError("a null byte")
+    return settings
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return ("/bin/sh", "-c", value)
+    return tuple(str(word) for word in value or ())
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise CreateError(f"the registry's answer is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CreateError("the registry's answer is not what an image is made of")
+    return document
+
+
+def _descriptor(entry: Any) -> Descriptor:
+    found = msgspec.convert(entry, Descriptor)
+    if not _DIGEST.fullmatch(found.digest) or found.size < 0:
+        raise CreateError(f"{found.digest!r} with {found.size} bytes is nothing that could be verified")
+    return found

@@ -1,0 +1,32 @@
+"""Where else images can be had, and where without TLS: from the configuration and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from dutyfree.engine.images.pull import Options
+from dutyfree.engine.images.reference import HUB
+from dutyfree.errors import CreateError
+
+
+def options(mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tuple[str, ...] = ()) -> Options:
+    """With what DUTYFREE_MIRRORS and DUTYFREE_INSECURE_REGISTRIES add. Raises CreateError.
+
+    ``DUTYFREE_MIRRORS="ghcr.io=https://one.example,https://two.example"``: with a registry in front, or for
+    Docker Hub.
+    """
+    merged = {registry: tuple(addresses) for registry, addresses in (mirrors or {}).items()}
+    for entry in _words("DUTYFREE_MIRRORS"):
+        registry, equals, address = entry.partition("=")
+        if not equals:
+            registry, address = HUB, entry
+        merged[registry] = (*merged.get(registry, ()), address)
+    for address in (address for addresses in merged.values() for address in addresses):
+        if "://" in address and not address.startswith(("https://", "http://")):
+            raise CreateError(f"{address!r} is no mirror's address", remedy="name it as https://host[:port]")
+    return Options(merged, (*insecure, *_words("DUTYFREE_INSECURE_REGISTRIES")))
+
+
+def _words(variable: str) -> list[str]:
+    return [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]

@@ -1,0 +1,74 @@
+"""Names of images, read as Docker reads them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dutyfree.errors import CreateError
+
+HUB = "docker.io"
+"""The registry of names that name none."""
+
+_PART = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+
+
+class Reference(NamedTuple):
+    """``registry/repository:tag`` or ``registry/repository@digest``."""
+
+    registry: str
+    repository: str
+    tag: str
+    digest: str = ""
+    """What it must have, whatever the tag says; "" for whatever the tag names now."""
+
+    @property
+    def wanted(self) -> str:
+        """What the registry is asked for."""
+        return self.digest or self.tag
+
+    @property
+    def origin(self) -> str:
+        """The host that answers for the registry."""
+        return "registry-1.docker.io" if self.registry == HUB else self.registry
+
+    def __str__(self) -> str:
+        name = f"{self.registry}/{self.repository}"
+        if self.digest:
+            return f"{name}@{self.digest}"
+        return f"{name}:{self.tag}"
+
+
+def parse(text: str) -> Reference:
+    """``debian:12`` → ``docker.io/library/debian:12``, and so on. Raises CreateError."""
+    name, at, digest = text.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise _bad(text, "its digest is not sha256: and 64 hexadecimal digits")
+    first, slash, rest = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost" or first != first.lower()):
+        registry, path = first, rest
+    else:
+        registry, path = HUB, name
+    if registry in ("index.docker.io", "registry-1.docker.io"):
+        registry = HUB
+    path, colon, tag = path.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise _bad(text, f"{tag!r} is no tag")
+    if not _HOST.fullmatch(registry):
+        raise _bad(text, f"{registry!r} is no registry's host")
+    if registry == HUB and "/" not in path:
+        path = f"library/{path}"
+    if len(path) > 255 or not all(_PART.fullmatch(part) for part in path.split("/")):
+        raise _bad(text, "repositories are named in small letters, digits and . _ - /")
+    return Reference(registry, path, "" if digest and not tag else tag or "latest", digest)
+
+
+def _bad(text: str, reason: str) -> CreateError:
+    return CreateError(
+        f"{text!r} is no name of an image: {reason}",
+        remedy="name one as Docker does (debian:12, ghcr.io/team/name:tag, host:5000/name@sha256:…), "
+        "or the absolute path of a root file system or a tar",
+    )

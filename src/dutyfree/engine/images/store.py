@@ -1,0 +1,401 @@
+"""The layer store: keys to immutable directories, shared by all images and processes of this machine.
+
+::
+
+    <cache>/layers/kept/<kind>/<hex>/tree the files; never changed once the directory has its name
+                              /facts      size, number of files, when it was made (JSON)
+                              /settled    there once all of it is known to be on the disk
+                              /lease      who uses the layer holds a shared lock; its time: the last use
+                  /images/<hex>           an image's name, its layers and its settings (JSON)
+                  /parts/<hex>            a blob that is being downloaded
+                  /making/<random>        a layer that is being made, under an exclusive lock
+                  /locks/<hex>            whoever makes the layer of that key
+
+A key is ``kind:hex``: ``sha256`` for a layer of an image by its diff id, ``squash`` for several in one, and
+so on. The store does not care what a key means, only that it names one content for ever.
+
+A layer is made under another name and renamed, so half a layer is never seen. It is removed only under an
+exclusive lock on its lease, so never while somebody uses it; locks end with their process, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from dutyfree import paths
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.manifest import Settings
+from dutyfree.errors import CreateError
+
+PATIENCE = 0.05
+"""Between two looks whether another process is done."""
+PART_SECONDS = 7 * 86400.0
+"""So long a cut download may wait to be taken up again."""
+
+_KEY = re.compile(r"[a-z0-9]+:[0-9a-f]{64}")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Facts(msgspec.Struct, frozen=True):
+    key: str
+    size: int
+    files: int
+    made: float
+    left_out: int = 0
+    boot: str = ""
+    """Of the kernel under which it was made."""
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image by its name."""
+
+    name: str
+    digest: str
+    """Of its manifest; of what else its contents are known by, where it has none."""
+    layers: tuple[str, ...]
+    """Keys of its own layers, the lowest first."""
+    mounted: tuple[str, ...]
+    """Keys of the layers that sandboxes stand on, the uppermost first."""
+    settings: Settings
+    size: int
+    source: str = ""
+    """What it was made from, where that may change under its name: a file by its time, a daemon's image."""
+    created: str = ""
+    added: float = 0.0
+
+    @property
+    def keys(self) -> set[str]:
+        return {*self.layers, *self.mounted}
+
+
+class Lease:
+    """A layer in use. Nobody removes it before ``close``, or the end of this process."""
+
+    def __init__(self, key: str, path: Path, descriptor: int) -> None:
+        self.key = key
+        self.tree = path / "tree"
+        self._path = path
+        self._descriptor = descriptor
+
+    @property
+    def facts(self) -> Facts:
+        return msgspec.json.decode((self._path / "facts").read_bytes(), type=Facts)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Collected(msgspec.Struct, frozen=True):
+    layers: int
+    size: int
+    in_use: int
+    """Layers that no image names, but somebody uses."""
+
+
+class Store:
+    """The store in one directory. All methods block, and may be called from any thread and process."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or paths.cache() / "layers"
+
+    # --- Layers -------------------------------------------------------------------------------------
+
+    def lease(self, key: str) -> Lease | None:
+        """The layer, if the store has it, to be kept until the lease is closed."""
+        path = self._path(key)
+        while True:
+            try:
+                descriptor = os.open(path / "lease", os.O_RDWR | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if not (path / "settled").exists() and not self._trusted(path):
+                os.close(descriptor)
+                self._remove(key)
+                return None
+            # Its remover may have been quicker: then what we hold is no longer what has the name.
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), (path / "lease").stat()):
+                    os.utime(descriptor)
+                    return Lease(key, path, descriptor)
+            os.close(descriptor)
+
+    def obtain(
+        self,
+        key: str,
+        make: Callable[[Path], tuple[int, int, int]],
+        halt: Halt | None = None,
+    ) -> Lease:
+        """The layer, made by ``make`` if the store does not have it: once, whoever asks at the same time.
+
+        ``make`` fills an empty directory, and tells the bytes, the files, and what it left out. Raises
+        CreateError, Stopped, and what ``make`` raises.
+        """
+        if found := self.lease(key):
+            return found
+        with self.making(key, halt):
+            if found := self.lease(key):
+                return found
+            return self._make(key, make)
+
+    def _make(self, key: str, make: Callable[[Path], tuple[int, int, int]]) -> Lease:
+        with self.scratch() as scratch:
+            tree = scratch / "tree"
+            tree.mkdir(mode=0o755)
+            tree.chmod(0o755)
+            size, files, left_out = make(tree)
+            facts = Facts(key, size, files, time.time(), left_out, _boot())
+            (scratch / "facts").write_bytes(msgspec.json.encode(facts))
+            descriptor = os.open(scratch / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # from its first moment on nobody removes it
+                path = self._path(key)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                scratch.rename(path)
+                (path / "lock").unlink()
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return Lease(key, path, descriptor)
+
+    def settle(self, leases: Iterable[Lease]) -> None:
+        """See that layers are on the disk: one that is not yet is not trusted after the next boot."""
+        new = [lease for lease in leases if not (lease.tree.parent / "settled").exists()]
+        if new:
+            _sync(self.root)
+        for lease in new:
+            (lease.tree.parent / "settled").touch()
+
+    def _trusted(self, path: Path) -> bool:
+        """Whether the kernel that made the layer still runs, and so knows all of it."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((path / "facts").read_bytes(), type=Facts).boot == _boot()
+        return not (path / "lease").exists()  # just removed: the caller looks again
+
+    @contextlib.contextmanager
+    def making(self, key: str, halt: Halt | None = None) -> Iterator[None]:
+        """For one at a time among all processes. Raises Stopped."""
+        name = hashlib.sha256(key.encode()).hexdigest()[:32]
+        with self._locked(self._directory("locks") / name, fcntl.LOCK_EX, halt):
+            yield
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory to make something in, removed afterwards unless it was renamed."""
+        with self._locked(self._directory("making") / ".lock", fcntl.LOCK_SH):
+            path = Path(tempfile.mkdtemp(dir=self._directory("making")))
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+    # --- Images -------------------------------------------------------------------------------------
+
+    def image(self, name: str) -> Image | None:
+        return self._record(self._image_path(name))
+
+    def images(self) -> list[Image]:
+        found = (self._record(path) for path in self._directory("images").glob("*"))
+        return sorted((image for image in found if image), key=lambda image: image.name)
+
+    def name(self, image: Image) -> None:
+        """Put an image under its name. Its layers must be leased by the caller."""
+        target = self._image_path(image.name)
+        with self._locked(self._directory() / "lock", fcntl.LOCK_SH):
+            descriptor, scratch = tempfile.mkstemp(dir=self._directory(), prefix=".image-")
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(msgspec.json.encode(image))
+                    file.flush()
+                    os.fsync(descriptor)
+                Path(scratch).rename(target)
+            except BaseException:
+                Path(scratch).unlink(missing_ok=True)
+                raise
+
+    def forget(self, name: str) -> bool:
+        """Take a name away; whether there was one. Its layers stay until they are collected."""
+        try:
+            self._image_path(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def used(self, image: Image) -> float:
+        """When one of its layers was last used."""
+        times = [self._last_use(key) for key in image.mounted]
+        return max([moment for moment in times if moment is not None], default=image.added)
+
+    # --- Order --------------------------------------------------------------------------------------
+
+    def collect(self, spare: int = 0, keep: Iterable[str] = ()) -> Collected:
+        """Remove what no image names, ``keep`` does not name either, and nobody uses.
+
+        Of these, the last used ones stay as long as they take no more than ``spare`` bytes together.
+        """
+        with self._locked(self._directory() / "lock", fcntl.LOCK_EX):
+            self._sweep()
+            named = {key for image in self.images() for key in image.keys} | set(keep)
+            unnamed = [facts for facts in self.layers() if facts.key not in named]
+            unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
+            kept = removed = size = in_use = 0
+            for facts in unnamed:
+                kept += facts.size
+                if kept <= spare:
+                    continue
+                if self._remove(facts.key):
+                    removed, size = removed + 1, size + facts.size
+                else:
+                    in_use += 1
+        return Collected(removed, size, in_use)
+
+    def layers(self) -> list[Facts]:
+        found = []
+        for path in (self.root / "kept").glob("*/*/facts"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                facts = msgspec.json.decode(path.read_bytes(), type=Facts)
+                if self._path(facts.key) == path.parent:
+                    found.append(facts)
+        return found
+
+    def _remove(self, key: str) -> bool:
+        path = self._path(key)
+        try:
+            descriptor = os.open(path / "lease", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self.scratch() as scratch:
+                path.rename(scratch / "removed")
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half made."""
+        making = self._directory("making")
+        with self._locked(making / ".lock", fcntl.LOCK_EX):
+            for path in making.iterdir():
+                if path.name != ".lock" and _abandoned(path / "lock"):
+                    shutil.rmtree(path, ignore_errors=True)
+        for path in self.root.glob(".image-*"):
+            path.unlink(missing_ok=True)  # nobody writes one while we hold the lock
+        for path in self._directory("parts").iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > PART_SECONDS and _abandoned(path):
+                    path.unlink()
+
+    # --- Where things lie ---------------------------------------------------------------------------
+
+    def part(self, digest: str) -> Path:
+        """Where a blob is downloaded to."""
+        return self._directory("parts") / digest.removeprefix("sha256:")
+
+    def _directory(self, name: str = "") -> Path:
+        path = self.root / name
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise CreateError(
+                f"the cache directory {path} cannot be made: {error.strerror}",
+                remedy="set DUTYFREE_CACHE to a directory that can be written",
+            ) from error
+        return path
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no key of a layer")
+        kind, _, name = key.partition(":")
+        return self.root / "kept" / kind / name
+
+    def _last_use(self, key: str) -> float | None:
+        try:
+            return (self._path(key) / "lease").stat().st_mtime
+        except OSError:
+            return None
+
+    def _image_path(self, name: str) -> Path:
+        return self._directory("images") / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+    @staticmethod
+    def _record(path: Path) -> Image | None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=Image)
+        return None
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path, how: int, halt: Halt | None = None) -> Iterator[int]:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _try_lock(descriptor, how):
+                # A thread in flock(2) can be woken by nobody; this one can be stopped.
+                if halt is None:
+                    time.sleep(PATIENCE)
+                else:
+                    halt.wait(PATIENCE)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _try_lock(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _abandoned(lock: Path) -> bool:
+    """Whether nobody holds the lock, whose holder may have been killed before it was even made."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    try:
+        return _try_lock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _libc.syncfs(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,61 @@
+"""An image that a Docker engine holds, for the native engine's own store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from dutyfree.engine.images import library
+from dutyfree.engine.images.pull import Held, Progress
+from dutyfree.engine.images.store import Store
+from dutyfree.errors import CreateError, Unavailable
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.images import identify
+from dutyfree.substrates.docker.substrate import API, socket_path
+
+
+async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> Held:
+    """The image ``docker-daemon:name`` in the store, copied if it is not there. Raises CreateError."""
+    reference = name.removeprefix(library.DAEMON)
+    store = Store()
+    try:
+        async with Engine(socket_path(None)) as engine:
+            await engine.negotiate(API)
+            identity = await identify(engine, reference)
+            if identity is None:
+                raise CreateError(
+                    f"the Docker engine has no image {reference}", remedy=f"`docker pull {reference}`"
+                )
+            held = await library.known(kept or name, identity, store)
+            return held or await _copy(engine, store, reference, kept or name, identity, progress)
+    except Unavailable as error:
+        raise CreateError(error.message, remedy=error.remedy) from error
+    except EngineLost as error:
+        raise CreateError(str(error), remedy="start the Docker engine, or pull from a registry") from error
+    except EngineError as error:
+        raise CreateError(f"the Docker engine does not give {reference}: {error}") from error
+
+
+async def _copy(
+    engine: Engine, store: Store, reference: str, kept: str, identity: str, progress: Progress | None
+) -> Held:
+    scratch = store.scratch()
+    directory = await anyio.to_thread.run_sync(scratch.__enter__)
+    try:
+        tar = directory / "image.tar"
+        await _save(engine, reference, tar)
+        return await library.bring(str(tar), kept, progress, store, identity)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(scratch.__exit__, None, None, None)
+
+
+async def _save(engine: Engine, reference: str, target: Path) -> None:
+    async with (
+        engine.stream("GET", f"/images/{reference}/get") as response,
+        await anyio.open_file(target, "wb") as file,
+    ):
+        async for piece in response.pieces():
+            await file.write(piece)

@@ -1,0 +1,136 @@
+"""``dutyfree image`` from outside, against a real registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.images import composing
+from tests.engine.images.composing import Image, busybox, layout, member, push, tar
+from tests.engine.images.test_registry import Cutter
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with composing.registry(tmp_path_factory.mktemp("registry")) as address:
+        yield address
+
+
+class Cli:
+    def __init__(self, root: Path) -> None:
+        self.layers = root / "cache/layers"
+        self.environment = {
+            **os.environ,
+            "DUTYFREE_CACHE": str(root / "cache"),
+            "DOCKER_CONFIG": str(root),
+            "COLUMNS": "200",
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dutyfree", "image", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == status, (out, err)
+        return out if status == 0 else err
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+def test_pull_list_remove(host: str, cli: Cli) -> None:
+    shared = tar(member("shared", os.urandom(50_000)))
+    digest = push(host, "a", "1", Image([shared, tar(member("one", b"1"))]))
+    push(host, "b", "latest", Image([shared, tar(member("two", b"2"))]))
+    assert cli("pull", "--quiet", f"{host}/a:1").strip() == digest
+    assert "2 layers" in cli("pull", f"{host}/b")
+    rows = json.loads(cli("ls", "--json"))
+    assert [row["name"] for row in rows] == [f"{host}/a:1", f"{host}/b:latest"]
+    assert rows[0]["used"] > 0
+    listed = cli("ls")
+    assert digest[7:19] in listed
+    assert "2024-02-03" in listed
+    assert "removed 1 layers" in cli("rm", f"{host}/a:1")
+    assert "removed 0 layers" in cli("rm", "--keep-layers", f"{host}/b") + cli("gc", "--spare", "1G")
+    assert "removed 2 layers" in cli("gc")
+    assert "image ls" in cli("rm", f"{host}/b", status=2)
+
+
+def test_a_mirror_is_asked_first(host: str, cli: Cli) -> None:
+    push(host, "mirrored", "latest", Image([tar(member("one", b"1"))]))
+    said = cli("pull", "--mirror", f"http://{host}", "registry.example/mirrored")
+    assert said.startswith("registry.example/mirrored:latest")
+
+
+def test_failures_say_what_to_do(host: str, cli: Cli) -> None:
+    assert "check the name and the tag" in cli("pull", f"{host}/none", status=1)
+    assert "as Docker does" in cli("pull", "Not//Good", status=1)
+    assert "no image at" in cli("import", "/no/such/tar", status=1)
+
+
+def test_import(cli: Cli, tmp_path: Path) -> None:
+    root = layout(tmp_path / "layout", Image([busybox(), tar(member("one", b"1"))]))
+    assert "2 layers" in cli("import", f"oci:{root}", "from-layout:2")
+    (tmp_path / "oci.tar").write_bytes(b"")
+    subprocess.run(["tar", "-C", root, "-cf", tmp_path / "oci.tar", "."], check=True)
+    assert "2 layers" in cli("import", str(tmp_path / "oci.tar"), "from-tar")
+    subprocess.run(["gzip", tmp_path / "oci.tar"], check=True)
+    assert "2 layers" in cli("import", str(tmp_path / "oci.tar.gz"))
+    (tmp_path / "root.tar").write_bytes(busybox())
+    assert "1 layers" in cli("import", str(tmp_path / "root.tar"), "rootfs")
+    (tmp_path / "root").mkdir()
+    subprocess.run(["tar", "-C", tmp_path / "root", "-xf", tmp_path / "root.tar"], check=True)
+    assert "1 layers" in cli("import", str(tmp_path / "root"), "directory:x")
+    names = [row["name"] for row in json.loads(cli("ls", "--json"))]
+    assert names == [
+        str(tmp_path / "oci.tar.gz"),
+        "docker.io/library/directory:x",
+        "docker.io/library/from-layout:2",
+        "docker.io/library/from-tar:latest",
+        "docker.io/library/rootfs:latest",
+    ]
+    # Two of the image, one of the tar, one of the directory: the same layers are kept once.
+    assert len(list(cli.layers.glob("kept/*/*"))) == 4
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_pull_cleans_up(host: str, cli: Cli, signum: int) -> None:
+    push(host, "large", "latest", Image([tar(member("large", os.urandom(20_000_000)))]))
+    # No connection brings more than a part: the pull is always under way when the signal comes.
+    cutter = Cutter(host, lambda: 1_000_000)
+    try:
+        process = cli.start("pull", f"{cutter.host}/large")
+        parts = cli.layers / "parts"
+        until = time.monotonic() + 60
+        while not (parts.is_dir() and any(part.stat().st_size for part in parts.iterdir())):
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+    finally:
+        cutter.close()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert [path.name for path in (cli.layers / "making").iterdir()] == [".lock"]
+    assert not list(cli.layers.glob("kept/*/*"))
+    assert "1 layers" in cli("pull", f"{host}/large")

@@ -1,0 +1,597 @@
+"""Pulling, against Debian's registry on the loopback: logins, mirrors, cuts, kills and lies."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from dutyfree.engine.images import registry as registries
+from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.images.manifest import here
+from dutyfree.engine.images.pull import Event, Options, Puller
+from dutyfree.engine.images.reference import parse
+from dutyfree.engine.images.store import Image as Kept
+from dutyfree.engine.images.store import Store
+from dutyfree.errors import CreateError
+from tests.engine.images import composing
+from tests.engine.images.composing import INDEX, Image, digest, member, push, push_manifest, tar
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("registry")
+    with composing.registry(root) as host:
+        yield host, root
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No login of this machine's; and short waits."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    (tmp_path / "docker").mkdir()
+    monkeypatch.setattr(registries, "FIRST_WAIT", 0.01)
+    return tmp_path / "docker"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def pull(store: Store, name: str, **options: Any) -> Kept:
+    held = Puller(store, Options(**options)).pull(parse(name))
+    held.close()
+    return held.image
+
+
+def files(store: Store, image: Kept) -> dict[str, bytes]:
+    """All files of an image without whiteouts."""
+    found: dict[str, bytes] = {}
+    for key in image.mounted:
+        lease = store.lease(key)
+        assert lease is not None
+        with lease:
+            for path in lease.tree.rglob("*"):
+                if path.is_file():
+                    found.setdefault(str(path.relative_to(lease.tree)), path.read_bytes())
+    return found
+
+
+def nothing_is_left(store: Store) -> bool:
+    making = [path for path in (store.root / "making").iterdir() if path.name != ".lock"]
+    return not making and not list((store.root / "parts").iterdir())
+
+
+@pytest.mark.parametrize(
+    "kind", [{"compression": "gzip"}, {"compression": "zstd"}, {"compression": ""}, {"docker": True}], ids=str
+)
+def test_pull_and_pull_again(hub: tuple[str, Path], store: Store, kind: dict[str, Any]) -> None:
+    host, _ = hub
+    seed = str(kind).encode()
+    image = Image([tar(member("a", b"1" + seed)), tar(member("b", b"2" + seed))], {"User": "7"}, **kind)
+    manifest_digest = push(host, "team/app", "v1", image)
+    seen: list[Event] = []
+    held = Puller(store, progress=seen.append).pull(parse(f"{host}/team/app:v1"))
+    held.close()
+    kept = held.image
+    assert kept.name == f"{host}/team/app:v1"
+    assert kept.digest == manifest_digest
+    assert kept.settings.user == "7"
+    assert files(store, kept) == {"a": b"1" + seed, "b": b"2" + seed}
+    assert {event.phase for event in seen} == {"waiting", "downloading", "unpacking", "done"}
+    assert nothing_is_left(store)
+    seen.clear()
+    again = Puller(store, progress=seen.append).pull(parse(f"{host}/team/app@{manifest_digest}"))
+    again.close()
+    assert again.image.mounted == kept.mounted
+    assert {event.phase for event in seen} == {"waiting", "done"}
+
+
+def test_layers_are_shared_and_collected(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    base = tar(member("base", os.urandom(100_000)))
+    for name in ("one", "two"):
+        push(host, "team/shared", name, Image([base, tar(member(name, b"1"))]))
+        pull(store, f"{host}/team/shared:{name}")
+    assert len(store.layers()) == 3
+    assert store.collect().layers == 0
+    store.forget(f"{host}/team/shared:one")
+    assert store.collect().layers == 1
+    lease = store.lease(digest(base))
+    assert lease is not None
+    store.forget(f"{host}/team/shared:two")
+    with lease:
+        done = store.collect()
+        assert (done.layers, done.in_use) == (1, 1)
+        assert (lease.tree / "base").stat().st_size == 100_000
+    assert store.collect().layers == 1
+    assert store.layers() == []
+
+
+def test_the_last_used_are_spared(store: Store) -> None:
+    keys = [f"stage:{digest(b'%d' % n)[7:]}" for n in range(4)]
+    for number, key in enumerate(keys):
+        with store.obtain(key, lambda tree: ((tree / "f").write_bytes(b"1"), 1, 0)) as lease:
+            os.utime(lease.tree.parent / "lease", (number, number))
+    with store.obtain(keys[0], lambda tree: pytest.fail("it is there")):
+        pass
+    assert store.collect(spare=2).layers == 2
+    assert {facts.key for facts in store.layers()} == {keys[3], keys[0]}
+    assert store.collect(keep=[keys[3]]).layers == 1
+    assert {facts.key for facts in store.layers()} == {keys[3]}
+
+
+def test_a_layer_that_a_power_cut_may_have_torn_is_made_again(store: Store) -> None:
+    key = f"stage:{'0' * 64}"
+    made = []
+
+    def make(tree: Path) -> tuple[int, int, int]:
+        made.append(tree)
+        return 0, 0, 0
+
+    for settled in (False, True):
+        with store.obtain(key, make) as lease:
+            if settled:
+                store.settle([lease])
+            facts = lease.tree.parent / "facts"
+            facts.write_bytes(facts.read_bytes().replace(b'"boot":"', b'"boot":"another-'))
+    with store.obtain(key, make):
+        pass
+    assert len(made) == 2
+
+
+def test_an_index_gives_this_platform(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    images = {
+        name: Image([tar(member("for", name.encode()))], architecture=name) for name in ("amd64", "arm64")
+    }
+    for name, image in images.items():
+        push(host, "team/multi", name, image)
+    # The registry wants to have all that an index names, also what we never ask for.
+    composing._push_blob(host, "team/multi", digest(b"attestation"), b"attestation", {})
+    data = composing.index(*images.items())
+    entries = [e for e in json.loads(data)["manifests"] if e["platform"]["os"] == "linux"]
+    both = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
+    push_manifest(host, "team/multi", "latest", both, INDEX)
+    kept = pull(store, f"{host}/team/multi")
+    assert files(store, kept) == {"for": here().architecture.encode()}
+    other = [e for e in entries if e["platform"]["architecture"] != here().architecture]
+    one = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": other}).encode()
+    push_manifest(host, "team/multi", "other", one, INDEX)
+    with pytest.raises(CreateError, match="not made for linux"):
+        pull(store, f"{host}/team/multi:other")
+
+
+def test_what_is_not_there_is_told(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    with pytest.raises(CreateError, match="has no"):
+        pull(store, f"{host}/team/none:latest")
+    with pytest.raises(CreateError, match="cannot be reached"):
+        pull(store, f"127.0.0.1:{composing.free_port()}/team/none")
+    assert store.images() == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+        "application/vnd.example.unknown",
+    ],
+)
+def test_layers_of_unknown_kinds_are_refused(hub: tuple[str, Path], store: Store, kind: str) -> None:
+    host, _ = hub
+    image = Image([tar(member("a", b"1"))])
+    image.layers[0]["mediaType"] = kind
+    push(host, "team/foreign", "latest", image)
+    with pytest.raises(CreateError, match="layer of the kind"):
+        pull(store, f"{host}/team/foreign")
+
+
+# --- Lies ------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_blob_is_refused(hub: tuple[str, Path], store: Store) -> None:
+    host, root = hub
+    image = Image([tar(member("a", os.urandom(50_000)))])
+    push(host, "team/wrong", "latest", image)
+    stored = composing.unpacked_file(root, image)
+    data = bytearray(stored.read_bytes())
+    data[len(data) // 2] ^= 1
+    stored.write_bytes(data)
+    with pytest.raises(CreateError, match="something else"):
+        pull(store, f"{host}/team/wrong")
+    stored.write_bytes(data[:-100])
+    with pytest.raises(CreateError):
+        pull(store, f"{host}/team/wrong")
+    assert store.layers() == []
+
+
+def test_a_wrong_diff_id_is_refused(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    image = Image([tar(member("a", b"1"))])
+    image.config["rootfs"]["diff_ids"] = [digest(b"something else")]
+    push(host, "team/lie", "latest", image)
+    with pytest.raises(CreateError, match="configuration tells"):
+        pull(store, f"{host}/team/lie")
+    assert store.layers() == []
+    assert not [path for path in (store.root / "making").iterdir() if path.name != ".lock"]
+
+
+def test_a_bomb_is_refused(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    push(host, "team/bomb", "latest", Image([tar(member("zero", bytes(32 << 20)))]))
+    with pytest.raises(CreateError, match="grows beyond"):
+        pull(store, f"{host}/team/bomb", largest=1 << 20)
+    assert store.layers() == []
+
+
+# --- Logins ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[str]:
+    """A registry for ann alone."""
+    htpasswd = tmp_path / "htpasswd"
+    htpasswd.write_text("ann:$2b$05$abcdefghijklmnopqrstuuLK7U1u6pVRmL7L1BBM2aS35PSZnDXlK\n")  # of "s3cret"
+    auth = f"auth: {{htpasswd: {{realm: test, path: {htpasswd}}}}}"
+    with composing.registry(tmp_path / "closed", auth) as host:
+        headers = {"Authorization": "Basic " + base64.b64encode(b"ann:s3cret").decode()}
+        push(host, "team/secret", "latest", Image([tar(member("a", b"1"))]), headers)
+        yield host
+
+
+def test_basic_logins(closed: str, store: Store, nobody: Path) -> None:
+    with pytest.raises(CreateError, match="without a login") as refused:
+        pull(store, f"{closed}/team/secret")
+    assert "docker login" in refused.value.remedy
+    auth = base64.b64encode(b"ann:wrong").decode()
+    (nobody / "config.json").write_text(json.dumps({"auths": {closed: {"auth": auth}}}))
+    with pytest.raises(CreateError, match="as ann"):
+        pull(store, f"{closed}/team/secret")
+    auth = base64.b64encode(b"ann:s3cret").decode()
+    (nobody / "config.json").write_text(json.dumps({"auths": {closed: {"auth": auth}}}))
+    assert files(store, pull(store, f"{closed}/team/secret")) == {"a": b"1"}
+
+
+def test_logins_from_a_helper(
+    closed: str, store: Store, nobody: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = tmp_path / "bin/docker-credential-test"
+    helper.parent.mkdir()
+    helper.write_text(
+        "#!/bin/sh\nread host\n"
+        f'[ "$1 $host" = "get {closed}" ] || {{ echo "credentials not found"; exit 1; }}\n'
+        'echo \'{"ServerURL": "x", "Username": "ann", "Secret": "s3cret"}\'\n'
+    )
+    helper.chmod(0o755)
+    (nobody / "config.json").write_text(json.dumps({"credHelpers": {closed: "test"}}))
+    with pytest.raises(CreateError, match="not installed"):
+        pull(store, f"{closed}/team/secret")
+    monkeypatch.setenv("PATH", f"{helper.parent}:{os.environ['PATH']}")
+    pull(store, f"{closed}/team/secret")
+
+
+def test_tokens(hub: tuple[str, Path], store: Store, nobody: Path) -> None:
+    """A registry that wants tokens of another server, as Docker Hub does: one after a few requests each."""
+    host, _ = hub
+    push(host, "team/token", "latest", Image([tar(member(str(n), os.urandom(1000))) for n in range(6)]))
+    given: list[dict[str, list[str]]] = []
+    uses: dict[str, int] = {}
+
+    class Gate(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            own = self.headers["Host"]
+            authorization = self.headers.get("Authorization", "")
+            if self.path.startswith("/token?"):
+                query = parse_qs(urlsplit(self.path).query)
+                if authorization != "Basic " + base64.b64encode(b"bob:pw").decode():
+                    self.answer(401, {}, b'{"details": "incorrect username or password"}')
+                    return
+                given.append(query)
+                token = f"token{len(given)}"
+                uses[token] = 3
+                self.answer(200, {}, json.dumps({"token": token}).encode())
+                return
+            token = authorization.removeprefix("Bearer ")
+            if uses.get(token, 0) <= 0:
+                scope = "repository:team/token:pull"
+                challenge = f'Bearer realm="http://{own}/token",service="gate",scope="{scope}"'
+                self.answer(401, {"WWW-Authenticate": challenge}, b'{"errors": [{"message": "no token"}]}')
+                return
+            uses[token] -= 1
+            if "/blobs/" in self.path:  # elsewhere, as registries do; which must not see the token
+                self.answer(307, {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
+                return
+            headers = {"Accept": self.headers.get("Accept", "")}
+            status, found, body = composing.request(host, "GET", self.path, b"", headers)
+            self.answer(status, {"Content-Type": found.get("content-type", "")}, body)
+
+    with served(Gate) as gate:
+        with pytest.raises(CreateError, match=r"without a login|no token|incorrect"):
+            pull(store, f"{gate}/team/token")
+        (nobody / "config.json").write_text(
+            json.dumps({"auths": {gate: {"auth": base64.b64encode(b"bob:pw").decode()}}})
+        )
+        assert len(files(store, pull(store, f"{gate}/team/token"))) == 6
+    assert len(given) >= 2
+    assert given[0] == {"service": ["gate"], "scope": ["repository:team/token:pull"]}
+
+
+@contextlib.contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_a_registry_that_is_busy_is_asked_again(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    push(host, "team/busy", "latest", Image([tar(member("a", os.urandom(10_000)))]))
+    moods = iter([429, 503, 0, 500, 0, 502, 0])
+
+    class Moody(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            mood = next(moods, 0)
+            if mood:
+                self.send_response(mood)
+                self.send_header("Retry-After", "0")
+                self.end_headers()
+                return
+            headers = {"Accept": self.headers.get("Accept", "")}
+            status, found, body = composing.request(host, "GET", self.path, b"", headers)
+            self.send_response(status)
+            self.send_header("Content-Type", found.get("content-type", ""))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with served(Moody) as busy:
+        pull(store, f"{busy}/team/busy")
+    assert next(moods, None) is None
+
+
+# --- Mirrors ---------------------------------------------------------------------------------------
+
+
+def test_mirrors_come_first_and_the_registry_last(
+    hub: tuple[str, Path], store: Store, tmp_path: Path
+) -> None:
+    host, _ = hub
+    push(host, "team/mirrored", "latest", Image([tar(member("a", b"of the origin"))]))
+    dead = f"http://127.0.0.1:{composing.free_port()}"
+    with composing.registry(tmp_path / "mirror", f"proxy: {{remoteurl: http://{host}}}") as mirror:
+        name = "registry.example/team/mirrored"
+        kept = pull(store, name, mirrors={"registry.example": (dead, f"http://{mirror}")})
+        assert kept.name == f"{name}:latest"
+        assert files(store, kept) == {"a": b"of the origin"}
+        kept = pull(store, f"{host}/team/mirrored", mirrors={host: (dead,)})
+        assert kept.name == f"{host}/team/mirrored:latest"
+
+
+# --- Cuts, kills, and many at once -----------------------------------------------------------------
+
+
+class Cutter:
+    """A way to a registry that ends each connection after so many bytes; counts what went through."""
+
+    def __init__(self, host: str, budget: Callable[[], int]) -> None:
+        self._to = ("127.0.0.1", int(host.partition(":")[2]))
+        self._budget = budget
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self.bytes = self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                theirs, _ = self._server.accept()
+                self.connections += 1
+                ours = socket.create_connection(self._to)
+                threading.Thread(target=self._pass, args=(theirs, ours, 1 << 40), daemon=True).start()
+                threading.Thread(target=self._pass, args=(ours, theirs, self._budget()), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, budget: int) -> None:
+        with contextlib.suppress(OSError):
+            while budget > 0 and (data := source.recv(min(65536, budget))):
+                target.sendall(data)
+                budget -= len(data)
+                if source.getpeername() == self._to:
+                    self.bytes += len(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def test_cut_connections_are_taken_up_again(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    data = {f"f{n}": os.urandom(1_500_000) for n in range(3)}
+    image = Image([tar(member(name, content)) for name, content in data.items()])
+    push(host, "team/cut", "latest", image)
+    cutter = Cutter(host, lambda: 400_000)
+    try:
+        kept = pull(store, f"{cutter.host}/team/cut")
+    finally:
+        cutter.close()
+    assert files(store, kept) == data
+    assert cutter.connections > 10
+    # Nothing was fetched twice, but for heads.
+    assert cutter.bytes < sum(map(len, data.values())) * 1.1
+
+
+def test_a_stopped_pull_leaves_only_what_it_can_take_up(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    image = Image([tar(member("big", os.urandom(8_000_000)))])
+    push(host, "team/stopped", "latest", image)
+    halt = Halt()
+
+    def watch(event: Event) -> None:
+        if event.phase == "downloading" and event.done > 3_000_000:
+            halt.set()
+
+    with pytest.raises(Stopped):
+        Puller(store, progress=watch, halt=halt).pull(parse(f"{host}/team/stopped"))
+    (part,) = (store.root / "parts").iterdir()
+    assert 3_000_000 < part.stat().st_size < 8_000_000
+    cutter = Cutter(host, lambda: 1 << 40)
+    try:
+        pull(store, f"{cutter.host}/team/stopped")
+    finally:
+        cutter.close()
+    assert cutter.bytes < 5_500_000
+    assert nothing_is_left(store)
+
+
+def test_a_rotten_part_is_fetched_anew(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    image = Image([tar(member("big", os.urandom(1_000_000)))])
+    push(host, "team/rotten", "latest", image)
+    part = store.part(image.layers[0]["digest"])
+    for rotten in (b"rotten" * 1000, b"x" * 5_000_000, b"x" * image.layers[0]["size"]):
+        part.write_bytes(rotten)
+        pull(store, f"{host}/team/rotten")
+        store.forget(f"{host}/team/rotten:latest")
+        store.collect()
+
+
+PULL = """
+import sys
+from pathlib import Path
+from dutyfree.engine.images.pull import Puller
+from dutyfree.engine.images.reference import parse
+from dutyfree.engine.images.store import Store
+Puller(Store(Path(sys.argv[1]))).pull(parse(sys.argv[2])).close()
+"""
+
+
+def test_killed_pulls_leave_no_half_image(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    data = {f"f{n}": os.urandom(3_000_000) for n in range(5)}
+    image = Image([tar(member(name, content)) for name, content in data.items()])
+    push(host, "team/killed", "latest", image)
+    name = f"{host}/team/killed"
+    order = random.Random(0)
+    command = [sys.executable, "-c", PULL, str(store.root), name]
+    begun = time.monotonic()
+    subprocess.run(command, check=True)
+    whole = time.monotonic() - begun
+    for _ in range(int(os.environ.get("DUTYFREE_KILLS", "8"))):
+        store.forget(f"{name}:latest")
+        store.collect()
+        process = subprocess.Popen(command)
+        time.sleep(order.uniform(0.2, 1.0) * whole)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for facts in store.layers():
+            lease = store.lease(facts.key)
+            assert lease is not None
+            with lease:
+                assert [path.stat().st_size for path in lease.tree.iterdir()] == [3_000_000]
+        store.collect()  # sweeps what the killed one was making
+        assert not [path for path in (store.root / "making").iterdir() if path.name != ".lock"]
+        assert files(store, pull(store, name)) == data
+        assert nothing_is_left(store)
+
+
+def test_many_processes_fetch_once(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    image = Image([tar(member(f"f{n}", os.urandom(1_000_000))) for n in range(3)])
+    push(host, "team/many", "latest", image)
+    cutter = Cutter(host, lambda: 1 << 40)
+    try:
+        command = [sys.executable, "-c", PULL, str(store.root), f"{cutter.host}/team/many"]
+        processes = [subprocess.Popen(command) for _ in range(4)]
+        assert [process.wait() for process in processes] == [0] * 4
+    finally:
+        cutter.close()
+    assert cutter.bytes < 3_300_000
+    assert nothing_is_left(store)
+
+
+def test_a_full_disk_is_told(hub: tuple[str, Path], tmp_path: Path) -> None:
+    host, _ = hub
+    push(host, "team/large", "latest", Image([tar(member("zero", os.urandom(8_000_000)))]))
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)], check=True)
+    try:
+        with pytest.raises(CreateError, match="disk is full") as told:
+            pull(Store(small / "store"), f"{host}/team/large")
+        assert "image gc" in told.value.remedy
+        assert not [p for p in (small / "store/making").iterdir() if p.name != ".lock"]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_collecting_never_takes_what_is_being_pulled(hub: tuple[str, Path], store: Store) -> None:
+    host, _ = hub
+    image = Image([tar(member(f"f{n}", os.urandom(20_000))) for n in range(20)])
+    push(host, "team/race", "latest", image)
+    done = threading.Event()
+
+    def collect() -> None:
+        while not done.is_set():
+            store.forget(f"{host}/team/race:latest")
+            store.collect()
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    try:
+        for _ in range(5):
+            held = Puller(store).pull(parse(f"{host}/team/race"))
+            try:
+                for lease in held.leases:
+                    assert list(lease.tree.iterdir())
+            finally:
+                held.close()
+    finally:
+        done.set()
+        collector.join()
+
+
+def test_no_way_to_plain_http(store: Store) -> None:
+    assert registries.bases(parse("debian"), {}, ()) == ["https://registry-1.docker.io"]
+    for host in ("localhost:5000", "127.0.0.1", "[::1]:5000"):
+        assert registries.bases(parse(f"{host}/x"), {}, ()) == [f"http://{host}"]
+    assert registries.bases(parse("127.0.0.1.example/x"), {}, ()) == ["https://127.0.0.1.example"]
+    assert registries.bases(parse("lan:5000/x"), {}, ("lan:5000",)) == ["http://lan:5000"]
+    mirrored = registries.bases(parse("debian"), {"docker.io": ("mirror.example", "http://lan")}, ())
+    assert mirrored == ["https://mirror.example", "http://lan", "https://registry-1.docker.io"]
