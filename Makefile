@@ -7,10 +7,10 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check format bench soak docs clean
+.PHONY: help setup study test test-integrations test-vm check format bench soak docs clean
 
 help: ## Show this
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(INSTALLED) ## Make .venv with the dutyfree command in it
 
@@ -30,6 +30,13 @@ study: setup ## Measure this machine: bare, and Docker if an engine runs; ends w
 test: $(DEVELOPED) ## All tests, with the real parts that this machine can have
 	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
 	scripts/with-docker $(BIN)/python -m pytest $(ARGS)
+
+test-integrations: $(DEVELOPED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
+	scripts/setup "$(PYTHON)" "$(VENV)" dev inspect
+	$(BIN)/python -m pytest tests/integrations $(ARGS)
+
+test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
+	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
 
 check: $(DEVELOPED) ## Linters and types
 	$(BIN)/ruff check .

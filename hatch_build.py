@@ -35,9 +35,9 @@ def compiler() -> list[str] | None:
     return next(([name] for name in ("gcc", "clang", "cc") if shutil.which(name)), None)
 
 
-def build(engine: Path, target: Path, *, sanitized: bool = False) -> str:
-    """Compile the program; the reason why it could not be, or nothing."""
-    found = ["gcc"] if sanitized else compiler()
+def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "") -> str:
+    """Compile the program, for this machine or with the compiler for another; why it could not be, or ""."""
+    found = [cross] if cross else ["gcc"] if sanitized else compiler()
     if found is None or not shutil.which(found[0]):
         return "no C compiler"
     target.parent.mkdir(exist_ok=True, parents=True)

@@ -174,9 +174,8 @@ async def progress(done: Callable[[], int], total: Callable[[], int], what: str)
     while True:
         await anyio.sleep(10)
         rate = done() / (perf_counter() - begun)
-        say(
-            f"{done()} of {total()} {what}, {rate:.0f} a second, {(total() - done()) / max(rate, 1e-9):.0f} s left"
-        )
+        left = (total() - done()) / max(rate, 1e-9)
+        say(f"{done()} of {total()} {what}, {rate:.0f} a second, {left:.0f} s left")
 
 
 # --- b) Alive at once ----------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ def kill_once(chance: random.Random, *, whom: str) -> counts.Family:
 
 async def kills(asked: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    chance = random.Random(asked.seed)
+    chance = random.Random(asked.seed)  # noqa: S311 (moments to kill at)
     for whom in ("owner", "launcher"):
         left: set[str] = set()
         had, families = 0, []

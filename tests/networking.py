@@ -109,6 +109,8 @@ class Neighbour:
         self.here = f"{subnet[0]}.{first + 1}"
         self.address, self.other = f"{subnet[0]}.{first + 2}", f"{subnet[0]}.{first + 3}"
         self.address6 = f"fd99:{number:x}::2"
+        self.metadata = f"fd00:ec2:{number:x}::2"
+        """Beside the address of a cloud's metadata service."""
         self._number = number
         self._servers: list[subprocess.Popen[bytes]] = []
 
@@ -125,6 +127,8 @@ class Neighbour:
             [*inside, "addr", "add", f"{self.address}/29", "dev", "eth0"],
             [*inside, "addr", "add", f"{self.other}/29", "dev", "eth0"],
             [*inside, "-6", "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad"],
+            [*inside, "-6", "addr", "add", f"{self.metadata}/128", "dev", "eth0", "nodad"],
+            ["-6", "route", "add", f"{self.metadata}/128", "dev", self._name],
         ):
             subprocess.run(["ip", *command], check=True, capture_output=True)
 

@@ -80,7 +80,7 @@ def _groups() -> Iterator[Path]:
 def _remove_group(group: Path) -> None:
     for directory, names, _ in os.walk(group, topdown=False):
         for name in names:
-            os.rmdir(Path(directory, name))
+            Path(directory, name).rmdir()
     group.rmdir()
 
 

@@ -139,16 +139,17 @@ def test_bad_input_gets_one_clear_sentence(arguments, message):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_ends_nothing_is_left(number):
-    before = counts.everything()
     with subprocess.Popen(
         [*COMMAND, "run", "--", "sh", "-c", "(setsid sleep 1000 &); echo up; sleep 1000"],
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        family = counts.Family(process.pid)
         process.send_signal(number)
     assert process.returncode == (130 if number != signal.SIGKILL else -signal.SIGKILL)
-    assert not counts.left(before)
+    assert family.inits
+    assert not family.remains()
 
 
 def test_a_shell_remembers_from_line_to_line():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-blank")
@@ -45,8 +46,8 @@ def left(before: set[str], seconds: float = 20) -> set[str]:
 class Family:
     """The children of an owner, theirs, and the namespaces that any of them is in or holds, as of now."""
 
-    def __init__(self, owner: int) -> None:
-        self.launchers = children(owner)
+    def __init__(self, owner: int, without: Collection[int] = ()) -> None:
+        self.launchers = [child for child in children(owner) if child not in without]
         self.inits = [init for launcher in self.launchers for init in children(launcher)]
         self.processes = {pid: started(pid) for pid in (*self.launchers, *self.inits)}
         ours = namespaces("self")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import anyio
 import pytest
@@ -106,17 +105,19 @@ def test_a_killed_launcher_leaves_no_process() -> None:
 
 @pytest.mark.anyio
 async def test_closing_leaves_nothing(native: Substrate) -> None:
-    before = await anyio.to_thread.run_sync(counts.everything)
+    before = await anyio.to_thread.run_sync(counts.children, os.getpid())
     async with dutyfree.open("native") as another, another.sandbox() as sandbox:
         await sandbox.exec("sleep 1000 & (setsid sleep 1000 &)")
-    assert not await anyio.to_thread.run_sync(counts.left, before)
+        family = await anyio.to_thread.run_sync(counts.Family, os.getpid(), before)
+    assert family.inits
+    assert not await anyio.to_thread.run_sync(family.remains)
 
 
 @pytest.mark.anyio
 async def test_a_sandbox_that_dies_is_told(native: Substrate) -> None:
-    before = set(counts.processes(("dutyfree-init",)))
+    before = set((await anyio.to_thread.run_sync(counts.Family, os.getpid())).inits)
     async with native.sandbox() as sandbox:
-        (init,) = set(counts.processes(("dutyfree-init",))) - before
+        (init,) = set((await anyio.to_thread.run_sync(counts.Family, os.getpid())).inits) - before
 
         async def kill() -> None:
             await anyio.sleep(0.2)

@@ -82,6 +82,8 @@ def test_entries(entry: str, rule: tuple[int, int, int, bytes, bytes]) -> None:
         ("::1", "never in reach"),
         ("[::1]:80", "never in reach"),
         ("fe80::/64", "never in reach"),
+        ("fd00:ec2::254", "never in reach"),
+        ("100.100.100.200", "never in reach"),
         ("::ffff:127.0.0.1", "never in reach|as such"),
         ("x" * 64 + ".org", "no name"),
     ],

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("inspect_ai", reason="to enable it: make test-integrations")
 
-from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment
 from inspect_ai.util._sandbox import self_check
-from inspect_ai.util._sandbox.self_check import *  # noqa: F403
+from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
+from dutyfree.errors import CreateError
 from dutyfree.integrations.inspect_ai import (
     _OPENED,
     DutyfreeSandboxConfig,
     DutyfreeSandboxEnvironment,
-    SandboxUnavailableError,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -40,9 +45,7 @@ async def environment() -> AsyncIterator[SandboxEnvironment]:
 
 
 @pytest.fixture
-async def sandbox_env(
-    environment: SandboxEnvironment, request: pytest.FixtureRequest
-) -> SandboxEnvironment:
+async def sandbox_env(environment: SandboxEnvironment, request: pytest.FixtureRequest) -> SandboxEnvironment:
     if reason := IMPOSSIBLE.get(request.node.originalname):
         request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     return environment
@@ -51,3 +54,91 @@ async def sandbox_env(
 def test_no_check_is_left_out() -> None:
     assert len(self_check.__all__) == 44
     assert set(IMPOSSIBLE) < set(self_check.__all__)
+
+
+async def test_inspect_finds_it_by_its_entry_point() -> None:
+    assert registry_find_sandboxenv("dutyfree").__name__ == "DutyfreeSandboxEnvironment"
+
+
+async def test_samples_share_the_substrate_and_nothing_else() -> None:
+    provider = DutyfreeSandboxEnvironment
+    before = {key: opened.holders for key, opened in _OPENED.items()}
+    await provider.task_init("task", CONFIG)
+    one = await provider.sample_init("task", CONFIG, {})
+    two = await provider.sample_init("task", CONFIG, {})
+    assert len(_OPENED) == 1
+    await one["default"].write_file("/tmp/secret", "of one")
+    with pytest.raises(FileNotFoundError, match="/tmp/secret"):
+        await two["default"].read_file("/tmp/secret")
+    await provider.sample_cleanup("task", CONFIG, one, False)
+    assert (await two["default"].exec(["true"])).success
+    await provider.sample_cleanup("task", CONFIG, two, True)
+    await provider.task_cleanup("task", CONFIG, True)
+    assert {key: opened.holders for key, opened in _OPENED.items()} == before
+
+
+async def test_too_much_output_is_told(sandbox_env: SandboxEnvironment) -> None:
+    with pytest.raises(OutputLimitExceededError, match="10 MiB"):
+        await sandbox_env.exec(["head", "-c", "11000000", "/dev/zero"])
+
+
+async def test_a_broken_sandbox_is_no_result() -> None:
+    made = await DutyfreeSandboxEnvironment.sample_init("task", CONFIG, {})
+    await DutyfreeSandboxEnvironment.sample_cleanup("task", CONFIG, made, False)
+    with pytest.raises(SandboxUnavailableError, match="closed"):
+        await made["default"].exec(["true"])
+    with pytest.raises(SandboxUnavailableError, match="closed"):
+        await made["default"].read_file("file")
+
+
+async def test_the_config_reaches_the_sandbox() -> None:
+    config = DutyfreeSandboxEnvironment.config_deserialize(
+        {
+            "recipe": {"stages": [{"kind": "setup", "commands": ["echo prepared > state"]}]},
+            "limits": {"pids": 50},
+            "user": "nobody",
+        }
+    )
+    made = await DutyfreeSandboxEnvironment.sample_init("task", config, {})
+    try:
+        assert await made["default"].read_file("state") == "prepared\n"
+        assert (await made["default"].exec(["id", "-un"])).stdout == "nobody\n"
+        assert (await made["default"].exec(["id", "-un"], user="root")).stdout == "root\n"
+    finally:
+        await DutyfreeSandboxEnvironment.sample_cleanup("task", config, made, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (DutyfreeSandboxConfig(image="a", recipe={}), "both an image and a recipe"),
+        (DutyfreeSandboxConfig(limits={"memory": "much"}), "cannot be used"),
+        (DutyfreeSandboxConfig(recipe={"nonsense": 1}), "cannot be used"),
+    ],
+)
+async def test_a_wrong_config_is_told(config: DutyfreeSandboxConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        await DutyfreeSandboxEnvironment.sample_init("task", config, {})
+    assert not [opened for opened in _OPENED.values() if opened.holders < 1]
+
+
+async def test_a_failed_creation_releases_the_substrate() -> None:
+    before = {key: opened.holders for key, opened in _OPENED.items()}
+    with pytest.raises(CreateError, match="no image"):
+        await DutyfreeSandboxEnvironment.sample_init("task", "no-such-image", {})
+    assert {key: opened.holders for key, opened in _OPENED.items()} == before
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    """The example of docs/integrations.md, as one program."""
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+    (tmp_path / "example.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_is_imported_by_nobody_else() -> None:
+    program = "import dutyfree, sys; sys.exit('inspect_ai' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -23,7 +23,7 @@ def size(text: str | None, option: str) -> int | None:
 
 def shown(count: float | None) -> str:
     if count is None:
-        return "–"
+        return "?"
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

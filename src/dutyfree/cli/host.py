@@ -46,7 +46,7 @@ def ps(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
             living.id,
             escape(living.image),
             living.state,
-            "–" if living.processes is None else str(living.processes),
+            "?" if living.processes is None else str(living.processes),
             shown(living.memory),
             _ago(time.time() - living.since),
             f"{living.owner} {escape(living.program)}",

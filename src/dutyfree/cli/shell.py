@@ -6,7 +6,6 @@ import os
 import sys
 from functools import partial
 
-
 from dutyfree.cli import standard
 from dutyfree.cli.running import run
 from dutyfree.cli.sandboxes import Wanted, opened

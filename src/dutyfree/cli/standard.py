@@ -32,7 +32,7 @@ async def part() -> bytes:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     try:
-        loop.add_reader(0, lambda: ready.done() or ready.set_result(None))
+        loop.add_reader(0, _settle, ready)
     except PermissionError:  # a file, which is always ready and cannot be waited for
         return await anyio.to_thread.run_sync(os.read, 0, CHUNK)
     try:
@@ -40,6 +40,11 @@ async def part() -> bytes:
     finally:
         loop.remove_reader(0)
     return os.read(0, CHUNK)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 async def write(stream: TextIO, data: bytes) -> None:

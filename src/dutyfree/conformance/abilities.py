@@ -108,7 +108,8 @@ async def pause_stops_commands(sandbox: Sandbox) -> None:
     await sandbox.pause()
     await anyio.sleep(1)
     await sandbox.resume()
-    await sandbox.exec("sleep 0.5")
+    more = "n=$(wc -l < beats); while [ $(wc -l < beats) -lt $((n + 4)) ]; do sleep 0.05; done"
+    await sandbox.exec(more, timeout=10)
     beats = [float(line.split()[0]) for line in (await sandbox.read("beats")).splitlines()]
     gaps = [later - earlier for earlier, later in itertools.pairwise(beats)]
     expect.that(

@@ -1,4 +1,4 @@
-"""Which launchers and sandboxes live on this machine, of whatever owner: as /proc and the control groups tell.
+"""Which launchers and sandboxes live on this machine, of any owner: as /proc and the control groups tell.
 
 Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user; a sandbox
 by being its child, for what runs in a sandbox can call itself anything.
@@ -19,6 +19,9 @@ LAUNCHER = "dutyfree-engine"
 EGRESS = "dutyfree-egress"
 """The launcher's other child; no child of a launcher can be renamed by others."""
 _PROGRAM = "/memfd:dutyfree-init"
+
+PAYLOAD_FD = 5
+"""As in ``init/init.h``."""
 
 
 class Launcher(msgspec.Struct, frozen=True):
@@ -150,6 +153,8 @@ def _memory(init: int, groups: dict[str, tuple[str, str]]) -> int | None:
         return None
     for line in _text(f"/proc/{init}/task/{thread}/cgroup").splitlines():
         _, names, path = line.split(":", 2)
+        if path.endswith("/init"):  # version 2: all inits are in one group, and hold that of their commands
+            path = path[: -len("init")] + _link(f"/proc/{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
         for name, (mount, file) in groups.items():
             if name in names.split(",") and "/dutyfree-" in path and (used := _text(f"{mount}{path}/{file}")):
                 return int(used)

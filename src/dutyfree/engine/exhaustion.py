@@ -21,8 +21,8 @@ def remedy(number: int) -> str:
     if number in (errno.EMFILE, errno.ENFILE):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"the launcher needs 3 descriptors for each sandbox and may have {hard}: raise the hard limit of open"
-            f" files (ulimit -Hn, LimitNOFILE=), and fs.file-max ({_sysctl('fs/file-max')}) if that is lower"
+            f"the launcher needs 3 descriptors for each sandbox and may have {hard}: raise the hard limit of"
+            f" open files (ulimit -Hn, LimitNOFILE=) and fs.file-max ({_sysctl('fs/file-max')})"
         )
     if number == errno.ENOSPC:
         least = min(NAMESPACES, key=lambda kind: int(_sysctl(f"user/max_{kind}_namespaces") or 1 << 60))
@@ -34,8 +34,8 @@ def remedy(number: int) -> str:
     if number == errno.EAGAIN:
         return (
             f"the host has no room for more processes, two for each sandbox: raise kernel.pid_max"
-            f" ({_sysctl('kernel/pid_max')}), kernel.threads-max ({_sysctl('kernel/threads-max')}), and pids.max"
-            f" of the control groups above"
+            f" ({_sysctl('kernel/pid_max')}), kernel.threads-max ({_sysctl('kernel/threads-max')}), and"
+            f" pids.max of the control groups above"
         )
     if number == errno.ENOMEM:
         return "the host has no memory left for it: end some sandboxes, or give them less"

@@ -43,8 +43,13 @@ async def _write(source: AsyncIterable[bytes], pipe: int) -> None:
 async def _writable(pipe: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(pipe, lambda: ready.done() or ready.set_result(None))
+    loop.add_writer(pipe, _settle, ready)
     try:
         await ready
     finally:
         loop.remove_writer(pipe)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -25,6 +25,7 @@ from dutyfree.errors import SubstrateError, Unavailable
 BINARY = Path(__file__).parent / "bin" / "dutyfree-init"
 
 _REPLY_MAX = 4096
+_PATIENCE = 10.0
 _UNDO = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
 
 
@@ -96,6 +97,25 @@ class Launcher:
                 ours.close()
                 raise Unavailable(f"native: cannot run {program}: {error.strerror}") from error
         return process, ours
+
+    @staticmethod
+    def trial(program: Path) -> str:
+        """Start one, greet it, let it go; blocks. What it says is wrong, or "". Raises Unavailable."""
+        process, ours = Launcher.spawn(program)
+        try:
+            ours.settimeout(_PATIENCE)
+            ours.send(protocol.REQUEST.pack(Request.HELLO, 1, 0, 0))
+            message = ours.recv(_REPLY_MAX)
+        except OSError as error:
+            return f"no answer: {error}"
+        finally:
+            ours.close()
+            process.wait()
+        if not message:
+            return "no answer"
+        _, number, _, _ = protocol.REPLY.unpack_from(message)
+        step = message[protocol.REPLY.size :].decode(errors="replace")
+        return f"{step}: {os.strerror(number)}" if number else ""
 
     async def ask(self, kind: Request, number: int = 0, body: bytes = b"") -> Reply:
         """One request, one reply. Raises LauncherError."""

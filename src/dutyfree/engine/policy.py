@@ -8,6 +8,7 @@ machine's own loopback. Each may be bound to a port: ``example.org:443``, ``[200
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,10 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NEVER = tuple(
     ipaddress.ip_network(text)
     for text in (
+        "100.100.100.200",
+        "168.63.129.16",
+        "fd00:ec2::/32",
+        "fd20:ce::/32",
         "0.0.0.0/8",
         "127.0.0.0/8",
         "169.254.0.0/16",
@@ -154,5 +159,7 @@ def resolver_settings(path: Path = Path("/etc/resolv.conf")) -> bytes:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
+    if os.geteuid() != 0:  # without root, a sandbox with a network is in this machine's own
+        return "\n".join([*lines, ""]).encode()
     search = [line for line in lines if line.split()[:1] in (["search"], ["domain"])]
     return "\n".join([f"nameserver {RESOLVER}", "options edns0", *search[-1:], ""]).encode()

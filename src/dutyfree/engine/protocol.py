@@ -21,9 +21,11 @@ class Request(IntEnum):
     FILL = 8
     NETWORK = 20
     CONNECT = 21
+    PROBE = 50
 
 
 class Create(IntFlag):
+    SHARED_NETWORK = 1
     KEEP = 2
 
 

@@ -1,4 +1,4 @@
-"""Inspect's sandbox environment ``dutyfree``: every sample in a sandbox of any substrate, ``native`` by default.
+"""Inspect's sandbox environment ``dutyfree``: every sample in a sandbox, of ``native`` by default.
 
 Inspect finds it by its entry point. A substrate is opened once for all samples that ask for the same, and
 closed after the last.
@@ -21,7 +21,7 @@ from inspect_ai.util import (
     sandboxenv,
 )
 from inspect_ai.util._sandbox.environment import SandboxUnavailableError
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 import dutyfree
 from dutyfree import Limits, Recipe, Sandbox, Substrate
@@ -30,8 +30,10 @@ from dutyfree.errors import DispatchError, DutyfreeError, SandboxClosed, Substra
 NOT_EXECUTABLE = 126
 
 
-class DutyfreeSandboxConfig(BaseModel, frozen=True, extra="forbid"):
+class DutyfreeSandboxConfig(BaseModel):
     """What ``SandboxEnvironmentSpec("dutyfree", config)`` takes; a string instead of it is the image."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     substrate: str = "native"
     options: dict[str, Any] = {}
@@ -44,6 +46,10 @@ class DutyfreeSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """As ``dutyfree.Limits``: cpus, memory, pids, disk, network."""
     user: str | None = None
     """Commands run as this user of the sandbox unless they name another."""
+
+    def __hash__(self) -> int:
+        """Inspect keeps configs as keys."""
+        return hash(self.model_dump_json())
 
     def wanted(self) -> tuple[Recipe, Limits]:
         """Raises ValueError."""

@@ -26,7 +26,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import exhaustion, policy, protocol
+from dutyfree.engine import exhaustion, features, namespaces, policy, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
@@ -106,7 +106,8 @@ class Native:
                     f"native: {self._config.program} speaks version {hello.value}, not {protocol.VERSION}",
                     remedy="install dutyfree again",
                 )
-            self._features = hello.text.decode()
+            self.features = features.parse(hello.text.decode())
+            self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -147,7 +148,10 @@ class Native:
     async def facts(self) -> dict[str, str]:
         facts = {
             "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
-            "engine": self._features,
+            "mode": self.features.mode,
+            "ids": str(self.features.ids),
+            "limits": f"cgroup {self.features.cgroup}: {', '.join(self.features.controllers) or 'none'}",
+            "lost": ", ".join(self.features.losses()) or "nothing",
             "image": self._config.image,
             "kernel": os.uname().release,
         }
@@ -156,6 +160,14 @@ class Native:
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
             facts |= await stages.tools(sandbox)
         return facts
+
+    async def tried(self) -> dict[str, int]:
+        """What of the kernel works here, each with its errno: found by trying. Raises Unavailable."""
+        try:
+            said = (await self._launcher.ask(Request.PROBE)).text.decode()
+        except LauncherError as error:
+            raise Unavailable(f"native: {error.message}") from error
+        return {name: int(error) for name, error in (word.split("=") for word in said.split())}
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
@@ -178,9 +190,10 @@ class Native:
             return await self._make(identity, labelled, reach, keep)
 
         try:
-            reach = Reach(self._launcher, policy.encode(limits.network, self._resolvers))
+            encoded = policy.encode(limits.network, self._resolvers)
         except ValueError as error:
             raise CreateError(str(error)) from error
+        reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
         begun = perf_counter()
         self._alive.add(identity)
         try:
@@ -211,14 +224,36 @@ class Native:
                 f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
                 remedy="what is written is kept in memory: allow at least twice as much of it",
             )
+        self._refuse_what_cannot_be_limited(limits)
         return protocol.create(
-            Create.KEEP if keep else 0,
+            (Create.KEEP if keep else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
             trees,
-            memory=memory if limits.memory is not None or "memory" in self._features else 0,
+            memory=memory if "memory" in self.features.controllers else 0,
             disk=disk,
-            pids=(limits.pids if limits.pids is not None else PIDS if "pids" in self._features else 0),
+            pids=limits.pids if limits.pids is not None else PIDS,
             cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
         )
+
+    def _shares_network(self, limits: Limits) -> bool:
+        """Without root there is no way out of a network of its own. Raises CreateError."""
+        if self.features.mode == "root" or limits.network in (None, "off"):
+            return False
+        if limits.network != "on":
+            raise CreateError(
+                "native cannot tell apart what a sandbox reaches without root",
+                remedy='run as root, or let it reach nothing ("off") or everything ("on")',
+            )
+        return True
+
+    def _refuse_what_cannot_be_limited(self, limits: Limits) -> None:
+        enforced = {
+            "cpus": (limits.cpus, "cpu" in self.features.controllers),
+            "memory": (limits.memory, "memory" in self.features.controllers),
+            "pids": (limits.pids, self.features.counts_processes),
+        }
+        for name, (wanted, possible) in enforced.items():
+            if wanted is not None and not possible:
+                raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")
 
     async def _make(
         self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
@@ -297,7 +332,8 @@ class Native:
 
     async def _load(self, name: str) -> Base:
         if name == "host":
-            return Base(await rootfs.host(self._launcher), defaults())
+            rootless = self.features.mode == "rootless"
+            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
             return Base(await rootfs.directory(self._launcher, path), defaults())
@@ -381,8 +417,6 @@ def _probe(program: Path) -> Availability:
             "its C program was not built",
             "install gcc (or musl-tools) and install dutyfree again",
         )
-    if os.geteuid() != 0:
-        return Availability(False, "only root can make its sandboxes", "run as root")
     release = os.uname().release
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if version < KERNEL:
@@ -391,9 +425,13 @@ def _probe(program: Path) -> Availability:
         )
     if "overlay" not in Path("/proc/filesystems").read_text():
         return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
-    with contextlib.suppress(OSError):
-        if int(Path("/proc/sys/user/max_user_namespaces").read_text()) == 0:
-            return Availability(
-                False, "user namespaces are switched off", "sysctl user.max_user_namespaces=16384"
-            )
-    return Availability(True, "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp")
+    closed = namespaces.closed()
+    if closed:
+        return Availability(False, *closed)
+    isolation = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
+    if os.geteuid() == 0:
+        return Availability(True, isolation)
+    refused = Launcher.trial(program)
+    if refused:
+        return Availability(False, *namespaces.explain(refused))
+    return Availability(True, f"{isolation}; without root: `dutyfree doctor` says what is lost")

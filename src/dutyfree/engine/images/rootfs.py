@@ -102,11 +102,18 @@ _LARGEST = 4 << 20
 """No file of configuration is larger."""
 
 
-async def host(launcher: Launcher) -> tuple[Tree, ...]:
-    """This machine's own software. Raises CreateError."""
-    skeleton = await _scratch(launcher, _fill_host)
-    names = await anyio.to_thread.run_sync(_directories)
-    return (("", (skeleton,)), *[(name, (await _layer(launcher, Path("/", name)),)) for name in names])
+async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...]:
+    """This machine's own software. Raises CreateError.
+
+    Without root its files belong to nobody in a sandbox. Its directories are then laid over it once more, as
+    the sandbox's own, so that files can be added, replaced and removed there.
+    """
+    trees: list[Tree] = [("", (await _scratch(launcher, _fill_host),))]
+    for name in await anyio.to_thread.run_sync(_directories):
+        source = Path("/", name)
+        above = (await _scratch(launcher, partial(_repeat_directories, source)),) if rootless else ()
+        trees.append((name, (*above, await _layer(launcher, source))))
+    return tuple(trees)
 
 
 def lies_at(path: Path) -> bool:
@@ -155,6 +162,22 @@ def _directories() -> list[str]:
     """Where the host's software lies: one directory on most systems."""
     paths = {name: Path("/", name) for name in ("usr", *SOFTWARE)}
     return [name for name, path in paths.items() if path.is_dir() and not path.is_symlink()]
+
+
+def _repeat_directories(source: Path, target: Path) -> None:
+    """Those that we may look into; the others stay as they are."""
+    waiting = [(str(source), str(target))]
+    while waiting:
+        theirs, ours = waiting.pop()
+        for name in _subdirectories(theirs):
+            if os.access(f"{theirs}/{name}", os.R_OK | os.X_OK):
+                os.mkdir(f"{ours}/{name}", 0o755)  # noqa: PTH102 (there are ten thousands)
+                waiting.append((f"{theirs}/{name}", f"{ours}/{name}"))
+
+
+def _subdirectories(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def _fill_host(root: Path) -> None:

@@ -1,27 +1,32 @@
 #define _GNU_SOURCE
 #include "cgroup.h"
 
+#include "host.h"
 #include "sys.h"
+#include "unified.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/mount.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-static const char *const names[CGROUP_KINDS] = {"cpu", "memory", "pids"};
+const char *const cgroup_names[CGROUP_KINDS] = {"cpu", "memory", "pids"};
 static const char prefix[] = "dutyfree-";
 
 /* Where our group is made, and our group: by controller on version 1, all the same on version 2. */
 static int parents[CGROUP_KINDS] = {-1, -1, -1}, ours[CGROUP_KINDS] = {-1, -1, -1};
 static bool unified;
+static int view = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
 static char name[32];
 
-static bool listed(const char *list, const char *word, char separator)
+bool cgroup_listed(const char *list, const char *word, char separator)
 {
 	size_t size = strlen(word);
 
@@ -37,41 +42,60 @@ static void own_path(const char *groups, const char *controller, char *path, siz
 	snprintf(path, size, "/");
 	for (const char *line = groups; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
 		char list[128], found[512];
-		if (sscanf(line, "%*d:%127[^:]:%511[^\n]", list, found) == 2 && listed(list, controller, ','))
+		if (sscanf(line, "%*d:%127[^:]:%511[^\n]", list, found) == 2 && cgroup_listed(list, controller, ','))
 			snprintf(path, size, "%s", found);
 	}
+}
+
+/* A container sees its own group as the root of the mount. */
+static const char *below(const char *place, const char *root)
+{
+	if (strcmp(root, "/") == 0)
+		return strncmp(place, "/..", 3) == 0 ? "" : place;
+	return strncmp(place, root, strlen(root)) == 0 ? place + strlen(root) : "";
+}
+
+static void find_unified(const char *groups, const char *root, const char *point)
+{
+	char place[512] = "/";
+	const char *own = strncmp(groups, "0::", 3) == 0 ? groups : strstr(groups, "\n0::");
+
+	if (own)
+		sscanf(own + (*own == '\n'), "0::%511[^\n]", place);
+	int found = unified_place(point, below(place, root));
+	unified = found >= 0;
+	for (int kind = 0; kind < CGROUP_KINDS && unified; kind++)
+		parents[kind] = unified_controls(found, kind) ? found : -1;
 }
 
 static void find(const char *mounts, const char *groups)
 {
 	char root[512], point[512], type[32], options[256], path[1100], place[512];
-	int unified_mount = -1;
+	char unified_point[512] = "", unified_root[512] = "";
 
 	for (const char *line = mounts; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
 		const char *rest = strstr(line, " - ");
 		if (sscanf(line, "%*d %*d %*s %511s %511s", root, point) != 2 || !rest ||
 		    sscanf(rest, " - %31s %*s %255s", type, options) != 2)
 			continue;
-		if (strcmp(type, "cgroup2") == 0 && unified_mount < 0)
-			unified_mount = open(point, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		if (strcmp(type, "cgroup2") == 0 && !unified_point[0]) {
+			strcpy(unified_point, point);
+			strcpy(unified_root, root);
+		}
 		for (int kind = 0; kind < CGROUP_KINDS && strcmp(type, "cgroup") == 0; kind++) {
-			if (parents[kind] >= 0 || !listed(options, names[kind], ','))
+			if (parents[kind] >= 0 || !cgroup_listed(options, cgroup_names[kind], ','))
 				continue;
-			own_path(groups, names[kind], place, sizeof place);
-			/* A container sees its own group as the root of the mount. */
-			const char *below = strncmp(place, root, strlen(root)) == 0 ? place + strlen(root) : "";
-			snprintf(path, sizeof path, "%s/%s", point, strcmp(root, "/") == 0 ? place : below);
-			parents[kind] = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+			own_path(groups, cgroup_names[kind], place, sizeof place);
+			snprintf(path, sizeof path, "%s/%s", point, below(place, root));
+			parents[kind] = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+			/* Another user's is none for us. */
+			if (parents[kind] >= 0 && faccessat(parents[kind], ".", W_OK, AT_EACCESS) < 0)
+				close_fd(&parents[kind]);
 		}
 	}
-	/* Version 2 serves if version 1 has none of them; at its root, for inner groups may hold no process. */
-	if (unified_mount >= 0 && parents[0] < 0 && parents[1] < 0 && parents[2] < 0) {
-		unified = true;
-		for (int kind = 0; kind < CGROUP_KINDS; kind++)
-			parents[kind] = unified_mount;
-	} else if (unified_mount >= 0) {
-		close(unified_mount);
-	}
+	/* Version 2 serves if version 1 has none of them. */
+	if (unified_point[0] && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
+		find_unified(groups, unified_root, unified_point);
 }
 
 /* Remove a group of groups, of which all processes are gone or going. */
@@ -80,8 +104,10 @@ static void sweep(int parent, const char *group, int patience_ms)
 	int fd = openat(parent, group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
+	if (unified && fd >= 0)
+		write_file(fd, "cgroup.kill", "1");
 	for (struct dirent *entry; dir && (entry = readdir(dir));)
-		while (entry->d_type == DT_DIR && entry->d_name[0] == 's' && patience_ms >= 0 &&
+		while (entry->d_type == DT_DIR && entry->d_name[0] != '.' && patience_ms >= 0 &&
 		       unlinkat(fd, entry->d_name, AT_REMOVEDIR) < 0 && errno == EBUSY && patience_ms-- > 0)
 			usleep(1000);
 	if (dir)
@@ -90,20 +116,53 @@ static void sweep(int parent, const char *group, int patience_ms)
 		usleep(1000);
 }
 
+/* A launcher holds a lock on its group, wherever it runs: its number may mean another process, or none, to
+ * us. */
+static bool is_dead(int parent, const char *group)
+{
+	int owner = atoi(group + sizeof prefix - 1);
+
+	if (owner <= 0 || kill(owner, 0) == 0 || errno != ESRCH)
+		return false;
+	AUTOCLOSE int fd = openat(parent, group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+}
+
 static void sweep_dead(int parent)
 {
 	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
-	for (struct dirent *entry; dir && (entry = readdir(dir));) {
-		if (strncmp(entry->d_name, prefix, sizeof prefix - 1) != 0)
-			continue;
-		int owner = atoi(entry->d_name + sizeof prefix - 1);
-		if (owner > 0 && kill(owner, 0) < 0 && errno == ESRCH)
-			sweep(parent, entry->d_name, 0);
-	}
+	for (struct dirent *entry; dir && (entry = readdir(dir));)
+		if (strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0 && is_dead(parent, entry->d_name))
+			sweep(parent, entry->d_name, unified ? 100 : 0);
 	if (dir)
 		closedir(dir);
+}
+
+static int open_ours(void)
+{
+	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
+		if (parents[kind] < 0)
+			continue;
+		sweep_dead(parents[kind]);
+		if (mkdirat(parents[kind], name, 0755) < 0 && errno != EEXIST)
+			return -errno;
+		ours[kind] = openat(parents[kind], name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (ours[kind] < 0)
+			return -errno;
+		flock(ours[kind], LOCK_SH | LOCK_NB); /* the same group may be there for several */
+	}
+	return 0;
+}
+
+/* Our group where there is one for all. */
+static int unified_group(void)
+{
+	for (int kind = 0; kind < CGROUP_KINDS && unified; kind++)
+		if (ours[kind] >= 0)
+			return ours[kind];
+	return -1;
 }
 
 int cgroup_open(int proc)
@@ -117,18 +176,15 @@ int cgroup_open(int proc)
 		return -errno;
 	find(mounts, groups);
 	snprintf(name, sizeof name, "%s%d", prefix, getpid());
-	if (unified)
-		write_file(parents[0], "cgroup.subtree_control", "+cpu +memory +pids");
-	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-		if (parents[kind] < 0)
-			continue;
-		sweep_dead(parents[kind]);
-		if (mkdirat(parents[kind], name, 0755) < 0 && errno != EEXIST)
-			return -errno;
-		ours[kind] = openat(parents[kind], name, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int error = open_ours();
+	if (!error && unified_group() >= 0) {
+		error = unified_divide(unified_group(), proc);
+		view = mount_clone(unified_group(), "", false);
+		if (!error)
+			error = view < 0 ? view : mount_restrict(view, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, -1);
 	}
-	if (unified)
-		write_file(ours[0], "cgroup.subtree_control", "+cpu +memory +pids");
+	if (error)
+		return error;
 	/* All sandboxes together leave the host a tenth of its memory, so that no bomb reaches beyond them. */
 	if (ours[CGROUP_MEMORY] >= 0 && sysinfo(&info) == 0) {
 		uint64_t total = (uint64_t)info.totalram * info.mem_unit;
@@ -145,14 +201,15 @@ int cgroup_open(int proc)
 
 void cgroup_describe(char *text, size_t size)
 {
-	int used = snprintf(text, size, "cgroup=%s", unified ? "v2" : "v1");
+	bool any = ours[0] >= 0 || ours[1] >= 0 || ours[2] >= 0;
+	int used = snprintf(text, size, "cgroup=%s", unified ? "v2" : any ? "v1" : "none");
 
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && used > 0 && (size_t)used < size)
-			used += snprintf(text + used, size - (size_t)used, ":%s", names[kind]);
+			used += snprintf(text + used, size - (size_t)used, ":%s", cgroup_names[kind]);
 }
 
-int cgroup_make(struct cgroup *group, unsigned number)
+int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 {
 	char path[64];
 
@@ -161,9 +218,13 @@ int cgroup_make(struct cgroup *group, unsigned number)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
 			return -errno;
-	if (unified) {
-		group->unified = openat(ours[0], path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		return group->unified < 0 ? -errno : 0;
+	if (unified_group() >= 0) {
+		/* Init is no more than this id when it starts processes in there, and needs nothing else of it. */
+		if (fchmodat(unified_group(), path, 0700, 0) < 0)
+			return -errno;
+		snprintf(path, sizeof path, "s%u/cgroup.procs", number);
+		if (fchownat(unified_group(), path, owner, owner, 0) < 0)
+			return -errno;
 	}
 	return cgroup_reopen(group);
 }
@@ -172,6 +233,11 @@ int cgroup_reopen(struct cgroup *group)
 {
 	char path[64];
 
+	snprintf(path, sizeof path, "s%u", group->number);
+	if (unified_group() >= 0 && group->unified < 0) {
+		group->unified = openat(view, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		return group->unified < 0 ? -errno : 0;
+	}
 	snprintf(path, sizeof path, "s%u/tasks", group->number);
 	for (int kind = 0; kind < CGROUP_KINDS && !unified; kind++) {
 		if (ours[kind] < 0 || group->tasks[kind] >= 0)
@@ -185,6 +251,7 @@ int cgroup_reopen(struct cgroup *group)
 
 void cgroup_shut(struct cgroup *group)
 {
+	close_fd(&group->unified);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		close_fd(&group->tasks[kind]);
 }
@@ -193,6 +260,9 @@ static int limit(const struct cgroup *group, int kind, const char *file, const c
 {
 	char path[96];
 
+	/* Processes are limited otherwise then (sandbox.c). */
+	if (ours[kind] < 0 && kind == CGROUP_PIDS && host.rootless)
+		return 0;
 	/* What the host cannot enforce must not be promised. */
 	if (ours[kind] < 0)
 		return -EOPNOTSUPP;
@@ -213,8 +283,8 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 		group->memory = error ? group->memory : wanted->memory;
 	}
 	if (!error && group->pids != wanted->pids) {
-		/* Init is one of them: on version 2 with both of its threads. */
-		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (unified ? 2 : 1));
+		/* On version 1, the thread that starts them is one of them. */
+		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (unified ? 0 : 1));
 		error = limit(group, CGROUP_PIDS, "pids.max", wanted->pids ? value : "max");
 		group->pids = error ? group->pids : wanted->pids;
 	}

@@ -4,6 +4,7 @@
 
 #include "protocol.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { CGROUP_CPU, CGROUP_MEMORY, CGROUP_PIDS, CGROUP_KINDS };
@@ -11,14 +12,14 @@ enum { CGROUP_CPU, CGROUP_MEMORY, CGROUP_PIDS, CGROUP_KINDS };
 struct cgroup {
 	unsigned number;
 	uint64_t memory, pids, cpu_quota; /* as they stand */
-	int unified;                      /* its directory on version 2, -1 otherwise */
+	int unified;                      /* its directory on version 2, for clones into it; -1 otherwise */
 	int tasks[CGROUP_KINDS];          /* on version 1: write 0 here to enter; -1 where there is none */
 };
 
 /* Finds the hierarchies from the host's /proc, and sweeps after launchers that were killed. */
 int cgroup_open(int proc);
 void cgroup_describe(char *text, size_t size);
-int cgroup_make(struct cgroup *group, unsigned number);
+int cgroup_make(struct cgroup *group, unsigned number, unsigned owner); /* the id that starts processes in it */
 int cgroup_limit(struct cgroup *group, const struct create *wanted);
 int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weight to, or -errno */
 void cgroup_restore(struct cgroup *group);     /* what its sandbox may have changed */
@@ -26,5 +27,8 @@ void cgroup_shut(struct cgroup *group);  /* closes its descriptors, while a sand
 int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
+
+extern const char *const cgroup_names[CGROUP_KINDS];
+bool cgroup_listed(const char *list, const char *word, char separator);
 
 #endif

@@ -354,7 +354,7 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 	if (!command)
 		return -EAGAIN;
 	command->worker = true;
-	command->pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	command->pid = fork_into(payload_group);
 	if (command->pid == 0) {
 		/* It has its own copy of everything but the one descriptor that it needs. */
 		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
@@ -362,7 +362,7 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 		_exit(-body(path, kept));
 	}
 	if (command->pid < 0) {
-		int error = -errno;
+		int error = command->pid;
 		forget(index);
 		return error;
 	}

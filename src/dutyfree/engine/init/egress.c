@@ -272,8 +272,8 @@ static void hear(void)
 
 #ifndef __SANITIZE_ADDRESS__
 static const uint16_t calls[] = {
-	SYS_recvfrom, SYS_sendto, SYS_recvmsg, SYS_sendmsg, SYS_connect, SYS_accept4, SYS_close, SYS_shutdown,
-	SYS_setsockopt, SYS_getsockopt, SYS_getsockname, SYS_epoll_pwait, SYS_epoll_ctl, SYS_epoll_create1,
+	SYS_splice, SYS_read, SYS_recvfrom, SYS_sendto, SYS_recvmsg, SYS_sendmsg, SYS_connect, SYS_accept4, SYS_close, SYS_shutdown,
+	SYS_setsockopt, SYS_getsockopt, SYS_getsockname, SYS_getpeername, SYS_epoll_pwait, SYS_epoll_ctl, SYS_epoll_create1,
 	SYS_clock_gettime, SYS_getrandom, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_brk,
 	SYS_exit_group, SYS_prlimit64, SYS_futex, SYS_rt_sigreturn, SYS_restart_syscall,
 #ifdef __x86_64__
@@ -329,7 +329,8 @@ static void descend(int launcher)
 	launcher = fcntl(launcher, F_DUPFD_CLOEXEC, 64);
 	routes = fcntl(routes, F_DUPFD_CLOEXEC, 64);
 	if (launcher < 0 || routes < 0 || dup3(launcher, LAUNCHER_FD, O_CLOEXEC) < 0 ||
-	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0)
+	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0 ||
+	    relay_prepare() < 0)
 		_exit(71);
 	if (setgroups(0, NULL) < 0 || setresgid(NOBODY, NOBODY, NOBODY) < 0 || setresuid(NOBODY, NOBODY, NOBODY) < 0 ||
 	    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||

@@ -54,6 +54,7 @@ void watch_for(struct client *client, struct watch *watch, uint32_t interest); /
 void forget_later(void *memory); /* events of the same turn may still name it */
 bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
 
+int relay_prepare(void); /* once: 0 or -errno */
 void relay_accept(struct client *client);
 void relay_event(struct client *client, struct watch *watch, uint32_t events);
 void relay_cut(struct client *client); /* all of them */

@@ -2,6 +2,7 @@
 #include "handover.h"
 
 #include "sys.h"
+#include "unified.h"
 
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -42,6 +43,8 @@ void handover_give(const struct slot *slot, int socket)
 	hand(socket, HANDED_SOCKET);
 	hand(slot->user_namespace, HANDED_USER);
 	hand(slot->network, HANDED_NETWORK);
+	hand(slot->cgroup.unified, HANDED_PAYLOAD);
+	hand(unified_namespace, HANDED_GROUPS);
 	AUTOCLOSE int weight = cgroup_weight(&slot->cgroup);
 	hand(weight, HANDED_WEIGHT);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
@@ -71,6 +74,7 @@ int handover_receive(const struct slot *slot, struct slot *handed)
 	*handed = *slot;
 	handed->user_namespace = HANDED_USER;
 	handed->network = HANDED_NETWORK;
+	handed->cgroup.unified = slot->cgroup.unified < 0 ? -1 : HANDED_PAYLOAD;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		handed->cgroup.tasks[kind] = slot->cgroup.tasks[kind] < 0 ? -1 : HANDED_TASKS + kind;
 	return 0;

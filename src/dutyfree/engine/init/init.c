@@ -194,12 +194,15 @@ static int wait_ms(void)
 
 enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
 
-_Noreturn void init_run(void)
+int payload_group = -1;
+
+_Noreturn void init_run(int payload)
 {
 	struct epoll_event events[64];
 	uint32_t listening = EPOLLIN;
 	sigset_t children;
 
+	payload_group = payload;
 	epoll = epoll_create1(EPOLL_CLOEXEC);
 	sigemptyset(&children);
 	sigaddset(&children, SIGCHLD);

@@ -11,6 +11,7 @@
 
 #define CONTROL_FD 3
 #define WEIGHT_FD 4 /* where the weight of our control group is written */
+#define PAYLOAD_FD 5 /* on version 2 of control groups: that of the commands */
 
 #define CAPABILITY(name) (1u << (name))
 /* What root of the sandbox can do, in its own user namespace only: as in a Docker container, less what
@@ -22,7 +23,8 @@
 /* Init also reads the limits of processes that have changed their user, by which it knows its own. */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
-_Noreturn void init_run(void);
+_Noreturn void init_run(int payload);
+extern int payload_group; /* what is started is born there; -1 where that is where we are */
 
 /* --- What is sent (outbox.c) ------------------------------------------------------------------------ */
 

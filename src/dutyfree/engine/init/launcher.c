@@ -3,14 +3,17 @@
 
 #include "gate.h"
 #include "handover.h"
+#include "host.h"
 #include "layers.h"
 #include "network.h"
+#include "probe.h"
 #include "protocol.h"
 #include "sandbox.h"
 #include "seccomp.h"
 #include "slot.h"
 #include "sys.h"
 #include "title.h"
+#include "unified.h"
 
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -42,6 +45,7 @@ struct box {
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
+	bool shared;     /* it is in our own network */
 	bool networked;  /* there is a way out */
 	bool opening, closing; /* there will be one, or none */
 	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
@@ -73,6 +77,8 @@ static void refuse(uint32_t serial, int error, const char *step)
 
 static bool sound(const struct create *wanted)
 {
+	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
+		return false;
 	if (wanted->trees < 1 || wanted->trees > TREES_MAX || wanted->tree[0].mountpoint[0])
 		return false;
 	for (uint32_t i = 0; i < wanted->trees; i++) {
@@ -105,9 +111,9 @@ static pid_t launch(const struct create *wanted, const char *label, struct box *
 		.exit_signal = SIGCHLD,
 	};
 
-	if (box->slot->cgroup.unified >= 0) {
+	if (unified_inits >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)box->slot->cgroup.unified;
+		args.cgroup = (uint64_t)unified_inits;
 	}
 	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
@@ -167,6 +173,7 @@ static void create(const struct request *request, const struct create *wanted, c
 		box->pidfd = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
+		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error, &theirs);
 	}
 	if (error) {
@@ -294,8 +301,9 @@ static void network(const struct request *request, const char *body)
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
 	}
+	/* It takes programs in the kernel, which are root's. */
 	if (open)
-		error = gate_open(epoll, EGRESS_EVENT);
+		error = host.rootless ? -EOPNOTSUPP : gate_open(epoll, EGRESS_EVENT);
 	if (open && !error)
 		error = network_open(box->slot->network, way);
 	if (!error) {
@@ -340,8 +348,10 @@ static void answered(void)
 static void connect_to(const struct request *request, const struct port *port)
 {
 	struct box *box = box_of(request->number);
-	int made = box && !box->ended ? network_connect(box->slot->network, port->port, port->ipv6) : -ESRCH;
+	int made = -ESRCH;
 
+	if (box && !box->ended)
+		made = network_connect(box->shared ? -1 : box->slot->network, port->port, port->ipv6);
 	if (made < 0)
 		refuse(request->serial, made, "connection");
 	else
@@ -351,13 +361,18 @@ static void connect_to(const struct request *request, const struct port *port)
 
 static void serve(const struct request *request, const char *body)
 {
-	char text[128];
+	char text[256];
 	int error;
 
 	switch (request->kind) {
 	case REQUEST_HELLO:
 		cgroup_describe(text, sizeof text);
+		host_describe(text + strlen(text), sizeof text - strlen(text));
 		reply(request->serial, 0, PROTOCOL_VERSION, text, strlen(text), NULL, 0);
+		return;
+	case REQUEST_PROBE:
+		probe_describe(text, sizeof text);
+		reply(request->serial, 0, 0, text, strlen(text), NULL, 0);
 		return;
 	case REQUEST_LAYER:
 		if (request->size == 0 || body[request->size - 1] || body[0] != '/')
@@ -437,13 +452,14 @@ static void prepare(void)
 {
 	struct rlimit files;
 	sigset_t all;
-	int error;
 
 	/* A Ctrl-C is for the owner; its end ends us. */
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
+	const char *step = "user namespace";
+	int error = host_enter(); /* while we can be looked into: those who map its ids must */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	/* Three for each sandbox: beyond the hard limit where we may, else up to it. */
 	files = (struct rlimit){FILES, FILES};
@@ -460,12 +476,13 @@ static void prepare(void)
 	for (int fd = 0; fd <= silent; fd++)
 		dup2(null, fd);
 	close(null);
-	error = handover_open(&owner);
-	if (error)
+	if (handover_open(&owner))
 		_exit(71);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	const char *step = "/proc";
-	error = proc < 0 ? -errno : 0;
+	if (!error && proc < 0) {
+		step = "/proc";
+		error = -errno;
+	}
 	if (!error) {
 		step = "control groups";
 		error = cgroup_open(proc);

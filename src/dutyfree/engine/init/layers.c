@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "layers.h"
 
+#include "host.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -21,6 +22,20 @@ void layer_path(char *path, uint32_t number)
 	snprintf(path, LAYER_PATH, "/l/%u", number);
 }
 
+/* Without root no device is made: the host's own serves. */
+static int make_device(const char *path, dev_t number)
+{
+	char of_host[32];
+
+	if (!host.rootless)
+		return mknod(path, S_IFCHR | 0666, number) < 0 ? -1 : chmod(path, 0666);
+	snprintf(of_host, sizeof of_host, "/%s", path);
+	if (mknod(path, S_IFREG | 0666, 0) < 0 || mount(of_host, path, NULL, MS_BIND, NULL) < 0)
+		return -1;
+	AUTOCLOSE int device = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLOEXEC);
+	return device < 0 || mount_restrict(device, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1) < 0 ? -1 : 0;
+}
+
 static int make_devices(void)
 {
 	static const struct {
@@ -37,8 +52,7 @@ static int make_devices(void)
 	if (mkdir("dev", 0755) < 0 || mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k") < 0)
 		return -errno;
 	for (unsigned i = 0; i < sizeof devices / sizeof *devices; i++)
-		if (mknod(devices[i].path, S_IFCHR | 0666, makedev(devices[i].major, devices[i].minor)) < 0 ||
-		    chmod(devices[i].path, 0666) < 0)
+		if (make_device(devices[i].path, makedev(devices[i].major, devices[i].minor)) < 0)
 			return -errno;
 	for (unsigned i = 0; i < sizeof links / sizeof *links; i++)
 		if (symlink(links[i][0], links[i][1]) < 0)
@@ -71,6 +85,9 @@ int layers_open(int proc)
 	int error = make_devices();
 	if (error)
 		return error;
+	/* Without root, only who has a /proc with nothing covered may make another: until then it is kept. */
+	if (host.rootless && (mkdir("proc", 0555) < 0 || mount("/proc", "proc", NULL, MS_BIND | MS_REC, NULL) < 0))
+		return -errno;
 	/* The old root goes on top of the new one, and away: nothing of the host is in reach any more. */
 	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
 		return -errno;

@@ -1,6 +1,8 @@
 /* dutyfree-init launcher FD: the one program of the engine, started once by each owner. */
 #define _GNU_SOURCE
 #include "launcher.h"
+#include "protocol.h"
+#include "seccomp.h"
 #include "sys.h"
 #include "title.h"
 
@@ -49,8 +51,12 @@ int main(int argc, char **argv)
 {
 	char *end;
 
+	if (argc == 2 && strcmp(argv[1], "version") == 0) {
+		printf("protocol %d, a filter of %u steps\n", PROTOCOL_VERSION, seccomp_prepare());
+		return 0;
+	}
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD\n", stderr);
+		fputs("usage: dutyfree-init launcher FD | version\n", stderr);
 		return 64;
 	}
 	long socket = strtol(argv[2], &end, 10);

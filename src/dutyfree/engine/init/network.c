@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "network.h"
 
+#include "host.h"
 #include "sys.h"
 
 #include <arpa/inet.h>
@@ -24,12 +25,12 @@
 static int host_network = -1;
 static bool ipv6; /* the host has a way out */
 
-int network_prepare(int host)
+int network_prepare(int network)
 {
 	struct sockaddr_in6 outside = {.sin6_family = AF_INET6, .sin6_port = htons(53)};
 	AUTOCLOSE int probe = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	host_network = host;
+	host_network = network;
 	/* Sends nothing, but needs a route. Without one, programs in sandboxes shall not try IPv6 first. */
 	outside.sin6_addr.s6_addr[0] = 0x20;
 	ipv6 = probe >= 0 && connect(probe, (struct sockaddr *)&outside, sizeof outside) == 0;
@@ -376,6 +377,22 @@ void network_close(int network)
 	}
 }
 
+struct errand {
+	int network, family, made;
+};
+
+/* Without root there is no way back from there: a child does it then. */
+static int make_socket(void *argument)
+{
+	struct errand *errand = argument;
+	int error = errand->network < 0 ? 0 : enter(errand->network);
+
+	if (error)
+		return -error;
+	errand->made = socket(errand->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	return errand->made < 0 ? errno : 0;
+}
+
 int network_connect(int network, uint16_t port, int ipv6_only)
 {
 	struct sockaddr_in server = {.sin_family = AF_INET,
@@ -383,13 +400,12 @@ int network_connect(int network, uint16_t port, int ipv6_only)
 				     .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct sockaddr_in6 server6 = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 	const struct sockaddr *address = ipv6_only ? (struct sockaddr *)&server6 : (struct sockaddr *)&server;
-	int error = enter(network);
+	struct errand errand = {.network = network, .family = address->sa_family, .made = -1};
+	int error = host.rootless ? run_child(make_socket, &errand, -1) : -make_socket(&errand);
+	int made = errand.made;
 
-	if (error)
-		return error;
-	int made = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	error = made < 0 ? -errno : 0;
-	come_back();
+	if (!host.rootless)
+		come_back();
 	/* A socket belongs to the network that it was made in, wherever it is used. */
 	if (!error && connect(made, address, ipv6_only ? sizeof server6 : sizeof server) < 0 && errno != EINPROGRESS) {
 		error = -errno;

@@ -23,11 +23,11 @@
 /* What the egress process gets of a sandbox; the last keeps the program in place. */
 enum { WAY_LISTENER, WAY_RESOLVER, WAY_PROGRAM, WAY_FDS };
 
-int network_prepare(int host_network);              /* once: 0 or -errno */
+int network_prepare(int network);                   /* once, with the host's: 0 or -errno */
 int network_open(int network, int way[WAY_FDS]);    /* 0 or -errno */
 void network_close(int network);                    /* no packet leaves any more */
 
-/* A socket in that network, connecting to a server in there: its descriptor or -errno. */
+/* A socket in that network, or in ours with -1, connecting to a server in there: its descriptor or -errno. */
 int network_connect(int network, uint16_t port, int ipv6);
 
 #endif

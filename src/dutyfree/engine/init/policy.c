@@ -59,21 +59,35 @@ void policy_drop(struct policy *policy)
 	memset(policy, 0, sizeof *policy);
 }
 
+/* IPv4: this network, loopback, link-local, multicast and what is reserved; ourselves; and the services of
+ * clouds for their machines that are not link-local (Alibaba's metadata, Azure's wire server). */
+static bool never_v4(const uint8_t *a)
+{
+	uint32_t number = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
+
+	return a[0] == 0 || a[0] == 127 || a[0] >= 224 || number >> 16 == 0xa9fe || number == ADDRESS_SELF ||
+	       number == 0x646464c8u || number == 0xa83f8110u;
+}
+
 /* The host, what lies on its links, and what is no destination: whatever the rules say. The host's other
  * addresses are known to its routes, and refused by whoever connects. */
 static bool never(const struct in6_addr *address)
 {
 	const uint8_t *a = address->s6_addr;
+	uint32_t first = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
 
-	if (IN6_IS_ADDR_V4MAPPED(address)) {
-		uint32_t number = (uint32_t)a[12] << 24 | (uint32_t)a[13] << 16 | (uint32_t)a[14] << 8 | a[15];
-		return a[12] == 0 || a[12] == 127 || a[12] >= 224 || (number & 0xffff0000u) == 0xa9fe0000u ||
-		       number == ADDRESS_SELF;
+	if (IN6_IS_ADDR_V4MAPPED(address))
+		return never_v4(a + 12);
+	switch (first) {
+	case 0: /* the loopback, none, and forms of IPv4 that nobody routes */
+	case SELF_FIRST << 16 | SELF_SECOND:
+	case 0xfd000ec2u: /* metadata: Amazon's */
+	case 0xfd2000ceu: /* and Google's */
+		return true;
+	case 0x0064ff9bu: /* IPv4 behind a translator */
+		return never_v4(a + 12);
 	}
-	/* All that begin with 32 zeros: the loopback, none, and forms of IPv4 that nobody routes. */
-	return (a[0] | a[1] | a[2] | a[3]) == 0 || a[0] == 0xff || (a[0] == 0xfe && (a[1] & 0xc0) == 0x80) ||
-	       (a[0] == SELF_FIRST >> 8 && a[1] == (SELF_FIRST & 0xff) && a[2] == SELF_SECOND >> 8 &&
-		a[3] == (SELF_SECOND & 0xff));
+	return a[0] == 0xff || (a[0] == 0xfe && (a[1] & 0xc0) == 0x80);
 }
 
 static bool is_v4(const struct in6_addr *address, uint32_t number)

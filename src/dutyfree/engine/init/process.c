@@ -159,13 +159,17 @@ static int child(void *argument)
 		goto failed;
 	start->flags = EXIT_NO_USER;
 	/* The bare calls: those of the library would change our own threads too. */
-	if (*start->user && (syscall(SYS_setgroups, 0, NULL) < 0 ||
+	/* Where groups cannot be left, nobody else has left them either. */
+	if (*start->user && ((syscall(SYS_setgroups, 0, NULL) < 0 && errno != EPERM) ||
 			     syscall(SYS_setresgid, identity.group, identity.group, identity.group) < 0 ||
 			     syscall(SYS_setresuid, identity.user, identity.user, identity.user) < 0))
 		goto failed;
 	if ((!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
 		goto failed;
 	start->flags = EXIT_NO_DIRECTORY;
+	/* No directory of the host's is to be entered by the way of a descriptor (CVE-2024-21626). */
+	if (payload_group >= 0)
+		close(payload_group);
 	if (*start->directory && chdir(start->directory) < 0)
 		goto failed;
 	sigemptyset(&none);
@@ -180,14 +184,12 @@ failed:
 
 pid_t process_start(struct start *start)
 {
-	static char stack[64 << 10] __attribute__((aligned(16)));
-
 	if (*start->user && !find_user(start->user, &identity)) {
 		start->flags = EXIT_NO_USER;
 		start->error = ENOENT;
 		return -1;
 	}
-	pid_t pid = spawn_child(child, start, stack, sizeof stack);
+	pid_t pid = spawn_child(child, start, payload_group);
 	if (pid < 0) {
 		start->flags = EXIT_NO_PROCESS;
 		start->error = -pid;

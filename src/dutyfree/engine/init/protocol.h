@@ -34,6 +34,7 @@ enum request_kind {
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
 	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
 	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
+	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
 };
 
 struct request {
@@ -51,6 +52,7 @@ struct reply {
 };
 
 enum create_flags {
+	CREATE_SHARED_NETWORK = 1, /* that of the launcher; without root only, where no other leads out */
 	CREATE_KEEP = 2,         /* what is written may become a layer */
 };
 

@@ -1,12 +1,13 @@
 /* Connections: what one side says, the other hears, at the pace of the slower one.
  *
- * Nothing is stored here. Data is looked at where the kernel keeps it, sent, and only as much as was taken
- * is removed: a connection costs its two sockets, and who does not read holds up nobody but himself. */
+ * Data is moved by the kernel through a pipe that all connections share, so it must be empty after each turn:
+ * what the other side does not take any more is held, and nothing further is read before that is gone. */
 #define _GNU_SOURCE
 #include "egress.h"
 
 #include "sys.h"
 
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #include <unistd.h>
 
 #define ACCEPTS 16        /* in one turn */
-#define CHUNK (128u << 10)
+#define CHUNK (128u << 10) /* of the pipe, and the most that is held */
 #define TURN (512u << 10) /* bytes of one direction in one turn */
 #define ATTEMPTS 4        /* to reach the other side: half a minute */
 #define FILES_KEPT 1024   /* descriptors for all else */
@@ -26,9 +27,13 @@ struct connection {
 	struct connection *next, **link;
 	bool connecting;
 	bool ended[2]; /* no more comes from this side, and the other one knows */
+	struct held {
+		char *data;
+		size_t begin, end;
+	} held[2]; /* came from this side */
 };
 
-static char buffer[CHUNK];
+static int tube[2];
 static unsigned all_connections, most_connections;
 
 static void reset(int fd)
@@ -48,6 +53,8 @@ static void end(struct client *client, struct connection *connection, bool abrup
 		else
 			close(connection->watch[side].fd);
 	}
+	free(connection->held[INSIDE].data);
+	free(connection->held[OUTSIDE].data);
 	*connection->link = connection->next;
 	if (connection->next)
 		connection->next->link = connection->link;
@@ -112,6 +119,8 @@ static int reach(struct client *client, int inside)
 
 static void begin(struct client *client, int inside)
 {
+	struct sockaddr_storage peer;
+	socklen_t size = sizeof peer;
 	struct connection *connection = NULL;
 	int outside = -1;
 
@@ -137,6 +146,9 @@ static void begin(struct client *client, int inside)
 	client->connection_count++;
 	all_connections++;
 	watch_for(client, &connection->watch[OUTSIDE], EPOLLOUT);
+	/* On this machine it stands by now, and what the client said may be there too. */
+	if (getpeername(outside, (struct sockaddr *)&peer, &size) == 0)
+		relay_event(client, &connection->watch[OUTSIDE], EPOLLOUT);
 }
 
 void relay_accept(struct client *client)
@@ -153,29 +165,70 @@ void relay_accept(struct client *client)
 
 enum progress { WAITS, BLOCKED, BROKEN };
 
+/* What did not fit when it came. */
+static enum progress send_held(struct held *held, int sink)
+{
+	while (held->begin < held->end) {
+		ssize_t sent = send(sink, held->data + held->begin, held->end - held->begin, MSG_NOSIGNAL);
+		if (sent < 0)
+			return errno == EAGAIN || errno == EINTR ? BLOCKED : BROKEN;
+		held->begin += (size_t)sent;
+	}
+	free(held->data);
+	held->data = NULL;
+	return WAITS;
+}
+
+/* The pipe is for the next one: take out what is left in it. */
+static enum progress hold(struct held *held, size_t left)
+{
+	static char nowhere[CHUNK];
+	char *data = malloc(left);
+
+	for (held->begin = held->end = 0; held->end < left;) {
+		ssize_t count = read(tube[0], data ? data + held->end : nowhere, left - held->end);
+		if (count <= 0)
+			abort(); /* it was there */
+		held->end += (size_t)count;
+	}
+	held->data = data;
+	return data ? BLOCKED : BROKEN;
+}
+
 /* From one side to the other, as far as both go. */
 static enum progress carry(struct connection *connection, int from)
 {
+	const unsigned how = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
 	int source = connection->watch[from].fd, sink = connection->watch[!from].fd;
+	struct held *held = &connection->held[from];
+	enum progress progress = held->data ? send_held(held, sink) : WAITS;
 
-	for (size_t carried = 0; carried < TURN;) {
-		ssize_t seen = recv(source, buffer, sizeof buffer, MSG_PEEK);
-		if (seen < 0)
+	for (size_t carried = 0; progress == WAITS && carried < TURN;) {
+		ssize_t left = splice(source, NULL, tube[1], NULL, CHUNK, how);
+		if (left < 0)
 			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
-		if (seen == 0) {
+		if (left == 0) {
 			connection->ended[from] = true;
 			shutdown(sink, SHUT_WR);
 			return WAITS;
 		}
-		ssize_t sent = send(sink, buffer, (size_t)seen, MSG_NOSIGNAL);
-		if (sent < 0)
-			return errno == EAGAIN || errno == EINTR ? BLOCKED : BROKEN;
-		recv(source, buffer, (size_t)sent, MSG_TRUNC); /* drops it without a copy */
-		if (sent < seen)
-			return BLOCKED;
-		carried += (size_t)sent;
+		carried += (size_t)left;
+		while (left > 0) {
+			ssize_t sent = splice(tube[0], NULL, sink, NULL, (size_t)left, how);
+			if (sent <= 0)
+				break;
+			left -= sent;
+		}
+		/* If the other side is gone, sending what is held says so. */
+		if (left > 0)
+			progress = hold(held, (size_t)left);
 	}
-	return WAITS;
+	return progress;
+}
+
+int relay_prepare(void)
+{
+	return pipe2(tube, O_NONBLOCK | O_CLOEXEC) < 0 || fcntl(tube[0], F_SETPIPE_SZ, CHUNK) < 0 ? -errno : 0;
 }
 
 static bool failed(int fd)

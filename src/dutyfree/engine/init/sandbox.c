@@ -2,6 +2,7 @@
 #include "sandbox.h"
 
 #include "handover.h"
+#include "host.h"
 #include "init.h"
 #include "layers.h"
 #include "seccomp.h"
@@ -122,6 +123,12 @@ void upper_drop(uint32_t number)
 	rmdir(path);
 }
 
+/* Without root, the ids of the sandbox are those of the launcher: there is nothing to map, and no right to. */
+static int ids_to_map(void)
+{
+	return host.rootless ? -1 : our_slot->user_namespace;
+}
+
 /* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
 static void mount_tree(const struct tree *tree, uint32_t index)
 {
@@ -129,6 +136,12 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
 				    {"workdir", work},         {"redirect_dir", "on"},  {"metacopy", "on"},
 				    {NULL, NULL}};
+	/* Others than root keep the overlay's own marks where they may write, which excludes these two. */
+	if (host.rootless) {
+		options[4][0] = "userxattr";
+		options[4][1] = NULL;
+		options[5][0] = NULL;
+	}
 	char *end = lower;
 
 	for (uint32_t i = 0; i < tree->count; i++) {
@@ -137,7 +150,7 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		AUTOCLOSE int mount = mount_clone(AT_FDCWD, layer, false);
 		must(mount, "layer");
 		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
-		int error = mount_restrict(mount, closed, our_slot->user_namespace);
+		int error = mount_restrict(mount, closed, ids_to_map());
 		/* Some file systems cannot map ids: what root owns there belongs to nobody in here. */
 		if (error == -EINVAL)
 			error = mount_restrict(mount, closed, -1);
@@ -180,7 +193,7 @@ static void mount_root(const struct create *wanted, uint32_t kept)
 	snprintf(path, sizeof path, "/k/%u", kept);
 	AUTOCLOSE int upper = kept ? mount_clone(AT_FDCWD, path, false) : upper_make(wanted);
 	must(upper, "file system for what is written");
-	must(mount_restrict(upper, 0, our_slot->user_namespace), "tmpfs with mapped ids");
+	must(mount_restrict(upper, 0, ids_to_map()), "tmpfs with mapped ids");
 	must(mount_attach(upper, "/up"), "file system in place");
 	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
@@ -198,6 +211,8 @@ static void mount_root(const struct create *wanted, uint32_t kept)
 	setfsuid(0);
 	setfsgid(0);
 	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
+	if (host.rootless)
+		must_call(umount2("/proc", MNT_DETACH), "the host's proc");
 	for (size_t i = 0; i < MASKS; i++)
 		if (masks[i].needed)
 			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
@@ -216,9 +231,20 @@ static void mount_root(const struct create *wanted, uint32_t kept)
 	umask(022);
 }
 
+/* Without a control group for them, processes are counted by user and user namespace: that is the sandbox,
+ * if it has but one user. */
+static void limit_processes(uint64_t count)
+{
+	const struct rlimit processes = {count + 2, count + 2}; /* with init's two threads */
+
+	if (count && our_slot->cgroup.unified < 0 && our_slot->cgroup.tasks[CGROUP_PIDS] < 0)
+		setrlimit(RLIMIT_NPROC, &processes);
+}
+
 static void drop(void)
 {
-	const struct rlimit none = {0, 0};
+	/* 0 would let a core go to a program, if the host has one for that; 1 does not. */
+	const struct rlimit none = {1, 1};
 	struct rlimit files;
 
 	must_call(getrlimit(RLIMIT_NOFILE, &files), "open files");
@@ -228,7 +254,8 @@ static void drop(void)
 	must_call(setrlimit(RLIMIT_NOFILE, &files), "open files");
 	must_call(setrlimit(RLIMIT_CORE, &none), "core files");
 	must_call(setns(our_slot->user_namespace, CLONE_NEWUSER), "user namespace");
-	must_call(syscall(SYS_setgroups, 0, NULL), "groups");
+	if (host.groups)
+		must_call(syscall(SYS_setgroups, 0, NULL), "groups");
 	must_call(syscall(SYS_setresgid, 0, 0, 0), "group");
 	must_call(syscall(SYS_setresuid, 0, 0, 0), "user");
 	must_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
@@ -253,12 +280,14 @@ static int work(void *unused)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (our_slot->cgroup.tasks[kind] >= 0)
 			must_call(write(our_slot->cgroup.tasks[kind], "0", 1), "control group");
-	must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
-	must_call(syscall(SYS_close_range, WEIGHT_FD + 1, ~0u, 0), "close_range");
-	priority_open(our_slot->cgroup.unified >= 0);
+	int payload = our_slot->cgroup.unified < 0 ? -1 : dup3(our_slot->cgroup.unified, PAYLOAD_FD, O_CLOEXEC);
+	if (payload < 0)
+		must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
+	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close_range");
+	priority_open(payload >= 0);
 	keep_capabilities(INIT_CAPABILITIES);
 	must(seccomp_enter(), "seccomp");
-	init_run();
+	init_run(payload);
 }
 
 /* Said before the last steps, so that the owner wakes up meanwhile: what it then asks for waits in the
@@ -283,11 +312,15 @@ _Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slo
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-init");
-	must_call(setns(handed.network, CLONE_NEWNET), "network");
+	if (!(wanted->flags & CREATE_SHARED_NETWORK))
+		must_call(setns(handed.network, CLONE_NEWNET), "network");
+	if (handed.cgroup.unified >= 0)
+		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
 	mount_root(wanted, kept);
 	must_call(sethostname("sandbox", 7), "hostname");
 	ready.mounted = now();
 	tell_ready(&ready);
+	limit_processes(wanted->pids);
 	drop();
 	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
 	control = CONTROL_FD;

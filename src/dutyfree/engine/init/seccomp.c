@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -39,10 +41,12 @@ enum verdict {
 	DENY,
 	ABSENT,
 	JUDGE_CLONE,
+	JUDGE_CLONE3,
 	JUDGE_FCNTL,
 	JUDGE_IOCTL,
 	JUDGE_PERSONALITY,
 	JUDGE_PRLIMIT,
+	JUDGE_SETRLIMIT,
 	JUDGE_SOCKET,
 	VERDICTS
 };
@@ -65,6 +69,7 @@ static const uint16_t allowed[] = {
 #undef X
 };
 
+uint64_t seccomp_pass[2];
 static struct sock_filter code[512];
 static unsigned length;
 static struct range ranges[256];
@@ -98,11 +103,14 @@ static enum verdict verdict_of(uint32_t number)
 		return JUDGE_PERSONALITY;
 	case SYS_prlimit64:
 		return JUDGE_PRLIMIT;
+	case SYS_setrlimit:
+		return JUDGE_SETRLIMIT;
+	case SYS_clone3:
+		return JUDGE_CLONE3;
 	case SYS_socket:
 		return JUDGE_SOCKET;
 	case SYS_io_setup: /* all of the host share its requests */
-	case 435: /* clone3: its flags lie in memory, where no filter looks; libraries fall back to clone */
-	case 425: /* io_uring_setup and its two companions: likewise */
+	case 425: /* io_uring_setup and its two companions: what they are told lies where no filter looks */
 	case 426:
 	case 427:
 		return ABSENT;
@@ -176,6 +184,15 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
+	case JUDGE_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
+		for (unsigned i = 0; i < 4; i++) {
+			uint32_t part = (uint32_t)(seccomp_pass[i / 2] >> (i % 2 * 32));
+			load(ARGUMENT(2 + i / 2) + i % 2 * 4);
+			emit(BPF_JMP | BPF_JEQ | BPF_K, part, 0, (uint8_t)(7 - 2 * i));
+		}
+		answer(SECCOMP_RET_ALLOW);
+		answer(ERRNO(ENOSYS));
+		break;
 	case JUDGE_FCNTL:
 		load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, F_SETLEASE_, 0, 1);
@@ -196,7 +213,20 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set */
+	case JUDGE_SETRLIMIT: /* core files are off; a program that lowers it further has what it wants */
+		load(ARGUMENT(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 0, 1);
+		answer(ERRNO(0));
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set, and that of core files not at all */
+		load(ARGUMENT(1));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 0, 5);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+		load(ARGUMENT(2) + 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+		answer(ERRNO(0));
 		load(ARGUMENT(0));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
 		load(ARGUMENT(2));
@@ -221,10 +251,12 @@ static void place_verdict(enum verdict verdict)
 	}
 }
 
-void seccomp_prepare(void)
+unsigned seccomp_prepare(void)
 {
 	unsigned places[VERDICTS];
 
+	if (getrandom(seccomp_pass, sizeof seccomp_pass, 0) != sizeof seccomp_pass)
+		abort();
 	for (uint32_t number = 0; number <= SYSCALLS_KNOWN + 1; number++) {
 		enum verdict verdict = verdict_of(number);
 		if (count == 0 || ranges[count - 1].verdict != verdict)
@@ -248,6 +280,7 @@ void seccomp_prepare(void)
 		else
 			code[patches[i].at].jf = (uint8_t)distance;
 	}
+	return length;
 }
 
 int seccomp_enter(void)

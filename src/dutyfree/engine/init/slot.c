@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "slot.h"
 
+#include "host.h"
+#include "ids.h"
 #include "network.h"
 #include "sys.h"
 
@@ -19,9 +21,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FIRST_ID (1u << 30) /* far from where people, services and other containers have theirs */
-#define RANGES 16383u       /* up to 2³¹ */
-
 static struct slot *ready;
 static unsigned ready_count, made;
 static int host_proc = -1, host_network = -1;
@@ -31,7 +30,8 @@ int slot_open(int proc)
 {
 	host_proc = proc;
 	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
-	return host_network < 0 ? -errno : network_prepare(host_network);
+	int error = host_network < 0 ? -errno : network_prepare(host_network);
+	return error ? error : ids_open();
 }
 
 static int write_map(pid_t pid, const char *file, unsigned first)
@@ -39,7 +39,11 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 	char path[64], map[64];
 
 	snprintf(path, sizeof path, "%d/%s", pid, file);
-	snprintf(map, sizeof map, "0 %u %u", first, IDS);
+	/* Without root, the first of our ids lies elsewhere on the host than the others. */
+	if (host.rootless && host.ids > 1)
+		snprintf(map, sizeof map, "0 0 1\n1 1 %u", host.ids - 1);
+	else
+		snprintf(map, sizeof map, "0 %u %u", first, host.ids);
 	return write_file(host_proc, path, map);
 }
 
@@ -55,6 +59,9 @@ static _Noreturn void bear(unsigned first, int socket)
 	if (syscall(SYS_setresgid, first, first, first) < 0 || syscall(SYS_setresuid, first, first, first) < 0 ||
 	    unshare(CLONE_NEWUSER) < 0)
 		byte = (char)errno;
+	/* Without root, the maps of a process that nobody may look into cannot be written. */
+	if (host.rootless)
+		prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 	if (write(socket, &byte, 1) != 1)
 		_exit(1);
 	_exit(read(socket, &byte, 1) == 0 ? 0 : 1);
@@ -101,42 +108,63 @@ static void count_use(char *text, size_t size)
 		text[0] = 0;
 }
 
-static int make_network(void)
+/* What is done in a network of our own: its descriptor is made there. */
+static int fill_network(void *network)
 {
 	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
-	int fd = -1, error = 0;
 
 	if (unshare(CLONE_NEWNET) < 0)
-		return -errno;
+		return errno;
 	AUTOCLOSE int control = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (control < 0 || ioctl(control, SIOCSIFFLAGS, &loopback) < 0)
-		error = -errno;
+	int error = control < 0 || ioctl(control, SIOCSIFFLAGS, &loopback) < 0 ? errno : 0;
 	close_fd(&control);
 	/* Nobody inside has capabilities over the network: let servers have any port of it, and ping work. */
 	write_file(host_proc, "sys/net/ipv4/ip_unprivileged_port_start", "0");
-	write_file(host_proc, "sys/net/ipv4/ping_group_range", "0 2147483647");
+	write_file(host_proc, "sys/net/ipv4/ping_group_range", host.rootless ? "0 0" : "0 2147483647");
 	if (!error) {
-		fd = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
-		error = fd < 0 ? -errno : 0;
+		*(int *)network = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+		error = *(int *)network < 0 ? errno : 0;
 	}
 	if (!error && !quiet_network[0])
 		count_use(quiet_network, sizeof quiet_network);
-	if (setns(host_network, CLONE_NEWNET) < 0)
-		abort(); /* in the wrong network nothing may go on */
-	return error ? error : fd;
+	return error;
 }
 
 /* Whether nobody sent anything there, and no socket, not even a closing one, is left. */
-static bool network_is_quiet(int network)
+static int compare_network(void *network)
 {
 	char found[sizeof quiet_network];
 
-	if (setns(network, CLONE_NEWNET) < 0)
-		return false;
+	if (setns(*(int *)network, CLONE_NEWNET) < 0)
+		return errno;
 	count_use(found, sizeof found);
+	return found[0] && strcmp(found, quiet_network) == 0 ? 0 : EBUSY;
+}
+
+/* We go there ourselves and come back; without root there is no way back, and a child goes. */
+static int visit(int (*body)(void *), int *network)
+{
+	if (host.rootless)
+		return run_child(body, network, -1);
+	int error = body(network);
 	if (setns(host_network, CLONE_NEWNET) < 0)
-		abort();
-	return found[0] && strcmp(found, quiet_network) == 0;
+		abort(); /* in the wrong network nothing may go on */
+	return -error;
+}
+
+static int make_network(void)
+{
+	int network = -1;
+	int error = visit(fill_network, &network);
+
+	if (error)
+		close_fd(&network);
+	return error ? error : network;
+}
+
+static bool network_is_quiet(int network)
+{
+	return visit(compare_network, &network) == 0;
 }
 
 struct slot *slot_make(void)
@@ -147,10 +175,11 @@ struct slot *slot_make(void)
 	if (!slot)
 		return NULL;
 	slot->number = ++made;
-	/* Another launcher on this host begins elsewhere. */
-	slot->first_id = FIRST_ID + (((unsigned)getpid() * 61u + slot->number) % RANGES) * IDS;
 	slot->network = slot->user_namespace = -1;
-	error = cgroup_make(&slot->cgroup, slot->number);
+	slot->cgroup = (struct cgroup){.unified = -1, .tasks = {-1, -1, -1}};
+	error = ids_claim(&slot->first_id);
+	if (!error)
+		error = cgroup_make(&slot->cgroup, slot->number, slot->first_id);
 	if (!error) {
 		slot->user_namespace = make_user_namespace(slot->first_id);
 		slot->network = slot->user_namespace < 0 ? -1 : make_network();
@@ -204,6 +233,7 @@ void slot_discard(struct slot *slot)
 	close_fd(&slot->user_namespace);
 	close_fd(&slot->network);
 	cgroup_remove(&slot->cgroup);
+	ids_release(slot->first_id);
 	free(slot);
 }
 

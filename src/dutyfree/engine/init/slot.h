@@ -4,13 +4,11 @@
 
 #include "cgroup.h"
 
-#define IDS 65536u
-
 struct slot {
 	struct slot *next;
 	unsigned number;
 	unsigned first_id;  /* what is user 0 inside is this one outside */
-	int user_namespace; /* maps 0…65535 to first_id… */
+	int user_namespace; /* maps 0… to first_id… */
 	int network;        /* a namespace with nothing but a loopback */
 	struct cgroup cgroup;
 };

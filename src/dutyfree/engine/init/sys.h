@@ -23,14 +23,21 @@ int write_all(int fd, const void *data, size_t size);
 /* One message with descriptors: 0 or -errno. */
 int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count);
 
-/* The new mount interface: descriptors or -errno. */
+/* The new mount interface: descriptors or -errno. An option without a value is a flag. */
 int mount_new(const char *type, const char *const options[][2], unsigned attributes);
 int mount_clone(int dir, const char *path, bool recursive);
 int mount_attach(int mount, const char *path);
 int mount_restrict(int mount, uint64_t attributes, int user_namespace); /* idmapped if ≥ 0 */
 
-/* A child that shares our memory until its exec, and keeps us waiting until then: its pid or -errno. */
-pid_t spawn_child(int (*body)(void *), void *argument, void *stack, size_t stack_size);
+/* A child that shares our memory until its exec, and keeps us waiting until then: its pid or -errno. It is
+ * born in a control group of version 2, or where we are with a group of -1. */
+pid_t spawn_child(int (*body)(void *), void *argument, int group);
+
+/* Likewise, one that shares our descriptors too, and has done its work when this returns: its exit status. */
+int run_child(int (*body)(void *), void *argument, int group);
+
+/* A copy of ourselves, born in a control group: as fork. */
+pid_t fork_into(int group);
 
 int pidfd_signal(int pidfd, int signal);
 

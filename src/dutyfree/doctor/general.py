@@ -1,4 +1,4 @@
-"""What this machine can do for dutyfree: each thing available or not, why, and the remedy."""
+"""What the study, and dutyfree as a whole, need of this machine."""
 
 from __future__ import annotations
 
@@ -7,34 +7,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
-from dutyfree import paths, substrates
+from dutyfree import paths
+from dutyfree.doctor.finding import Finding
 from dutyfree.study import machine
 
 GIT_DAEMON_REMEDY = "install git with its daemon (Debian: apt-get install git)"
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One thing looked at. ``needed`` says whether the study on ``bare`` depends on it."""
-
-    what: str
-    fine: bool
-    detail: str
-    remedy: str = ""
-    needed: bool = False
-
-
-async def examine() -> list[Finding]:
+def look() -> list[Finding]:
     """Look at everything. Raises nothing."""
-    findings = [look() for look in _LOOKS]
-    for name in substrates.names():
-        found = await substrates.probe(name)
-        findings.append(Finding(f"substrate {name}", found.available, found.detail, found.remedy))
-    return findings
+    return [look() for look in _LOOKS]
 
 
 def _python() -> Finding:
@@ -91,19 +76,6 @@ def _debootstrap() -> Finding:
     )
 
 
-def _user_namespaces() -> Finding:
-    limit = Path("/proc/sys/user/max_user_namespaces")
-    count = int(limit.read_text()) if limit.exists() else 0
-    restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-    blocked = restricted.exists() and restricted.read_text().strip() == "1" and os.geteuid() != 0
-    return Finding(
-        "user namespaces",
-        count > 0 and not blocked,
-        "restricted by AppArmor" if blocked else f"up to {count}",
-        "raise user.max_user_namespaces (or lift kernel.apparmor_restrict_unprivileged_userns)",
-    )
-
-
 def _space() -> Finding:
     least = min(
         (shutil.disk_usage(_existing(path)).free, str(path))
@@ -135,12 +107,6 @@ _LOOKS: tuple[Callable[[], Finding], ...] = (
     _git,
     _pip,
     _debootstrap,
-    _user_namespaces,
     _space,
     _load,
 )
-
-
-def ailing(findings: list[Finding]) -> Iterator[Finding]:
-    """What keeps even the study on bare from running."""
-    return (finding for finding in findings if finding.needed and not finding.fine)

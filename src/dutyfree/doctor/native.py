@@ -1,0 +1,171 @@
+"""What the native engine has here, found by making a sandbox; and what its sandboxes would lack, and why."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+
+from dutyfree.doctor.finding import Finding
+from dutyfree.engine.features import Features
+from dutyfree.engine.namespaces import setting
+from dutyfree.errors import DutyfreeError
+from dutyfree.substrates.native import KERNEL, Native, NativeConfig
+
+CONFIG = NativeConfig(ready=0)
+
+KERNEL_ROOTLESS = (6, 6)
+"""The first whose tmpfs keeps the overlay's marks for others than root."""
+
+IDLE_BYTES = 600 << 10
+"""Of memory for each idle sandbox; bench/ measures it."""
+IDLE_FILES = 3
+"""Descriptors of the launcher for each."""
+IDLE_TASKS = 2
+"""Threads of each init."""
+
+DELEGATE = "systemd-run --user --scope -p Delegate=yes …, on a host with control groups of version 2; or root"
+
+TRIED = {
+    "tmpfs": ("tmpfs", "the kernel must have tmpfs"),
+    "overlay": ("overlayfs", "modprobe overlay"),
+    "xattr": ("marks of the overlay", "Linux 6.6 or newer: without them some directories cannot be replaced"),
+    "mapped-tmpfs": ("mapped ids on tmpfs", "Linux 6.3 or newer"),
+    "mapped": ("mapped ids on /usr", "put /usr on a file system that maps ids (ext4, xfs, btrfs, …)"),
+    "seccomp": ("seccomp", "a kernel with CONFIG_SECCOMP_FILTER"),
+}
+
+
+async def look() -> list[Finding]:
+    """Each feature by itself. Raises nothing."""
+    findings = await _in_thread(_kernel, _namespaces)
+    try:
+        async with Native(CONFIG) as substrate:
+            findings += await _in_thread(partial(_rights, substrate.features))
+            findings += _tried(await substrate.tried(), substrate.features)
+            findings += _limits(substrate.features)
+            async with substrate.sandbox() as sandbox:
+                seen = await sandbox.exec(["/bin/true"])
+            findings.append(Finding("native: a sandbox", seen.ok, "made, and left" if seen.ok else str(seen)))
+    except DutyfreeError as error:
+        remedy = error.remedy or "see the findings above"
+        findings.append(Finding("native: a sandbox", False, error.message, remedy))
+    return findings + await _in_thread(_capacity, _host)
+
+
+async def _in_thread(*looks: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    return await anyio.to_thread.run_sync(lambda: [finding for look in looks for finding in look()])
+
+
+def _kernel() -> Iterator[Finding]:
+    release = os.uname().release
+    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    wanted = KERNEL if os.geteuid() == 0 else KERNEL_ROOTLESS
+    yield Finding(
+        "native: kernel", version >= wanted, release, f"boot Linux {wanted[0]}.{wanted[1]} or newer"
+    )
+
+
+def _namespaces() -> Iterator[Finding]:
+    most = setting("user/max_user_namespaces") or "none"
+    clone = setting("kernel/unprivileged_userns_clone")
+    confined = setting("kernel/apparmor_restrict_unprivileged_userns")
+    words = [f"up to {most}"]
+    words += [f"unprivileged_userns_clone={clone}"] if clone else []
+    words += [f"apparmor_restrict_unprivileged_userns={confined}"] if confined else []
+    open_to_all = most not in ("none", "0") and clone != "0" and confined != "1"
+    yield Finding(
+        "native: user namespaces",
+        open_to_all or (os.geteuid() == 0 and most not in ("none", "0")),
+        ", ".join(words),
+        "sysctl user.max_user_namespaces=16384 kernel.unprivileged_userns_clone=1 "
+        "kernel.apparmor_restrict_unprivileged_userns=0, those that there are",
+    )
+
+
+def _rights(features: Features) -> Iterator[Finding]:
+    rootless = features.mode == "rootless"
+    lost = "; ".join(features.losses())
+    yield Finding("native: rights", not rootless, f"rootless: {lost}" if rootless else "root", "run as root")
+    helper = shutil.which("newuidmap")
+    if rootless:
+        yield Finding(
+            "native: range of ids",
+            features.ids > 1,
+            f"{features.ids} ids in a sandbox; newuidmap: {helper or 'not found'}; {_subordinate()}",
+            "apt-get install uidmap; usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER",
+        )
+
+
+def _subordinate() -> str:
+    import pwd
+
+    try:
+        names = {str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name}
+        lines = Path("/etc/subuid").read_text().splitlines()
+    except (KeyError, OSError):
+        return "no /etc/subuid"
+    found = [line for line in lines if line.split(":")[0] in names]
+    return f"/etc/subuid: {', '.join(found) or 'no range of this user'}"
+
+
+def _tried(results: dict[str, int], features: Features) -> Iterator[Finding]:
+    for name, (what, remedy) in TRIED.items():
+        # Without root, the files of the host cannot have other owners: no fault of the file system.
+        if name not in results or (name == "mapped" and features.mode == "rootless"):
+            continue
+        error = results[name]
+        yield Finding(f"native: {what}", not error, os.strerror(error) if error else "works", remedy)
+
+
+def _limits(features: Features) -> Iterator[Finding]:
+    remedy = DELEGATE if features.mode == "rootless" else "boot with the controller, or mount /sys/fs/cgroup"
+    for name in ("cpu", "memory", "pids"):
+        fine = name in features.controllers
+        detail = f"control groups {features.cgroup}" if fine else "no control group that we may use"
+        if name == "pids" and not fine and features.counts_processes:
+            fine, detail = True, "RLIMIT_NPROC, for a sandbox has one user"
+        yield Finding(f"native: limit of {name}", fine, detail, remedy)
+
+
+def _capacity() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bounds = {
+        "memory": memory * 9 // 10 // IDLE_BYTES,
+        "the launcher's open files": (hard if os.geteuid() else 1 << 20) // IDLE_FILES,
+        "the owner's open files": soft,
+        "pid_max": int(setting("kernel/pid_max") or 32768) * 3 // 4 // IDLE_TASKS,
+        "user namespaces": int(setting("user/max_user_namespaces") or 0),
+    }
+    least = min(bounds, key=lambda name: bounds[name])
+    every = ", ".join(f"{name} {count}" for name, count in bounds.items())
+    yield Finding(
+        "native: idle sandboxes",
+        bounds[least] >= 1000,
+        f"about {bounds[least]}, bounded by {least} ({every})",
+        f"raise {least}: ulimit -n, sysctl kernel.pid_max, user.max_user_namespaces",
+    )
+
+
+def _host() -> Iterator[Finding]:
+    pattern = setting("kernel/core_pattern")
+    yield Finding(
+        "native: core files",
+        not pattern.startswith(("|", "@")),
+        pattern or "none",
+        "sandboxes leave none, but the program that it names runs as root for crashes outside of them",
+    )
+    swaps = Path("/proc/swaps")
+    used = swaps.read_text().splitlines()[1:] if swaps.exists() else []
+    yield Finding(
+        "native: swap",
+        not used,
+        f"{len(used)} in use" if used else "none",
+        "swapoff -a: what sandboxes write is memory, and would go to a disk",
+    )

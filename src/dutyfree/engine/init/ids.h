@@ -1,0 +1,9 @@
+/* Which user ids a sandbox has on the host: ranges that no two sandboxes of any launcher share. */
+#ifndef DUTYFREE_IDS_H
+#define DUTYFREE_IDS_H
+
+int ids_open(void);                /* before the host's files are left: 0 or -errno */
+int ids_claim(unsigned *first);    /* 0 or -errno; until the release, or our end */
+void ids_release(unsigned first);
+
+#endif

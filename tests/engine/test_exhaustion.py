@@ -1,0 +1,64 @@
+"""A limit of the host that is reached is told by name, with the remedy; what was made before lives on."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from dutyfree.engine import exhaustion
+
+GREEDY = textwrap.dedent(
+    """
+    import contextlib, sys
+    import anyio, dutyfree
+    from dutyfree.errors import CreateError
+    async def main():
+        async with dutyfree.open("native") as substrate, contextlib.AsyncExitStack() as stack:
+            made = []
+            try:
+                for _ in range(500):
+                    made.append(await stack.enter_async_context(substrate.sandbox()))
+            except CreateError as error:
+                print(error)
+            await made.pop().close()
+            for sandbox in made:
+                assert (await sandbox.exec(["/bin/true"])).ok
+            assert len(made) > 5
+        async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
+            assert (await sandbox.exec(["/bin/true"])).ok
+    anyio.run(main)
+    """
+)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("limit", ["64:4096", "128:128"])
+def test_too_many_open_files(limit: str) -> None:
+    """Of the owner, which may raise its own limit; of both, which may not."""
+    done = subprocess.run(
+        ["prlimit", f"--nofile={limit}", sys.executable, "-c", GREEDY],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "open files" in done.stdout
+    assert "ulimit" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [
+        (errno.EMFILE, "ulimit -Hn"),
+        (errno.ENOSPC, "user.max_"),
+        (errno.EAGAIN, "kernel.pid_max"),
+        (errno.ENOMEM, "memory"),
+    ],
+)
+def test_every_limit_has_a_remedy(number: int, word: str) -> None:
+    assert word in exhaustion.remedy(number)
+    assert not exhaustion.remedy(errno.EPERM)

@@ -1,0 +1,200 @@
+"""The native engine for somebody without any rights: the same promises, but for those said to be lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dutyfree.engine import features
+from tests.engine import counts, unprivileged
+
+pytestmark = pytest.mark.native
+
+SESSION = """
+import anyio, dutyfree, json, os, sys
+from dutyfree import Limits, Recipe, Stage
+from dutyfree.errors import CreateError
+
+async def main():
+    async with dutyfree.open("native") as substrate:
+        print(json.dumps(await run(substrate)))
+
+{body}
+
+anyio.run(main)
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _copy_is_removed() -> Iterator[None]:
+    yield
+    unprivileged.remove()
+
+
+def ask(body: str) -> object:
+    return json.loads(unprivileged.run("-c", SESSION.format(body=body)))
+
+
+@pytest.mark.slow
+def test_the_conformance_suite_passes() -> None:
+    out = unprivileged.run("-m", "dutyfree.conformance", "native", "--json")
+    found = json.loads(out)
+    skipped = {
+        result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "skipped"
+    }
+    assert found["failed"] == 0
+    # A single id allows no other user; the rest is not offered to root either.
+    assert skipped <= {"user", "snapshot", "fork"}
+
+
+def test_what_is_lost_is_said_and_refused() -> None:
+    body = """
+async def run(substrate):
+    refused = []
+    for name, limits in {"memory": Limits(memory=64 << 20), "cpus": Limits(cpus=0.5)}.items():
+        try:
+            async with substrate.sandbox(limits=limits):
+                pass
+        except CreateError as error:
+            refused.append([name, str(error)])
+    return {"mode": substrate.features.mode, "ids": substrate.features.ids, "refused": refused,
+            "controllers": substrate.features.controllers, "lost": (await substrate.facts())["lost"]}
+"""
+    found = ask(body)
+    assert isinstance(found, dict)
+    assert (found["mode"], found["ids"]) == ("rootless", 1)
+    if not found["controllers"]:
+        assert [name for name, _ in found["refused"]] == ["memory", "cpus"]
+        assert "cannot limit memory here" in found["refused"][0][1]
+        assert "no limit of memory" in found["lost"]
+    assert "no other user than root" in found["lost"]
+
+
+def test_the_hosts_software_can_be_added_to_and_replaced() -> None:
+    body = """
+async def run(substrate):
+    commands = ("echo 1 > /usr/local/made", "rm -rf /usr/share/doc", "echo 2 > /etc/made", "mkdir /opt/x",
+                "rm /usr/bin/env && echo mine > /usr/bin/env")
+    seen = []
+    for _ in range(2):
+        async with substrate.sandbox(Recipe(stages=(Stage("setup", commands=commands),))) as sandbox:
+            look = "cat /usr/local/made /etc/made /usr/bin/env; ls /usr/share/doc; ls -d /opt/x; rm /etc/made"
+            seen.append((await sandbox.exec(look)).stdout.decode())
+    return seen
+"""
+    assert ask(body) == ["1\n2\nmine\n/opt/x\n"] * 2
+
+
+def test_processes_are_counted() -> None:
+    body = """
+async def run(substrate):
+    bomb = "i=0; while [ $i -lt 200 ]; do sleep 2 & i=$((i + 1)); done; wait; echo all"
+    async with substrate.sandbox(limits=Limits(pids=40)) as one, substrate.sandbox() as other:
+        seen = await one.exec(bomb, timeout=30)
+        beside = await other.exec("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait; echo fine")
+    return [seen.stdout.decode(), seen.stderr.decode()[-200:], beside.stdout.decode()]
+"""
+    found = ask(body)
+    assert isinstance(found, list)
+    out, errors, beside = found
+    assert "all" not in out or errors
+    assert beside == "fine\n"
+
+
+def test_a_sandbox_sees_nothing_of_its_owner() -> None:
+    """Which has the same id on the host: neither its processes nor its files nor its sockets."""
+    body = """
+async def run(substrate):
+    secret = f"/tmp/dutyfree-secret-{os.getpid()}"
+    with open(secret, "w") as file:
+        file.write("mine")
+    try:
+        async with substrate.sandbox() as one, substrate.sandbox() as other:
+            await other.exec("sleep 60 & sleep 0.1")
+            kill = "import os, signal; print([p for p in range(2, 40000) if os.path.exists(f'/proc/{p}')])"
+            seen = {
+                "processes": (await one.exec(["python3", "-c", kill])).stdout.decode(),
+                "secret": (await one.exec(["cat", secret])).exit_code,
+                "init": (await one.exec("cat /proc/1/environ /proc/1/mem; ls /proc/1/fd")).exit_code,
+                "below": (await one.exec("cat /proc/self/mountinfo | grep -c ' / /proc '")).stdout.decode(),
+                "mount": (await one.exec("mount -t tmpfs t /tmp")).exit_code,
+                "device": (await one.exec("mknod /tmp/d b 8 0; echo x > /dev/kmsg")).exit_code,
+            }
+    finally:
+        os.unlink(secret)
+    return seen
+"""
+    found = ask(body)
+    assert isinstance(found, dict)
+    assert len(json.loads(found["processes"])) <= 2
+    assert found["below"].strip() == "1"
+    assert all(found[name] != 0 for name in ("secret", "init", "mount", "device"))
+
+
+@pytest.mark.parametrize("killed", ["owner", "launcher"])
+def test_nothing_is_left_after_a_kill(killed: str) -> None:
+    body = """
+async def run(substrate):
+    async with substrate.sandbox() as sandbox:
+        await sandbox.exec("sleep 1000 & sleep 0.1")
+        print(os.getpid(), substrate._launcher._process.pid, flush=True)
+        await anyio.sleep(60)
+"""
+    process = unprivileged.start("-c", SESSION.format(body=body))
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    owner, launcher = map(int, line.split())
+    inits = children(launcher)
+    assert inits
+    os.kill(owner if killed == "owner" else launcher, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while any(map(lives, (launcher, *inits))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(lives, (launcher, *inits)))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    if process.stderr:
+        process.stderr.close()
+
+
+def lives(pid: int) -> bool:
+    return bool(status(pid)) and status(pid)[0] != "Z"  # one that only its parent has yet to notice
+
+
+def children(pid: int) -> list[int]:
+    return [other for other in counts.processes() if status(other)[1:2] == [str(pid)]]
+
+
+def status(pid: int) -> list[str]:
+    """What follows the name: state, parent and more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("cgroup=none mode=rootless ids=1 groups=kept", features.Features("rootless", "none", (), 1, "kept")),
+        (
+            "cgroup=v2:memory:pids mode=root ids=65536 groups=dropped",
+            features.Features("root", "v2", ("memory", "pids"), 65536, "dropped"),
+        ),
+    ],
+)
+def test_what_the_launcher_says(text: str, wanted: features.Features) -> None:
+    assert features.parse(text) == wanted
+
+
+def test_what_no_launcher_says() -> None:
+    with pytest.raises(ValueError, match="not what a launcher says"):
+        features.parse("cgroup=v3 mode=none")
