@@ -156,7 +156,7 @@ async def test_connections_at_random(sanitized: Native) -> None:
                 process = await sandbox.start(command)
                 policies: list[NetworkPolicy] = ["on", ("host",), "off", "on"]
                 for wanted in policies:
-                    await sandbox.set_network(wanted)
+                    await sandbox.set_network(wanted)  # type: ignore[attr-defined]
                 assert (await process.wait()).stdout == b"done\n"
 
 

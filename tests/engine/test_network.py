@@ -241,10 +241,10 @@ async def test_a_reset_keeps_the_policy(networked: Native, neighbour: Neighbour)
     async with networked.sandbox(limits=Limits(network="on")) as sandbox:
         await sandbox.reset()
         assert await heard(sandbox, neighbour.address) == "neighbour"
-        await sandbox.set_network("off")
+        await sandbox.set_network("off")  # type: ignore[attr-defined]
         await sandbox.reset()
         assert await heard(sandbox, neighbour.address) == ""
-        await sandbox.set_network((neighbour.address,))
+        await sandbox.set_network((neighbour.address,))  # type: ignore[attr-defined]
         await sandbox.reset()
         assert await heard(sandbox, neighbour.address) == "neighbour"
         assert await heard(sandbox, neighbour.other) == ""
@@ -256,11 +256,11 @@ async def test_nonsense_is_told(networked: Native) -> None:
             pass
     async with networked.sandbox() as sandbox:
         with pytest.raises(UsageError, match="no port"):
-            await sandbox.set_network(("example.org:http",))
+            await sandbox.set_network(("example.org:http",))  # type: ignore[attr-defined]
         with pytest.raises(UsageError, match="no port 0"):
             await sandbox.connect(0)
     with pytest.raises(SandboxClosed):
-        await sandbox.set_network("on")
+        await sandbox.set_network("on")  # type: ignore[attr-defined]
     with pytest.raises(SandboxClosed):
         await sandbox.connect(80)
 
@@ -272,10 +272,10 @@ async def test_a_port_taken_in_the_sandbox_is_told(networked: Native, neighbour:
         process = await sandbox.start(["python3", "-c", take])
         await sandbox.exec("until grep -q :0035 /proc/net/udp; do sleep 0.02; done")
         with pytest.raises(dutyfree.errors.DispatchError, match="holds UDP port 53"):
-            await sandbox.set_network("on")
+            await sandbox.set_network("on")  # type: ignore[attr-defined]
         assert await heard(sandbox, neighbour.address) == ""
         await process.kill()
-        await sandbox.set_network("on")
+        await sandbox.set_network("on")  # type: ignore[attr-defined]
         assert await heard(sandbox, neighbour.address) == "neighbour"
 
 

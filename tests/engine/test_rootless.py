@@ -49,8 +49,9 @@ def test_the_conformance_suite_passes() -> None:
         result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "skipped"
     }
     assert found["failed"] == 0
-    # A single id allows no other user; the rest is not offered to root either.
-    assert skipped <= {"user", "snapshot", "fork"}
+    # A single id allows no other user, and a network that leads out is root's; snapshots and forks are not
+    # offered to root either.
+    assert skipped <= {"user", "snapshot", "fork", "network_changes", "network_nonsense"}
 
 
 def test_what_is_lost_is_said_and_refused() -> None:

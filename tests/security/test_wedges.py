@@ -83,8 +83,8 @@ async def test_threads_that_outlive_the_first(native: Substrate) -> None:
     ctypes.CDLL(None).syscall(EXIT, 0)
     """.replace("EXIT", "60" if os.uname().machine == "x86_64" else "93")
     async with native.sandbox(limits=LIMITS) as sandbox:
-        with anyio.fail_after(4):
-            seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=1)
+        with anyio.fail_after(9):
+            seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=4)
         assert seen.timed_out
         size = len(await sandbox.read("beats"))
         await anyio.sleep(0.3)

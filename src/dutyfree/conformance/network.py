@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
@@ -48,9 +48,11 @@ async def _greeter() -> AsyncIterator[int]:
 async def network_changes(substrate: Substrate) -> None:
     """What a sandbox reaches is opened and closed while it lives; closing cuts what was connected."""
     address = substrate.host_address
-    async with _greeter() as port, substrate.sandbox(limits=Limits(network="off")) as sandbox:
+    async with AsyncExitStack() as stack:
+        sandbox = await stack.enter_async_context(substrate.sandbox(limits=Limits(network="off")))
         if not isinstance(sandbox, NetworkControl) or address is None:
             raise Skipped("not NetworkControl")
+        port = await stack.enter_async_context(_greeter())
         policies: list[tuple[NetworkPolicy, bool]] = [
             ("off", False),
             ("on", True),

@@ -315,14 +315,6 @@ class NativeSandbox:
         self._usable().abandon()
         self._channel, self._destroy = await self._remake()
 
-    async def set_network(self, wanted: NetworkPolicy) -> None:
-        self._usable()
-        try:
-            body = policy.encode(wanted, self._resolvers)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        await self._reach.change(body)
-
     async def connect(self, port: int) -> SocketStream:
         self._usable()
         if not 0 < port < 65536:
@@ -363,6 +355,18 @@ class NativeSandbox:
         if self._paused:
             raise DispatchError(f"sandbox {self.id} is paused", remedy="resume it first")
         return self._channel
+
+
+class NetworkedSandbox(NativeSandbox):
+    """One whose network can be opened and closed: made by root."""
+
+    async def set_network(self, wanted: NetworkPolicy) -> None:
+        self._usable()
+        try:
+            body = policy.encode(wanted, self._resolvers)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        await self._reach.change(body)
 
 
 class NativeProcess:

@@ -33,7 +33,7 @@ from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import Defaults, NativeSandbox, defaults
+from dutyfree.engine.sandbox import Defaults, NativeSandbox, NetworkedSandbox, defaults
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -198,9 +198,8 @@ class Native:
         self._alive.add(identity)
         try:
             channel, destroy = await make()
-            sandbox = NativeSandbox(
-                identity, limits, base.usual, make, channel, destroy, reach, self._resolvers
-            )
+            kind = NetworkedSandbox if self.features.mode == "root" else NativeSandbox
+            sandbox = kind(identity, limits, base.usual, make, channel, destroy, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox

@@ -294,7 +294,7 @@ static void layer(const struct request *request, const char *path)
 static void network(const struct request *request, const char *body)
 {
 	struct box *box = box_of(request->number);
-	int way[WAY_FDS] = {-1, -1, -1}, error = !box || box->ended ? -ESRCH : box->asked ? -EBUSY : 0;
+	int way[WAY_FDS] = {-1, -1, -1}, error = !box || box->ended ? -ESRCH : box->asked ? -EBUSY : box->shared ? -EOPNOTSUPP : 0;
 	bool open = !error && request->size > 0 && !box->networked;
 
 	if (!error && !box->networked && !request->size) {
