@@ -22,6 +22,7 @@ import msgspec
 
 from dutyfree import image, paths
 from dutyfree.engine import census
+from dutyfree.engine.images.store import Store
 from dutyfree.errors import CleanupError, Unavailable
 from dutyfree.substrates import bare
 
@@ -48,10 +49,7 @@ def _local(dry_run: bool) -> Iterator[Leftover]:
     cache = paths.cache()
     yield from _unlocked("build of the study's image", image.folder(), "lock", "build-*", dry_run)
     yield from _unlocked("build of the fixture", cache, "fixture.lock", "fixture-making-*", dry_run)
-    for path in sorted(cache.glob("rootfs/*.*")):
-        owner = path.suffix[1:]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            yield _removed("image half unpacked", path, _remove_tree, dry_run)
+    yield from _layers(dry_run)
 
 
 # --- Control groups ------------------------------------------------------------------------------------
@@ -98,6 +96,15 @@ def _unlocked(kind: str, directory: Path, lock: str, pattern: str, dry_run: bool
                 return
         for path in sorted(directory.glob(pattern)):
             yield _removed(kind, path, _remove_tree, dry_run)
+
+
+def _layers(dry_run: bool) -> Iterator[Leftover]:
+    """Layers that no image has and no sandbox uses, and what was half unpacked; the store knows both."""
+    store = Store()
+    if store.root.is_dir():
+        done = store.collect(dry_run=dry_run)
+        if done.layers:
+            yield Leftover("layers", f"{done.layers} in {store.root}", done.size)
 
 
 def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: bool) -> Leftover:

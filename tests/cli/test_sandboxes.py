@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dutyfree.engine.images.store import Store
 from tests.engine import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(120)]
@@ -205,6 +206,11 @@ def test_ps_is_not_fooled_by_a_name():
         process.communicate()
 
 
+def _groups_of(launcher: int) -> list[Path]:
+    name = f"dutyfree-{launcher}"
+    return [Path(directory, name) for directory, names, _ in os.walk("/sys/fs/cgroup") if name in names]
+
+
 def _launcher_of(owner: int) -> int:
     for task in Path(f"/proc/{owner}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -224,28 +230,29 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
         dying.stdout.readline()
         launcher = _launcher_of(dying.pid)
         os.kill(launcher, signal.SIGKILL)
-    groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/dutyfree-{launcher}") if path.is_dir()]
-    # Directories of a sandbox of bare, of builds and of images half unpacked.
-    dead = subprocess.Popen(["true"])
-    dead.wait()
+    groups = _groups_of(launcher)
+    # Directories of a sandbox of bare and of builds.
     identity = _identity_of_the_dead()
     for name in (
         "dutyfree-bare-old/work",
         "cache/images/build-old",
         "cache/fixture-making-old",
-        f"cache/rootfs/x.{dead.pid}",
     ):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_bytes(bytes(100_000))
     (tmp_path / "dutyfree-bare-old" / "owner").write_text(identity)
-    # And of the living.
-    kept = tmp_path / "cache" / "rootfs" / f"y.{os.getpid()}"
-    kept.mkdir()
+    # And two layers of no image, one of which is in use.
+    store = Store(cache / "layers")
+    store.obtain(f"rootfs:{0:064x}", lambda _: (1234, 0, 0)).close()
+    held = store.obtain(f"rootfs:{1:064x}", lambda _: (5678, 0, 0))
 
     planned = json.loads(dutyfree("gc", "--dry-run", "--json", env=environment).stdout)
     whats = {each["what"] for each in planned}
-    assert {str(group) for group in groups} <= whats
-    assert len([what for what in whats if what.startswith(str(tmp_path))]) == 4
+    # Another launcher on this machine may sweep them as well.
+    assert {str(group) for group in groups if group.exists()} <= whats
+    assert [each["size"] for each in planned if each["kind"] == "layers"] == [1234]
+    assert len(store.layers()) == 2
+    assert len([what for what in whats if what.startswith(str(tmp_path))]) == 3
     assert all(each["size"] >= 100_000 for each in planned if each["what"].startswith(str(tmp_path)))
     assert not any(f"dutyfree-{_launcher_of(sleeper.pid)}" in what for what in whats)
     assert all(Path(what).exists() for what in whats if what.startswith("/"))
@@ -254,17 +261,18 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     assert "removed" in said
     assert not any(group.exists() for group in groups)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
-    assert kept.exists()
+    assert [facts.key for facts in store.layers()] == [held.key]
     assert sleeper.poll() is None
     (living,) = [each for each in json.loads(dutyfree("ps", "--json").stdout) if each["owner"] == sleeper.pid]
     assert living["state"] == "running"
     # The launcher that lives can still make sandboxes: its groups are whole.
-    assert any(Path("/sys/fs/cgroup").glob(f"**/dutyfree-{_launcher_of(sleeper.pid)}/s*"))
+    assert any(group.name.startswith("dutyfree-") for group in _groups_of(_launcher_of(sleeper.pid)))
     assert not [
         each
         for each in json.loads(dutyfree("gc", "--json", env=environment).stdout)
         if str(tmp_path) in each["what"]
     ]
+    held.close()
 
 
 def test_gc_waits_for_no_builder(tmp_path):

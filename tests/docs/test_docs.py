@@ -48,6 +48,8 @@ def test_commands_and_options_exist(name):
     shown = (re.match(r"(?:\S*/)?dutyfree ([a-z][^#]*)", line) for line in code(name))
     for line in (found[1] for found in shown if found):
         words = line.split()
+        if words[-1] == "--help":  # every command and every group of them has it
+            continue
         command, words = app[words[0]], words[1:]
         if words and words[0] in command:
             command, words = command[words[0]], words[1:]

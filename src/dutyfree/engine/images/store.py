@@ -256,13 +256,14 @@ class Store:
 
     # --- Order --------------------------------------------------------------------------------------
 
-    def collect(self, spare: int = 0, keep: Iterable[str] = ()) -> Collected:
-        """Remove what no image names, ``keep`` does not name either, and nobody uses.
+    def collect(self, spare: int = 0, keep: Iterable[str] = (), *, dry_run: bool = False) -> Collected:
+        """Remove what no image names, ``keep`` does not name either, and nobody uses; or only count it.
 
         Of these, the last used ones stay as long as they take no more than ``spare`` bytes together.
         """
         with self._locked(self._directory() / "lock", fcntl.LOCK_EX):
-            self._sweep()
+            if not dry_run:
+                self._sweep()
             named = {key for image in self.images() for key in image.keys} | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
             unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
@@ -271,7 +272,7 @@ class Store:
                 kept += facts.size
                 if kept <= spare:
                     continue
-                if self._remove(facts.key):
+                if self._unused(facts.key) if dry_run else self._remove(facts.key):
                     removed, size = removed + 1, size + facts.size
                 else:
                     in_use += 1
@@ -285,6 +286,14 @@ class Store:
                 if self._path(facts.key) == path.parent:
                     found.append(facts)
         return found
+
+    def _unused(self, key: str) -> bool:
+        try:
+            with open(self._path(key) / "lease") as lease:
+                fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
 
     def _remove(self, key: str) -> bool:
         path = self._path(key)

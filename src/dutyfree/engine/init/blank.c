@@ -22,9 +22,10 @@ static pid_t launch(struct slot *slot, int socket)
 		.exit_signal = SIGCHLD,
 	};
 
-	if (unified_inits >= 0) {
+	int group = unified_inits >= 0 ? unified_inits : slot->cgroup.freezer;
+	if (group >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)unified_inits;
+		args.cgroup = (uint64_t)group;
 	}
 	handover_give(slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);

@@ -34,7 +34,7 @@
 #define BOXES 65536u
 #define QUIET_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
 #define FAILED_MS 1000 /* and until it is tried again */
-#define EGRESS_EVENT (1ull << 32) /* above the numbers of sandboxes */
+#define EGRESS_EVENT (1ull << 33) /* above the numbers of sandboxes */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
@@ -44,11 +44,16 @@ struct box {
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
+	bool frozen;     /* it was, at some time */
+	int freezing;    /* what tells that all stand still, -1 while nobody waits for it */
+	uint32_t freeze_serial;
 	bool shared;     /* it is in our own network */
 	bool networked;  /* there is a way out */
 	bool opening, closing; /* there will be one, or none */
 	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
+
+#define FREEZE_EVENT (1ull << 32) /* beside the number of the sandbox */
 
 static struct box *boxes[BOXES];
 static uint32_t last_box, alive;
@@ -161,6 +166,7 @@ static void create(const struct request *request, const struct create *wanted, c
 		do
 			box->number = ++last_box;
 		while (boxes[box->number % BOXES] || !box->number);
+		box->freezing = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
@@ -182,6 +188,51 @@ static void create(const struct request *request, const struct create *wanted, c
 	close_fd(&box->slot->socket);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
+}
+
+/* --- Freezing --------------------------------------------------------------------------------------- */
+
+/* Answers the request under way, if there is one. */
+static void freeze_answer(struct box *box, int error)
+{
+	if (box->freezing < 0)
+		return;
+	close_fd(&box->freezing);
+	if (error)
+		refuse(box->freeze_serial, error, "freezer");
+	else
+		reply(box->freeze_serial, 0, box->number, NULL, 0, NULL, 0);
+}
+
+static void freeze(const struct request *request)
+{
+	struct box *box = box_of(request->number);
+	bool wanted = request->kind == REQUEST_FREEZE;
+	int error = box && !box->ended ? 0 : -ESTALE;
+
+	if (!error)
+		freeze_answer(box, -ECANCELED);
+	if (!error)
+		error = cgroup_freeze(&box->slot->cgroup, wanted);
+	if (!error)
+		box->frozen = true;
+	int events = error || !wanted ? -1 : cgroup_events(&box->slot->cgroup);
+	if (!error && wanted && events < 0)
+		error = events;
+	if (error) {
+		refuse(request->serial, error, "freezer");
+		return;
+	}
+	if (!wanted) {
+		reply(request->serial, 0, box->number, NULL, 0, NULL, 0);
+		return;
+	}
+	box->freezing = events;
+	box->freeze_serial = request->serial;
+	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
+	epoll_ctl(epoll, EPOLL_CTL_ADD, events, &event);
+	if (cgroup_is_frozen(events))
+		freeze_answer(box, 0);
 }
 
 static void forget(struct box *box)
@@ -206,6 +257,9 @@ static void ended(struct box *box)
 	close_fd(&box->slot->pidfd);
 	box->ended = true;
 	alive--;
+	freeze_answer(box, -ESTALE);
+	if (box->frozen)
+		cgroup_freeze(&box->slot->cgroup, false); /* for the next who uses it */
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
 	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
@@ -388,6 +442,10 @@ static void serve(const struct request *request, const char *body)
 	case REQUEST_KEEP:
 		keep(request);
 		return;
+	case REQUEST_FREEZE:
+	case REQUEST_THAW:
+		freeze(request);
+		return;
 	case REQUEST_FILL:
 		if (request->number > 4096)
 			break;
@@ -520,7 +578,10 @@ _Noreturn void launcher_run(int socket)
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
 			if (!events[i].data.u32)
 				receive();
-			else if (box && !box->ended)
+			else if (events[i].data.u64 & FREEZE_EVENT) {
+				if (box && box->freezing >= 0 && cgroup_is_frozen(box->freezing))
+					freeze_answer(box, 0);
+			} else if (box && !box->ended)
 				ended(box);
 		}
 	}
