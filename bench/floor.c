@@ -53,10 +53,9 @@ static int run(void *unused)
 
 static uint64_t on_host(void)
 {
-	static char stack[65536] __attribute__((aligned(16)));
 	int status;
 	uint64_t begin = now();
-	pid_t pid = spawn_child(run, NULL, stack, sizeof stack);
+	pid_t pid = spawn_child(run, NULL, -1);
 
 	if (pid < 0 || waitpid(pid, &status, 0) < 0 || status)
 		die("host");
@@ -65,13 +64,16 @@ static uint64_t on_host(void)
 
 /* --- In a sandbox ------------------------------------------------------------------------------------ */
 
+int payload_group = -1;
+
 /* PID 1: one program with its pipes, as the engine starts it, and one byte when it has ended. */
-_Noreturn void init_run(void)
+_Noreturn void init_run(int payload)
 {
 	char *arguments[] = {(char *)program, NULL}, *environment[] = {"PATH=/usr/bin:/bin", NULL};
 	int output[2], errors[2], null = open("/dev/null", O_RDWR | O_CLOEXEC), status;
 	struct start start = {.user = "", .directory = "", .arguments = arguments, .environment = environment};
 
+	payload_group = payload;
 	if (pipe2(output, O_CLOEXEC) < 0 || pipe2(errors, O_CLOEXEC) < 0)
 		_exit(2);
 	start.mark = process_mark();
