@@ -300,3 +300,26 @@ async def test_who_does_not_read_holds_up_nobody(networked: Native) -> None:
                 assert _memory(process) < 64 << 10
             seen = await other.exec(reach(str(networked.host_address), greeter.port), timeout=30)
             assert seen.stdout == b"greetings\n"
+
+
+async def test_a_network_that_was_opened_is_not_used_again(networked: Native) -> None:
+    """Not even if nothing was sent, and all closed: routes would be left in it."""
+    async with anyio.create_task_group() as group:
+
+        async def open_and_close() -> None:
+            async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+                await sandbox.set_network("off")
+
+        for _ in range(6):
+            group.start_soon(open_and_close)
+    async with anyio.create_task_group() as group:
+
+        async def look() -> None:
+            async with networked.sandbox() as sandbox:
+                seen = await sandbox.exec("cat /proc/net/fib_trie")
+                assert b"127.0.0.1" in seen.stdout
+                assert b"Id 100" not in seen.stdout
+                await anyio.sleep(1)  # so that each has a network of its own
+
+        for _ in range(40):
+            group.start_soon(look)

@@ -49,6 +49,7 @@ struct box {
 	uint32_t freeze_serial;
 	bool shared;     /* it is in our own network */
 	bool networked;  /* there is a way out */
+	bool opened;     /* there was one, at some time */
 	bool opening, closing; /* there will be one, or none */
 	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
@@ -248,10 +249,10 @@ static void ended(struct box *box)
 	box->slot->pid = 0;
 	if (box->asked)
 		refuse(box->asked, -ESRCH, "network");
-	if (box->networked) {
+	if (box->networked)
 		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
-		close_fd(&box->slot->network); /* not one to be used again */
-	}
+	if (box->opened)
+		close_fd(&box->slot->network); /* not one to be used again: routes are left in it */
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
 	close_fd(&box->slot->pidfd);
@@ -348,8 +349,10 @@ static void network(const struct request *request, const char *body)
 	/* It takes programs in the kernel, which are root's. */
 	if (open)
 		error = host.rootless ? -EOPNOTSUPP : gate_open(epoll, EGRESS_EVENT);
-	if (open && !error)
+	if (open && !error) {
+		box->opened = true;
 		error = network_open(box->slot->network, way);
+	}
 	if (!error) {
 		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_CHANGE : EGRESS_CLOSE;
 		error = gate_send(kind, box->number, request->serial, body, request->size, open ? way : NULL);
