@@ -154,3 +154,17 @@ async def test_many_names_of_one_file(
             await sandbox.download("d", tmp_path / "d")
         assert not await anyio.to_thread.run_sync((tmp_path / "d").exists)
         assert (await sandbox.exec("true")).ok
+
+
+async def test_a_directory_too_large_for_its_reader(native: Substrate) -> None:
+    async with native.sandbox() as sandbox:
+        script = """
+        import os
+        os.mkdir("many")
+        for number in range(140_000):
+            os.mknod(f"many/{number:0240}")
+        """
+        await python(sandbox, script)
+        with pytest.raises(OSError, match="too large"):
+            await sandbox.list("many")
+        assert len(await sandbox.list(".")) == 1

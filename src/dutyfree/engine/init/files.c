@@ -15,6 +15,7 @@
 
 #define DEPTH_MAX 2048
 #define LIST_PART (48u << 10) /* a directory whose list is longer is read by a process of its own */
+#define LIST_MAX (32u << 20)  /* and one whose list is longer than this is too large for its reader */
 #define ENTRY_MAX (sizeof(struct entry) + 256)
 
 /* The open failed: because there is nothing to open, or nothing that could be? */
@@ -155,13 +156,14 @@ static int list_all(const char *path, int fd)
 {
 	static char answer[LIST_PART + ENTRY_MAX];
 	DIR *directory = opendir(path);
-	size_t used = 0;
+	size_t used = 0, sent = 0;
 	int error = directory ? 0 : -errno;
 
 	for (struct dirent *found; directory && !error && (found = readdir(directory));) {
 		used = put_entry(answer, used, dirfd(directory), found->d_name);
 		if (used > LIST_PART) {
-			error = write_all(fd, answer, used);
+			sent += used;
+			error = sent > LIST_MAX ? -EFBIG : write_all(fd, answer, used);
 			used = 0;
 		}
 	}
