@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from dutyfree import Limits
@@ -323,3 +324,40 @@ async def test_a_network_that_was_opened_is_not_used_again(networked: Native) ->
 
         for _ in range(40):
             group.start_soon(look)
+
+
+def say_urgently(listener: socket.socket) -> bytes:
+    heard = b""
+    with listener, listener.accept()[0] as connected:
+        connected.settimeout(20)
+        connected.send(b"?", socket.MSG_OOB)
+        connected.send(b"answer")
+        while data := connected.recv(100):
+            heard += data
+    return heard
+
+
+async def test_urgent_data_holds_up_nobody(networked: Native) -> None:
+    """The kernel moves none of it by itself: it is carried as any other, in both directions."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    heard: list[bytes] = []
+
+    async def serve() -> None:
+        heard.append(await anyio.to_thread.run_sync(say_urgently, listener))
+
+    script = """
+    import socket, sys
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connected:
+        for turn in range(50):
+            connected.send(b"!", socket.MSG_OOB)
+            connected.sendall(b"more")
+        connected.shutdown(socket.SHUT_WR)
+        while data := connected.recv(100):
+            print(data.decode(), end="")
+    """
+    async with networked.sandbox(limits=Limits(network="on")) as sandbox, anyio.create_task_group() as group:
+        group.start_soon(serve)
+        where = [networked.host_address, str(listener.getsockname()[1])]
+        seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script), *where], timeout=10)
+        assert seen.stdout == b"?answer", seen
+    assert heard == [b"!more" * 50]

@@ -112,6 +112,9 @@ static int reach(struct client *client, int inside)
 	setsockopt(outside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
 	setsockopt(inside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 	setsockopt(inside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	/* Urgent data is data (take_urgent). */
+	setsockopt(outside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
+	setsockopt(inside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
 	if (connect(outside, (struct sockaddr *)&target, size) < 0 && errno != EINPROGRESS)
 		close_fd(&outside);
 	return outside;
@@ -195,8 +198,21 @@ static enum progress hold(struct held *held, size_t left)
 	return data ? BLOCKED : BROKEN;
 }
 
-/* From one side to the other, as far as both go. */
-static enum progress carry(struct connection *connection, int from)
+/* Urgent data is where splice stands still for ever, though the kernel says that there is something. */
+static enum progress take_urgent(struct held *held, int source, int sink)
+{
+	held->data = malloc(CHUNK);
+	held->begin = held->end = 0;
+	ssize_t count = held->data ? recv(source, held->data, CHUNK, 0) : -1;
+	if (count > 0)
+		held->end = (size_t)count;
+	else if (!held->data || (count < 0 && errno != EAGAIN && errno != EINTR))
+		return BROKEN;
+	return send_held(held, sink);
+}
+
+/* From one side to the other, as far as both go. `said`: there is something, as the kernel says. */
+static enum progress carry(struct connection *connection, int from, bool said)
 {
 	const unsigned how = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
 	int source = connection->watch[from].fd, sink = connection->watch[!from].fd;
@@ -205,6 +221,8 @@ static enum progress carry(struct connection *connection, int from)
 
 	for (size_t carried = 0; progress == WAITS && carried < TURN;) {
 		ssize_t left = splice(source, NULL, tube[1], NULL, CHUNK, how);
+		if (left < 0 && errno == EAGAIN && said && carried == 0)
+			return take_urgent(held, source, sink);
 		if (left < 0)
 			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
 		if (left == 0) {
@@ -252,7 +270,7 @@ void relay_event(struct client *client, struct watch *watch, uint32_t events)
 	for (int from = INSIDE; from <= OUTSIDE; from++) {
 		if (connection->ended[from])
 			continue;
-		enum progress progress = carry(connection, from);
+		enum progress progress = carry(connection, from, events & EPOLLIN && watch == &connection->watch[from]);
 		if (progress == BROKEN) {
 			end(client, connection, true);
 			return;
