@@ -112,9 +112,8 @@ static int reach(struct client *client, int inside)
 	setsockopt(outside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
 	setsockopt(inside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 	setsockopt(inside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-	/* Urgent data is data (take_urgent). */
+	/* Urgent data is data (take_urgent); the inside has this from its listener. */
 	setsockopt(outside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
-	setsockopt(inside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
 	if (connect(outside, (struct sockaddr *)&target, size) < 0 && errno != EINPROGRESS)
 		close_fd(&outside);
 	return outside;
@@ -198,17 +197,21 @@ static enum progress hold(struct held *held, size_t left)
 	return data ? BLOCKED : BROKEN;
 }
 
-/* Urgent data is where splice stands still for ever, though the kernel says that there is something. */
-static enum progress take_urgent(struct held *held, int source, int sink)
+/* Urgent data is where splice stands still for ever, and takes for the end, whatever follows. As recv says. */
+static ssize_t take_urgent(struct held *held, int source)
 {
-	held->data = malloc(CHUNK);
-	held->begin = held->end = 0;
-	ssize_t count = held->data ? recv(source, held->data, CHUNK, 0) : -1;
-	if (count > 0)
-		held->end = (size_t)count;
-	else if (!held->data || (count < 0 && errno != EAGAIN && errno != EINTR))
-		return BROKEN;
-	return send_held(held, sink);
+	static char data[CHUNK];
+	ssize_t count = recv(source, data, sizeof data, 0);
+
+	if (count <= 0)
+		return count;
+	held->data = malloc((size_t)count);
+	if (!held->data)
+		return -1;
+	memcpy(held->data, data, (size_t)count);
+	held->begin = 0;
+	held->end = (size_t)count;
+	return count;
 }
 
 /* From one side to the other, as far as both go. `said`: there is something, as the kernel says. */
@@ -221,8 +224,14 @@ static enum progress carry(struct connection *connection, int from, bool said)
 
 	for (size_t carried = 0; progress == WAITS && carried < TURN;) {
 		ssize_t left = splice(source, NULL, tube[1], NULL, CHUNK, how);
-		if (left < 0 && errno == EAGAIN && said && carried == 0)
-			return take_urgent(held, source, sink);
+		if (left == 0 || (left < 0 && errno == EAGAIN && said && carried == 0)) {
+			left = take_urgent(held, source);
+			if (left > 0) {
+				carried += (size_t)left;
+				progress = send_held(held, sink);
+				continue;
+			}
+		}
 		if (left < 0)
 			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
 		if (left == 0) {
