@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -86,18 +85,19 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def measure(name: str, rounds: int, cache: Path) -> dict[str, list[float]]:
-    environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
+    environment = dict(os.environ)
     command = [sys.executable, "-m", "dutyfree", "image", "pull", "--quiet", name]
 
     def pull() -> None:
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
     found: dict[str, list[float]] = {"docker": [], "native": [], "docker again": [], "native again": []}
-    for _ in range(rounds):
+    for number in range(rounds):
         docker("image", "rm", "--force", name)
         found["docker"].append(seconds(lambda: docker("pull", "--quiet", name)))
         found["docker again"].append(seconds(lambda: docker("pull", "--quiet", name)))
-        shutil.rmtree(cache, ignore_errors=True)
+        # A new one each time: on some file systems files are made slowly where many were just removed.
+        environment["DUTYFREE_CACHE"] = str(cache / f"{name.rpartition('/')[2]}-{number}")
         found["native"].append(seconds(pull))
         found["native again"].append(seconds(pull))
     return found
@@ -121,7 +121,8 @@ def main() -> None:
                 found = measure(name, arguments.rounds, Path(scratch, "cache"))
                 for what, times in found.items():
                     middle = statistics.median(times)
-                    print(f"{name.rpartition('/')[2]:5} {what:13} {middle:6.2f} s  n={len(times)}", flush=True)
+                    kind = name.rpartition("/")[2]
+                    print(f"{kind:5} {what:13} {middle:6.2f} s  n={len(times)}", flush=True)
                 docker("image", "rm", "--force", name)
         finally:
             for name in names:

@@ -190,8 +190,50 @@ class List(msgspec.Struct, frozen=True, tag="list"):
     path: str
 
 
-Action: TypeAlias = Exec | Read | Write | Edit | List
+class Search(msgspec.Struct, frozen=True, tag="search", omit_defaults=True):
+    """Look for lines that hold ``text``, or without it for names, under ``path``."""
+
+    path: str = "."
+    text: str | None = None
+    regex: bool = False
+    """``text`` is an extended regular expression of POSIX."""
+    ignore_case: bool = False
+    names: tuple[str, ...] = ()
+    """Only files whose name, or whose path below ``path`` where a pattern has a slash, fits one of these."""
+    skip: tuple[str, ...] = (".git",)
+    """Names of directories that are not entered; patterns too."""
+    binary: bool = False
+    """Look also into files that hold NUL bytes."""
+    limit: int = 1000
+    """At most so many matches."""
+    width: int = 500
+    """At most so many bytes of a line."""
+    timeout: float | None = 60.0
+
+
+class Match(msgspec.Struct, frozen=True):
+    """One line that fits, or one name (``line`` 0). The path can be given to ``read`` as it is."""
+
+    path: str
+    line: int = 0
+    text: bytes = b""
+    cut: bool = False
+
+
+class Found(msgspec.Struct, frozen=True):
+    matches: tuple[Match, ...]
+    """By path, then by line."""
+    truncated: bool = False
+    """There were more than the limit."""
+    unseen: int = 0
+    """Files that were not looked into: binary, too large, or closed to us."""
+
+
+Action: TypeAlias = Exec | Read | Write | Edit | List | Search
 """What an agent asks, as data: trajectories are made of these."""
+
+Result: TypeAlias = Observation | bytes | tuple[Entry, ...] | Found | None
+"""What an action brings: of Exec, Read, List, Search; None of Write and Edit."""
 
 
 @runtime_checkable
@@ -365,7 +407,10 @@ class Forkable(Protocol):
 @runtime_checkable
 class Pausable(Protocol):
     async def pause(self) -> None:
-        """Stop every process where it stands."""
+        """Stop every process where it stands. Until the resumption, actions raise DispatchError.
+
+        The time of the pause counts for no command's timeout.
+        """
         ...
 
     async def resume(self) -> None: ...
@@ -444,5 +489,177 @@ class Streaming(Protocol):
         """Output as it comes; the last item is the Observation, its streams empty.
 
         An iterable as ``stdin`` is read at the command's own pace, and no further once it has ended.
+        """
+        ...
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of what a process printed, and where in the whole of it, both streams together, it begins."""
+
+    position: int
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+class ManagedProcess(Process, Protocol):
+    """A command in the background that can be talked to."""
+
+    @property
+    def command(self) -> Command: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    def output(self, after: int = 0) -> AsyncIterator[Piece]:
+        """What it printed from position ``after`` on, and what it prints, until it ends.
+
+        As much as ``Limits.output`` is kept: if what is asked for is gone, it begins with the oldest that
+        is there. Whoever goes on gives ``position + len(data)`` of the last piece.
+        """
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """To its stdin, if it was started with one. Raises BrokenPipeError, ValueError."""
+        ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to it and its process group; nothing happens if it has ended."""
+        ...
+
+
+@runtime_checkable
+class ManagedProcesses(Protocol):
+    """As BackgroundProcesses, and a process can be found again by its id."""
+
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+    ) -> ManagedProcess:
+        """With ``stdin`` its input is kept open, to be written to; else it is empty."""
+        ...
+
+    async def processes(self) -> Sequence[ManagedProcess]:
+        """All that were started here: those that run, and the latest of those that ended."""
+        ...
+
+    async def attach(self, id: str) -> ManagedProcess:  # noqa: A002
+        """The process of this id. Raises KeyError."""
+        ...
+
+
+class Terminal(Protocol):
+    """A command in a terminal of its own."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def read(self) -> bytes:
+        """What it printed since; waits until there is something. Empty when no more comes."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """As if typed. Waits while the command takes nothing. Raises BrokenPipeError after its end."""
+        ...
+
+    async def resize(self, rows: int, columns: int) -> None: ...
+
+    async def wait(self) -> Observation:
+        """The end of the command; its streams are empty."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill its whole tree."""
+        ...
+
+
+@runtime_checkable
+class Terminals(Protocol):
+    def terminal(
+        self,
+        command: Command | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AbstractAsyncContextManager[Terminal]:
+        """A terminal that runs the command, or a shell. Leaving it hangs it up and kills what is left."""
+        ...
+
+
+@runtime_checkable
+class Editing(Protocol):
+    async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        """Replace ``old``, which must stand in the file exactly once, by ``new``.
+
+        The file is replaced as a whole, with its mode and owner; links are followed. Raises EditError,
+        FileNotFoundError, IsADirectoryError, PermissionError, and OSError (EFBIG) for a huge file.
+        """
+        ...
+
+
+@runtime_checkable
+class Searching(Protocol):
+    async def search(
+        self,
+        path: str = ".",
+        text: str | None = None,
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        names: Sequence[str] = (),
+        skip: Sequence[str] = (".git",),
+        binary: bool = False,
+        limit: int = 1000,
+        width: int = 500,
+        timeout: float | None = 60.0,
+    ) -> Found:
+        """See ``Search``. Links are not followed.
+
+        Raises ValueError for a bad expression, FileNotFoundError, NotADirectoryError, TimeoutError.
+        """
+        ...
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Something happened to a path below the watched one; "" is that one itself.
+
+    ``lost``: more happened than could be kept, or more directories are there than can be watched.
+    """
+
+    kind: Literal["created", "modified", "closed", "attributes", "deleted", "moved_from", "moved_to", "lost"]
+    path: str = ""
+    directory: bool = False
+
+
+@runtime_checkable
+class Watching(Protocol):
+    def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        """Changes under ``path`` from the entering on. Whoever reads too slowly gets ``lost``.
+
+        The iteration ends when the path itself is deleted. Raises FileNotFoundError on entering.
+        """
+        ...
+
+
+@runtime_checkable
+class Batching(Protocol):
+    async def batch(
+        self, actions: Sequence[Action], *, stop_on_failure: bool = True
+    ) -> tuple[Result | Exception, ...]:
+        """Several actions, one after the other, in one round trip; a result for each that was carried out.
+
+        What an action would raise stands in its place. With ``stop_on_failure`` the first that fails (a
+        command whose observation is not ``ok``, or an error) is the last result. Errors of the substrate
+        are raised. A cancellation kills what runs, and what follows is not begun.
         """
         ...

@@ -6,7 +6,8 @@
     ├── UsageError                the caller asked for something that makes no sense
     │   ├── PlanError             a plan that cannot be run
     │   ├── RecordsError          records that cannot be read, written or mixed
-    │   └── OptionError           an unknown substrate, or an option it does not take
+    │   ├── OptionError           an unknown substrate, or an option it does not take
+    │   └── EditError             the text to replace does not stand in the file exactly once
     ├── Unavailable               the substrate cannot be used on this machine now
     └── SubstrateError            the machinery failed, in one phase of a rollout
         ├── CreateError           no sandbox came into being
@@ -53,6 +54,18 @@ class RecordsError(UsageError):
 
 class OptionError(UsageError):
     pass
+
+
+class EditError(UsageError, ValueError):
+    """The text stands in the file ``count`` times; ``lines`` are the first of them. Nothing was changed."""
+
+    def __init__(self, path: str, count: int, lines: tuple[int, ...]) -> None:
+        where = f" {count} times, on the lines {', '.join(map(str, lines))}" if count else " nowhere"
+        more = "…" if count > len(lines) > 0 else ""
+        super().__init__(f"{path}: the text to replace stands there{where}{more}")
+        self.path = path
+        self.count = count
+        self.lines = lines
 
 
 class Unavailable(DutyfreeError):  # noqa: N818 (an answer to "can I use it?", read as such)

@@ -4,21 +4,32 @@
 ...     sandbox.exec("echo hello").stdout
 
 It is one generic wrapper, so whatever the async objects learn is here too: awaitables are awaited,
-async contexts become contexts, async iterators become iterators.
+async contexts become contexts, async iterators become iterators. Any thread may call, also one in which
+an event loop runs, which then stands still for so long.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
+from typing import Any, TypeVar
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dutyfree import contract, substrates
+from dutyfree.errors import SandboxClosed
+
+T = TypeVar("T")
 
 _WRAPPED = (contract.Substrate, contract.Sandbox)
 _DATA = (msgspec.Struct, bytes, str, int, float, dict)
@@ -28,8 +39,15 @@ _DATA = (msgspec.Struct, bytes, str, int, float, dict)
 def open(name: str, **options: Any) -> Iterator[Any]:  # noqa: A001
     """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises."""
     opened = substrates.open(name, **options)
-    with start_blocking_portal() as portal, _context(portal, opened) as substrate:
-        yield substrate
+    owner = os.getpid()
+    with start_blocking_portal() as portal:
+        try:
+            with _context(portal, opened) as substrate:
+                yield substrate
+        finally:
+            if os.getpid() != owner:
+                # A forked copy has no thread that runs the loop: the portal is to know, and not to wait.
+                portal._event_loop_thread_id = None
 
 
 class _Blocking:
@@ -38,6 +56,7 @@ class _Blocking:
     def __init__(self, portal: BlockingPortal, inner: Any) -> None:
         self._portal = portal
         self._inner = inner
+        self._owner = os.getpid()
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
@@ -45,6 +64,11 @@ class _Blocking:
             return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._owner:
+                raise SandboxClosed(
+                    "this process is a fork of the one that opened the substrate",
+                    remedy="open a substrate of its own after os.fork",
+                )
             return _blocking(self._portal, self._portal.call(_resolve, value, args, kwargs))
 
         return call
@@ -92,8 +116,21 @@ def _blocking(portal: BlockingPortal, value: Any) -> Any:
 @contextmanager
 def _context(portal: BlockingPortal, context: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
     wrapped: AbstractContextManager[Any] = portal.wrap_async_context_manager(context)
-    with wrapped as value:
+    with _of_this_process(wrapped) as value:
         yield _blocking(portal, value)
+
+
+@contextmanager
+def _of_this_process(context: AbstractContextManager[T]) -> Iterator[T]:
+    """In a forked copy, where there is no loop that could end anything, it is left without a word."""
+    owner = os.getpid()
+    with ExitStack() as stack:
+        value = stack.enter_context(context)
+        try:
+            yield value
+        finally:
+            if os.getpid() != owner:
+                stack.pop_all()
 
 
 def _iterate(portal: BlockingPortal, items: AsyncIterator[Any]) -> Iterator[Any]:
@@ -107,5 +144,7 @@ def _iterate(portal: BlockingPortal, items: AsyncIterator[Any]) -> Iterator[Any]
         while found := portal.call(following):
             yield found[0]
     finally:
+        # Not waited for: this may be the garbage collector, at any time and in any thread.
         if isinstance(items, AsyncGenerator):
-            portal.call(items.aclose)
+            with suppress(RuntimeError):  # the loop has ended, and all of it
+                portal.start_task_soon(items.aclose)

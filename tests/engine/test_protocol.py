@@ -124,6 +124,9 @@ def test_numbers_agree() -> None:
         ("FRAME", Frame),
         ("CREATE", protocol.Create),
         ("EXIT", protocol.Exit),
+        ("SEARCH", protocol.Search),
+        ("MATCH", protocol.Match),
+        ("WATCH", protocol.Watch),
         ("NETWORK", protocol.Network),
         ("RULE", protocol.Rule),
     ):
@@ -236,6 +239,76 @@ def test_a_frame_too_large_ends_only_its_sandbox(launcher: Launcher) -> None:
     with pytest.raises(EOFError):
         receive(one)
     assert answers(other)
+
+
+def test_actions_at_random(launcher: Launcher) -> None:
+    """Edits, searches, watches, terminals, and frames that wait for others, with sizes that lie."""
+    chance = random.Random(7)
+    channel = launcher.sandbox()
+    text = b"one\ntwo\nthree\n"
+    channel.sendall(protocol.frame(Frame.WRITE, 1, protocol.WRITE.pack(0o644) + b"/workspace/f\0" + text))
+    lies = (0, 1, 3, 4, 100, 2**31, 2**32 - 1)
+    number = 1
+    for _ in range(ROUNDS):
+        number += 1
+        kind = chance.choice(
+            [Frame.EDIT, Frame.SEARCH, Frame.WATCH, Frame.TERMINAL, Frame.NOTIFY, Frame.POSTPONE, Frame.READ]
+        )
+        path = chance.choice([b"/workspace/f\0", b"f\0", b"/workspace\0", b".\0", b"/nowhere\0", b"\0", b"x"])
+        words = b"".join(
+            chance.choice([b"o", b"*.py", b"[", b"(a|b)*c", b"\\", b""]) + b"\0" for _ in range(4)
+        )
+        payload = {
+            Frame.EDIT: protocol.EDIT.pack(chance.choice(lies), chance.choice(lies)) + path + b"two",
+            Frame.SEARCH: protocol.SEARCH.pack(
+                chance.choice([0, 1, 10**7]),
+                chance.randrange(16),
+                chance.choice(lies),
+                chance.choice(lies),
+                chance.choice((0, 1, 2, 3, 400, 2**32 - 1)),
+                chance.choice((0, 1, 2, 2**32 - 1)),
+                0,
+            )
+            + path
+            + words,
+            Frame.WATCH: protocol.WATCH.pack(chance.randrange(4), chance.choice(lies)) + path,
+            Frame.TERMINAL: protocol.WINDOW.pack(chance.randrange(3), 80)
+            + protocol.EXEC.pack(10**8, 0, 0, 1, chance.choice((0, 1, 2)), 0)
+            + chance.choice([b"\0\0/bin/true\0", b"nobody\0/\0/bin/true\0", b"\0", b""]),
+            Frame.NOTIFY: chance.choice([b"", struct.pack("=I", chance.choice((0, 9, 15, 99)))]),
+            Frame.POSTPONE: chance.choice([b"", struct.pack("=Q", chance.choice((0, 5, 2**64 - 1)))]),
+            Frame.READ: path,
+        }[kind]
+        cut = chance.choice([len(payload)] * 4 + [0, 1, 9])
+        flags = chance.choice([0, 0, protocol.AFTER, protocol.AFTER | protocol.IF_OK, 0xFEFF])
+        channel.sendall(protocol.FRAME.pack(len(payload[:cut]), kind, flags, number) + payload[:cut])
+        if chance.random() < 0.3:
+            flags = chance.choice([0, protocol.AFTER])
+            channel.sendall(protocol.frame(Frame.KILL, chance.randrange(number + 3), flags=flags))
+        if chance.random() < 0.2:
+            assert answers(channel)
+        for watch in range(max(1, number - 20), number):  # those that never end
+            channel.sendall(protocol.frame(Frame.KILL, watch))
+    assert answers(channel)
+
+
+def test_a_long_chain_of_frames(launcher: Launcher) -> None:
+    """More frames than may wait are refused, each by its own answer, and nothing is forgotten."""
+    channel = launcher.sandbox()
+    strings = b"\0\0/usr/bin/sleep\0000.5\0"
+    channel.sendall(protocol.frame(Frame.EXEC, 1, protocol.EXEC.pack(0, 0, 0, 0, 2, 0) + strings))
+    count = 5000
+    frames = b"".join(
+        protocol.frame(Frame.READ, number, b"/nowhere\0", protocol.AFTER) for number in range(2, count + 2)
+    )
+    channel.sendall(frames)
+    seen: set[int] = set()
+    while len(seen) <= count:
+        kind, _, identity, _ = receive(channel)
+        assert kind in (Frame.EXIT, Frame.DONE)
+        assert identity not in seen
+        seen.add(identity)
+    assert answers(channel)
 
 
 def test_archives_at_random(launcher: Launcher) -> None:

@@ -58,7 +58,9 @@ def test_what_is_lost_is_said_and_refused() -> None:
     body = """
 async def run(substrate):
     refused = []
-    for name, limits in {"memory": Limits(memory=64 << 20), "cpus": Limits(cpus=0.5)}.items():
+    asked = {"memory": Limits(memory=64 << 20), "cpus": Limits(cpus=0.5)}
+    asked["network"] = Limits(network=("example.org",))
+    for name, limits in asked.items():
         try:
             async with substrate.sandbox(limits=limits):
                 pass
@@ -71,7 +73,7 @@ async def run(substrate):
     assert isinstance(found, dict)
     assert (found["mode"], found["ids"]) == ("rootless", 1)
     if not found["controllers"]:
-        assert [name for name, _ in found["refused"]] == ["memory", "cpus"]
+        assert [name for name, _ in found["refused"]] == ["memory", "cpus", "network"]
         assert "cannot limit memory here" in found["refused"][0][1]
         assert "no limit of memory" in found["lost"]
     assert "no other user than root" in found["lost"]
@@ -90,6 +92,22 @@ async def run(substrate):
     return seen
 """
     assert ask(body) == ["1\n2\nmine\n/opt/x\n"] * 2
+
+
+def test_the_network_is_the_hosts_own_or_none() -> None:
+    body = """
+async def run(substrate):
+    import socket
+    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    found = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = ["python3", "-c", reach, substrate.host_address, str(server.getsockname()[1])]
+        for network in ("on", "off"):
+            async with substrate.sandbox(limits=Limits(network=network)) as sandbox:
+                found.append((await sandbox.exec(command)).ok)
+    return found
+"""
+    assert ask(body) == [True, False]
 
 
 def test_processes_are_counted() -> None:

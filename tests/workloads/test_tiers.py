@@ -11,6 +11,7 @@ import pytest
 
 import dutyfree
 from dutyfree import workloads
+from dutyfree.actions import perform
 from dutyfree.contract import Exec, Observation, Recipe, Stage, Substrate
 from dutyfree.errors import UsageError
 from dutyfree.study import trial
@@ -93,7 +94,7 @@ async def test_nothing_is_written_but_where_it_belongs(fixture: Fixture, bare: S
                 for command in stage.commands:
                     assert (await sandbox.exec(command)).ok
             for step in workload.actions:
-                await trial.perform(sandbox, step.action)
+                await perform(sandbox, step.action)
             assert {entry.name for entry in await sandbox.list(".")} == {"attrs", "deps", "wheels"}
 
 

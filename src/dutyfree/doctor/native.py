@@ -32,6 +32,7 @@ IDLE_TASKS = 2
 DELEGATE = "systemd-run --user --scope -p Delegate=yes …, on a host with control groups of version 2; or root"
 
 TRIED = {
+    "slot": ("user, network and control group of a sandbox", "see the findings on namespaces and limits"),
     "tmpfs": ("tmpfs", "the kernel must have tmpfs"),
     "overlay": ("overlayfs", "modprobe overlay"),
     "xattr": ("marks of the overlay", "Linux 6.6 or newer: without them some directories cannot be replaced"),

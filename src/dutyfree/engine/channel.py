@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dutyfree.engine import protocol
+from dutyfree.engine import forks, protocol
 from dutyfree.engine.protocol import FRAME, Frame
 from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError, SandboxClosed
 
@@ -29,28 +30,38 @@ _LAST = 1.0  # second of it
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
+class Refused(DispatchError):  # noqa: N818 (names the answer)
+    """Init did not take a command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"the command could not be handed over: {os.strerror(number)}")
+        self.number = number
+
+
 class Running:
     """A command under way, as its frames tell."""
 
-    __slots__ = ("ended", "on_output", "overdue", "stderr", "stdout")
+    __slots__ = ("ended", "on_output", "on_started", "overdue", "stderr", "stdout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stdout: list[bytes] = []
         self.stderr: list[bytes] = []
         self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
         self.on_output: Callable[[int, bytes], None] | None = None
+        self.on_started: Callable[[int], None] | None = None
         self.overdue: asyncio.TimerHandle | None = None
 
 
 class Answer:
     """A file operation under way."""
 
-    __slots__ = ("data", "descriptor", "done", "overdue")
+    __slots__ = ("data", "descriptor", "done", "on_output", "overdue")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.data: list[bytes] = []
         self.descriptor: int | None = None
         self.done: asyncio.Future[int] = loop.create_future()
+        self.on_output: Callable[[bytes], None] | None = None
         self.overdue: asyncio.TimerHandle | None = None
 
 
@@ -72,10 +83,12 @@ class Channel:
         self._arrived: deque[int] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
+        self._held: dict[Running | Answer, float] | None = None
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
         # By its number: of a socket, the loop would make a description each time.
         self._descriptor = connected.fileno()
         self._loop.add_reader(self._descriptor, self._receive)
+        forks.bind(self)
 
     @property
     def closed(self) -> bool:
@@ -84,10 +97,14 @@ class Channel:
     # --- To init ------------------------------------------------------------------------------------
 
     def exec(
-        self, payload: bytes, stdin: int | None = None, timeout: float | None = None
+        self,
+        payload: bytes,
+        stdin: int | None = None,
+        timeout: float | None = None,
+        kind: Frame = Frame.EXEC,
     ) -> tuple[int, Running]:
         """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
-        identity, running = self._post(Frame.EXEC, payload, stdin, Running(self._loop))
+        identity, running = self._post(kind, payload, stdin, Running(self._loop))
         if timeout is not None:
             self._expect(running, timeout)
         return identity, running
@@ -101,6 +118,10 @@ class Channel:
         self._expect(waiting, 0.0)
 
     def _expect(self, waiting: Running | Answer, seconds: float) -> None:
+        if self._held is not None:
+            left = seconds + PATIENCE - _LAST
+            self._held[waiting] = min(left, self._held.get(waiting, left))
+            return
         when = self._loop.time() + seconds + PATIENCE - _LAST
         if waiting.overdue is not None:
             if waiting.overdue.when() <= when:
@@ -112,20 +133,84 @@ class Channel:
         # It may be us who did not listen: what has come in the meantime is heard first.
         waiting.overdue = self._loop.call_later(_LAST, self._give_up)
 
+    @property
+    def held(self) -> bool:
+        return self._held is not None
+
+    def hold(self) -> None:
+        """Init is about to be frozen: that it does not answer is no fault of it, until ``release``."""
+        self._held = {}
+        now = self._loop.time()
+        for waiting in self._waiting.values():
+            if waiting.overdue is not None:
+                self._held[waiting] = max(0.0, waiting.overdue.when() - now)
+                waiting.overdue.cancel()
+                waiting.overdue = None
+
+    def release(self) -> None:
+        held, self._held = self._held or {}, None
+        now = self._loop.time()
+        for waiting in self._waiting.values():
+            if waiting in held:
+                waiting.overdue = self._loop.call_at(now + held[waiting], self._doubt, waiting)
+
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
         if self._closed is None:
             self._send(protocol.frame(kind, identity, payload, flags), None)
 
-    async def ask(self, kind: Frame, payload: bytes, descriptor: int | None = None) -> Answer:
+    async def ask(
+        self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
+    ) -> Answer:
         """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
         identity, answer = self._post(kind, payload, descriptor, Answer(self._loop))
+        if timeout is not None:
+            self._expect(answer, timeout)
         try:
             await answer.done
         except asyncio.CancelledError:
             self.kill(identity)
             raise
         return answer
+
+    def begin(self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]) -> tuple[int, Answer]:
+        """An operation that says much before it is done. Raises DispatchError."""
+        answer = Answer(self._loop)
+        answer.on_output = on_output
+        return self._post(kind, payload, None, answer)
+
+    def expect(self, waiting: Running | Answer, seconds: float) -> None:
+        """It must be done after so many seconds; if init is silent then, the sandbox is given up."""
+        self._expect(waiting, seconds)
+
+    def post_all(
+        self, frames: Sequence[tuple[Frame, bytes, int | None, int]]
+    ) -> list[tuple[int, Running | Answer]]:
+        """Ask for several things at once: kind, payload, descriptor, flags of each. Raises DispatchError."""
+        too_large = max((len(payload) for _, payload, _, _ in frames), default=0) > protocol.FRAME_MAX
+        if self._closed is not None or too_large:
+            for _, _, descriptor, _ in frames:
+                if descriptor is not None:
+                    os.close(descriptor)
+            if self._closed is not None:
+                raise SandboxClosed(str(self._closed))
+            raise DispatchError("an action has more bytes than can be handed over at once")
+        posted: list[tuple[int, Running | Answer]] = []
+        parts: list[bytes] = []
+        rider: int | None = None
+        for kind, payload, descriptor, flags in frames:
+            identity = next(self._identities) & 0xFFFFFFFF
+            waiting = Running(self._loop) if kind == Frame.EXEC else Answer(self._loop)
+            self._waiting[identity] = waiting
+            posted.append((identity, waiting))
+            if descriptor is not None:
+                # It travels with the first byte of what is sent: so that is this frame's.
+                if parts:
+                    self._send(b"".join(parts), rider)
+                parts, rider, flags = [], descriptor, flags | protocol.WITH_FD
+            parts.append(protocol.frame(kind, identity, payload, flags))
+        self._send(b"".join(parts), rider)
+        return posted
 
     def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: W) -> tuple[int, W]:
         if self._closed is not None or len(payload) > protocol.FRAME_MAX:
@@ -235,8 +320,21 @@ class Channel:
             (error,) = protocol.ERROR.unpack_from(payload)
             step = payload[protocol.ERROR.size :].decode(errors="replace")
             self._fail(CreateError(f"the sandbox could not be set up: {step}: {os.strerror(error)}"))
+        elif kind == _OUTPUT and isinstance(waiting, Answer):
+            self._hear(waiting, identity, payload)
         elif flags & protocol.WITH_FD and self._arrived:
-            os.close(self._arrived.popleft())
+            descriptor = self._arrived.popleft()
+            if kind == Frame.STARTED and isinstance(waiting, Running) and waiting.on_started is not None:
+                waiting.on_started(descriptor)
+            else:
+                os.close(descriptor)
+
+    def _hear(self, waiting: Answer, identity: int, payload: bytes) -> None:
+        if waiting.on_output is not None:
+            waiting.on_output(payload)
+        else:
+            waiting.data.append(payload)
+            self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload)))
 
     def _done(self, waiting: Running | Answer | None, flags: int, identity: int, payload: bytes) -> None:
         descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
@@ -254,9 +352,7 @@ class Channel:
             return
         self._forget(identity)
         if isinstance(waiting, Running) and not waiting.ended.done():
-            waiting.ended.set_exception(
-                DispatchError(f"the command could not be handed over: {os.strerror(error)}")
-            )
+            waiting.ended.set_exception(Refused(error))
 
     def _forget(self, identity: int) -> None:
         waiting = self._waiting.pop(identity, None)
@@ -269,6 +365,17 @@ class Channel:
         if self._closed is None:
             self._fail(ExecError(f"sandbox {self._name} stopped answering, and was destroyed"))
             self._destroy()
+
+    def orphan(self) -> None:
+        self._closed = SandboxClosed(f"sandbox {self._name}: {forks.FORKED}", remedy=forks.REMEDY)
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        for waiting in self._waiting.values():
+            future = waiting.ended if isinstance(waiting, Running) else waiting.done
+            if not future.done():
+                future.set_exception(self._closed)
+                future.exception()
+        self._waiting.clear()
 
     def abandon(self) -> None:
         """Close, and have the sandbox destroyed, without waiting for its end."""

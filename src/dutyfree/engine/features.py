@@ -17,6 +17,9 @@ class Features(msgspec.Struct, frozen=True):
     groups: Literal["dropped", "kept"] = "dropped"
     """Whether a sandbox has left the groups of its owner; without root and a range of ids it cannot."""
 
+    freezer: bool = False
+    """Whether processes can be frozen, unseen by themselves."""
+
     @property
     def counts_processes(self) -> bool:
         """By a control group, or by the user, if the sandbox has but one."""
@@ -27,6 +30,8 @@ class Features(msgspec.Struct, frozen=True):
         lost = [f"no limit of {name}" for name in ("cpu", "memory") if name not in self.controllers]
         if not self.counts_processes:
             lost.append("no exact limit of processes")
+        if not self.freezer:
+            lost.append("pauses by signals, which processes can see")
         if self.mode == "rootless":
             lost.append("ids shared by all sandboxes")
             lost.append("files of the host's root cannot be changed")

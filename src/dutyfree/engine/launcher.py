@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import os
 import socket
 import subprocess
-import weakref
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from dutyfree.engine import protocol
+from dutyfree.engine import forks, protocol
 from dutyfree.engine.protocol import Request
 from dutyfree.errors import SubstrateError, Unavailable
 
@@ -27,21 +25,6 @@ BINARY = Path(__file__).parent / "bin" / "dutyfree-init"
 _REPLY_MAX = 4096
 _PATIENCE = 10.0
 _UNDO = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
-
-
-_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    """A forked copy of the owner is not the owner: it must not keep the launcher alive."""
-
-    def close() -> None:
-        for connected in list(_OPEN):
-            with contextlib.suppress(OSError):
-                connected.close()
-
-    os.register_at_fork(after_in_child=close)
 
 
 class LauncherError(SubstrateError):
@@ -75,12 +58,11 @@ class Launcher:
         self._descriptor = ours.fileno()
         self._writing = False
         self._loop.add_reader(self._descriptor, self._receive)
-        _OPEN.add(ours)
+        forks.bind(self)
 
     @staticmethod
     def spawn(program: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start the process; blocks for a moment. Raises Unavailable."""
-        _watch_forks()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -214,6 +196,13 @@ class Launcher:
                 waiting.set_exception(LauncherError(reason))
                 waiting.exception()  # an orphan's is nobody's
         self._waiting.clear()
+
+    def orphan(self) -> None:
+        # The launcher goes with the owner, whatever copies there are of it.
+        self._gone = forks.FORKED
+        self._waiting.clear()
+        with contextlib.suppress(OSError):
+            self._socket.close()
 
     def disconnect(self) -> subprocess.Popen[bytes]:
         """The end: the launcher cleans up and exits, which the process returned can be waited for."""

@@ -19,6 +19,8 @@ class Request(IntEnum):
     DESTROY = 6
     KEEP = 7
     FILL = 8
+    FREEZE = 30
+    THAW = 31
     NETWORK = 20
     CONNECT = 21
     PROBE = 50
@@ -52,16 +54,25 @@ class Frame(IntEnum):
     PACK = 9
     SIGNAL = 10
     PING = 11
+    TERMINAL = 12
+    EDIT = 13
+    SEARCH = 14
+    WATCH = 15
+    NOTIFY = 16
+    POSTPONE = 17
     READY = 32
     FATAL = 33
     OUTPUT = 34
     EXIT = 35
     DONE = 36
+    STARTED = 37
 
 
 SPARE = 1
 WITH_FD = 0x100
 MORE = 0x200
+AFTER = 0x400
+IF_OK = 0x800
 EXEC_STREAM = 1
 
 
@@ -74,8 +85,30 @@ class Exit(IntFlag):
     NO_PROCESS = 32
 
 
+class Search(IntFlag):
+    REGEX = 1
+    NOCASE = 2
+    BINARY = 4
+
+
+class Match(IntFlag):
+    CUT = 1
+    TRUNCATED = 2
+    LAST = 4
+
+
+class Watch(IntFlag):
+    RECURSIVE = 1
+
+
 ERROR_SPECIAL = errno.ENOTBLK
 """The error of an operation on a pipe, a socket or a device, which are no files."""
+
+ERROR_NOT_ONCE = errno.EDOM
+"""Of an edit: the text stands in the file so many times, on these lines."""
+
+ERROR_PATTERN = errno.EILSEQ
+"""Of a search: the regular expression is none."""
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
@@ -97,6 +130,13 @@ FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
 WRITE = struct.Struct("=I")
 NUMBER = struct.Struct("=I")
+NANOSECONDS = struct.Struct("=Q")
+WINDOW = struct.Struct("=HH")
+EDIT = struct.Struct("=II")
+SEARCH = struct.Struct("=QIIIIII")
+MATCH = struct.Struct("=IIII")
+WATCH = struct.Struct("=II")
+CHANGE = struct.Struct("=II")
 ERROR = struct.Struct("=i")
 READY = struct.Struct("=I4xQQ")
 EXIT = struct.Struct("=iIQQQQQQQQQQQ")

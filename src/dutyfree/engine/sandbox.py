@@ -37,6 +37,7 @@ from dutyfree.contract import (
     Usage,
 )
 from dutyfree.engine import feeding, policy, protocol, trees
+from dutyfree.engine.box import Box
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
 from dutyfree.engine.reach import Reach
@@ -72,7 +73,7 @@ _EXHAUSTED = (errno.ENOMEM, errno.EAGAIN)  # no answer of the command, which nev
 _TIMED_OUT = int(Exit.TIMED_OUT)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
-Remake = Callable[[], Awaitable[tuple[Channel, Callable[[], Awaitable[None]]]]]
+Remake = Callable[[], Awaitable[tuple[Channel, Box]]]
 
 
 class Defaults(NamedTuple):
@@ -110,7 +111,7 @@ class NativeSandbox:
         usual: Defaults,
         remake: Remake,
         channel: Channel,
-        destroy: Callable[[], Awaitable[None]],
+        box: Box,
         reach: Reach,
         resolvers: Sequence[policy.Server],
     ) -> None:
@@ -124,11 +125,11 @@ class NativeSandbox:
         self._head = max(limits.output, 0) - self._tail
         self._remake = remake
         self._channel = channel
-        self._destroy = destroy
+        self._box = box
         self._reach = reach
         self._resolvers = resolvers
         self._closed = False
-        self._paused = False
+        self._paused: float | None = None
 
     # --- Commands -----------------------------------------------------------------------------------
 
@@ -186,15 +187,6 @@ class NativeSandbox:
                 if not running.ended.done():
                     await _kill(channel, identity, running)
         yield _observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
-
-    async def start(
-        self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
-    ) -> NativeProcess:
-        asked = perf_counter()
-        channel = self._usable()
-        identity, running = channel.exec(self._payload(command, cwd, env, None, None))
-        observe = partial(_observe, command, self._usual.user, cwd, running, asked=asked)
-        return NativeProcess(f"{self.id}-{identity}", channel, identity, running, observe)
 
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[NativeShell]:
@@ -259,8 +251,7 @@ class NativeSandbox:
     async def list(self, path: str) -> tuple[Entry, ...]:
         answer = await self._usable().ask(Frame.LIST, self._path(path))
         _check(answer.done.result(), path)
-        entries = [entry for part in answer.data for entry in _entries(part)]
-        return tuple(sorted(entries, key=lambda entry: entry.name))
+        return _entries(b"".join(answer.data))
 
     async def remove(self, path: str) -> None:
         answer = await self._usable().ask(Frame.REMOVE, self._path(path))
@@ -313,7 +304,7 @@ class NativeSandbox:
         the sandbox of no use.
         """
         self._usable().abandon()
-        self._channel, self._destroy = await self._remake()
+        self._channel, self._box = await self._remake()
 
     async def connect(self, port: int) -> SocketStream:
         self._usable()
@@ -322,15 +313,37 @@ class NativeSandbox:
         return await self._reach.connect(port)
 
     async def pause(self) -> None:
-        await self._signal(signal.SIGSTOP)
-        self._paused = True
+        """Freeze all processes, init too; by signals, which they can see, where the host cannot freeze."""
+        channel = self._usable()
+        self._paused = perf_counter()
+        channel.hold()
+        try:
+            if self._box.freezer:
+                await self._box.freeze()
+            else:
+                await self._signal(channel, signal.SIGSTOP)
+        except BaseException:
+            channel.release()
+            self._paused = None
+            raise
 
     async def resume(self) -> None:
-        self._paused = False
-        await self._signal(signal.SIGCONT)
+        if self._paused is None or self._closed:
+            self._usable()
+            return
+        channel = self._channel
+        # Heard before init looks at any deadline.
+        pause = int((perf_counter() - self._paused) * 1e9)
+        channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
+        if self._box.freezer:
+            self._box.thaw()
+        else:
+            await self._signal(channel, signal.SIGCONT)
+        self._paused = None
+        channel.release()
 
-    async def _signal(self, number: signal.Signals) -> None:
-        answer = await self._usable().ask(Frame.SIGNAL, protocol.NUMBER.pack(number))
+    async def _signal(self, channel: Channel, number: signal.Signals) -> None:
+        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number))
         _check(answer.done.result(), "/")
 
     # --- The end ------------------------------------------------------------------------------------
@@ -341,7 +354,7 @@ class NativeSandbox:
         self._closed = True
         self._channel.close()
         with anyio.CancelScope(shield=True):
-            await self._destroy()
+            await self._box.destroy()
 
     def _path(self, path: str) -> bytes:
         encoded = os.fsencode(posixpath.join(self._usual.directory, path))
@@ -352,7 +365,7 @@ class NativeSandbox:
     def _usable(self) -> Channel:
         if self._closed:
             raise SandboxClosed(f"sandbox {self.id} is closed")
-        if self._paused:
+        if self._paused is not None:
             raise DispatchError(f"sandbox {self.id} is paused", remedy="resume it first")
         return self._channel
 
@@ -369,40 +382,12 @@ class NetworkedSandbox(NativeSandbox):
         await self._reach.change(body)
 
 
-class NativeProcess:
-    """A command in the background."""
-
-    def __init__(
-        self,
-        name: str,
-        channel: Channel,
-        identity: int,
-        running: Running,
-        observe: Callable[..., Observation],
-    ) -> None:
-        self.id = name
-        self._channel = channel
-        self._identity = identity
-        self._running = running
-        self._observe = observe
-        self._seen: Observation | None = None
-
-    async def wait(self) -> Observation:
-        if self._seen is None:
-            # Several may wait, and one that is cancelled must not cancel the others.
-            ended = await asyncio.shield(self._running.ended)
-            self._seen = self._seen or self._observe(ended)
-        return self._seen
-
-    async def kill(self) -> None:
-        if not self._running.ended.done():
-            self._channel.kill(self._identity)
-            await asyncio.shield(self._running.ended)
-
-
 async def _kill(channel: Channel, identity: int, running: Running) -> None:
     """Kill a command's tree, and come back when it is dead."""
     if running.ended.done() and not running.ended.cancelled():
+        return
+    if channel.held:  # it stands still, and is killed before it goes on
+        channel.kill(identity)
         return
     running.ended = asyncio.get_running_loop().create_future()
     channel.kill(identity)
@@ -481,15 +466,15 @@ def _special(path: str) -> shutil.SpecialFileError:
     return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
 
 
-def _entries(part: bytes) -> list[Entry]:
+def _entries(data: bytes) -> tuple[Entry, ...]:
     entries, at = [], 0
-    while at < len(part):
-        size, mode, length = protocol.ENTRY.unpack_from(part, at)
+    while at < len(data):
+        size, mode, length = protocol.ENTRY.unpack_from(data, at)
         at += protocol.ENTRY.size
-        name = os.fsdecode(part[at : at + length])
+        name = os.fsdecode(data[at : at + length])
         at += length
         entries.append(Entry(name, _KINDS.get(stat.S_IFMT(mode), "other"), size, stat.S_IMODE(mode)))
-    return entries
+    return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
 def _memory_file(data: bytes) -> int:

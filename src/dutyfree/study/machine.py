@@ -38,6 +38,9 @@ def facts() -> dict[str, Any]:
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "processes_limit": resource.getrlimit(resource.RLIMIT_NPROC)[0],
         "root": os.geteuid() == 0,
+        "user_namespaces_limit": _line("/proc/sys/user/max_user_namespaces"),
+        "pid_max": _line("/proc/sys/kernel/pid_max"),
+        "core_pattern": _line("/proc/sys/kernel/core_pattern"),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
     }

@@ -8,28 +8,12 @@ from time import perf_counter
 
 import anyio
 
-from dutyfree.contract import (
-    Action,
-    Edit,
-    Entry,
-    Exec,
-    List,
-    Observation,
-    Read,
-    Sandbox,
-    Span,
-    Stage,
-    Substrate,
-    Usage,
-    Write,
-)
-from dutyfree.errors import Phase, SubstrateError
+from dutyfree.actions import perform
+from dutyfree.contract import Observation, Result, Sandbox, Span, Stage, Substrate, Usage
+from dutyfree.errors import EditError, Phase, SubstrateError
 from dutyfree.study.plan import Batch
 from dutyfree.study.records import ActionKind, ActionRecord, Failure, Trial
 from dutyfree.workloads.workload import Expect, Step, Workload
-
-Result = Observation | bytes | tuple[Entry, ...] | None
-
 
 PATH_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """What the contract lets a file operation raise about its path; any other OSError is the machinery's."""
@@ -41,38 +25,6 @@ class WrongAnswer(Exception):  # noqa: N818 (a verdict on the task)
 
 class Overran(Exception):  # noqa: N818 (a verdict on the task)
     """An action was cut off by its own timeout."""
-
-
-async def perform(sandbox: Sandbox, action: Action) -> Result:
-    """Carry out one action as an agent's harness would.
-
-    Raises what the sandbox raises, and WrongAnswer when an edit does not match exactly once.
-    """
-    match action:
-        case Exec():
-            return await sandbox.exec(
-                action.command,
-                cwd=action.cwd,
-                env=action.env,
-                stdin=action.stdin,
-                timeout=action.timeout,
-                user=action.user,
-            )
-        case Read():
-            return await sandbox.read(action.path)
-        case Write():
-            await sandbox.write(action.path, action.data, mode=action.mode)
-            return None
-        case List():
-            return await sandbox.list(action.path)
-        case Edit():
-            text = await sandbox.read(action.path)
-            if text.count(action.old) != 1:
-                raise WrongAnswer(
-                    f"{action.path}: the text to replace stands there {text.count(action.old)} times"
-                )
-            await sandbox.write(action.path, text.replace(action.old, action.new))
-            return None
 
 
 async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int, timeout: float) -> Trial:
@@ -93,7 +45,7 @@ async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int
         failure = Failure("infrastructure", phase, str(error))
     except Overran as error:
         failure = Failure("timeout", meter.phase, f"{meter.at}: {error}")
-    except (WrongAnswer, *PATH_ERRORS) as error:
+    except (WrongAnswer, EditError, *PATH_ERRORS) as error:
         failure = Failure("task", meter.phase, f"{meter.at}: {error}")
     except Exception as error:  # noqa: BLE001 (a third party's substrate may raise anything; all is recorded)
         failure = Failure("infrastructure", meter.phase, f"{meter.at}: {type(error).__name__}: {error}")

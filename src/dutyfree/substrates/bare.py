@@ -37,6 +37,7 @@ from dutyfree.contract import (
 from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
 from dutyfree.substrates import command as commands
 from dutyfree.substrates import stages
+from dutyfree.substrates.editing import replace_once
 from dutyfree.substrates.owner import identity, is_dead
 from dutyfree.substrates.reaper import Moment, Reaper, kill_marked, remove_tree
 
@@ -275,6 +276,9 @@ class BareSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await self._file(partial(_write, self._path(path), data, mode))
+
+    async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        await self._file(partial(replace_once, self._path(path), _read, path, old, new))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         return await self._file(partial(_entries, self._path(path)))

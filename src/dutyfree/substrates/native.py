@@ -13,9 +13,8 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -27,13 +26,15 @@ import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
 from dutyfree.engine import exhaustion, features, namespaces, policy, protocol
+from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
+from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import Defaults, NativeSandbox, NetworkedSandbox, defaults
+from dutyfree.engine.sandbox import Defaults, defaults
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -135,7 +136,7 @@ class Native:
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AbstractAsyncContextManager[NativeSandbox]:
+    ) -> AbstractAsyncContextManager[ActingSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
         return self._made(recipe or Recipe(), limits or Limits())
 
@@ -174,7 +175,7 @@ class Native:
     @asynccontextmanager
     async def _made(
         self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
-    ) -> AsyncIterator[NativeSandbox]:
+    ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
@@ -186,7 +187,7 @@ class Native:
             body = self._bodies[asking] = self._request(*asking)
         labelled = body + protocol.label(number, image)
 
-        async def make() -> tuple[Channel, Callable[[], Awaitable[None]]]:
+        async def make() -> tuple[Channel, Box]:
             return await self._make(identity, labelled, reach, keep)
 
         try:
@@ -197,9 +198,9 @@ class Native:
         begun = perf_counter()
         self._alive.add(identity)
         try:
-            channel, destroy = await make()
-            kind = NetworkedSandbox if self.features.mode == "root" else NativeSandbox
-            sandbox = kind(identity, limits, base.usual, make, channel, destroy, reach, self._resolvers)
+            channel, box = await make()
+            kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
+            sandbox = kind(identity, limits, base.usual, make, channel, box, reach, self._resolvers)
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -256,7 +257,7 @@ class Native:
 
     async def _make(
         self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
-    ) -> tuple[Channel, Callable[[], Awaitable[None]]]:
+    ) -> tuple[Channel, Box]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
@@ -276,15 +277,8 @@ class Native:
         os.close(pidfd)  # the launcher has it, and is the one to wait
         if keep is not None:
             keep.append(reply.value)
-        give_up = partial(self._launcher.tell, Request.DESTROY, reply.value)
-        channel = Channel(socket.socket(fileno=connected), identity, give_up)
-
-        async def destroy() -> None:
-            try:
-                await self._launcher.ask(Request.DESTROY, reply.value)
-            except LauncherError as error:
-                raise CleanupError(f"sandbox {identity} could not be removed: {error.message}") from error
-
+        box = Box(self._launcher, reply.value, identity, freezer=self.features.freezer)
+        channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
         former = reach.number
         try:
             await reach.enter(reply.value)
@@ -293,13 +287,13 @@ class Native:
             reach.number = former
             channel.close()
             with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await destroy()
+                await box.destroy()
             if isinstance(error, LauncherError):
                 raise CreateError(f"the sandbox has no network: {error.message}") from error
             if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
                 raise CreateError(f"the sandbox died while it was made: {error.message}") from error
             raise
-        return channel, destroy
+        return channel, box
 
     # --- Images and stages --------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dutyfree.contract import Action, Entry, Limits, Observation, Recipe, Stage
+from dutyfree.contract import Action, Found, Limits, Observation, Recipe, Result, Stage
 
 StepKind = Literal["inspect", "command", "modify", "test"]
 
@@ -16,9 +16,9 @@ class Expect(msgspec.Struct, frozen=True, omit_defaults=True):
 
     exit_code: int = 0
     contains: tuple[bytes, ...] = ()
-    """Each must stand in stdout, in the file's content, or among the listed names."""
+    """Each must stand in stdout, in the file's content, among the listed names, or in what was found."""
 
-    def complaint(self, result: Observation | bytes | tuple[Entry, ...] | None) -> str | None:
+    def complaint(self, result: Result) -> str | None:
         """What is wrong with the result; None if it is right."""
         if isinstance(result, Observation):
             if result.timed_out:
@@ -29,6 +29,8 @@ class Expect(msgspec.Struct, frozen=True, omit_defaults=True):
             text = result.stdout
         elif isinstance(result, bytes):
             text = result
+        elif isinstance(result, Found):
+            text = b"\n".join(match.path.encode() + b":" + match.text for match in result.matches)
         else:
             text = "\n".join(entry.name for entry in result or ()).encode()
         missing = next((part for part in self.contains if part not in text), None)

@@ -362,4 +362,9 @@ def disk_error(error: OSError) -> CreateError:
             "the disk is full: the image's layers do not fit into the cache",
             remedy="`dutyfree image gc`, or set DUTYFREE_CACHE to a directory on a larger disk",
         )
+    if error.errno == errno.EPERM and os.geteuid() != 0:
+        return CreateError(
+            "only root can unpack an image, whose files have many owners",
+            remedy='run as root; or use "host", or the directory of a root file system',
+        )
     return CreateError(f"the image cannot be put into the cache: {error}")

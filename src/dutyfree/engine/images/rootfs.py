@@ -7,6 +7,7 @@ own, but for the three files in ``/etc`` that say where it runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -229,7 +230,8 @@ def _imitate(path: Path, below: Seen | None) -> None:
         path.chmod(0o755)
         return
     found = below.paths[0].lstat()
-    os.chown(path, found.st_uid, found.st_gid)
+    with contextlib.suppress(PermissionError):  # without root all is ours anyway
+        os.chown(path, found.st_uid, found.st_gid)
     path.chmod(stat.S_IMODE(found.st_mode))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 

@@ -23,6 +23,8 @@ static const char prefix[] = "dutyfree-";
 /* Where our group is made, and our group: by controller on version 1, all the same on version 2. */
 static int parents[CGROUP_KINDS] = {-1, -1, -1}, ours[CGROUP_KINDS] = {-1, -1, -1};
 static bool unified;
+/* Beside version 1, version 2 serves to freeze: where our group of it is made, and our group. */
+static int freezer_parent = -1, freezer_ours = -1;
 static int view = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
 static char name[32];
 
@@ -96,6 +98,10 @@ static void find(const char *mounts, const char *groups)
 	/* Version 2 serves if version 1 has none of them. */
 	if (unified_point[0] && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
 		find_unified(groups, unified_root, unified_point);
+	/* A host that has not mounted it has it all the same. */
+	if (!unified && !host.rootless)
+		freezer_parent = unified_point[0] ? open(unified_point, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+						  : mount_new("cgroup2", NULL, 0);
 }
 
 /* Remove a group of groups, of which all processes are gone or going. */
@@ -153,6 +159,14 @@ static int open_ours(void)
 			return -errno;
 		flock(ours[kind], LOCK_SH | LOCK_NB); /* the same group may be there for several */
 	}
+	if (freezer_parent >= 0) {
+		sweep_dead(freezer_parent);
+		/* One can do without. */
+		if (mkdirat(freezer_parent, name, 0755) == 0 || errno == EEXIST)
+			freezer_ours = openat(freezer_parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (freezer_ours >= 0)
+			flock(freezer_ours, LOCK_SH | LOCK_NB);
+	}
 	return 0;
 }
 
@@ -207,13 +221,15 @@ void cgroup_describe(char *text, size_t size)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && used > 0 && (size_t)used < size)
 			used += snprintf(text + used, size - (size_t)used, ":%s", cgroup_names[kind]);
+	if ((freezer_ours >= 0 || unified_group() >= 0) && used > 0 && (size_t)used < size)
+		snprintf(text + used, size - (size_t)used, " freezer=1");
 }
 
 int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 {
 	char path[64];
 
-	*group = (struct cgroup){.number = number, .unified = -1, .tasks = {-1, -1, -1}};
+	*group = (struct cgroup){.number = number, .unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	snprintf(path, sizeof path, "s%u", number);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
@@ -226,6 +242,8 @@ int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 		if (fchownat(unified_group(), path, owner, owner, 0) < 0)
 			return -errno;
 	}
+	if (freezer_ours >= 0 && mkdirat(freezer_ours, path, 0755) < 0 && errno != EEXIST)
+		return -errno;
 	return cgroup_reopen(group);
 }
 
@@ -237,6 +255,11 @@ int cgroup_reopen(struct cgroup *group)
 	if (unified_group() >= 0 && group->unified < 0) {
 		group->unified = openat(view, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 		return group->unified < 0 ? -errno : 0;
+	}
+	if (freezer_ours >= 0 && group->freezer < 0) {
+		group->freezer = openat(freezer_ours, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (group->freezer < 0)
+			return -errno;
 	}
 	snprintf(path, sizeof path, "s%u/tasks", group->number);
 	for (int kind = 0; kind < CGROUP_KINDS && !unified; kind++) {
@@ -252,8 +275,36 @@ int cgroup_reopen(struct cgroup *group)
 void cgroup_shut(struct cgroup *group)
 {
 	close_fd(&group->unified);
+	close_fd(&group->freezer);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		close_fd(&group->tasks[kind]);
+}
+
+int cgroup_freeze(const struct cgroup *group, bool frozen)
+{
+	int place = unified ? unified_group() : freezer_ours;
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/cgroup.freeze", group->number);
+	return place < 0 ? -EOPNOTSUPP : write_file(place, path, frozen ? "1" : "0");
+}
+
+int cgroup_events(const struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/cgroup.events", group->number);
+	int fd = openat(unified ? unified_group() : freezer_ours, path, O_RDONLY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+bool cgroup_is_frozen(int events)
+{
+	char text[256];
+	ssize_t size = pread(events, text, sizeof text - 1, 0);
+
+	text[size < 0 ? 0 : size] = 0;
+	return strstr(text, "frozen 1");
 }
 
 static int limit(const struct cgroup *group, int kind, const char *file, const char *value)
@@ -327,6 +378,9 @@ void cgroup_remove(struct cgroup *group)
 		if (ours[kind] >= 0)
 			unlinkat(ours[kind], path, AT_REMOVEDIR);
 	}
+	close_fd(&group->freezer);
+	if (freezer_ours >= 0)
+		unlinkat(freezer_ours, path, AT_REMOVEDIR);
 }
 
 void cgroup_close(void)
@@ -334,4 +388,6 @@ void cgroup_close(void)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0)
 			sweep(parents[kind], name, 3000);
+	if (freezer_ours >= 0)
+		sweep(freezer_parent, name, 3000);
 }

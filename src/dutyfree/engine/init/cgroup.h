@@ -13,6 +13,7 @@ struct cgroup {
 	unsigned number;
 	uint64_t memory, pids, cpu_quota; /* as they stand */
 	int unified;                      /* its directory on version 2, for clones into it; -1 otherwise */
+	int freezer;                      /* the same beside version 1, where version 2 serves to freeze only */
 	int tasks[CGROUP_KINDS];          /* on version 1: write 0 here to enter; -1 where there is none */
 };
 
@@ -25,6 +26,9 @@ int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weig
 void cgroup_restore(struct cgroup *group);     /* what its sandbox may have changed */
 void cgroup_shut(struct cgroup *group);  /* closes its descriptors, while a sandbox is in it */
 int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
+int cgroup_freeze(const struct cgroup *group, bool frozen); /* which takes a moment */
+int cgroup_events(const struct cgroup *group); /* to poll for EPOLLPRI: a descriptor or -errno */
+bool cgroup_is_frozen(int events);
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
 

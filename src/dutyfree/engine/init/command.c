@@ -16,10 +16,12 @@
 #define COMMANDS 1024
 #define TAIL_MAX (16u << 20)
 #define FIRST_EVENT 2
+#define SPEAKER_CREDIT (256u << 10)
 
 static struct command *commands[COMMANDS];
 static unsigned highest; /* no command beyond this index */
 static int epoll, null = -1;
+static bool late; /* some deadline is due, and what the owner may have said since was not heard yet */
 
 void command_watch(int fd)
 {
@@ -118,7 +120,8 @@ static void finish(unsigned index)
 		output_finish(command, number);
 	if (command->worker) {
 		int status = command->result.status;
-		outbox_done(command->id, WIFEXITED(status) ? WEXITSTATUS(status) : EIO);
+		bool late_one = command->result.flags & EXIT_TIMED_OUT;
+		outbox_done(command->id, WIFEXITED(status) ? WEXITSTATUS(status) : late_one ? ETIMEDOUT : EIO);
 	} else {
 		command->result.sent = now();
 		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
@@ -180,6 +183,33 @@ int command_signal_all(const char *payload, size_t size)
 	return kill(-1, (int)number) < 0 && errno != ESRCH ? -errno : 0;
 }
 
+int command_notify(uint32_t id, const char *payload, size_t size)
+{
+	unsigned index = index_of(id);
+	uint32_t number;
+
+	if (size != sizeof number)
+		return -EPROTO;
+	memcpy(&number, payload, sizeof number);
+	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
+	if (index < COMMANDS && !commands[index]->worker && number > 0 && number < 65)
+		kill(-commands[index]->pid, (int)number);
+	return 0;
+}
+
+int command_postpone(const char *payload, size_t size)
+{
+	uint64_t by;
+
+	if (size != sizeof by)
+		return -EPROTO;
+	memcpy(&by, payload, sizeof by);
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->deadline < UINT64_MAX - by)
+			commands[i]->deadline += by;
+	return 0;
+}
+
 bool command_running(void)
 {
 	return highest > 0;
@@ -195,8 +225,21 @@ uint64_t command_next(void)
 	return first;
 }
 
+/* Of a command that is due, the owner may have postponed the deadline while all of us were frozen: what it
+ * says is heard once more before. */
 void command_deadlines(void)
 {
+	uint64_t next = command_next();
+
+	if (next == UINT64_MAX || next > now()) {
+		late = false;
+		return;
+	}
+	if (!late) {
+		late = true;
+		return;
+	}
+	late = false;
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
 			commands[i]->deadline = UINT64_MAX;
@@ -286,7 +329,8 @@ static struct command *new_command(uint32_t id, unsigned *index)
 	return command;
 }
 
-int command_exec(uint32_t id, char *payload, size_t size, int input)
+/* With a terminal, that is all three of its streams, and its output is none of our business. */
+static int begin(uint32_t id, char *payload, size_t size, int input, int terminal)
 {
 	struct exec wanted;
 	uint64_t received = now();
@@ -317,12 +361,13 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
 			      .arguments = strings + 2,
 			      .environment = strings + 2 + wanted.argc + 1,
 			      .mark = command->mark};
-	int error = take_pipe(&command->streams[0], 0, &output);
-	if (!error)
+	int error = terminal >= 0 ? 0 : take_pipe(&command->streams[0], 0, &output);
+	if (!error && terminal < 0)
 		error = take_pipe(&command->streams[1], 1, &errors);
-	start.input = input >= 0 ? input : null;
-	start.output = output;
-	start.errors = errors;
+	start.terminal = terminal >= 0;
+	start.input = start.terminal ? terminal : input >= 0 ? input : null;
+	start.output = start.terminal ? terminal : output;
+	start.errors = start.terminal ? terminal : errors;
 	command->result.spawning = now();
 	if (error)
 		start = (struct start){.flags = EXIT_NO_PROCESS, .error = -error};
@@ -341,8 +386,41 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
 	}
 	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
 		command->deadline = received + wanted.timeout;
-	for (int number = 0; number < 2; number++)
+	for (int number = 0; number < 2 && terminal < 0; number++)
 		listen_to(index, number, true, EPOLL_CTL_ADD);
+	return 0;
+}
+
+int command_exec(uint32_t id, char *payload, size_t size, int input)
+{
+	return begin(id, payload, size, input, -1);
+}
+
+int command_terminal(uint32_t id, char *payload, size_t size, int terminal)
+{
+	return begin(id, payload, size, -1, terminal);
+}
+
+int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout)
+{
+	AUTOCLOSE int theirs = -1;
+	struct stream stream = {.fd = -1};
+	int error = take_pipe(&stream, 0, &theirs);
+
+	if (!error)
+		error = command_worker(id, body, argument, theirs);
+	if (error) {
+		close_fd(&stream.fd);
+		return error;
+	}
+	unsigned index = index_of(id);
+	struct command *command = commands[index];
+	command->streams[0].fd = stream.fd;
+	command->wanted.flags = EXEC_STREAM;
+	command->credit = SPEAKER_CREDIT;
+	if (timeout && timeout < UINT64_MAX - now())
+		command->deadline = now() + timeout;
+	listen_to(index, 0, true, EPOLL_CTL_ADD);
 	return 0;
 }
 

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #define DEPTH_MAX 2048
+#define LIST_PART (48u << 10) /* a directory whose list is longer is read by a process of its own */
+#define ENTRY_MAX (sizeof(struct entry) + 256)
 
 /* The open failed: because there is nothing to open, or nothing that could be? */
 static int refusal(const char *path, int error)
@@ -131,44 +133,60 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	return 0;
 }
 
+/* The answer for one name, after `used` bytes of others: how many there are then; as many as before if the
+ * name is gone meanwhile, or none of ours. There is room for it. */
+static size_t put_entry(char *answer, size_t used, int directory, const char *name)
+{
+	struct stat about;
+
+	if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
+	    fstatat(directory, name, &about, AT_SYMLINK_NOFOLLOW) < 0)
+		return used;
+	struct entry entry = {
+		.size = (uint64_t)about.st_size, .mode = about.st_mode, .name_size = (uint32_t)strlen(name)};
+	memcpy(answer + used, &entry, sizeof entry);
+	memcpy(answer + used + sizeof entry, name, entry.name_size);
+	return used + sizeof entry + entry.name_size;
+}
+
+static int list_all(const char *path, int fd)
+{
+	static char answer[LIST_PART + ENTRY_MAX];
+	DIR *directory = opendir(path);
+	size_t used = 0;
+	int error = directory ? 0 : -errno;
+
+	for (struct dirent *found; directory && !error && (found = readdir(directory));) {
+		used = put_entry(answer, used, dirfd(directory), found->d_name);
+		if (used > LIST_PART) {
+			error = write_all(fd, answer, used);
+			used = 0;
+		}
+	}
+	return error ? error : write_all(fd, answer, used);
+}
+
 int file_list(uint32_t id, const char *path)
 {
+	static char answer[sizeof(int32_t) + LIST_PART + ENTRY_MAX];
 	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
-	int32_t none = 0;
-	size_t used = sizeof none;
+	size_t used = sizeof(int32_t); /* of the error, which there is none of */
+	struct dirent *found = NULL;
 
 	if (fd < 0)
 		return -errno;
 	DIR *directory = fdopendir(fd);
-	char *answer = malloc(INLINE_MAX);
-	if (!directory || !answer) {
-		if (directory)
-			closedir(directory);
-		else
-			close(fd);
-		free(answer);
+	if (!directory) {
+		close(fd);
 		return -ENOMEM;
 	}
-	memcpy(answer, &none, sizeof none);
-	for (struct dirent *found; (found = readdir(directory));) {
-		struct stat about;
-		if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0 ||
-		    fstatat(fd, found->d_name, &about, AT_SYMLINK_NOFOLLOW) < 0)
-			continue; /* gone meanwhile */
-		struct entry entry = {.size = (uint64_t)about.st_size,
-				      .mode = about.st_mode,
-				      .name_size = (uint32_t)strlen(found->d_name)};
-		if (used + sizeof entry + entry.name_size > INLINE_MAX) {
-			outbox_frame(FRAME_DONE, FRAME_MORE, id, answer, used, NULL, 0);
-			used = sizeof none;
-		}
-		memcpy(answer + used, &entry, sizeof entry);
-		memcpy(answer + used + sizeof entry, found->d_name, entry.name_size);
-		used += sizeof entry + entry.name_size;
-	}
-	outbox_frame(FRAME_DONE, 0, id, answer, used, NULL, 0);
+	while (used <= LIST_PART && (found = readdir(directory)))
+		used = put_entry(answer, used, fd, found->d_name);
 	closedir(directory);
-	free(answer);
+	/* A large directory takes its time, which others need not wait for. */
+	if (found)
+		return command_speaker(id, list_all, path, 0);
+	outbox_frame(FRAME_DONE, 0, id, answer, used, NULL, 0);
 	return 0;
 }
 

@@ -46,7 +46,8 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 	case FRAME_EXEC:
 		return command_exec(head->id, payload, size, fd);
 	case FRAME_KILL:
-		command_kill(head->id, head->flags & FRAME_SPARE);
+		if (!queue_cancel(head->id))
+			command_kill(head->id, head->flags & FRAME_SPARE);
 		return 0;
 	case FRAME_CREDIT:
 		return command_credit(head->id, payload, size);
@@ -70,8 +71,32 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 	case FRAME_PING:
 		outbox_done(head->id, 0);
 		return 0;
+	case FRAME_TERMINAL:
+		return terminal_open(head->id, payload, size);
+	case FRAME_EDIT:
+		return edit_file(head->id, payload, size);
+	case FRAME_SEARCH:
+		return search_start(head->id, payload, size);
+	case FRAME_WATCH:
+		return watch_start(head->id, payload, size);
+	case FRAME_NOTIFY:
+		return command_notify(head->id, payload, size);
+	case FRAME_POSTPONE:
+		return command_postpone(payload, size);
 	}
 	return -EPROTO;
+}
+
+/* Closes the descriptor. */
+static int perform(const struct frame *head, char *payload, int fd)
+{
+	int error = dispatch(head, payload, fd);
+
+	if (error)
+		outbox_done(head->id, error);
+	if (fd >= 0)
+		close(fd);
+	return error;
 }
 
 static void handle(char *frame)
@@ -81,14 +106,15 @@ static void handle(char *frame)
 
 	memcpy(&head, frame, sizeof head);
 	int fd = take_fd(&head);
+	if (head.flags & FRAME_AFTER) {
+		queue_take(&head, payload, fd);
+		return;
+	}
+	queue_began(head.id);
 	char kept = payload[head.size];
 	payload[head.size] = 0;
-	int error = dispatch(&head, payload, fd);
+	perform(&head, payload, fd);
 	payload[head.size] = kept;
-	if (error)
-		outbox_done(head.id, error);
-	if (fd >= 0)
-		close(fd);
 }
 
 /* Go back to the small buffer once a large frame is done with. */
@@ -211,9 +237,11 @@ _Noreturn void init_run(int payload)
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
 	command_watch(epoll);
 	for (;;) {
-		outbox_flush();
+		queue_run(perform);
+		if (outbox_due())
+			outbox_flush();
 		command_prepare();
-		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_waiting() ? EPOLLOUT : 0);
+		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_due() ? EPOLLOUT : 0);
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;

@@ -32,16 +32,31 @@ void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, siz
 void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, int fd);
 void outbox_done(uint32_t id, int error); /* FRAME_DONE without more */
 size_t outbox_waiting(void);
+bool outbox_due(void);                    /* whether what waits should go now */
 void outbox_flush(void);                  /* sends what the owner takes now; exits if it is gone */
+
+/* --- Frames that wait for others (queue.c) ---------------------------------------------------------- */
+
+void queue_take(const struct frame *head, const char *payload, int fd); /* to be handled later */
+void queue_began(uint32_t id);          /* the owner's latest, which the next may have to wait for */
+void queue_ended(uint32_t id, bool ok); /* whatever was asked for under this number */
+bool queue_holds(uint32_t id);          /* whether another waits for it */
+bool queue_cancel(uint32_t id);
+void queue_run(int (*handle)(const struct frame *head, char *payload, int fd));
 
 /* --- Commands (command.c) --------------------------------------------------------------------------- */
 
 /* Owner's frames; the descriptor is theirs to close. A negative errno refuses the frame. */
 int command_exec(uint32_t id, char *payload, size_t size, int input);
+int command_terminal(uint32_t id, char *payload, size_t size, int terminal);
 int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd);
+/* One that has much to say: what it writes to its descriptor goes to the owner as output. */
+int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout);
 void command_kill(uint32_t id, bool spare);
 int command_credit(uint32_t id, const char *payload, size_t size);
 int command_signal_all(const char *payload, size_t size);
+int command_notify(uint32_t id, const char *payload, size_t size);
+int command_postpone(const char *payload, size_t size);
 
 void command_readable(unsigned index, int stream); /* an event on a command's pipe */
 void command_read_on(void);                        /* the way to the owner is free again */
@@ -58,6 +73,7 @@ struct start {
 	char *const *arguments, *const *environment;
 	const char *user, *directory;
 	int input, output, errors;
+	bool terminal;      /* the input is one, and to be the controlling one */
 	uint64_t mark;      /* by which the process and its descendants are known */
 	uint64_t executing; /* when its program began */
 	uint32_t flags; /* EXIT_… why it did not start */
@@ -78,6 +94,13 @@ int make_parents(char *path);
 int remove_tree(const char *path, int unused);
 int archive_unpack(const char *path, int fd);
 int archive_pack(const char *path, int fd);
+
+/* --- Further actions, each in a file of its name ----------------------------------------------------- */
+
+int terminal_open(uint32_t id, char *payload, size_t size);
+int edit_file(uint32_t id, const char *payload, size_t size);
+int search_start(uint32_t id, char *payload, size_t size);
+int watch_start(uint32_t id, const char *payload, size_t size);
 
 /* --- Turns on the processor (priority.c) ------------------------------------------------------------- */
 

@@ -45,11 +45,16 @@ struct box {
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
+	bool frozen;     /* it was, at some time */
+	int freezing;    /* what tells that all stand still, -1 while nobody waits for it */
+	uint32_t freeze_serial;
 	bool shared;     /* it is in our own network */
 	bool networked;  /* there is a way out */
 	bool opening, closing; /* there will be one, or none */
 	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };
+
+#define FREEZE_EVENT (1ull << 32) /* beside the number of the sandbox */
 
 static struct box *boxes[BOXES];
 static uint32_t last_box, alive;
@@ -111,9 +116,10 @@ static pid_t launch(const struct create *wanted, const char *label, struct box *
 		.exit_signal = SIGCHLD,
 	};
 
-	if (unified_inits >= 0) {
+	int group = unified_inits >= 0 ? unified_inits : box->slot->cgroup.freezer;
+	if (group >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)unified_inits;
+		args.cgroup = (uint64_t)group;
 	}
 	handover_give(box->slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
@@ -170,7 +176,7 @@ static void create(const struct request *request, const struct create *wanted, c
 		do
 			box->number = ++last_box;
 		while (boxes[box->number % BOXES] || !box->number);
-		box->pidfd = -1;
+		box->pidfd = box->freezing = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
@@ -197,6 +203,51 @@ static void create(const struct request *request, const struct create *wanted, c
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
 }
 
+/* --- Freezing --------------------------------------------------------------------------------------- */
+
+/* Answers the request under way, if there is one. */
+static void freeze_answer(struct box *box, int error)
+{
+	if (box->freezing < 0)
+		return;
+	close_fd(&box->freezing);
+	if (error)
+		refuse(box->freeze_serial, error, "freezer");
+	else
+		reply(box->freeze_serial, 0, box->number, NULL, 0, NULL, 0);
+}
+
+static void freeze(const struct request *request)
+{
+	struct box *box = box_of(request->number);
+	bool wanted = request->kind == REQUEST_FREEZE;
+	int error = box && !box->ended ? 0 : -ESTALE;
+
+	if (!error)
+		freeze_answer(box, -ECANCELED);
+	if (!error)
+		error = cgroup_freeze(&box->slot->cgroup, wanted);
+	if (!error)
+		box->frozen = true;
+	int events = error || !wanted ? -1 : cgroup_events(&box->slot->cgroup);
+	if (!error && wanted && events < 0)
+		error = events;
+	if (error) {
+		refuse(request->serial, error, "freezer");
+		return;
+	}
+	if (!wanted) {
+		reply(request->serial, 0, box->number, NULL, 0, NULL, 0);
+		return;
+	}
+	box->freezing = events;
+	box->freeze_serial = request->serial;
+	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
+	epoll_ctl(epoll, EPOLL_CTL_ADD, events, &event);
+	if (cgroup_is_frozen(events))
+		freeze_answer(box, 0);
+}
+
 static void forget(struct box *box)
 {
 	boxes[box->number % BOXES] = NULL;
@@ -218,6 +269,9 @@ static void ended(struct box *box)
 	close_fd(&box->pidfd);
 	box->ended = true;
 	alive--;
+	freeze_answer(box, -ESTALE);
+	if (box->frozen)
+		cgroup_freeze(&box->slot->cgroup, false); /* for the next who uses it */
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
 	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
@@ -397,6 +451,10 @@ static void serve(const struct request *request, const char *body)
 	case REQUEST_KEEP:
 		keep(request);
 		return;
+	case REQUEST_FREEZE:
+	case REQUEST_THAW:
+		freeze(request);
+		return;
 	case REQUEST_FILL:
 		if (request->number > 4096)
 			break;
@@ -528,7 +586,10 @@ _Noreturn void launcher_run(int socket)
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;
 			if (!events[i].data.u32)
 				receive();
-			else if (box && !box->ended)
+			else if (events[i].data.u64 & FREEZE_EVENT) {
+				if (box && box->freezing >= 0 && cgroup_is_frozen(box->freezing))
+					freeze_answer(box, 0);
+			} else if (box && !box->ended)
 				ended(box);
 		}
 	}

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define FDS 64
+#define HELD_MAX (64u << 10) /* so much may wait for the rest of a batch */
 #define KEPT (512u << 10) /* a buffer larger than this is given back when it is empty */
 
 static char *buffer;
@@ -20,6 +21,7 @@ static struct {
 	int fd;
 } riders[FDS];
 static unsigned rider_count;
+static bool urgent; /* something that is no part of a batch under way */
 
 static char *reserve(size_t size)
 {
@@ -48,6 +50,17 @@ void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, siz
 		memcpy(at + sizeof head, a, a_size);
 	if (b_size)
 		memcpy(at + sizeof head + a_size, b, b_size);
+	/* The owner of a batch is woken once, at its end. */
+	if (!queue_holds(id))
+		urgent = true;
+	if (kind == FRAME_EXIT) {
+		const struct exit *result = a;
+		queue_ended(id, result->status == 0 && result->flags == 0);
+	} else if (kind == FRAME_DONE && !(flags & FRAME_MORE)) {
+		int32_t error;
+		memcpy(&error, a, sizeof error);
+		queue_ended(id, error == 0);
+	}
 }
 
 void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, int fd)
@@ -73,6 +86,11 @@ void outbox_done(uint32_t id, int error)
 size_t outbox_waiting(void)
 {
 	return end - begin;
+}
+
+bool outbox_due(void)
+{
+	return end - begin > 0 && (urgent || end - begin > HELD_MAX);
 }
 
 void outbox_flush(void)
@@ -111,6 +129,7 @@ void outbox_flush(void)
 			memmove(riders, riders + 1, --rider_count * sizeof *riders);
 		}
 	}
+	urgent = false;
 	if (space > KEPT) {
 		free(buffer);
 		buffer = NULL;

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -156,6 +157,8 @@ static int child(void *argument)
 	start->flags = EXIT_NO_PROCESS;
 	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
 	    setrlimit(RLIMIT_RTTIME, &mark) < 0)
+		goto failed;
+	if (start->terminal && (ioctl(0, TIOCSCTTY, 0) < 0 || (*start->user && fchown(0, identity.user, -1) < 0)))
 		goto failed;
 	start->flags = EXIT_NO_USER;
 	/* The bare calls: those of the library would change our own threads too. */

@@ -32,6 +32,8 @@ enum request_kind {
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
 	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
+	REQUEST_FREEZE = 30, /* number = a sandbox; answered when every process of it stands still */
+	REQUEST_THAW = 31,   /* number = a sandbox */
 	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
 	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
 	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
@@ -134,18 +136,31 @@ enum frame_kind {
 	FRAME_PACK = 9,    /* path; fd: where to write the archive */
 	FRAME_SIGNAL = 10, /* u32: a signal to every process but init */
 	FRAME_PING = 11,
+	FRAME_TERMINAL = 12, /* struct window, then as FRAME_EXEC: in a terminal of its own → FRAME_STARTED */
+	FRAME_EDIT = 13,     /* struct edit, path, the old text and the new */
+	FRAME_SEARCH = 14,   /* struct search, then strings: directory, pattern, names…, skipped… */
+	FRAME_WATCH = 15,    /* struct watching, path */
+	FRAME_NOTIFY = 16,   /* u32: a signal to the command's first process and its group */
+	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
 	/* init → owner */
 	FRAME_READY = 32,  /* struct ready: its files stand; what comes now is read when it is sealed, too */
 	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */
 	FRAME_OUTPUT = 34, /* flags: the stream, 1 or 2 */
 	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
 	FRAME_DONE = 36,   /* i32 errno, then the answer; flags: FRAME_MORE if another one follows */
+	FRAME_STARTED = 37, /* fd: the owner's side of the command's terminal */
 };
 
 /* The error of an operation on a pipe, a socket or a device, which are no files. */
 #define ERROR_SPECIAL ENOTBLK
 
-enum frame_flags { FRAME_SPARE = 1, FRAME_WITH_FD = 0x100, FRAME_MORE = 0x200 };
+enum frame_flags {
+	FRAME_SPARE = 1,
+	FRAME_WITH_FD = 0x100,
+	FRAME_MORE = 0x200,
+	FRAME_AFTER = 0x400, /* not before what the frame before this one asks for has ended */
+	FRAME_IF_OK = 0x800, /* nor at all, but answered with ECANCELED, if that failed */
+};
 
 struct frame {
 	uint32_t size; /* of the payload */
@@ -169,6 +184,68 @@ struct exec {
 
 struct write {
 	uint32_t mode;
+};
+
+struct window {
+	uint16_t rows, columns;
+};
+
+#define EDIT_MAX (16u << 20) /* no larger file is edited */
+#define EDIT_LINES 16
+/* The error of an edit whose old text stands in the file not once: u32 count, then the first lines of it. */
+#define ERROR_NOT_ONCE EDOM
+
+struct edit {
+	uint32_t old_size;
+	uint32_t new_size;
+};
+
+enum search_flags {
+	SEARCH_REGEX = 1,  /* the pattern is an extended regular expression of POSIX, else a text */
+	SEARCH_NOCASE = 2,
+	SEARCH_BINARY = 4, /* look also into files with NUL bytes */
+};
+
+/* Without a pattern, files are found by their names alone. The answer: FRAME_OUTPUT with matches, each with
+ * its path and its line; the last has neither, and counts as `line` the files that were not looked into. */
+struct search {
+	uint64_t timeout; /* nanoseconds, 0 for none */
+	uint32_t flags;
+	uint32_t matches; /* at most so many */
+	uint32_t width;   /* at most so many bytes of a line */
+	uint32_t names;   /* how many patterns of names; a file that fits none of them is passed over */
+	uint32_t skipped; /* how many names of directories that are not entered */
+	uint32_t unused;
+};
+
+enum match_flags {
+	MATCH_CUT = 1,       /* the line is longer */
+	MATCH_TRUNCATED = 2, /* of the last: there were more matches */
+	MATCH_LAST = 4,
+};
+
+struct match {
+	uint32_t line;
+	uint32_t path_size;
+	uint32_t text_size;
+	uint32_t flags;
+};
+
+/* The error of a pattern that is none: the reason follows. */
+#define ERROR_PATTERN EILSEQ
+
+enum watch_flags { WATCH_RECURSIVE = 1 };
+
+struct watching {
+	uint32_t flags;
+	uint32_t directories; /* at most so many are watched */
+};
+
+/* The answer to FRAME_WATCH: FRAME_OUTPUT with these, each with its path, until it is killed. The first has
+ * no kind and says that from now on all is seen. */
+struct change {
+	uint32_t kind; /* as inotify has it */
+	uint32_t path_size;
 };
 
 struct ready {

@@ -176,7 +176,7 @@ struct slot *slot_make(void)
 		return NULL;
 	slot->number = ++made;
 	slot->network = slot->user_namespace = -1;
-	slot->cgroup = (struct cgroup){.unified = -1, .tasks = {-1, -1, -1}};
+	slot->cgroup = (struct cgroup){.unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	error = ids_claim(&slot->first_id);
 	if (!error)
 		error = cgroup_make(&slot->cgroup, slot->number, slot->first_id);

@@ -22,11 +22,23 @@ bool unified_controls(int group, int kind)
 	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 && cgroup_listed(list, cgroup_names[kind], ' ');
 }
 
+/* Whether there are processes in it, and it is not the root, which may have both them and children. */
+static bool is_full(int group)
+{
+	char text[32];
+
+	return read_file(group, "cgroup.type", text, sizeof text) > 0 &&
+	       read_file(group, "cgroup.procs", text, sizeof text) > 0;
+}
+
 /* Have the group's children controlled, as far as it can be; by how many controllers. */
 static int enable(int group)
 {
 	int count = 0;
 
+	/* Some controllers could be had nevertheless, and would make the children good for threads only. */
+	if (is_full(group))
+		return 0;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
 		char word[16];
 		snprintf(word, sizeof word, "+%s", cgroup_names[kind]);

@@ -34,11 +34,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from dutyfree import contract, errors
+from dutyfree import errors
 from dutyfree.contract import (
     Availability,
     Chunk,
@@ -54,8 +53,10 @@ from dutyfree.contract import (
 )
 from dutyfree.errors import CreateError, Phase, SandboxClosed, UsageError
 from dutyfree.substrates.output import Collector
+from dutyfree.substrates.scripted.actions import ScriptedActions
 from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
 from dutyfree.substrates.scripted.ports import ScriptedStream, Server
+from dutyfree.substrates.scripted.processes import ScriptedProcess, killed
 
 Script: TypeAlias = Mapping[Any, Observation] | Callable[[Exec], Observation | None]
 """Keys are commands: strings, or tuples for argument vectors."""
@@ -214,7 +215,7 @@ async def _stage(sandbox: ScriptedSandbox, recipe: Recipe) -> None:
                 )
 
 
-class ScriptedSandbox:
+class ScriptedSandbox(ScriptedActions):
     """A sandbox in memory, with every ability."""
 
     workdir = WORKDIR
@@ -236,6 +237,7 @@ class ScriptedSandbox:
         self.network: NetworkPolicy = limits.network or "off"
         self._closed = False
         self._processes: set[ScriptedProcess] = set()
+        self.started: dict[str, ScriptedProcess] = {}
         self._awake = anyio.Event()
         self._awake.set()
 
@@ -253,76 +255,84 @@ class ScriptedSandbox:
         return await (await self._launch(asked)).wait()
 
     async def read(self, path: str) -> bytes:
-        await self._touch()
+        await self.touch()
         return self.files.read(path)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self._touch()
+        await self.touch()
         self.files.write(path, Node("file", mode, bytes(data)))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        await self._touch()
+        await self.touch()
         return self.files.list(path)
 
     async def remove(self, path: str) -> None:
-        await self._touch()
+        await self.touch()
         self.files.remove(path)
 
     async def upload(self, source: Path, path: str) -> None:
-        await self._touch()
+        await self.touch()
         for relative, node in await anyio.to_thread.run_sync(load, source):
             self.files.write(posixpath.join(path, relative), node)
 
     async def download(self, path: str, target: Path) -> None:
-        await self._touch()
+        await self.touch()
         await anyio.to_thread.run_sync(store, self.files.tree(path), target)
 
     async def reset(self) -> None:
-        await self._touch()
+        await self.touch()
         self.end()
+        self.started.clear()
         self.files = Files(self.initial)
 
     async def snapshot(self) -> Recipe:
-        await self._touch()
+        await self.touch()
         return self._owner.keep(self.files)
 
     @asynccontextmanager
     async def fork(self, count: int) -> AsyncIterator[Sequence[ScriptedSandbox]]:
-        await self._touch()
+        await self.touch()
         recipe = self._owner.keep(self.files)
         async with AsyncExitStack() as stack:
             one = functools.partial(self._owner.sandbox, recipe, limits=self._limits)
             yield [await stack.enter_async_context(one()) for _ in range(count)]
 
     async def pause(self) -> None:
-        await self._touch()
+        await self.touch()
         self._awake = anyio.Event()
 
     async def resume(self) -> None:
-        await self._touch()
+        await self.touch()
         self._awake.set()
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        await self._touch()
+        await self.touch()
         if policy not in ("off", "on") and (isinstance(policy, str) or not policy):
             raise UsageError(f'the network is "off", "on", or a list of what is allowed, not {policy!r}')
         self.network = policy
 
     async def connect(self, port: int) -> ScriptedStream:
-        await self._touch()
+        await self.touch()
         if port not in self._owner.servers:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on port {port}")
         return ScriptedStream(self._owner.servers[port])
 
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[ScriptedShell]:
-        await self._touch()
+        await self.touch()
         yield ScriptedShell(self)
 
     async def start(
-        self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
     ) -> ScriptedProcess:
-        return await self._launch(Exec(_plain(command), cwd=cwd, env=env))
+        process = await self._launch(Exec(_plain(command), cwd=cwd, env=env), stdin=stdin)
+        self.started[process.id] = process
+        return process
 
     async def stream(
         self,
@@ -375,19 +385,25 @@ class ScriptedSandbox:
             ),
         )
 
-    async def _launch(self, asked: Exec) -> ScriptedProcess:
+    async def _launch(self, asked: Exec, *, stdin: bool = False) -> ScriptedProcess:
         self._refuse_if_closed()
         dispatch = await self._owner.spend("dispatch")
         self._refuse_if_closed()
         self._owner.check("exec")
-        answer = self._owner.answer(asked, self.files)
+        if stdin:  # what it answers may depend on what is written to it
+            answer = Observation(exit_code=0, seconds=float("inf"))
+            answered: Callable[[bytes], Observation] | None = lambda data: self._owner.answer(  # noqa: E731
+                msgspec.structs.replace(asked, stdin=data), self.files
+            )
+        else:
+            answer, answered = self._owner.answer(asked, self.files), None
         if asked.timeout is not None and answer.seconds > asked.timeout:
-            answer = msgspec.structs.replace(_killed(answer), timed_out=True, seconds=asked.timeout)
-        process = ScriptedProcess(self, answer, dispatch)
+            answer = msgspec.structs.replace(killed(answer), timed_out=True, seconds=asked.timeout)
+        process = ScriptedProcess(self, asked.command, answer, dispatch, answered)
         self._processes.add(process)
         return process
 
-    async def _touch(self) -> None:
+    async def touch(self) -> None:
         self._refuse_if_closed()
         await anyio.sleep(self._owner.latency("file"))
         self._owner.check("dispatch")
@@ -396,34 +412,6 @@ class ScriptedSandbox:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise SandboxClosed(f"sandbox {self.id} is closed")
-
-
-class ScriptedProcess:
-    """A command under way; it "runs" whether or not somebody waits."""
-
-    def __init__(self, sandbox: ScriptedSandbox, answer: Observation, dispatch: float) -> None:
-        self.id = f"{sandbox.id}-{id(self):x}"
-        self._sandbox = sandbox
-        self._answer = answer
-        self._dispatch = dispatch
-        self._begun = anyio.current_time()
-        self._stopped = anyio.Event()
-
-    async def wait(self) -> Observation:
-        with anyio.move_on_after(self._begun + self._answer.seconds - anyio.current_time()):
-            await self._stopped.wait()
-        await self._sandbox.awake()
-        return await self._sandbox.collect(self, self._answer, self._dispatch)
-
-    async def kill(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.stop()
-
-    def stop(self) -> None:
-        lived = anyio.current_time() - self._begun
-        if lived < self._answer.seconds and not self._stopped.is_set():
-            self._answer = msgspec.structs.replace(_killed(self._answer), seconds=lived)
-            self._stopped.set()
 
 
 class ScriptedShell:
@@ -451,10 +439,6 @@ class ScriptedShell:
 
 def _plain(command: Command) -> str | tuple[str, ...]:
     return command if isinstance(command, str) else tuple(command)
-
-
-def _killed(answer: Observation) -> Observation:
-    return msgspec.structs.replace(answer, exit_code=contract.KILLED + 9, signal=9)
 
 
 def _interpret(asked: Exec, files: Files) -> Observation:

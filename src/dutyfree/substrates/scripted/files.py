@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from dutyfree.contract import Entry
 
 WORKDIR = "/work"
+
+
+Kind: TypeAlias = Literal["created", "modified", "deleted"]
 
 
 class Node(NamedTuple):
@@ -27,12 +30,17 @@ class Files:
 
     def __init__(self, nodes: Mapping[str, Node] = MappingProxyType({})) -> None:
         self.nodes = {"/": Node("directory"), WORKDIR: Node("directory"), **nodes}
+        self.on_change: list[Callable[[Kind, str, bool], None]] = []
+        """Told what happened to which path, and whether it is a directory."""
 
     def read(self, path: str) -> bytes:
         _, node = self._find(path)
         if node.kind == "directory":
             raise _oserror(errno.EISDIR, path)
         return node.data
+
+    def mode(self, path: str) -> int:
+        return self._find(path)[1].mode
 
     def write(self, path: str, node: Node) -> None:
         """Put a node in place, making its parents; a directory joins one that is there."""
@@ -41,10 +49,15 @@ class Files:
         if there is not None and there.kind == "directory" and node.kind != "directory":
             raise _oserror(errno.EISDIR, path)
         parent = posixpath.dirname(at)
+        missing = []
         while parent not in self.nodes:
+            missing.append(parent)
             self.nodes[parent] = Node("directory")
             parent = posixpath.dirname(parent)
         self.nodes[at] = node
+        for made in reversed(missing):
+            self._tell("created", made, True)
+        self._tell("modified" if there is not None else "created", at, node.kind == "directory")
 
     def list(self, path: str) -> tuple[Entry, ...]:
         prefix = posixpath.join(self.directory(path), "")
@@ -55,12 +68,17 @@ class Files:
         )
 
     def remove(self, path: str) -> None:
-        at, _ = self._find(path, follow=False)
+        at, node = self._find(path, follow=False)
         self.nodes = {
             other: node
             for other, node in self.nodes.items()
             if other != at and not other.startswith(f"{at}/")
         }
+        self._tell("deleted", at, node.kind == "directory")
+
+    def _tell(self, kind: Kind, at: str, directory: bool) -> None:
+        for told in self.on_change:
+            told(kind, at, directory)
 
     def tree(self, path: str) -> Sequence[tuple[str, Node]]:
         """The nodes at and below ``path``, by relative name, parents first."""

@@ -1,0 +1,172 @@
+"""Several actions as frames that wait for one another in init, and what their answers say."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import Action, Edit, Exec, Found, List, Observation, Read, Result, Search, Write
+from dutyfree.engine import protocol, searching
+from dutyfree.engine.channel import Answer, Channel, Refused, Running
+from dutyfree.engine.protocol import Frame
+from dutyfree.engine.sandbox import _check, _entries, _memory_file, _observe, _read_whole
+from dutyfree.errors import EditError
+
+Asked = tuple[Frame, bytes, int | None, int]
+
+
+async def frames(
+    actions: Sequence[Action],
+    payload: Callable[..., bytes],
+    located: Callable[[str], bytes],
+    stop_on_failure: bool,
+) -> list[Asked]:
+    """Raises ValueError, DispatchError for an action that cannot be asked for."""
+    asked: list[Asked] = []
+    try:
+        for number, action in enumerate(actions):
+            kind, body, descriptor = await _frame(action, payload, located)
+            flags = 0 if number == 0 else protocol.AFTER | (protocol.IF_OK if stop_on_failure else 0)
+            asked.append((kind, body, descriptor, flags))
+    except BaseException:
+        for _, _, descriptor, _ in asked:
+            if descriptor is not None:
+                os.close(descriptor)
+        raise
+    return asked
+
+
+async def _frame(
+    action: Action, payload: Callable[..., bytes], located: Callable[[str], bytes]
+) -> tuple[Frame, bytes, int | None]:
+    match action:
+        case Exec(command, cwd, env, stdin, timeout, user):
+            body = payload(command, cwd, env, timeout, user)
+            return Frame.EXEC, body, None if stdin is None else _memory_file(stdin)
+        case Read(path):
+            return Frame.READ, located(path), None
+        case Write(path, data, mode):
+            head = protocol.WRITE.pack(mode) + located(path)
+            if len(data) <= protocol.INLINE_MAX:
+                return Frame.WRITE, head + data, None
+            return Frame.WRITE, head, await anyio.to_thread.run_sync(_memory_file, data)
+        case Edit(path, old, new):
+            return Frame.EDIT, edit_payload(located(path), old, new), None
+        case List(path):
+            return Frame.LIST, located(path), None
+        case Search():
+            return Frame.SEARCH, searching.payload(action, located(action.path)), None
+
+
+def expect(
+    channel: Channel, actions: Sequence[Action], posted: Sequence[tuple[int, Running | Answer]]
+) -> None:
+    """Each must be done when its own time and that of all before it is over."""
+    seconds = 0.0
+    for action, (_, waiting) in zip(actions, posted, strict=True):
+        if isinstance(action, Exec | Search):
+            if action.timeout is None:
+                return
+            seconds += action.timeout
+            channel.expect(waiting, seconds)
+
+
+def ending(waiting: Running | Answer) -> asyncio.Future[Any]:
+    return waiting.ended if isinstance(waiting, Running) else waiting.done
+
+
+async def results(
+    actions: Sequence[Action], waiting: Sequence[Running | Answer]
+) -> tuple[Result | Exception, ...]:
+    """Up to the first that was not carried out. Raises SubstrateError."""
+    found: list[Result | Exception] = []
+    skipped = [_is_skipped(one) for one in waiting]
+    for action, one, left_out in zip(actions, waiting, skipped, strict=True):
+        if left_out:
+            break
+        try:
+            found.append(await _result(action, one))
+        except (OSError, ValueError) as error:
+            found.append(error)
+    return tuple(found)
+
+
+def _is_skipped(waiting: Running | Answer) -> bool:
+    if isinstance(waiting, Answer):
+        return waiting.done.exception() is None and waiting.done.result() == errno.ECANCELED
+    error = waiting.ended.exception()
+    return isinstance(error, Refused) and error.number == errno.ECANCELED
+
+
+async def _result(action: Action, waiting: Running | Answer) -> Result:
+    if isinstance(waiting, Running):
+        assert isinstance(action, Exec)
+        return _observation(action, waiting)
+    error = waiting.done.result()
+    match action:
+        case Edit():
+            check_edit(waiting, action.path)
+            return None
+        case Search():
+            return search_result(action, waiting)
+        case Exec():
+            raise AssertionError("a command's answer is not a file's")
+    _check(error, action.path)
+    match action:
+        case Read():
+            if waiting.descriptor is not None:
+                return await anyio.to_thread.run_sync(_read_whole, waiting.descriptor, action.path)
+            return waiting.data[0]
+        case List():
+            return _entries(b"".join(waiting.data))
+        case Write():
+            return None
+
+
+def _observation(action: Exec, running: Running) -> Observation:
+    """Its time begins when its turn came, and ends with it: the rest of the batch is none of it."""
+    ended = running.ended.result()
+    received, sent = ended[2], ended[6]
+    seen = _observe(action.command, action.user, action.cwd, running, ended, received / 1e9)
+    if len(seen.spans) == 1:
+        return seen  # it never ran
+    return msgspec.structs.replace(seen, seconds=(sent - received) / 1e9, spans=seen.spans[:-1])
+
+
+# --- Edits and searches -----------------------------------------------------------------------------
+
+
+def edit_payload(located: bytes, old: bytes, new: bytes) -> bytes:
+    """Raises ValueError."""
+    if not old:
+        raise ValueError("the text to replace is empty")
+    return protocol.EDIT.pack(len(old), len(new)) + located + old + new
+
+
+def check_edit(answer: Answer, path: str) -> None:
+    """Raises EditError, OSError."""
+    error = answer.done.result()
+    said = b"".join(answer.data)
+    if error == protocol.ERROR_NOT_ONCE and len(said) >= protocol.NUMBER.size:
+        count, *lines = struct.unpack(f"={len(said) // 4}I", said[: len(said) // 4 * 4])
+        raise EditError(path, count, tuple(lines))
+    _check(error, path)
+
+
+def search_result(asked: Search, answer: Answer) -> Found:
+    """Raises ValueError, OSError, TimeoutError."""
+    error = answer.done.result()
+    said = b"".join(answer.data)
+    if error == protocol.ERROR_PATTERN:
+        raise ValueError(f"not a regular expression: {asked.text!r}: {said.decode(errors='replace')}")
+    if error == errno.ETIMEDOUT:
+        raise TimeoutError(f"the search took more than {asked.timeout:g} s")
+    _check(error, asked.path)
+    return searching.found(asked, said)

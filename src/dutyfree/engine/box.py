@@ -1,0 +1,56 @@
+"""One sandbox as the launcher knows it: how it is frozen, and how it ends."""
+
+from __future__ import annotations
+
+import anyio
+
+from dutyfree.engine.launcher import Launcher, LauncherError
+from dutyfree.engine.protocol import Request
+from dutyfree.errors import CleanupError, ExecError
+
+PATIENCE = 10.0
+"""So long the kernel may take to end, or to freeze, all that runs in a sandbox."""
+
+
+class Box:
+    def __init__(self, launcher: Launcher, number: int, name: str, *, freezer: bool) -> None:
+        self.number = number
+        self.freezer = freezer
+        """Whether the host can freeze: control groups of version 2 can."""
+        self._launcher = launcher
+        self._name = name
+
+    async def freeze(self) -> None:
+        """Every process of it stands still, its init too. Raises ExecError."""
+        try:
+            with anyio.fail_after(PATIENCE):
+                await self._launcher.ask(Request.FREEZE, self.number)
+        except TimeoutError as error:
+            self.thaw()
+            raise ExecError(f"sandbox {self._name} cannot be frozen within {PATIENCE:g} s") from error
+        except LauncherError as error:
+            raise ExecError(f"sandbox {self._name} cannot be frozen: {error.message}") from error
+        except BaseException:
+            self.thaw()
+            raise
+
+    def thaw(self) -> None:
+        """It goes on soon. Ignored once the launcher, and with it the sandbox, is gone."""
+        self._launcher.tell(Request.THAW, self.number)
+
+    def give_up(self) -> None:
+        """It shall end, and nobody waits for that."""
+        self._launcher.tell(Request.DESTROY, self.number)
+
+    async def destroy(self) -> None:
+        """Nothing of it is left. Raises CleanupError, also if the kernel takes too long."""
+        try:
+            with anyio.fail_after(PATIENCE):
+                await self._launcher.ask(Request.DESTROY, self.number)
+        except TimeoutError as error:
+            raise CleanupError(
+                f"sandbox {self._name} is not gone after {PATIENCE:g} s: its processes have not ended",
+                remedy="it is removed when they end, or with the substrate",
+            ) from error
+        except LauncherError as error:
+            raise CleanupError(f"sandbox {self._name} could not be removed: {error.message}") from error

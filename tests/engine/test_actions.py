@@ -1,0 +1,450 @@
+"""The further actions on real sandboxes: what the conformance suite cannot ask of every substrate."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+
+import anyio
+import pytest
+
+from dutyfree import Edit, Exec, Limits, List, Read, Search, Write
+from dutyfree.contract import Observation, Substrate
+from dutyfree.engine import box as boxes
+from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.launcher import Launcher, Reply
+from dutyfree.engine.protocol import Request
+from dutyfree.errors import CleanupError, DispatchError, EditError, ExecError
+from dutyfree.substrates.native import Native
+
+pytestmark = pytest.mark.anyio
+
+
+# --- Batches -----------------------------------------------------------------------------------------
+
+
+async def test_a_batch_wakes_its_owner_once(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        woken = 0
+        receive = sandbox._channel._receive
+
+        def counting() -> None:
+            nonlocal woken
+            woken += 1
+            receive()
+
+        loop, channel = sandbox._channel._loop, sandbox._channel
+        loop.remove_reader(channel._socket)
+        loop.add_reader(channel._socket, counting)
+        results = await sandbox.batch([Exec(("/bin/true",)) for _ in range(20)])
+        assert len(results) == 20
+        assert woken <= 2
+
+
+async def test_everything_in_one_batch(native: Native) -> None:
+    large = os.urandom(700_000)
+    async with native.sandbox() as sandbox:
+        results = await sandbox.batch(
+            [
+                Write("large", large),
+                Exec("cat > copy; wc -c < copy", stdin=large),
+                Read("copy"),
+                Write("small", b"some text\n"),
+                Edit("small", b"some", b"other"),
+                Exec("cat", stdin=b"input"),
+                Search(".", "other"),
+                List("."),
+                Exec("head -c 3000000 /dev/zero"),
+                Read("small"),
+            ]
+        )
+        assert len(results) == 10
+        assert results[2] == large
+        assert results[9] == b"other text\n"
+        assert isinstance(results[5], Observation)
+        assert results[5].stdout == b"input"
+        assert isinstance(results[8], Observation)
+        assert len(results[8].stdout) == 3_000_000
+        # Nothing is kept of it.
+        assert (await sandbox.batch([Exec("true")], stop_on_failure=False))[0].ok  # type: ignore[union-attr]
+
+
+async def test_batches_at_once_do_not_mix(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+
+        async def one(number: int) -> None:
+            path = f"file{number}"
+            for turn in range(10):
+                text = f"{number} {turn}".encode()
+                results = await sandbox.batch(
+                    [Write(path, text), Exec(f"cat {path}"), Read(path), Exec("exit 1")]
+                )
+                assert isinstance(results[1], Observation)
+                assert (results[1].stdout, results[2]) == (text, text)
+                assert len(results) == 4
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(one, number)
+
+
+async def test_a_batch_holds_up_nobody_else(native: Native) -> None:
+    async with native.sandbox() as sandbox, anyio.create_task_group() as tasks:
+        tasks.start_soon(sandbox.batch, [Exec("sleep 1"), Exec("sleep 60")])
+        await anyio.sleep(0.1)
+        with anyio.fail_after(0.8):
+            assert (await sandbox.exec("echo beside")).stdout == b"beside\n"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_cancelled_batch_is_killed_and_goes_no_further(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        for stop in (True, False):
+            with anyio.move_on_after(0.3):
+                await sandbox.batch(
+                    [Exec("touch begun; sleep 60"), Write("never", b""), Exec("touch never")],
+                    stop_on_failure=stop,
+                )
+            assert [entry.name for entry in await sandbox.list(".")] == ["begun"]
+            assert b"sleep 60" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
+
+
+async def test_a_batch_that_cannot_be_asked_for_does_nothing(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ValueError, match="is empty"):
+            await sandbox.batch([Write("file", b""), Exec("cat", stdin=b"x"), Edit("file", b"", b"x")])
+        with pytest.raises(DispatchError, match="more bytes"):
+            await sandbox.batch([Write("file", b""), Edit("file", b"x" * (5 << 20), b"")])
+        assert await sandbox.list(".") == ()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_the_time_of_a_batched_command_is_its_own(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        first, second = await sandbox.batch([Exec("sleep 0.3"), Exec("true")])
+        assert isinstance(first, Observation)
+        assert isinstance(second, Observation)
+        assert second.seconds < first.seconds
+
+
+# --- Edits and searches ------------------------------------------------------------------------------
+
+
+async def test_edits_keep_owners_and_leave_nothing(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("mkdir d; printf 'a b c' > d/f; chown 7:8 d/f; chmod 4750 d/f")
+        await sandbox.edit("d/f", b"b", b"")
+        assert (await sandbox.exec("stat -c '%u %g %a' d/f; cat d/f; ls -A d")).stdout == b"7 8 4750\na  cf\n"
+        await sandbox.exec("truncate -s 17000000 d/f")
+        with pytest.raises(OSError, match="too large") as refused:
+            await sandbox.edit("d/f", b"a", b"b")
+        assert refused.value.errno == errno.EFBIG
+        await sandbox.exec("rm d/f; mkfifo d/f")
+        with pytest.raises(OSError, match="Neither a file"):
+            await sandbox.edit("d/f", b"a", b"b")
+        assert [entry.name for entry in await sandbox.list("d")] == ["f"]
+
+
+async def test_a_full_disk_leaves_the_old_file(native: Native) -> None:
+    async with native.sandbox(limits=Limits(memory=64 << 20, disk=4 << 20)) as sandbox:
+        await sandbox.write("file", b"old" + bytes(1 << 20))
+        await sandbox.exec("head -c 100000000 /dev/zero > filler")
+        with pytest.raises(OSError, match="No space"):
+            await sandbox.edit("file", b"old", b"new" * 1000)
+        await sandbox.remove("filler")
+        assert (await sandbox.read("file"))[:3] == b"old"
+        assert [entry.name for entry in await sandbox.list(".")] == ["file"]
+
+
+async def test_lines_of_an_edit_that_fits_often(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.write("file", b"x\n" * 1000)
+        with pytest.raises(EditError, match="1000 times") as refused:
+            await sandbox.edit("file", b"x", b"y")
+        assert (refused.value.count, refused.value.lines) == (1000, tuple(range(1, 17)))
+
+
+async def test_a_search_that_takes_for_ever_is_ended(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("head -c 60000000 /dev/zero | tr '\\0' a > file")
+        slow = "(a{1,100}b|a{1,100}c)+d"
+        with anyio.fail_after(20):
+            with pytest.raises(TimeoutError):
+                await sandbox.search(".", slow, regex=True, timeout=0.3)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: sandbox.search(".", slow, regex=True, timeout=None))
+                await anyio.sleep(0.1)
+                assert (await sandbox.exec("echo beside")).stdout == b"beside\n"
+                tasks.cancel_scope.cancel()
+        seen = await sandbox.exec("ls /proc | grep -c '^[0-9]'")
+        assert int(seen.stdout) <= 5
+
+
+async def test_searches_of_hostile_trees(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec(
+            "mkfifo pipe; ln -s / loop; ln -s /dev/zero zero; ln -s loop loop2; truncate -s 1T huge;"
+            "mkdir dark; touch 'new\nline' \"$(printf 'b\\377d')\"; echo x > dark/f;"
+            "d=deep; for i in $(seq 300); do mkdir $d && cd $d || break; done; echo x > f"
+        )
+        with anyio.fail_after(20):
+            found = await sandbox.search(".", "x")
+        assert [match.path for match in found.matches] == ["dark/f"]
+        assert found.unseen == 1
+        names = {match.path for match in (await sandbox.search(".", skip=["deep"])).matches}
+        assert {"new\nline", os.fsdecode(b"b\xffd"), "pipe", "loop"} <= names
+
+
+async def test_a_search_with_many_matches(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("seq 100000 > numbers; head -c 100000 /dev/zero | tr '\\0' 7 > wide")
+        found = await sandbox.search(".", "7", limit=50_000)
+        assert len(found.matches) == sum("7" in str(number) for number in range(1, 100_001)) + 1
+        assert (found.matches[0].line, found.matches[0].text) == (7, b"7")
+        assert (found.matches[-1].path, len(found.matches[-1].text), found.matches[-1].cut) == (
+            "wide",
+            500,
+            True,
+        )
+        assert (await sandbox.search(".", "7", limit=10)).truncated
+
+
+async def test_a_large_directory_is_listed_beside_others(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("mkdir many; cd many; seq 30000 | xargs touch")
+        entries = await sandbox.list("many")
+        assert len(entries) == 30_000
+        assert {entry.name for entry in entries} == {str(number) for number in range(1, 30_001)}
+        with pytest.raises(NotADirectoryError):
+            await sandbox.list("many/1")
+
+
+# --- Watches -----------------------------------------------------------------------------------------
+
+
+async def test_a_slow_watcher_is_told_what_it_lost(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        async with sandbox.watch(".") as changes:
+            await sandbox.exec("i=0; while [ $i -lt 60000 ]; do i=$((i+1)); : > f; : >> g; done")
+            kinds = set()
+            with anyio.fail_after(20):
+                async for change in changes:
+                    kinds.add(change.kind)
+                    if change.kind == "lost":
+                        break
+            assert "lost" in kinds
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_a_watch_ends_with_what_it_watches(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("mkdir gone")
+        async with sandbox.watch("gone", recursive=True) as changes:
+            await sandbox.exec("mkdir -p gone/a/b; echo > gone/a/b/c; sleep 0.2; rm -r gone")
+            with anyio.fail_after(10):
+                seen = [change async for change in changes]
+        assert ("deleted", "") in {(change.kind, change.path) for change in seen}
+        assert ("created", "a/b/c") in {(change.kind, change.path) for change in seen}
+        processes = (await sandbox.exec("ls /proc | grep -c '^[0-9]'")).stdout
+        assert int(processes) <= 5
+
+
+async def test_too_many_directories_are_told(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dutyfree.engine.searching.DIRECTORIES", 20)
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("mkdir $(seq 40)")
+        async with sandbox.watch(".", recursive=True) as changes:
+            with anyio.fail_after(10):
+                assert (await anext(changes)).kind == "lost"
+
+
+# --- Terminals ---------------------------------------------------------------------------------------
+
+
+async def test_leaving_a_terminal_hangs_it_up(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        async with sandbox.terminal(
+            "trap 'echo hung up > told; exit' HUP; echo on; while :; do sleep 0.05; done"
+        ) as held:
+            assert await held.read() == b"on\r\n"
+        assert await sandbox.read("told") == b"hung up\n"
+        async with sandbox.terminal("trap '' HUP; echo on; while :; do sleep 1; done") as held:
+            assert await held.read() == b"on\r\n"
+        assert b"sleep" not in (await sandbox.exec("cat /proc/[0-9]*/comm")).stdout
+
+
+async def test_a_terminal_as_another_user(native: Native) -> None:
+    async with (
+        native.sandbox() as sandbox,
+        sandbox.terminal("id -u; tty; echo x > $(tty)", user="nobody") as held,
+    ):
+        said = b""
+        while part := await held.read():
+            said += part
+        assert said == b"65534\r\n/dev/pts/0\r\nx\r\n"
+
+
+async def test_many_terminals_and_no_descriptor_left(native: Native) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    async with native.sandbox() as sandbox:
+        for _ in range(100):  # more than there are at once
+            async with sandbox.terminal(["echo", "x"]) as held:
+                assert await held.read() == b"x\r\n"
+        async with sandbox.terminal("sleep 100") as held:
+            await sandbox.close()
+            with pytest.raises(ExecError):
+                raise ExecError("") if not await held.read() else AssertionError
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_a_terminal_that_cannot_be(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        async with sandbox.terminal(["/no/such/program"]) as held:
+            assert (await held.wait()).exit_code == 127
+        with pytest.raises(DispatchError, match="no such user"):
+            async with sandbox.terminal(user="nobody-here") as held:
+                await held.wait()
+        # TIOCSTI stays closed, also to the terminal's own session.
+        script = "import fcntl; fcntl.ioctl(0, 0x5412, b'x')"
+        async with sandbox.terminal(["python3", "-c", script]) as held:
+            assert (await held.wait()).exit_code == 1
+
+
+# --- Pauses ------------------------------------------------------------------------------------------
+
+
+async def test_a_pause_cannot_be_seen_or_undone(native: Native) -> None:
+    script = """
+import os, signal, time
+child = os.fork()
+if child == 0:
+    while True: time.sleep(0.01)
+open("ready", "w")
+stops = 0
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+    stops += bool(pid)
+    os.kill(child, signal.SIGCONT)
+    time.sleep(0.005)
+os.kill(child, 9)
+print("stops", stops)
+"""
+    async with native.sandbox() as sandbox:
+        await sandbox.write("script.py", script.encode())
+        process = await sandbox.start(["python3", "script.py"])
+        while not any(entry.name == "ready" for entry in await sandbox.list(".")):  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+        for _ in range(3):
+            await sandbox.pause()
+            await anyio.sleep(0.1)
+            with pytest.raises(DispatchError, match="is paused"):
+                await sandbox.exec("true")
+            await sandbox.resume()
+        assert (await process.wait()).stdout == b"stops 0\n"
+
+
+async def test_a_pause_counts_for_no_timeout(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        seen: list[Observation] = []
+
+        async def run() -> None:
+            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=1.5))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.sleep(0.2)
+            await sandbox.pause()
+            await anyio.sleep(7)  # longer than its time and the owner's patience
+            await sandbox.resume()
+        assert seen[0].stdout == b"done\n"
+        assert not seen[0].timed_out
+
+
+async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("sleep 100 &")
+        await sandbox.pause()
+        with anyio.fail_after(5):
+            await sandbox.close()  # answered when nothing of it is left
+    async with native.sandbox() as sandbox:
+
+        async def run() -> None:
+            await sandbox.exec("sleep 0.3; touch never; sleep 100")
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await anyio.sleep(0.1)
+                await sandbox.pause()
+                tasks.cancel_scope.cancel()
+        await sandbox.resume()
+        await anyio.sleep(0.5)
+        assert await sandbox.list(".") == ()
+    async with native.sandbox() as sandbox:  # the group is used again, and is not frozen
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        sandbox._box.freezer = False
+        process = await sandbox.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.1; done")
+        await anyio.sleep(0.2)
+        await sandbox.pause()
+        before = await anyio.to_thread.run_sync(time.monotonic)
+        with anyio.move_on_after(1) as scope:
+            await process.wait()
+        assert scope.cancelled_caught
+        await sandbox.resume()
+        assert (await process.wait()).ok
+        assert time.monotonic() > before
+
+
+# --- The end -----------------------------------------------------------------------------------------
+
+
+async def test_an_end_that_takes_too_long_is_told(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boxes, "PATIENCE", 0.2)
+    ask = Launcher.ask
+
+    async def slow(self: Launcher, kind: Request, number: int = 0, body: bytes = b"") -> Reply:
+        if kind == Request.DESTROY:
+            await anyio.sleep(1)
+        return await ask(self, kind, number, body)
+
+    monkeypatch.setattr(Launcher, "ask", slow)
+    with pytest.raises(CleanupError, match=r"native-\d+-\d+ is not gone after 0.2 s"):
+        async with native.sandbox():
+            pass
+
+
+async def test_processes_are_found_again_and_forgotten(native: Substrate) -> None:
+    async with native.sandbox() as sandbox:
+        assert isinstance(sandbox, ActingSandbox)
+        for _ in range(80):
+            await (await sandbox.start(["/bin/true"])).wait()
+        running = await sandbox.start("sleep 100")
+        found = await sandbox.processes()
+        assert found[-1] is running
+        assert len(found) <= 65
+        await running.signal(signal.SIGSTOP)
+        await anyio.sleep(0.1)
+        assert running.running
+        await running.kill()
+        await sandbox.reset()
+        assert await sandbox.processes() == ()
+        with pytest.raises(KeyError):
+            await sandbox.attach(running.id)
+
+
+async def test_a_process_that_takes_no_input(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        process = await sandbox.start("sleep 0.5", stdin=True)
+        with anyio.fail_after(5), pytest.raises(BrokenPipeError):
+            await process.write(bytes(10_000_000))
+        assert (await process.wait()).ok
+        with pytest.raises(BrokenPipeError):
+            await process.write(b"x")

@@ -1,0 +1,156 @@
+"""Terminals, watches, searches and processes against those who run in the sandbox."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+
+import anyio
+import pytest
+
+from dutyfree import Limits, List, Read, Sandbox
+from dutyfree.engine import channel
+from dutyfree.engine.actions import ActingSandbox
+from dutyfree.errors import DispatchError, ExecError, SandboxClosed
+from dutyfree.substrates.native import Native
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(memory=256 << 20, pids=64)
+
+
+async def appeared(sandbox: Sandbox, name: str) -> None:
+    with anyio.fail_after(10):
+        while not any(entry.name == name for entry in await sandbox.list(".")):  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+
+
+async def search_until_it_fails(sandbox: ActingSandbox) -> None:
+    for _ in range(20):
+        await sandbox.search("/usr", "no such text anywhere", timeout=0.3)
+
+
+async def test_a_terminal_that_nobody_reads_holds_up_nobody(native: Native) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        async with sandbox.terminal("yes full") as held:
+            await anyio.sleep(0.3)
+            with anyio.fail_after(4):
+                assert (await sandbox.exec("echo beside", timeout=3)).stdout == b"beside\n"
+                await sandbox.write("file", b"x")
+            assert b"full" in await held.read()
+        assert (await sandbox.exec("true", timeout=3)).ok
+
+
+async def test_a_terminal_whose_command_reads_nothing(native: Native) -> None:
+    stopped = "stty raw -echo; echo on; kill -STOP $$"
+    async with native.sandbox(limits=LIMITS) as sandbox, sandbox.terminal(stopped) as held:
+        assert b"on" in await held.read()
+        with anyio.move_on_after(0.5) as scope:
+            await held.write(bytes(1_000_000))
+        assert scope.cancelled_caught
+        with anyio.fail_after(4):
+            assert (await sandbox.exec("true", timeout=3)).ok
+            await held.kill()
+            assert (await held.wait()).signal == 9
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
+async def test_a_terminals_tracer_holds_up_nobody(native: Native) -> None:
+    tracer = """
+    import ctypes, os
+    libc, seen = ctypes.CDLL(None), {1, os.getpid()}
+    open("tracing", "w")
+    while True:
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) not in seen:
+                if libc.syscall(101, 0x4206, int(name), None, None) == 0: seen.add(int(name))
+    """
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.write("script.py", textwrap.dedent(tracer).encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "tracing")
+        with anyio.fail_after(10):
+            async with sandbox.terminal("echo x; sleep 100") as held:
+                await held.read()
+            # Whoever traces a command may keep its end from init, but not its timeout, nor hold up others.
+            await sandbox.exec("true", timeout=1)
+            assert await sandbox.read("tracing") == b""
+
+
+async def test_all_terminals_taken(native: Native) -> None:
+    taker = """
+    import os, time
+    held = []
+    try:
+        while True: held.append(os.openpty())
+    except OSError: open("full", "w")
+    time.sleep(100)
+    """
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.write("script.py", textwrap.dedent(taker).encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "full")
+        with pytest.raises(DispatchError, match="handed over"):
+            async with sandbox.terminal():
+                pass
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_a_terminal_goes_with_its_sandbox(native: Native) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox, sandbox.terminal() as held:
+        await sandbox.close()
+        with anyio.fail_after(4):
+            while await held.read():
+                pass
+            with pytest.raises((SandboxClosed, ExecError)):
+                await held.wait()
+
+
+async def test_workers_that_are_killed_or_stopped(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs in the sandbox can end a search or a watch of it, and nothing else."""
+    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        async with sandbox.watch(".") as changes:
+            await sandbox.exec("kill -9 -1")
+            with anyio.fail_after(4):
+                assert [change async for change in changes] == []
+        await sandbox.start("while :; do kill -STOP -1; done")
+        await anyio.sleep(0.2)
+        with anyio.fail_after(15), pytest.raises((TimeoutError, OSError, ExecError)):
+            await search_until_it_fails(sandbox)
+    async with native.sandbox() as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_no_descriptor_of_a_worker_is_to_be_had(native: Native) -> None:
+    async with native.sandbox() as sandbox, sandbox.watch("."):
+        seen = await sandbox.exec("for p in /proc/[0-9]*; do ls $p/fd 2>/dev/null | wc -l; done")
+        # Of the watcher, as of init, root of the sandbox sees nothing: only of the shell and its children.
+        hidden = [line for line in seen.stdout.split() if line == b"0"]
+        assert len(hidden) >= 2
+
+
+async def test_pids_taken(native: Native) -> None:
+    """Where no process can be made, actions say so, and those without one go on."""
+    forker = """
+    import os, time
+    try:
+        while os.fork(): pass
+    except OSError: open("full", "w")
+    time.sleep(100)
+    """
+    async with native.sandbox(limits=Limits(memory=256 << 20, pids=8)) as sandbox:
+        await sandbox.write("file", b"text")
+        await sandbox.write("script.py", textwrap.dedent(forker).encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "full")
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            await sandbox.search(".", "text")
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            async with sandbox.watch("."):
+                pass
+        await sandbox.edit("file", b"text", b"other")
+        assert await sandbox.batch([]) == ()
+        results = await sandbox.batch([Read("file"), List(".")], stop_on_failure=False)
+        assert results[0] == b"other"
+        assert isinstance(results[1], tuple)
