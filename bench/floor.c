@@ -10,6 +10,7 @@
  *   f F   a sandbox of which everything is made anew: likewise
  */
 #define _GNU_SOURCE
+#include "blank.h"
 #include "command.h"
 #include "handover.h"
 #include "layers.h"
@@ -19,8 +20,6 @@
 #include "sys.h"
 
 #include <fcntl.h>
-#include <linux/sched.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,10 +53,9 @@ static int run(void *unused)
 
 static uint64_t on_host(void)
 {
-	static char stack[65536] __attribute__((aligned(16)));
 	int status;
 	uint64_t begin = now();
-	pid_t pid = spawn_child(run, NULL, stack, sizeof stack);
+	pid_t pid = spawn_child(run, NULL, -1);
 
 	if (pid < 0 || waitpid(pid, &status, 0) < 0 || status)
 		die("host");
@@ -66,13 +64,16 @@ static uint64_t on_host(void)
 
 /* --- In a sandbox ------------------------------------------------------------------------------------ */
 
+int payload_group = -1;
+
 /* PID 1: one program with its pipes, as the engine starts it, and one byte when it has ended. */
-_Noreturn void init_run(void)
+_Noreturn void init_run(int payload)
 {
 	char *arguments[] = {(char *)program, NULL}, *environment[] = {"PATH=/usr/bin:/bin", NULL};
 	int output[2], errors[2], null = open("/dev/null", O_RDWR | O_CLOEXEC), status;
 	struct start start = {.user = "", .directory = "", .arguments = arguments, .environment = environment};
 
+	payload_group = payload;
 	if (pipe2(output, O_CLOEXEC) < 0 || pipe2(errors, O_CLOEXEC) < 0)
 		_exit(2);
 	start.mark = process_mark();
@@ -88,38 +89,18 @@ _Noreturn void init_run(void)
 
 static void in_sandbox(bool fresh, uint64_t *result, uint64_t *gone)
 {
-	struct clone_args args = {
-		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
-		.exit_signal = SIGCHLD,
-	};
-	int pair[2], pidfd = -1;
+	static struct order order;
 	char answer[sizeof(struct frame) + sizeof(struct ready) + 1];
 	uint64_t begin = now();
 	struct slot *slot = fresh ? slot_make() : slot_take();
 
-	if (!slot || cgroup_limit(&slot->cgroup, &wanted) < 0 ||
-	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+	order.wanted = wanted;
+	if (!slot || cgroup_limit(&slot->cgroup, &wanted) < 0 || blank_make(slot) < 0 || blank_order(slot, &order) < 0)
 		die("parts");
-	args.pidfd = (uintptr_t)&pidfd;
-	if (slot->cgroup.unified >= 0) {
-		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)slot->cgroup.unified;
-	}
-	handover_give(slot, pair[1]);
-	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0)
-		sandbox_enter(&wanted, slot, 0);
-	if (pid < 0)
-		die("clone");
-	handover_take_back(pidfd);
-	close(pair[1]);
-	if (recv(pair[0], answer, sizeof answer, MSG_WAITALL) != sizeof answer)
+	if (recv(slot->socket, answer, sizeof answer, MSG_WAITALL) != sizeof answer)
 		die("result");
 	*result = now() - begin;
-	if (pidfd_signal(pidfd, SIGKILL) < 0 || waitpid(pid, NULL, 0) < 0)
-		die("end");
-	close(pidfd);
-	close(pair[0]);
+	blank_discard(slot);
 	if (fresh)
 		slot_discard(slot);
 	else
@@ -172,7 +153,7 @@ int main(int argc, char **argv)
 	seccomp_prepare();
 	wanted.tree[0].layers[0] = skeleton(argv[1]);
 	wanted.tree[1].layers[0] = skeleton("/usr");
-	slot_prepare();
+	slot_return(slot_make());
 	for (int letter; (letter = getchar()) != EOF;) {
 		uint64_t result = 0, gone = 0;
 		char asked = (char)letter;

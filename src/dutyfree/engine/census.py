@@ -16,8 +16,8 @@ import msgspec
 from dutyfree.engine.protocol import FIRST_ID
 
 LAUNCHER = "dutyfree-engine"
-EGRESS = "dutyfree-egress"
-"""The launcher's other child; no child of a launcher can be renamed by others."""
+OTHERS = ("dutyfree-egress", "dutyfree-blank")
+"""The launcher's other children; none of them can be renamed by others."""
 _PROGRAM = "/memfd:dutyfree-init"
 
 PAYLOAD_FD = 5
@@ -70,7 +70,7 @@ def sandboxes() -> list[Living]:
     processes = _processes()
     found = {launcher.pid: launcher for launcher in _launchers(processes)}
     children = [process for process in processes.values() if process.parent in found]
-    inits = [child for child in children if child.name != EGRESS]
+    inits = [child for child in children if child.name not in OTHERS]
     inside = _inside(processes, {process.pid for process in inits})
     groups = _memory_mounts()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -103,7 +103,7 @@ def _living(
 ) -> Living:
     words = _text(f"/proc/{init.pid}/cmdline").strip("\0").split("\0")
     label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
-    number, _, image = label.partition(" ")
+    number, since, image = (*label.split(" ", 2), "", "")[:3]
     state = "starting" if not label else "ending" if init.state in "ZX" else "running"
     if inside is not None and state == "running":
         state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state
@@ -114,7 +114,8 @@ def _living(
         program=launcher.program,
         launcher=launcher.pid,
         init=init.pid,
-        since=boot + init.started / os.sysconf("SC_CLK_TCK"),
+        # Its process may have waited for long to become a sandbox.
+        since=int(since) if since.isdigit() else boot + init.started / os.sysconf("SC_CLK_TCK"),
         processes=None if inside is None else len(inside),
         memory=_memory(init.pid, groups),
         state=state,

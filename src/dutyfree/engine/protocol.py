@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+import time
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 
@@ -162,10 +163,10 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
 
 
 def label(number: int, image: str) -> bytes:
-    """What follows it: how the sandbox is called among the host's processes."""
+    """What follows it: how the sandbox is called among the host's processes, and since when it is one."""
     # Of a path, the sandbox, which can read this, need not know more than the end.
     name = image.rstrip("/").rpartition("/")[2].encode(errors="replace").replace(b"\0", b"?")
-    return f"{number} ".encode() + name[: LABEL_MAX - 16] + b"\0"
+    return f"{number} {int(time.time())} ".encode() + name[: LABEL_MAX - 32] + b"\0"
 
 
 def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:

@@ -392,8 +392,8 @@ def _memory() -> int:
 
 
 def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    _, cloned, mounted = times
-    at = [max(0.0, moment / 1e9 - asked) for moment in (cloned, mounted)]
+    _, ordered, mounted = times
+    at = [max(0.0, moment / 1e9 - asked) for moment in (ordered, mounted)]
     done = perf_counter() - asked
     return (
         Span("prepare", 0.0, begun - asked),

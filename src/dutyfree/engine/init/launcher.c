@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "launcher.h"
 
+#include "blank.h"
 #include "gate.h"
 #include "handover.h"
 #include "host.h"
@@ -16,8 +17,6 @@
 #include "unified.h"
 
 #include <fcntl.h>
-#include <linux/sched.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,14 +32,14 @@
 #include <unistd.h>
 
 #define BOXES 65536u
-#define EGRESS_EVENT (1ull << 32) /* above the numbers of sandboxes */
+#define QUIET_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
+#define FAILED_MS 1000 /* and until it is tried again */
+#define EGRESS_EVENT (1ull << 33) /* above the numbers of sandboxes */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
 	uint32_t number;
 	uint32_t trees;
-	pid_t pid;
-	int pidfd;
 	struct slot *slot;
 	bool kept, ended;
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
@@ -58,7 +57,8 @@ struct box {
 
 static struct box *boxes[BOXES];
 static uint32_t last_box, alive;
-static int owner, epoll, wanted_ready;
+static int owner, epoll;
+static unsigned wanted_ready;
 
 static struct box *box_of(uint32_t number)
 {
@@ -108,36 +108,9 @@ static const char *label_of(const struct request *request, const char *body)
 	return label;
 }
 
-static pid_t launch(const struct create *wanted, const char *label, struct box *box, int socket)
+/* A slot with its limits and a process that waits. */
+static const char *equip(struct box *box, const struct create *wanted, int *error)
 {
-	struct clone_args args = {
-		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
-		.pidfd = (uintptr_t)&box->pidfd,
-		.exit_signal = SIGCHLD,
-	};
-
-	int group = unified_inits >= 0 ? unified_inits : box->slot->cgroup.freezer;
-	if (group >= 0) {
-		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = (uint64_t)group;
-	}
-	handover_give(box->slot, socket);
-	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0) {
-		title_set(label);
-		sandbox_enter(wanted, box->slot, box->kept ? box->number : 0);
-	}
-	int error = -errno;
-	if (pid < 0)
-		handover_take_back(-1);
-	return pid < 0 ? error : pid;
-}
-
-static const char *start(struct box *box, const struct create *wanted, const char *label, int *error, int *theirs)
-{
-	AUTOCLOSE int ours = -1;
-	int pair[2];
-
 	for (int attempt = 0; attempt < 2; attempt++) {
 		box->slot = attempt ? slot_make() : slot_take();
 		*error = box->slot ? 0 : -errno;
@@ -152,35 +125,52 @@ static const char *start(struct box *box, const struct create *wanted, const cha
 	}
 	if (*error)
 		return "limits";
-	if (box->kept)
+	/* One that waits already cannot see what is mounted only now. */
+	if (box->kept) {
+		blank_discard(box->slot);
 		*error = upper_keep(wanted, box->number);
+	}
 	if (*error)
 		return "file system for what is written";
-	*error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0 ? -errno : 0;
-	if (*error)
-		return "socket";
-	*theirs = pair[0];
-	ours = pair[1];
-	box->pid = launch(wanted, label, box, ours);
-	*error = box->pid < 0 ? box->pid : 0;
+	if (!box->slot->pid)
+		*error = blank_make(box->slot);
 	return "clone";
+}
+
+static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
+{
+	struct order order = {.wanted = *wanted, .kept = box->kept ? box->number : 0};
+	const char *step = equip(box, wanted, error);
+
+	if (*error)
+		return step;
+	snprintf(order.label, sizeof order.label, "%s", label);
+	*error = blank_order(box->slot, &order);
+	if (!*error)
+		return step;
+	/* It died while it waited. */
+	blank_discard(box->slot);
+	*error = blank_make(box->slot);
+	if (!*error)
+		*error = blank_order(box->slot, &order);
+	return step;
 }
 
 static void create(const struct request *request, const struct create *wanted, const char *label)
 {
 	struct box *box = calloc(1, sizeof *box);
-	int error = -ENOMEM, theirs = -1;
+	int error = -ENOMEM;
 	const char *step = "memory";
 
 	if (box) {
 		do
 			box->number = ++last_box;
 		while (boxes[box->number % BOXES] || !box->number);
-		box->pidfd = box->freezing = -1;
+		box->freezing = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
-		step = start(box, wanted, label, &error, &theirs);
+		step = start(box, wanted, label, &error);
 	}
 	if (error) {
 		refuse(request->serial, error, step);
@@ -188,19 +178,16 @@ static void create(const struct request *request, const struct create *wanted, c
 			slot_discard(box->slot);
 		if (box && box->kept)
 			upper_drop(box->number);
-		close_fd(&theirs);
 		free(box);
 		return;
 	}
 	boxes[box->number % BOXES] = box;
 	alive++;
-	reply(request->serial, 0, box->number, NULL, 0, (int[]){theirs, box->pidfd}, 2);
-	close(theirs);
-	handover_take_back(box->pidfd);
-	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
-	cgroup_shut(&box->slot->cgroup);
+	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
+	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
+	close_fd(&box->slot->socket);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
-	epoll_ctl(epoll, EPOLL_CTL_ADD, box->pidfd, &event);
+	epoll_ctl(epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
 }
 
 /* --- Freezing --------------------------------------------------------------------------------------- */
@@ -257,7 +244,8 @@ static void forget(struct box *box)
 /* PID 1 of the sandbox has ended, and with it all of its processes. */
 static void ended(struct box *box)
 {
-	waitpid(box->pid, NULL, 0);
+	waitpid(box->slot->pid, NULL, 0);
+	box->slot->pid = 0;
 	if (box->asked)
 		refuse(box->asked, -ESRCH, "network");
 	if (box->networked) {
@@ -265,8 +253,8 @@ static void ended(struct box *box)
 		close_fd(&box->slot->network); /* not one to be used again */
 	}
 	/* The owner has it too, so closing alone would not take it out. */
-	epoll_ctl(epoll, EPOLL_CTL_DEL, box->pidfd, NULL);
-	close_fd(&box->pidfd);
+	epoll_ctl(epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
+	close_fd(&box->slot->pidfd);
 	box->ended = true;
 	alive--;
 	freeze_answer(box, -ESTALE);
@@ -275,7 +263,7 @@ static void ended(struct box *box)
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
 	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
-	if (!box->kept && wanted_ready > 0 && slot_ready() < (unsigned)wanted_ready + 64)
+	if (!box->kept && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
 		slot_return(box->slot);
 	else
 		slot_discard(box->slot);
@@ -294,7 +282,7 @@ static void destroy(const struct request *request)
 	}
 	box->awaited = true;
 	box->serial = request->serial;
-	pidfd_signal(box->pidfd, SIGKILL);
+	pidfd_signal(box->slot->pidfd, SIGKILL);
 }
 
 static void keep(const struct request *request)
@@ -319,6 +307,7 @@ static void keep(const struct request *request)
 	}
 	upper_drop(box->number);
 	forget(box);
+	slot_undress(); /* they do not see these */
 	if (!error) {
 		reply(request->serial, 0, count, layers, count * sizeof *layers, NULL, 0);
 		return;
@@ -342,6 +331,7 @@ static void layer(const struct request *request, const char *path)
 	}
 	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
 	close_fd(&directory);
+	slot_undress(); /* they do not see it */
 }
 
 /* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
@@ -396,7 +386,7 @@ static void answered(void)
 	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
 	for (uint32_t i = 0; i < BOXES; i++)
 		if (boxes[i] && !boxes[i]->ended && boxes[i]->networked)
-			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+			pidfd_signal(boxes[i]->slot->pidfd, SIGKILL);
 }
 
 static void connect_to(const struct request *request, const struct port *port)
@@ -437,6 +427,7 @@ static void serve(const struct request *request, const char *body)
 		layer(request, NULL);
 		return;
 	case REQUEST_FORGET:
+		slot_undress(); /* they would hold it */
 		error = layer_forget(request->number);
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
@@ -458,7 +449,7 @@ static void serve(const struct request *request, const char *body)
 	case REQUEST_FILL:
 		if (request->number > 4096)
 			break;
-		wanted_ready = (int)request->number;
+		wanted_ready = request->number;
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
 	case REQUEST_NETWORK:
@@ -478,7 +469,8 @@ static _Noreturn void leave(void)
 {
 	for (uint32_t i = 0; i < BOXES; i++)
 		if (boxes[i] && !boxes[i]->ended)
-			pidfd_signal(boxes[i]->pidfd, SIGKILL);
+			pidfd_signal(boxes[i]->slot->pidfd, SIGKILL);
+	slot_undress();
 	gate_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
@@ -565,6 +557,7 @@ static void prepare(void)
 _Noreturn void launcher_run(int socket)
 {
 	struct epoll_event events[64];
+	int pause_ms = QUIET_MS;
 
 	owner = socket;
 	fcntl(owner, F_SETFD, FD_CLOEXEC);
@@ -573,11 +566,10 @@ _Noreturn void launcher_run(int socket)
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, owner, &event);
 	for (;;) {
-		bool short_of = slot_ready() < (unsigned)wanted_ready;
-		int count = epoll_wait(epoll, events, 64, short_of ? 0 : -1);
+		int count = epoll_wait(epoll, events, 64, slot_short(wanted_ready) ? pause_ms : -1);
 		/* Nothing to do: make parts for sandboxes to come. */
-		if (count == 0 && slot_prepare() < 0)
-			wanted_ready = (int)slot_ready();
+		if (count == 0)
+			pause_ms = slot_prepare(wanted_ready) < 0 ? FAILED_MS : QUIET_MS;
 		for (int i = 0; i < count; i++) {
 			if (events[i].data.u64 == EGRESS_EVENT) {
 				answered();

@@ -67,7 +67,7 @@ static int make_devices(void)
 
 int layers_open(int proc)
 {
-	static const char *const directories[] = {"l", "k", "up", "new", "mask"};
+	static const char *const directories[] = {"l", "k", "up", "new", "mask", "box", "box/proc", "box/dev"};
 
 	host_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
 	if (host_mounts < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||

@@ -3,6 +3,7 @@
  *   /l/N   layer N, read-only      /dev    the devices that all sandboxes have
  *   /k/N   what sandbox N writes   /mask   an empty file and an empty directory
  *   /up    for a sandbox's own     /new    for its root while it is put together
+ *                                  /box    for its /proc and /dev until then
  *   /proc  the host's, without root only; a sandbox removes it once it has its own
  */
 #ifndef DUTYFREE_LAYERS_H

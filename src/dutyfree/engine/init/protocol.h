@@ -250,7 +250,7 @@ struct change {
 
 struct ready {
 	uint32_t version;
-	uint64_t cloned; /* CLOCK_MONOTONIC nanoseconds, as all times here */
+	uint64_t ordered; /* CLOCK_MONOTONIC nanoseconds, as all times here */
 	uint64_t mounted;
 };
 

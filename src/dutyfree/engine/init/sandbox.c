@@ -1,12 +1,14 @@
 #define _GNU_SOURCE
 #include "sandbox.h"
 
+#include "blank.h"
 #include "handover.h"
 #include "host.h"
 #include "init.h"
 #include "layers.h"
 #include "seccomp.h"
 #include "sys.h"
+#include "title.h"
 
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -20,6 +22,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -183,11 +186,35 @@ void sandbox_prepare(int proc)
 				  (found.st_uid != 0 || found.st_mode & 07);
 }
 
-static void mount_root(const struct create *wanted, uint32_t kept)
+/* What is the same in every sandbox, to be moved to its place when there is one. */
+static void mount_alike(void)
 {
 	/* The host has a few thousand terminals for all. */
 	static const char *const terminals[][2] = {
 		{"mode", "0620"}, {"ptmxmode", "0666"}, {"max", "64"}, {NULL, NULL}};
+
+	must_call(chdir("/box"), "box");
+	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
+	if (host.rootless)
+		must_call(umount2("/proc", MNT_DETACH), "the host's proc");
+	for (size_t i = 0; i < MASKS; i++)
+		if (masks[i].needed)
+			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
+	int sys = mount_clone(AT_FDCWD, "proc/sys", false);
+	must(sys, "proc/sys");
+	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "proc/sys");
+	attach(sys, "proc/sys", "proc/sys");
+	attach(mount_clone(AT_FDCWD, "/dev", true), "dev", "dev");
+	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
+}
+
+static void move(const char *from, const char *to)
+{
+	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), to);
+}
+
+static void mount_root(const struct create *wanted, uint32_t kept)
+{
 	char path[LAYER_PATH];
 
 	snprintf(path, sizeof path, "/k/%u", kept);
@@ -210,19 +237,9 @@ static void mount_root(const struct create *wanted, uint32_t kept)
 		must_call(chmod("tmp", 01777), "tmp");
 	setfsuid(0);
 	setfsgid(0);
-	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
-	if (host.rootless)
-		must_call(umount2("/proc", MNT_DETACH), "the host's proc");
-	for (size_t i = 0; i < MASKS; i++)
-		if (masks[i].needed)
-			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
-	int sys = mount_clone(AT_FDCWD, "proc/sys", false);
-	must(sys, "proc/sys");
-	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "proc/sys");
-	attach(sys, "proc/sys", "proc/sys");
-	attach(mount_clone(AT_FDCWD, "/dev", true), "dev", "dev");
+	move("/box/proc", "proc");
+	move("/box/dev", "dev");
 	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "dev/shm");
-	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
 	/* Over the launcher's root, and chroot: pivot_root would look at every process of the host. What
 	 * lies below can be had only with chroot or setns, which no process in here may call. */
 	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "root in place");
@@ -299,28 +316,45 @@ static void tell_ready(const struct ready *ready)
 	send_message(control, &header, sizeof header, ready, sizeof *ready, NULL, 0);
 }
 
-_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept)
+/* The launcher closes its end if it changes its mind, or dies. */
+static void await_order(struct order *order)
+{
+	ssize_t size;
+
+	do
+		size = recv(control, order, sizeof *order, MSG_WAITALL);
+	while (size < 0 && errno == EINTR);
+	if (size != sizeof *order)
+		_exit(0);
+}
+
+_Noreturn void sandbox_enter(const struct slot *slot)
 {
 	static struct slot handed;
+	static struct order order;
 	static char stack[512 << 10] __attribute__((aligned(16)));
 	sigset_t all;
 
-	struct ready ready = {.version = PROTOCOL_VERSION, .cloned = now()};
 	control = HANDED_SOCKET;
 	must(handover_receive(slot, &handed), "descriptors");
 	our_slot = &handed;
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	prctl(PR_SET_NAME, "dutyfree-init");
-	if (!(wanted->flags & CREATE_SHARED_NETWORK))
-		must_call(setns(handed.network, CLONE_NEWNET), "network");
+	prctl(PR_SET_NAME, "dutyfree-blank");
 	if (handed.cgroup.unified >= 0)
 		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
-	mount_root(wanted, kept);
 	must_call(sethostname("sandbox", 7), "hostname");
+	mount_alike();
+	await_order(&order);
+	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
+	prctl(PR_SET_NAME, "dutyfree-init");
+	title_set(order.label);
+	if (!(order.wanted.flags & CREATE_SHARED_NETWORK))
+		must_call(setns(handed.network, CLONE_NEWNET), "network");
+	mount_root(&order.wanted, order.kept);
 	ready.mounted = now();
 	tell_ready(&ready);
-	limit_processes(wanted->pids);
+	limit_processes(order.wanted.pids);
 	drop();
 	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
 	control = CONTROL_FD;

@@ -12,7 +12,7 @@ int upper_make(const struct create *wanted);
 int upper_keep(const struct create *wanted, uint32_t number); /* one that outlives its sandbox, as /k/number */
 void upper_drop(uint32_t number);
 
-/* Runs in the clone, never returns. `kept` is the number under /k of an upper already made, or 0. */
-_Noreturn void sandbox_enter(const struct create *wanted, const struct slot *slot, uint32_t kept);
+/* Runs in the clone, never returns: prepares what all sandboxes have alike, and waits for its order. */
+_Noreturn void sandbox_enter(const struct slot *slot);
 
 #endif

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "slot.h"
 
+#include "blank.h"
 #include "host.h"
 #include "ids.h"
 #include "network.h"
@@ -21,8 +22,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static struct slot *ready;
-static unsigned ready_count, made;
+static struct slot *ready, *waiting; /* without a process, and with one */
+static unsigned ready_count, waiting_count, made;
 static int host_proc = -1, host_network = -1;
 static char quiet_network[2048]; /* what the kernel counts in a network that nobody has used */
 
@@ -175,7 +176,7 @@ struct slot *slot_make(void)
 	if (!slot)
 		return NULL;
 	slot->number = ++made;
-	slot->network = slot->user_namespace = -1;
+	slot->network = slot->user_namespace = slot->pidfd = slot->socket = -1;
 	slot->cgroup = (struct cgroup){.unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	error = ids_claim(&slot->first_id);
 	if (!error)
@@ -192,22 +193,33 @@ struct slot *slot_make(void)
 	return NULL;
 }
 
-struct slot *slot_take(void)
+static struct slot *pop(struct slot **list, unsigned *count)
 {
-	struct slot *slot = ready;
+	struct slot *slot = *list;
 
-	if (!slot)
-		return slot_make();
-	ready = slot->next;
-	ready_count--;
+	if (slot) {
+		*list = slot->next;
+		(*count)--;
+	}
 	return slot;
 }
 
-static void put(struct slot *slot)
+static void push(struct slot *slot)
 {
-	slot->next = ready;
-	ready = slot;
-	ready_count++;
+	struct slot **list = slot->pid ? &waiting : &ready;
+
+	slot->next = *list;
+	*list = slot;
+	(*(slot->pid ? &waiting_count : &ready_count))++;
+}
+
+struct slot *slot_take(void)
+{
+	struct slot *slot = pop(&waiting, &waiting_count);
+
+	if (!slot)
+		slot = pop(&ready, &ready_count);
+	return slot ? slot : slot_make();
 }
 
 void slot_return(struct slot *slot)
@@ -220,16 +232,13 @@ void slot_return(struct slot *slot)
 			return;
 		}
 	}
-	if (cgroup_reopen(&slot->cgroup) < 0) {
-		slot_discard(slot);
-		return;
-	}
 	cgroup_restore(&slot->cgroup);
-	put(slot);
+	push(slot);
 }
 
 void slot_discard(struct slot *slot)
 {
+	blank_discard(slot);
 	close_fd(&slot->user_namespace);
 	close_fd(&slot->network);
 	cgroup_remove(&slot->cgroup);
@@ -239,15 +248,34 @@ void slot_discard(struct slot *slot)
 
 unsigned slot_ready(void)
 {
-	return ready_count;
+	return ready_count + waiting_count;
 }
 
-int slot_prepare(void)
+bool slot_short(unsigned wanted)
 {
-	struct slot *slot = slot_make();
+	return waiting_count < wanted;
+}
+
+int slot_prepare(unsigned wanted)
+{
+	struct slot *slot = slot_ready() < wanted ? slot_make() : pop(&ready, &ready_count);
 
 	if (!slot)
 		return -errno;
-	put(slot);
-	return 0;
+	int error = blank_make(slot);
+	if (error)
+		slot_discard(slot);
+	else
+		push(slot);
+	return error;
+}
+
+void slot_undress(void)
+{
+	for (struct slot *slot = waiting; slot; slot = slot->next)
+		pidfd_signal(slot->pidfd, SIGKILL);
+	for (struct slot *slot; (slot = pop(&waiting, &waiting_count));) {
+		blank_discard(slot);
+		push(slot);
+	}
 }

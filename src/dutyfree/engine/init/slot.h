@@ -1,8 +1,12 @@
-/* What a sandbox needs and can be made beforehand: a range of user ids, a network, a control group. */
+/* What a sandbox needs and can be made beforehand: a range of user ids, a network, a control group, and a
+ * process that waits (blank.h). */
 #ifndef DUTYFREE_SLOT_H
 #define DUTYFREE_SLOT_H
 
 #include "cgroup.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
 
 struct slot {
 	struct slot *next;
@@ -11,14 +15,19 @@ struct slot {
 	int user_namespace; /* maps 0… to first_id… */
 	int network;        /* a namespace with nothing but a loopback */
 	struct cgroup cgroup;
+	/* The process that waits to be its sandbox (blank.h), or is; pid 0 if there is none. */
+	pid_t pid;
+	int pidfd, socket;
 };
 
 int slot_open(int proc);                 /* 0 or -errno */
 struct slot *slot_take(void);            /* made now if none lies ready; NULL with errno */
-struct slot *slot_make(void);            /* likewise, one that nobody has used */
+struct slot *slot_make(void);            /* likewise, one that nobody has used, without a process */
 void slot_return(struct slot *slot);     /* its sandbox is gone */
 void slot_discard(struct slot *slot);    /* it shall not be used again */
 unsigned slot_ready(void);
-int slot_prepare(void);                  /* make one more ready: 0 or -errno */
+bool slot_short(unsigned wanted);        /* of slots, or of processes that wait in them */
+int slot_prepare(unsigned wanted);       /* make one more of what is missing: 0 or -errno */
+void slot_undress(void);                 /* ends all processes that wait: others are needed */
 
 #endif
