@@ -73,10 +73,5 @@ def opened(count: int = 1) -> Iterator[tuple[list[Floor], Path]]:
 
 @contextmanager
 def _running(command: list[str]) -> Iterator[Floor]:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Floor(process)
-    finally:
-        assert process.stdin
-        process.stdin.close()
-        process.wait()

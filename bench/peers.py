@@ -112,8 +112,8 @@ async def runtimes(rounds: int) -> list[Row]:
             exec_times = await interleaved(rounds, {"native": exec_native, **execs})
     ours, our_execs = run_times["native"], exec_times["native"]
     rows = [
-        figure("N1", "native: create, exec, destroy, ms", statistics.median(ours) * 1e3, ours),
-        figure("N2", "native: exec, ms", statistics.median(our_execs) * 1e3, our_execs),
+        figure("R-native", "native: create, exec, destroy, ms", statistics.median(ours) * 1e3, ours),
+        figure("E-native", "native: exec, ms", statistics.median(our_execs) * 1e3, our_execs),
     ]
     rows += [ratio(f"R-{name}", f"{name} run ÷ native", run_times[name], ours) for name in runs]
     rows += [ratio(f"E-{name}", f"{name} exec ÷ native", exec_times[name], our_execs) for name in execs]
