@@ -21,6 +21,7 @@ import dutyfree
 
 TRUE = ["/bin/true"]
 IMAGE = "dutyfree/study"
+SETTLE = 0.1
 ROOT = ("dev", "etc", "proc", "sys", "tmp", "usr", "workspace")
 LINKS = ("bin", "sbin", "lib", "lib64")
 
@@ -49,7 +50,8 @@ async def docker(rounds: int) -> list[Row]:
             async def exec_native() -> None:
                 await ours.exec(TRUE)
 
-            execs = await interleaved(rounds, {"api": api, "client": client, "native": exec_native})
+            sides: dict[str, Side] = {"api": api, "client": client, "native": exec_native}
+            execs = await interleaved(rounds, sides, SETTLE)
 
         async def run() -> float:
             begin = perf_counter()
@@ -74,6 +76,7 @@ async def docker(rounds: int) -> list[Row]:
         creates = await interleaved(
             max(5, rounds // 5),
             {"run": run, "native": create_native, "api": create_docker, "client": run_and_remove},
+            2 * SETTLE,
         )
     run_times, cold_times = creates["run"], creates["native"]
     return [
