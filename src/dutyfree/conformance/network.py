@@ -10,7 +10,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
-from dutyfree.contract import Limits, NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
+from dutyfree.contract import NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
 from dutyfree.errors import UsageError
 
 _REACH = (
