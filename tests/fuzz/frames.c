@@ -28,6 +28,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 	(void)argc, (void)argv;
 	jail_enter();
+	jail_terminals();
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		abort();
 	owner = fcntl(pair[0], F_DUPFD_CLOEXEC, 64);

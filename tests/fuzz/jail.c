@@ -25,7 +25,7 @@ static void must(int result, const char *step)
 	if (result >= 0)
 		return;
 	fprintf(stderr, "fuzz: no jail: %s: %s\n", step, strerror(result == -1 ? errno : -result));
-	exit(77);
+	exit(78); /* not what the fuzzer exits with when it has found something */
 }
 
 static void become_root(void)
@@ -70,6 +70,16 @@ void jail_enter(void)
 	must(fchdir(jail), "jail");
 	close(jail);
 	umask(022);
+}
+
+void jail_terminals(void)
+{
+	static const char *const options[][2] = {{"ptmxmode", "0666"}, {NULL, NULL}};
+	int terminals = mount_new("devpts", options, MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOSUID);
+
+	must(terminals, "devpts");
+	must(mount_attach(terminals, "/dev/pts"), "/dev/pts");
+	close(terminals);
 }
 
 static int remove_one(const char *path, const struct stat *found, int kind, struct FTW *place)

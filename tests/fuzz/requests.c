@@ -256,7 +256,7 @@ static void listen_to_launcher(void)
 {
 	static char heard[REQUEST_MAX + 64];
 
-	while (egress >= 0 && recv(egress, heard, sizeof heard, MSG_DONTWAIT) >= 0)
+	while (egress >= 0 && recv(egress, heard, sizeof heard, MSG_DONTWAIT) > 0)
 		;
 }
 
@@ -281,16 +281,15 @@ static void happen(unsigned what, const uint8_t *data, size_t size)
 /* All sandboxes end, and nothing of them is left. */
 static void end_all(void)
 {
-	uint32_t at = 0;
-
-	for (struct box *box; (box = box_next(&at));) {
-		box_ended(box, 0);
+	for (uint32_t number = 1; number <= last_box; number++) {
+		struct box *box = box_of(number);
+		if (box && !box->ended)
+			box_ended(box, 0);
+		if (box_of(number))
+			forget(box); /* what is kept */
 		hear();
 		listen_to_launcher();
 	}
-	for (uint32_t number = 1; number <= last_box; number++)
-		if (box_of(number))
-			forget(box_of(number));
 	gate_close();
 	close_fd(&egress);
 	last_box = layers = 0;

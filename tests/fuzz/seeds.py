@@ -36,10 +36,10 @@ def _all() -> dict[str, list[bytes]]:
 
 
 def _accounts() -> list[bytes]:
-    passwd = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n1000:x:7:8\n"
+    passwd = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n1000:x:7:8\nlast:x:4294967295:4294967295\n"
     group = b"root:x:0:\nstaff:x:50:nobody,root\n1000:100000:65536\nroot:1:2\n"
     maps = b"         0          0 4294967295\n0 1000 1\n1 100000 65536\n"
-    users = (b"root", b"nobody:staff", b"1000", b"1000:50", b"nobody:", b"missing", b":staff")
+    users = (b"root", b"nobody:staff", b"1000", b"1000:50", b"nobody:", b"missing", b":staff", b"last")
     return [b"\0".join((user, passwd, text, b"")) for user in users for text in (group, maps)]
 
 
@@ -72,6 +72,8 @@ def _cgroups() -> list[bytes]:
             (second, "0::/ours\n"),
             (second, "0::/../outside\n"),
             (within, "0::/docker/abc/ours\n"),
+            (within, "0::/docker/abcd\n"),
+            (within.replace("/docker", "docker"), "0::docker/abcd\n"),
             ("24 1 8:1 / / rw - ext4 /dev/vda rw\n" + second, "0::/\n"),
         )
     ]
@@ -111,6 +113,7 @@ def _searches() -> list[bytes]:
     return [
         search(0, b".", b"two", [], []),
         search(0, b".", b"", [b"*.py"], [b"inner"]),
+        search(0, b".", b"", [], []),
         search(0, b"text", b"one", [], []),
         search(Search.REGEX, b".", b"^t(wo|h.*)$", [b"inner/*"], []),
         search(Search.NOCASE | Search.BINARY, b".", b"TWO", [], [b".git"]),

@@ -7,6 +7,7 @@
  * session nor another parent, environment, user or name hides a process. */
 #define _GNU_SOURCE
 #include "init.h"
+#include "host.h"
 #include "sys.h"
 
 #include <ctype.h>
@@ -79,7 +80,7 @@ static unsigned long id_number(const char *text)
 	char *end;
 	unsigned long number = strtoul(text, &end, 10);
 
-	return isdigit((unsigned char)*text) && !*end && number < 65536 ? number : ULONG_MAX;
+	return isdigit((unsigned char)*text) && !*end && number < IDS ? number : ULONG_MAX;
 }
 
 /* Looks "user" or "user:group" up in the sandbox's own /etc/passwd and /etc/group, each by name or number.
@@ -102,16 +103,15 @@ static bool find_user(const char *wanted, struct identity *found)
 		*found = (struct identity){(uid_t)number, (gid_t)number};
 	else
 		return false;
-	if (!colon || !colon[1])
-		return true;
-	number = id_number(colon + 1);
+	number = colon ? id_number(colon + 1) : ULONG_MAX;
 	if (number != ULONG_MAX)
 		found->group = (gid_t)number;
-	else if (find_line("/etc/group", colon + 1, number, &group, &unused))
+	else if (colon && colon[1] && find_line("/etc/group", colon + 1, number, &group, &unused))
 		found->group = group;
-	else
+	else if (colon && colon[1])
 		return false;
-	return true;
+	/* Beyond them are none; the last, to the calls that change ids, means to change nothing. */
+	return found->user < IDS && found->group < IDS;
 }
 
 static struct identity identity; /* of the process that is being started */
