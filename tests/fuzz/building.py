@@ -28,7 +28,7 @@ FLAGS = [
     f"-I{ENGINE}",
     f"-I{HERE}",
 ]
-REMEDY = "on Debian as root: apt-get install clang libclang-rt-14-dev, or make fuzz, which does it"
+REMEDY = "make fuzz as root on Debian installs it; elsewhere: clang, with its compiler-rt"
 
 
 def missing() -> str:

@@ -8,6 +8,9 @@
 /* No process has such a number: signals to it reach nobody. */
 #define NOBODY_PID 5000000
 
+/* The exit code where none can be made: none of the fuzzer's own. */
+#define NO_JAIL 78
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 
