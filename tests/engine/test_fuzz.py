@@ -36,16 +36,17 @@ def _run(program: Path, home: Path, start: Path, *options: str) -> subprocess.Co
 @pytest.mark.parametrize("target", building.TARGETS)
 def test_nothing_is_found(programs: dict[str, Path], target: str, tmp_path: Path) -> None:
     seeds.write(tmp_path / "seeds")
-    done = _run(programs[target], tmp_path / target, tmp_path / "seeds" / target, f"-max_total_time={SECONDS}")
+    limit = f"-max_total_time={SECONDS}"
+    done = _run(programs[target], tmp_path / target, tmp_path / "seeds" / target, limit)
     assert done.returncode == 0, done.stderr[-4000:]
     assert list((tmp_path / target / "corpus").iterdir()), "it learnt nothing from its seeds"
     assert not list((tmp_path / target / "jail").iterdir()), "something was written beside the jail"
 
 
 def test_a_finding_is_kept(programs: dict[str, Path], tmp_path: Path) -> None:
-    """The jail hides the host from the input, but not from the fuzzer: what needs too much memory is written down."""
+    """The jail is the input's, not the fuzzer's: here, what needs too much memory is written down."""
     seeds.write(tmp_path / "seeds")
-    home = tmp_path / "archives"
-    done = _run(programs["archives"], home, tmp_path / "seeds/archives", "-rss_limit_mb=1", "-max_total_time=60")
+    home, limits = tmp_path / "archives", ("-rss_limit_mb=1", "-max_total_time=60")
+    done = _run(programs["archives"], home, tmp_path / "seeds/archives", *limits)
     assert done.returncode != 0
     assert list((home / "crashes").iterdir()), done.stderr[-2000:]

@@ -46,13 +46,16 @@ def build(directory: Path) -> dict[str, Path]:
     directory.mkdir(parents=True, exist_ok=True)
     sources = [path for path in sorted(ENGINE.glob("*.c")) if path.stem != "main"] + [SHARED]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = dict(zip(sources, pool.map(lambda path: _compile(path, directory), sources), strict=True))
-        return dict(zip(TARGETS, pool.map(lambda name: _link(name, directory, objects), TARGETS), strict=True))
+        compiled = pool.map(lambda path: _compile(path, directory), sources)
+        objects = dict(zip(sources, compiled, strict=True))
+        linked = pool.map(lambda name: _link(name, directory, objects), TARGETS)
+        return dict(zip(TARGETS, linked, strict=True))
 
 
 def _compile(source: Path, directory: Path) -> Path:
     target = directory / f"{source.stem}.o"
-    _run(["clang", *FLAGS, "-fsanitize=fuzzer-no-link,address,undefined", "-c", str(source), "-o", str(target)])
+    sanitizers = "-fsanitize=fuzzer-no-link,address,undefined"
+    _run(["clang", *FLAGS, sanitizers, "-c", str(source), "-o", str(target)])
     return target
 
 

@@ -36,7 +36,8 @@ def _all() -> dict[str, list[bytes]]:
 
 
 def _accounts() -> list[bytes]:
-    passwd = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n1000:x:7:8\nlast:x:4294967295:4294967295\n"
+    passwd = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n1000:x:7:8\n"
+    passwd += b"last:x:4294967295:4294967295\n"
     group = b"root:x:0:\nstaff:x:50:nobody,root\n1000:100000:65536\nroot:1:2\n"
     maps = b"         0          0 4294967295\n0 1000 1\n1 100000 65536\n"
     users = (b"root", b"nobody:staff", b"1000", b"1000:50", b"nobody:", b"missing", b":staff", b"last")
@@ -60,7 +61,7 @@ def _archives() -> list[bytes]:
 
 def _cgroups() -> list[bytes]:
     kinds = ("cpu,cpuacct", "memory", "pids")
-    first = "".join(f"3{i} 25 0:2{i} / v1 rw shared:9 - cgroup cgroup rw,{kind}\n" for i, kind in enumerate(kinds))
+    first = "".join(f"3{i} 25 0:2{i} / v1 rw - cgroup cgroup rw,{kind}\n" for i, kind in enumerate(kinds))
     places = "".join(f"{i}:{kind}:/ours\n" for i, kind in enumerate(kinds))
     second = "42 24 0:26 / v2 rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
     within = "42 24 0:26 /docker/abc v2 rw,nosuid - cgroup2 cgroup2 rw\n"
