@@ -83,7 +83,11 @@ def main() -> int:
         return 0
     cache = paths.cache() / "fuzz"
     print(f"fuzz: building in {cache}", flush=True)
-    programs = building.build(cache / "programs")
+    try:
+        programs = building.build(cache / "programs")
+    except RuntimeError as failed:
+        print(f"fuzz: cannot be built:\n{failed}", file=sys.stderr)
+        return 2
     seeds.write(cache / "seeds")
     targets = wanted.targets or building.TARGETS
     sound = [_fuzz(name, programs[name], cache / name, wanted.seconds) for name in targets]
@@ -91,6 +95,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell had it ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main())
