@@ -14,6 +14,7 @@
 #define PROCESSES 4096
 
 static int owner;
+static size_t answered; /* so many frames, of this input's */
 static jmp_buf gone;
 static pid_t last_pid = NOBODY_PID;
 static struct {
@@ -159,6 +160,7 @@ static void hear(void)
 			if (head_have < sizeof head)
 				continue;
 			claim(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX, "init says frames");
+			answered += head.kind == FRAME_EXIT || head.kind == FRAME_DONE;
 			head_have = 0;
 			body_left = head.size;
 		}
@@ -249,6 +251,24 @@ static void settle_all(void)
 	have = 0;
 }
 
+/* Each frame is answered once, but for those that are answered only if they make no sense or were not heard. */
+static void check_answers(const uint8_t *data, size_t size)
+{
+	size_t most = 0, least = 0;
+	struct frame head;
+
+	for (; size >= sizeof head; data += sizeof head + head.size, size -= sizeof head + head.size) {
+		memcpy(&head, data, sizeof head);
+		if (head.size > FRAME_MAX || size - sizeof head < head.size)
+			break;
+		most++;
+		least += head.kind != FRAME_KILL && head.kind != FRAME_CREDIT && head.kind != FRAME_NOTIFY &&
+			 head.kind != FRAME_POSTPONE;
+	}
+	claim(answered >= least, "every frame is answered");
+	claim(answered <= most, "no frame is answered twice");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	if (size < 3)
@@ -260,8 +280,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	jail_file("large", "", 0);
 	if (truncate("large", INLINE_MAX + 1) < 0)
 		abort();
+	answered = 0;
 	speak(data, size);
 	settle_all();
+	check_answers(data + 3, size - 3);
 	ended_count = 0;
 	jail_empty();
 	return 0;
