@@ -190,6 +190,7 @@ class ActingSandbox(NativeSandbox):
             if not channel.held:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
+            batch.discard([waiting for _, waiting in posted])
             raise
         return await batch.results(actions, [waiting for _, waiting in posted])
 

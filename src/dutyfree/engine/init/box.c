@@ -136,6 +136,14 @@ void box_create(const struct request *request, const char *body)
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error);
 	}
+	if (!error) {
+		/* Whose end we cannot hear of would be waited for for ever. */
+		struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
+		if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event) < 0) {
+			error = -errno;
+			step = "epoll";
+		}
+	}
 	if (error) {
 		refuse(request->serial, error, step);
 		if (box && box->slot)
@@ -149,8 +157,6 @@ void box_create(const struct request *request, const char *body)
 	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
 	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
 	close_fd(&box->slot->socket);
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
-	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
 }
 
 static void forget(struct box *box)
