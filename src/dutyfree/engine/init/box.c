@@ -37,6 +37,17 @@ struct box *box_next(uint32_t *at)
 	return NULL;
 }
 
+/* 0 if all are taken. */
+static uint32_t free_number(void)
+{
+	for (uint32_t tried = 0; tried < BOXES; tried++) {
+		uint32_t number = ++last_box;
+		if (number && !boxes[number % BOXES])
+			return number;
+	}
+	return 0;
+}
+
 static bool sound(const struct create *wanted)
 {
 	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
@@ -126,10 +137,12 @@ void box_create(const struct request *request, const char *body)
 	int error = -ENOMEM;
 	const char *step = "memory";
 
-	if (box) {
-		do
-			box->number = ++last_box;
-		while (boxes[box->number % BOXES] || !box->number);
+	if (box)
+		box->number = free_number();
+	if (box && !box->number) {
+		error = -ENFILE;
+		step = "numbers of sandboxes";
+	} else if (box) {
 		box->freezing = -1;
 		box->trees = wanted->trees;
 		box->kept = wanted->flags & CREATE_KEEP;
