@@ -244,7 +244,7 @@ class NativeSandbox:
             answer = await channel.ask(Frame.WRITE, payload + data)
         else:
             source = await contents.memory_file(data)
-            answer = await self._usable().ask(Frame.WRITE, payload, source)
+            answer = await channel.ask(Frame.WRITE, payload, source)
         _check(answer.done.result(), path)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
