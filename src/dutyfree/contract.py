@@ -445,7 +445,9 @@ class Pausable(Protocol):
         """
         ...
 
-    async def resume(self) -> None: ...
+    async def resume(self) -> None:
+        """All goes on."""
+        ...
 
 
 @runtime_checkable
@@ -599,7 +601,9 @@ class Terminal(Protocol):
         """As if typed. Waits while the command takes nothing. Raises BrokenPipeError after its end."""
         ...
 
-    async def resize(self, rows: int, columns: int) -> None: ...
+    async def resize(self, rows: int, columns: int) -> None:
+        """Raises ValueError for a size that cannot be."""
+        ...
 
     async def wait(self) -> Observation:
         """The end of the command; its streams are empty."""

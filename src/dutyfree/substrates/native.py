@@ -44,6 +44,9 @@ KERNEL = (6, 3)
 PIDS = 2048
 """Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
 
+KNOWN = 1024
+"""Of so many recipes we remember what they lead to without working out their keys."""
+
 LEAST_MEMORY = 1 << 20
 LEAST_CPUS = 0.01
 """Of a sandbox: what the smallest program needs, and what the kernel can count."""
@@ -322,7 +325,9 @@ class Native:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key not in self._prepared:
                 self._prepared[key] = await self._build(recipe)
-        # The recipe is kept, so that its id stays its own.
+        # The recipe is kept, so that its id stays its own; but not every one that was ever made.
+        if len(self._known) >= KNOWN:
+            self._known.clear()
         self._known[id(recipe)] = (recipe, self._prepared[key])
         return self._prepared[key]
 
