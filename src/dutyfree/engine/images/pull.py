@@ -104,7 +104,12 @@ class Puller:
         return Held(image, tuple(leases))
 
     def pull(self, reference: Reference) -> Held:
-        """The image as its registry has it now, asked at its mirrors first."""
+        """The image as its registry has it now, asked at its mirrors first.
+
+        A name with a digest means the same for ever: nobody is asked if the store has it.
+        """
+        if reference.digest and (held := self.held(str(reference))):
+            return held
         places = bases(reference, self._options.mirrors, self._options.insecure)
         for number, base in enumerate(places, 1):
             halt = self._halt.inner()
@@ -130,6 +135,11 @@ class Puller:
             found = manifest.read(data, entry.media_type or kind)
         if not isinstance(found, manifest.Manifest):
             raise CreateError(f"{reference} leads from index to index, and to no image")
+        held = self.held(str(reference))
+        if held and held.image.digest == found.digest:
+            return held  # nothing has changed: neither fetched nor written
+        if held:
+            held.close()
         configuration = manifest.configuration(registry.config(found.config), len(found.layers))
 
         @contextlib.contextmanager
