@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dutyfree.engine.images import archives, credentials, manifest, squash, streams
-from dutyfree.engine.images.download import download
+from dutyfree.engine.images.download import fetched
 from dutyfree.engine.images.halting import Halt, Stopped
 from dutyfree.engine.images.manifest import Configuration, Settings
 from dutyfree.engine.images.merged import opaque
@@ -142,22 +142,16 @@ class Puller:
             held.close()
         configuration = manifest.configuration(registry.config(found.config), len(found.layers))
 
-        @contextlib.contextmanager
-        def fetched(
+        def opened(
             wanted: manifest.Descriptor, progress: Progress, halt: Halt
-        ) -> Iterator[streams.Readable]:
-            path = self.store.part(wanted.digest)
-
+        ) -> contextlib.AbstractContextManager[streams.Readable]:
             def told(at: int) -> None:
                 progress(Event(wanted.digest, "downloading", at, wanted.size))
 
-            download(registry, wanted, path, told, halt)
-            with open(path, "rb", buffering=0) as file:
-                yield file
-            path.unlink(missing_ok=True)
+            return fetched(registry, wanted, self.store.part(wanted.digest), told, halt)
 
         sources = [
-            Source(diff_id, wanted.size, partial(fetched, wanted))
+            Source(diff_id, wanted.size, partial(opened, wanted))
             for wanted, diff_id in zip(found.layers, configuration.diff_ids, strict=True)
         ]
         return self._install(str(reference), found.digest, configuration, sources, halt)
@@ -296,9 +290,12 @@ class Puller:
         return lease
 
     def _unpack(self, source: Source, halt: Halt, tree: Path) -> tuple[int, int, int]:
+        halt = halt.inner()
         progress = self._relabelled(source)
         with source.open(progress, halt) as file:
-            counted = _Counted(file, lambda at: progress(Event(source.key, "unpacking", at, source.size)))
+            counted = _Counted(
+                file, lambda at: progress(Event(source.key, "unpacking", at, source.size)), bool(source.digest)
+            )
             root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 done = unpack(
@@ -306,7 +303,7 @@ class Puller:
                     root,
                     limit=self._options.largest,
                     whiteouts=source.whiteouts,
-                    stop=halt.check,
+                    halt=halt,
                 )
             except streams.Refused as error:
                 raise CreateError(
@@ -325,29 +322,41 @@ class Puller:
         return done.size, done.files, done.left_out
 
     def _relabelled(self, source: Source) -> Progress:
-        return lambda event: self._progress(event._replace(layer=source.key))
+        """Of a layer that is unpacked while it comes, the coming is told until it is over."""
+        coming = False
+
+        def told(event: Event) -> None:
+            nonlocal coming
+            if event.phase == "downloading":
+                coming = event.done < event.total
+            elif coming:
+                return
+            self._progress(event._replace(layer=source.key))
+
+        return told
 
 
 class _Counted:
-    """A file that tells how far it was read, and what it was."""
+    """A file that tells how far it was read, and what it was if that is asked."""
 
-    def __init__(self, file: streams.Readable, told: Callable[[int], None]) -> None:
+    def __init__(self, file: streams.Readable, told: Callable[[int], None], hashed: bool) -> None:
         self._file = file
         self._told = told
         self._at = 0
-        self._hash = hashlib.sha256()
+        self._hash = hashlib.sha256() if hashed else None
 
     def read(self, size: int, /) -> bytes:
         data = self._file.read(size)
         self._at += len(data)
-        self._hash.update(data)
+        if self._hash:
+            self._hash.update(data)
         self._told(self._at)
         return data
 
     def finish(self) -> str:
         while self.read(streams.CHUNK):
             pass
-        return f"sha256:{self._hash.hexdigest()}"
+        return f"sha256:{self._hash.hexdigest()}" if self._hash else ""
 
 
 def _seen(leases: list[Lease]) -> list[Lease]:

@@ -109,9 +109,9 @@ class Registry:
                     return data, response.headers.get("content-type", "")
             except Passing as passing:
                 attempt += 1
-                self.pause(attempt, passing)
+                self.pause(attempt, passing, self._halt)
 
-    def pause(self, attempt: int, passing: Passing) -> None:
+    def pause(self, attempt: int, passing: Passing, halt: Halt) -> None:
         """Wait before the next attempt. Raises CreateError after the last, Stopped when nobody waits."""
         # A host that does not even answer is given up sooner.
         if attempt >= (ATTEMPTS if passing.reached else ATTEMPTS // 2):
@@ -122,7 +122,7 @@ class Registry:
                 remedy="check its name, the network and the proxy; or name a mirror (DUTYFREE_MIRRORS)",
             ) from passing
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
-        self._halt.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
+        halt.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
 
     @contextlib.contextmanager
     def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[web.Response]:

@@ -115,6 +115,8 @@ class Collected(msgspec.Struct, frozen=True):
     size: int
     in_use: int
     """Layers that no image names, but somebody uses."""
+    half: int = 0
+    """Bytes of what killed processes left half made, or half fetched too long ago."""
 
 
 class Store:
@@ -140,7 +142,7 @@ class Store:
                 return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(descriptor), (path / "lease").stat()):
+                if _same(descriptor, path / "lease"):
                     os.utime(descriptor)
                     return Lease(key, path, descriptor)
             os.close(descriptor)
@@ -262,8 +264,7 @@ class Store:
         Of these, the last used ones stay as long as they take no more than ``spare`` bytes together.
         """
         with self._locked(self._directory() / "lock", fcntl.LOCK_EX):
-            if not dry_run:
-                self._sweep()
+            half = self._sweep(dry_run)
             named = {key for image in self.images() for key in image.keys} | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
             unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
@@ -276,7 +277,7 @@ class Store:
                     removed, size = removed + 1, size + facts.size
                 else:
                     in_use += 1
-        return Collected(removed, size, in_use)
+        return Collected(removed, size, in_use, half)
 
     def layers(self) -> list[Facts]:
         found = []
@@ -311,19 +312,27 @@ class Store:
             os.close(descriptor)
         return True
 
-    def _sweep(self) -> None:
-        """Remove what killed processes left half made."""
-        making = self._directory("making")
-        with self._locked(making / ".lock", fcntl.LOCK_EX):
-            for path in making.iterdir():
-                if path.name != ".lock" and _abandoned(path / "lock"):
-                    shutil.rmtree(path, ignore_errors=True)
-        for path in self.root.glob(".image-*"):
-            path.unlink(missing_ok=True)  # nobody writes one while we hold the lock
+    def _sweep(self, dry_run: bool) -> int:
+        """Remove what killed processes left half made, and locks that nobody holds; or only tell its bytes."""
+        left = [path for path in self.root.glob(".image-*")]  # nobody writes one while we hold the lock
         for path in self._directory("parts").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > PART_SECONDS and _abandoned(path):
-                    path.unlink()
+                    left.append(path)
+        making = self._directory("making")
+        with self._locked(making / ".lock", fcntl.LOCK_EX):
+            left += [
+                path for path in making.iterdir() if path.name != ".lock" and _abandoned(path / "lock")
+            ]
+            half = sum(_bytes(path) for path in left)
+            for path in left if not dry_run else ():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        for path in self._directory("locks").iterdir() if not dry_run else ():
+            _remove_lock(path)
+        return half
 
     # --- Where things lie ---------------------------------------------------------------------------
 
@@ -365,17 +374,20 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self, path: Path, how: int, halt: Halt | None = None) -> Iterator[int]:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _try_lock(descriptor, how):
-                # A thread in flock(2) can be woken by nobody; this one can be stopped.
-                if halt is None:
-                    time.sleep(PATIENCE)
-                else:
-                    halt.wait(PATIENCE)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                while not _try_lock(descriptor, how):
+                    # A thread in flock(2) can be woken by nobody; this one can be stopped.
+                    if halt is None:
+                        time.sleep(PATIENCE)
+                    else:
+                        halt.wait(PATIENCE)
+                if _same(descriptor, path):  # else it was removed by who held it
+                    yield descriptor
+                    return
+            finally:
+                os.close(descriptor)
 
 
 def _try_lock(descriptor: int, how: int) -> bool:
@@ -384,6 +396,36 @@ def _try_lock(descriptor: int, how: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _same(descriptor: int, path: Path) -> bool:
+    """Whether what is open still has the name."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _remove_lock(path: Path) -> None:
+    """Remove a lock that nobody holds. Who opened it before, and gets it after, sees that it is no more."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if _try_lock(descriptor, fcntl.LOCK_EX):
+                path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _bytes(path: Path) -> int:
+    """On the disk, of a file or all below a directory."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    with contextlib.suppress(OSError):
+        total += path.lstat().st_blocks * 512
+    return total
 
 
 def _abandoned(lock: Path) -> bool:

@@ -11,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import posixpath
 import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from dutyfree.engine.images.streams import Forward, Refused
+from dutyfree.engine.images.ahead import ahead
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.members import members
+from dutyfree.engine.images.streams import Forward, Refused, hashed
 
 OPAQUE = "trusted.overlay.opaque"
 WHITEOUT = ".wh."
@@ -30,8 +34,9 @@ LARGEST = 64 << 30
 MEMBERS = 1 << 22
 DEPTH = 200
 NAME_BYTES = 3000
-PIECE = 256 << 10
 _IDS = 1 << 32
+_ODD = ("//", "./", "/.", "\0")
+_SHORT = 255
 
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
@@ -50,6 +55,8 @@ _NOWHERE = (
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+T = TypeVar("T")
+
 
 class Unpacked(NamedTuple):
     diff_id: str
@@ -66,21 +73,23 @@ def unpack(
     *,
     limit: int = LARGEST,
     whiteouts: bool = True,
-    stop: Callable[[], None] = lambda: None,
+    halt: Halt | None = None,
 ) -> Unpacked:
     """Unpack a tar into the empty directory that ``root`` is open at.
 
-    Raises Refused for a layer that is broken or hostile, OSError of the disk, and what ``stop`` raises.
+    The pieces are made by a thread of their own. Raises Refused for a layer that is broken or hostile, OSError
+    of the disk, Stopped, and what making the pieces raises; then ``halt`` is set, if not all were made.
     """
-    stream = Forward(pieces, limit, stop)
+    halt = halt or Halt()
+    digest = hashlib.sha256()
     target = _Target(root, whiteouts)
     try:
-        if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
-            with tarfile.open(fileobj=stream, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
-                while (member := tar.next()) is not None:
-                    tar.members.clear()  # tarfile would keep them all
+        with ahead(hashed(pieces, digest), halt) as made:
+            stream = Forward(made, limit, halt)
+            if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
+                for member in members(stream):
                     target.add(member, stream)
-        diff_id = stream.finish()
+            stream.finish()
         target.finish()
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise Refused(f"it is no tar that can be unpacked: {error}") from error
@@ -90,7 +99,7 @@ def unpack(
         raise
     finally:
         target.close()
-    return Unpacked(diff_id, target.size, target.files, target.left_out)
+    return Unpacked(f"sha256:{digest.hexdigest()}", target.size, target.files, target.left_out)
 
 
 class _Target:
@@ -115,7 +124,7 @@ class _Target:
         if not (0 <= member.uid < _IDS - 1 and 0 <= member.gid < _IDS - 1):
             raise Refused(f"{member.name!r} belongs to no possible user")
         name = _inside(member.name)
-        base = posixpath.basename(name)
+        base = name.rpartition("/")[2]
         if self._whiteouts and base.startswith(WHITEOUT):
             self._hide(name, base)
         elif not name:
@@ -139,19 +148,19 @@ class _Target:
         if source and source[2]:  # a link to itself
             os.close(source[0])
             return
-        self._clear(parent, base)
         self.files += 1
         if source:
+            self._clear(parent, base)
             try:
                 os.link(source[1], base, src_dir_fd=source[0], dst_dir_fd=parent, follow_symlinks=False)
             finally:
                 os.close(source[0])
         elif member.issym():
-            os.symlink(_encode(member.linkname), base, dir_fd=parent)
+            self._anew(parent, base, lambda: os.symlink(_encode(member.linkname), base, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             self._stamp(base, parent, member)
         elif member.isfifo():
-            os.mkfifo(base, 0o600, dir_fd=parent)
+            self._anew(parent, base, lambda: os.mkfifo(base, 0o600, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             os.chmod(base, member.mode & 0o7777, dir_fd=parent)
             self._stamp(base, parent, member)
@@ -159,7 +168,7 @@ class _Target:
             self._file(parent, base, member, stream)
 
     def _file(self, parent: int, base: bytes, member: tarfile.TarInfo, stream: Forward) -> None:
-        file = os.open(base, _NEW, 0o600, dir_fd=parent)
+        file = self._anew(parent, base, lambda: os.open(base, _NEW, 0o600, dir_fd=parent))
         try:
             # What typeshed takes for a number are the pieces of a file with holes.
             holes: Any = member.sparse
@@ -171,7 +180,7 @@ class _Target:
                 if size and holes is not None:
                     os.lseek(file, offset, os.SEEK_SET)
                 while size:
-                    piece = stream.read(min(size, PIECE))
+                    piece = stream.take(size)
                     if not piece:
                         raise Refused("it ends in the middle")
                     _write(file, piece)
@@ -244,7 +253,7 @@ class _Target:
 
     def _enter(self, name: str) -> tuple[int, bytes]:
         """The directory that a name lies in, made if need be, and the name's last part."""
-        directory, base = posixpath.split(name)
+        directory, _, base = name.rpartition("/")
         wanted = _encode(directory)
         if wanted != self._parent_name:
             if name.count("/") > DEPTH or len(wanted) > NAME_BYTES:
@@ -277,6 +286,14 @@ class _Target:
             raise Refused(f"{wanted!r} is used as a directory, and is none") from error
         finally:
             os.close(parent)
+
+    def _anew(self, parent: int, base: bytes, make: Callable[[], T]) -> T:
+        """Make it, in the place of what an earlier member put there: rarely is there any."""
+        try:
+            return make()
+        except FileExistsError:
+            self._clear(parent, base)
+            return make()
 
     def _clear(self, parent: int, base: bytes) -> None:
         """Remove what an earlier member put in the place of this one."""
@@ -315,6 +332,10 @@ class _Target:
 
 def _inside(name: str) -> str:
     """The name relative to the root, "" for it. Raises Refused if it leads out."""
+    # Most names are what they look like; the rest is looked at part by part.
+    plain = name.removeprefix("./")
+    if len(plain) <= _SHORT and plain[:1] not in ("", "/", ".") and plain[-1] not in "/." and not any(odd in plain for odd in _ODD):
+        return plain
     if "\0" in name:
         raise Refused(f"{name!r} is no possible name")
     depth = 0
@@ -373,10 +394,9 @@ def _lstat(base: bytes, parent: int) -> os.stat_result | None:
         return None
 
 
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
+def _write(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _encode(text: str) -> bytes:
