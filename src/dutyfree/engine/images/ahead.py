@@ -10,7 +10,7 @@ from typing import Any
 
 from dutyfree.engine.images.halting import Halt
 
-DEPTH = 32
+DEPTH = 8
 """Pieces that may wait to be used."""
 
 

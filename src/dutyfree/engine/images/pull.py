@@ -234,7 +234,7 @@ class Puller:
             leases = self._obtain(sources, halt, stack)
             layers = tuple(lease.key for lease in leases)
             seen = _seen(leases)
-            if len(seen) > squash.MOST:
+            if len(seen) > squash.MOST or squash.strays([lease.tree for lease in seen]):
                 below = [lease.tree for lease in reversed(seen)]
                 make = partial(_squashed, below, halt)
                 seen = [stack.enter_context(self.store.obtain(squash.key([x.key for x in seen]), make, halt))]
@@ -249,7 +249,6 @@ class Puller:
                 created=configuration.created,
                 added=time.time(),
             )
-            self.store.settle({*leases, *seen})
             self.store.name(image)
             stack.pop_all()
         held = {id(lease) for lease in seen}
@@ -319,6 +318,7 @@ class Puller:
                 f"not {source.key}",
                 remedy="the image is broken or hostile",
             )
+        squash.note(tree, done.hiding)
         return done.size, done.files, done.left_out
 
     def _relabelled(self, source: Source) -> Progress:

@@ -29,6 +29,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -187,11 +188,16 @@ class Store:
 
     def settle(self, leases: Iterable[Lease]) -> None:
         """See that layers are on the disk: one that is not yet is not trusted after the next boot."""
-        new = [lease for lease in leases if not (lease.tree.parent / "settled").exists()]
+        new = [mark for lease in leases if not (mark := lease.tree.parent / "settled").exists()]
         if new:
             _sync(self.root)
-        for lease in new:
-            (lease.tree.parent / "settled").touch()
+        for mark in new:
+            with contextlib.suppress(FileNotFoundError):  # removed since
+                mark.touch()
+
+    def settle_behind(self, leases: Iterable[Lease]) -> None:
+        """The same, which may take long, without waiting for it."""
+        threading.Thread(target=self.settle, args=(list(leases),), name="dutyfree-settle", daemon=True).start()
 
     def _trusted(self, path: Path) -> bool:
         """Whether the kernel that made the layer still runs, and so knows all of it."""
@@ -234,10 +240,8 @@ class Store:
         with self._locked(self._directory() / "lock", fcntl.LOCK_SH):
             descriptor, scratch = tempfile.mkstemp(dir=self._directory(), prefix=".image-")
             try:
-                with open(descriptor, "wb") as file:
+                with open(descriptor, "wb") as file:  # one that a crash tears is none, as its layers are
                     file.write(msgspec.json.encode(image))
-                    file.flush()
-                    os.fsync(descriptor)
                 Path(scratch).rename(target)
             except BaseException:
                 Path(scratch).unlink(missing_ok=True)

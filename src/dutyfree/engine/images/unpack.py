@@ -65,6 +65,8 @@ class Unpacked(NamedTuple):
     files: int
     left_out: int
     """Device nodes."""
+    hiding: tuple[str, ...] = ()
+    """Directories that hold whiteouts."""
 
 
 def unpack(
@@ -99,7 +101,7 @@ def unpack(
         raise
     finally:
         target.close()
-    return Unpacked(f"sha256:{digest.hexdigest()}", target.size, target.files, target.left_out)
+    return Unpacked(f"sha256:{digest.hexdigest()}", target.size, target.files, target.left_out, target.hiding)
 
 
 class _Target:
@@ -109,6 +111,8 @@ class _Target:
         self._parent_name: bytes | None = None
         self._parent = -1
         self._times: dict[bytes, int] = {}
+        self._opaque: set[str] = set()
+        self._whited: dict[str, None] = {}
         self._count = 0
         self.size = self.files = self.left_out = 0
 
@@ -215,8 +219,10 @@ class _Target:
 
     def _hide(self, name: str, base: str) -> None:
         parent, _ = self._enter(name)
+        directory = name.rpartition("/")[0]
         if base == OPAQUE_MARK:
             os.setxattr(parent, OPAQUE, b"y")
+            self._opaque.add(directory)
             return
         if base.startswith(WHITEOUT * 2):
             return  # the bookkeeping of aufs
@@ -226,11 +232,25 @@ class _Target:
         found = _lstat(hidden, parent)
         if found is None:
             os.mknod(hidden, stat.S_IFCHR, 0, dir_fd=parent)
+            self._whited[f"{directory}/{base.removeprefix(WHITEOUT)}".lstrip("/")] = None
         elif stat.S_ISDIR(found.st_mode):
             # Its own directory of that name stays, and what lies below it goes.
-            directory = os.open(hidden, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-            os.setxattr(directory, OPAQUE, b"y")
-            os.close(directory)
+            own = os.open(hidden, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            os.setxattr(own, OPAQUE, b"y")
+            os.close(own)
+
+    @property
+    def hiding(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name.rpartition("/")[0] for name in self._whited))
+
+    def _unhide(self) -> None:
+        """In a directory that hides all that lies below it, overlayfs would list a whiteout like a file."""
+        for name in [name for name in self._whited if any(above in self._opaque for above in _above(name))]:
+            del self._whited[name]
+            parent, base = self._enter(name)
+            found = _lstat(base, parent)
+            if found is not None and is_whiteout(found):
+                os.unlink(base, dir_fd=parent)
 
     def _link_source(self, member: tarfile.TarInfo, name: str) -> tuple[int, bytes, bool]:
         """The directory and the name of what a hard link names; and whether that is the link itself."""
@@ -320,6 +340,8 @@ class _Target:
 
     def finish(self) -> None:
         """Directories get their times last, when nothing is put into them any more."""
+        if self._opaque:
+            self._unhide()
         self.close()
         for name, when in self._times.items():
             with contextlib.suppress(OSError):  # replaced by another member since
@@ -347,6 +369,13 @@ def _inside(name: str) -> str:
     if len(_encode(normal)) > NAME_BYTES:
         raise Refused(f"{normal[:200]!r}… is too long")
     return normal
+
+
+def _above(name: str) -> Iterator[str]:
+    """The directories that a name lies in, the root ("") last."""
+    while name:
+        name = name.rpartition("/")[0]
+        yield name
 
 
 class _How(ctypes.Structure):
