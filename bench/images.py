@@ -2,8 +2,10 @@
 
 Both pull from the same registry on the loopback, with empty stores, in turns; and once more with everything
 there: by the command, and in a process that runs already, as Docker's engine does and a trainer. Prints a
-table of medians, the ratios to Docker's in the same round, and the machine's load. Needs docker-registry and a Docker engine that holds the image (by default
-the study's); the registry, the copies of the image and the store are removed afterwards.
+table of medians, the ratios to Docker's in the same round, and the machine's load.
+
+Needs docker-registry and a Docker engine that holds the image (by default the study's); the registry, the
+copies of the image and the store are removed afterwards.
 
     scripts/with-docker .venv/bin/python bench/images.py [IMAGE] [--rounds 5]
 """

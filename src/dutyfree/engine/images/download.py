@@ -23,9 +23,7 @@ PATIENCE = 0.1
 
 
 @contextlib.contextmanager
-def fetched(
-    registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt
-) -> Iterator[Readable]:
+def fetched(registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt) -> Iterator[Readable]:
     """The blob to be read, while it comes; its end is read only once it is verified. ``path`` is removed.
 
     Whoever leaves by an error halts the download. Raises as ``download``, here or where it is read.
@@ -36,7 +34,10 @@ def fetched(
             yield file
     else:
         path.touch(mode=0o600)
-        with open(path, "rb", buffering=0) as file, _growing(registry, wanted, path, told, halt, file) as grown:
+        with (
+            open(path, "rb", buffering=0) as file,
+            _growing(registry, wanted, path, told, halt, file) as grown,
+        ):
             yield grown
     path.unlink(missing_ok=True)
 
@@ -71,8 +72,10 @@ def _growing(
 
 
 class _Growing:
-    """A file that another thread appends to. If that begins anew, what was read already must come again:
-    whether it did is seen by the layer's own digest."""
+    """A file that another thread appends to.
+
+    If that begins anew, what was read already must come again: the layer's own digest tells whether it did.
+    """
 
     def __init__(self, file: BinaryIO, halt: Halt) -> None:
         self._file = file

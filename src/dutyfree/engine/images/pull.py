@@ -293,7 +293,9 @@ class Puller:
         progress = self._relabelled(source)
         with source.open(progress, halt) as file:
             counted = _Counted(
-                file, lambda at: progress(Event(source.key, "unpacking", at, source.size)), bool(source.digest)
+                file,
+                lambda at: progress(Event(source.key, "unpacking", at, source.size)),
+                bool(source.digest),
             )
             root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import hashlib
 import os
@@ -39,12 +38,12 @@ from typing import Self
 import msgspec
 
 from dutyfree import paths
+from dutyfree.engine.images import locking
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.locking import abandoned, locked, same
 from dutyfree.engine.images.manifest import Settings
 from dutyfree.errors import CreateError
 
-PATIENCE = 0.05
-"""Between two looks whether another process is done."""
 PART_SECONDS = 7 * 86400.0
 """So long a cut download may wait to be taken up again."""
 
@@ -143,7 +142,7 @@ class Store:
                 return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
-                if _same(descriptor, path / "lease"):
+                if same(descriptor, path / "lease"):
                     os.utime(descriptor)
                     return Lease(key, path, descriptor)
             os.close(descriptor)
@@ -197,7 +196,9 @@ class Store:
 
     def settle_behind(self, leases: Iterable[Lease]) -> None:
         """The same, which may take long, without waiting for it."""
-        threading.Thread(target=self.settle, args=(list(leases),), name="dutyfree-settle", daemon=True).start()
+        threading.Thread(
+            target=self.settle, args=(list(leases),), name="dutyfree-settle", daemon=True
+        ).start()
 
     def _trusted(self, path: Path) -> bool:
         """Whether the kernel that made the layer still runs, and so knows all of it."""
@@ -209,13 +210,13 @@ class Store:
     def making(self, key: str, halt: Halt | None = None) -> Iterator[None]:
         """For one at a time among all processes. Raises Stopped."""
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
-        with self._locked(self._directory("locks") / name, fcntl.LOCK_EX, halt):
+        with locked(self._directory("locks") / name, fcntl.LOCK_EX, halt):
             yield
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory to make something in, removed afterwards unless it was renamed."""
-        with self._locked(self._directory("making") / ".lock", fcntl.LOCK_SH):
+        with locked(self._directory("making") / ".lock", fcntl.LOCK_SH):
             path = Path(tempfile.mkdtemp(dir=self._directory("making")))
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -237,7 +238,7 @@ class Store:
     def name(self, image: Image) -> None:
         """Put an image under its name. Its layers must be leased by the caller."""
         target = self._image_path(image.name)
-        with self._locked(self._directory() / "lock", fcntl.LOCK_SH):
+        with locked(self._directory() / "lock", fcntl.LOCK_SH):
             descriptor, scratch = tempfile.mkstemp(dir=self._directory(), prefix=".image-")
             try:
                 with open(descriptor, "wb") as file:  # one that a crash tears is none, as its layers are
@@ -267,7 +268,7 @@ class Store:
 
         Of these, the last used ones stay as long as they take no more than ``spare`` bytes together.
         """
-        with self._locked(self._directory() / "lock", fcntl.LOCK_EX):
+        with locked(self._directory() / "lock", fcntl.LOCK_EX):
             half = self._sweep(dry_run)
             named = {key for image in self.images() for key in image.keys} | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
@@ -317,17 +318,15 @@ class Store:
         return True
 
     def _sweep(self, dry_run: bool) -> int:
-        """Remove what killed processes left half made, and locks that nobody holds; or only tell its bytes."""
-        left = [path for path in self.root.glob(".image-*")]  # nobody writes one while we hold the lock
+        """Remove what killed processes left half made, and locks that nobody holds; or only count it."""
+        left = list(self.root.glob(".image-*"))  # nobody writes one while we hold the lock
         for path in self._directory("parts").iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > PART_SECONDS and _abandoned(path):
+                if time.time() - path.stat().st_mtime > PART_SECONDS and abandoned(path):
                     left.append(path)
         making = self._directory("making")
-        with self._locked(making / ".lock", fcntl.LOCK_EX):
-            left += [
-                path for path in making.iterdir() if path.name != ".lock" and _abandoned(path / "lock")
-            ]
+        with locked(making / ".lock", fcntl.LOCK_EX):
+            left += [path for path in making.iterdir() if path.name != ".lock" and abandoned(path / "lock")]
             half = sum(_bytes(path) for path in left)
             for path in left if not dry_run else ():
                 if path.is_dir():
@@ -335,7 +334,7 @@ class Store:
                 else:
                     path.unlink(missing_ok=True)
         for path in self._directory("locks").iterdir() if not dry_run else ():
-            _remove_lock(path)
+            locking.remove(path)
         return half
 
     # --- Where things lie ---------------------------------------------------------------------------
@@ -376,49 +375,6 @@ class Store:
             return msgspec.json.decode(path.read_bytes(), type=Image)
         return None
 
-    @contextlib.contextmanager
-    def _locked(self, path: Path, how: int, halt: Halt | None = None) -> Iterator[int]:
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                while not _try_lock(descriptor, how):
-                    # A thread in flock(2) can be woken by nobody; this one can be stopped.
-                    if halt is None:
-                        time.sleep(PATIENCE)
-                    else:
-                        halt.wait(PATIENCE)
-                if _same(descriptor, path):  # else it was removed by who held it
-                    yield descriptor
-                    return
-            finally:
-                os.close(descriptor)
-
-
-def _try_lock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _same(descriptor: int, path: Path) -> bool:
-    """Whether what is open still has the name."""
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    return False
-
-
-def _remove_lock(path: Path) -> None:
-    """Remove a lock that nobody holds. Who opened it before, and gets it after, sees that it is no more."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if _try_lock(descriptor, fcntl.LOCK_EX):
-                path.unlink()
-        finally:
-            os.close(descriptor)
-
 
 def _bytes(path: Path) -> int:
     """On the disk, of a file or all below a directory."""
@@ -430,18 +386,6 @@ def _bytes(path: Path) -> int:
     with contextlib.suppress(OSError):
         total += path.lstat().st_blocks * 512
     return total
-
-
-def _abandoned(lock: Path) -> bool:
-    """Whether nobody holds the lock, whose holder may have been killed before it was even made."""
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-    try:
-        return _try_lock(descriptor, fcntl.LOCK_EX)
-    finally:
-        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:

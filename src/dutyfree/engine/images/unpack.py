@@ -9,7 +9,6 @@ Whiteouts become overlayfs' own: ``.wh.name`` a character device 0/0, ``.wh..wh.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import os
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from dutyfree.engine.images.ahead import ahead
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.members import members
+from dutyfree.engine.images.names import DEPTH, DIRECTORY, NAME_BYTES, above, encode, inside, resolve
 from dutyfree.engine.images.streams import Forward, Refused, hashed
 
 OPAQUE = "trusted.overlay.opaque"
@@ -32,15 +32,8 @@ OPAQUE_MARK = ".wh..wh..opq"
 LARGEST = 64 << 30
 """Bytes of one layer, unpacked."""
 MEMBERS = 1 << 22
-DEPTH = 200
-NAME_BYTES = 3000
 _IDS = 1 << 32
-_ODD = ("//", "./", "/.", "\0")
-_SHORT = 255
 
-_SYS_OPENAT2 = 437
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _NOWHERE = (
@@ -52,8 +45,6 @@ _NOWHERE = (
     errno.EINVAL,
     errno.EFBIG,
 )
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 T = TypeVar("T")
 
@@ -79,8 +70,8 @@ def unpack(
 ) -> Unpacked:
     """Unpack a tar into the empty directory that ``root`` is open at.
 
-    The pieces are made by a thread of their own. Raises Refused for a layer that is broken or hostile, OSError
-    of the disk, Stopped, and what making the pieces raises; then ``halt`` is set, if not all were made.
+    The pieces are made by a thread of their own. Raises Refused for a layer that is broken or hostile,
+    OSError of the disk, Stopped, and what making the pieces raises; ``halt`` is set if not all were made.
     """
     halt = halt or Halt()
     digest = hashlib.sha256()
@@ -127,7 +118,7 @@ class _Target:
             raise Refused(f"it has more than {MEMBERS} members")
         if not (0 <= member.uid < _IDS - 1 and 0 <= member.gid < _IDS - 1):
             raise Refused(f"{member.name!r} belongs to no possible user")
-        name = _inside(member.name)
+        name = inside(member.name)
         base = name.rpartition("/")[2]
         if self._whiteouts and base.startswith(WHITEOUT):
             self._hide(name, base)
@@ -160,7 +151,7 @@ class _Target:
             finally:
                 os.close(source[0])
         elif member.issym():
-            self._anew(parent, base, lambda: os.symlink(_encode(member.linkname), base, dir_fd=parent))
+            self._anew(parent, base, lambda: os.symlink(encode(member.linkname), base, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             self._stamp(base, parent, member)
         elif member.isfifo():
@@ -208,14 +199,14 @@ class _Target:
             os.mkdir(base, 0o755, dir_fd=parent)
             self.size += 4096
             self.files += 1
-        directory = os.open(base, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        directory = os.open(base, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         try:
             self._dress(directory, member)
             if opaque:
                 os.setxattr(directory, OPAQUE, b"y")
         finally:
             os.close(directory)
-        self._times[_encode(name)] = _nanoseconds(member)
+        self._times[encode(name)] = _nanoseconds(member)
 
     def _hide(self, name: str, base: str) -> None:
         parent, _ = self._enter(name)
@@ -226,7 +217,7 @@ class _Target:
             return
         if base.startswith(WHITEOUT * 2):
             return  # the bookkeeping of aufs
-        hidden = _encode(base.removeprefix(WHITEOUT))
+        hidden = encode(base.removeprefix(WHITEOUT))
         if hidden in (b"", b".", b".."):
             raise Refused(f"{name!r} hides no possible name")
         found = _lstat(hidden, parent)
@@ -235,7 +226,7 @@ class _Target:
             self._whited[f"{directory}/{base.removeprefix(WHITEOUT)}".lstrip("/")] = None
         elif stat.S_ISDIR(found.st_mode):
             # Its own directory of that name stays, and what lies below it goes.
-            own = os.open(hidden, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            own = os.open(hidden, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.setxattr(own, OPAQUE, b"y")
             os.close(own)
 
@@ -245,7 +236,7 @@ class _Target:
 
     def _unhide(self) -> None:
         """In a directory that hides all that lies below it, overlayfs would list a whiteout like a file."""
-        for name in [name for name in self._whited if any(above in self._opaque for above in _above(name))]:
+        for name in [name for name in self._whited if not self._opaque.isdisjoint(above(name))]:
             del self._whited[name]
             parent, base = self._enter(name)
             found = _lstat(base, parent)
@@ -254,13 +245,13 @@ class _Target:
 
     def _link_source(self, member: tarfile.TarInfo, name: str) -> tuple[int, bytes, bool]:
         """The directory and the name of what a hard link names; and whether that is the link itself."""
-        target = _inside(member.linkname)
+        target = inside(member.linkname)
         if not target:
             raise Refused(f"{name!r} is a link to the root")
         directory, base = posixpath.split(target)
         try:
-            source = _resolve(self._root, _encode(directory) or b".")
-            found = os.stat(_encode(base), dir_fd=source, follow_symlinks=False)
+            source = resolve(self._root, encode(directory) or b".")
+            found = os.stat(encode(base), dir_fd=source, follow_symlinks=False)
         except FileNotFoundError as error:
             raise Refused(f"{name!r} is a link to {target!r}, which is not in the layer") from error
         parent, own = self._enter(name)
@@ -269,25 +260,25 @@ class _Target:
         if stat.S_ISDIR(found.st_mode) or stat.S_ISCHR(found.st_mode):
             os.close(source)
             raise Refused(f"{name!r} is a link to {target!r}, which is no file")
-        return source, _encode(base), same
+        return source, encode(base), same
 
     def _enter(self, name: str) -> tuple[int, bytes]:
         """The directory that a name lies in, made if need be, and the name's last part."""
         directory, _, base = name.rpartition("/")
-        wanted = _encode(directory)
+        wanted = encode(directory)
         if wanted != self._parent_name:
             if name.count("/") > DEPTH or len(wanted) > NAME_BYTES:
                 raise Refused(f"{name[:200]!r}… lies too deep")
             self.close()
             self._parent = self._open(wanted)
             self._parent_name = wanted
-        return self._parent, _encode(base)
+        return self._parent, encode(base)
 
     def _open(self, wanted: bytes) -> int:
         if not wanted:
             return os.dup(self._root)
         try:
-            return _resolve(self._root, wanted)
+            return resolve(self._root, wanted)
         except (FileNotFoundError, NotADirectoryError):
             pass
         above, _, base = wanted.rpartition(b"/")
@@ -297,7 +288,7 @@ class _Target:
             if found is not None and is_whiteout(found):
                 os.unlink(base, dir_fd=parent)
             os.mkdir(base, 0o755, dir_fd=parent)
-            directory = os.open(base, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            directory = os.open(base, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.fchmod(directory, 0o755)  # whatever our umask is
             if found is not None:
                 os.setxattr(directory, OPAQUE, b"y")
@@ -332,7 +323,7 @@ class _Target:
             name = key.removeprefix("SCHILY.xattr.")
             if name != key and name.startswith("user.") and not name.startswith("user.overlay."):
                 with contextlib.suppress(OSError):  # too large for this file system, as tar forgives it
-                    os.setxattr(file, _encode(name), _encode(value))
+                    os.setxattr(file, encode(name), encode(value))
 
     @staticmethod
     def _stamp(base: bytes, parent: int, member: tarfile.TarInfo) -> None:
@@ -345,71 +336,11 @@ class _Target:
         self.close()
         for name, when in self._times.items():
             with contextlib.suppress(OSError):  # replaced by another member since
-                directory = _resolve(self._root, name)
+                directory = resolve(self._root, name)
                 try:
                     os.utime(directory, ns=(when, when))
                 finally:
                     os.close(directory)
-
-
-def _inside(name: str) -> str:
-    """The name relative to the root, "" for it. Raises Refused if it leads out."""
-    # Most names are what they look like; the rest is looked at part by part.
-    plain = name.removeprefix("./")
-    if len(plain) <= _SHORT and plain[:1] not in ("", "/", ".") and plain[-1] not in "/." and not any(odd in plain for odd in _ODD):
-        return plain
-    if "\0" in name:
-        raise Refused(f"{name!r} is no possible name")
-    depth = 0
-    for part in name.split("/"):
-        depth += -1 if part == ".." else part not in ("", ".")
-        if depth < 0:
-            raise Refused(f"{name!r} leads out of it")
-    normal = posixpath.normpath("/" + name.lstrip("/"))[1:]
-    if len(_encode(normal)) > NAME_BYTES:
-        raise Refused(f"{normal[:200]!r}… is too long")
-    return normal
-
-
-def _above(name: str) -> Iterator[str]:
-    """The directories that a name lies in, the root ("") last."""
-    while name:
-        name = name.rpartition("/")[0]
-        yield name
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-_PLAIN = _How(_DIRECTORY, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS)
-_LINKED = _How(_DIRECTORY, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-
-
-def _resolve(root: int, path: bytes) -> int:
-    """Open a directory inside of the root, whatever its name leads through. Raises OSError, Refused."""
-    try:
-        return _openat2(root, path, _PLAIN)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-    directory = _openat2(root, path, _LINKED)
-    # Through links, short names reach ever deeper directories.
-    there = os.readlink(f"/proc/self/fd/{directory}")
-    if there.count("/") > 2 * DEPTH or len(os.fsencode(there)) > NAME_BYTES:
-        os.close(directory)
-        raise Refused(f"{os.fsdecode(path)[:200]!r} leads too deep")
-    return directory
-
-
-def _openat2(root: int, path: bytes, how: _How) -> int:
-    descriptor = _libc.syscall(
-        _SYS_OPENAT2, ctypes.c_int(root), ctypes.c_char_p(path), ctypes.byref(how), ctypes.c_size_t(24)
-    )
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), os.fsdecode(path))
-    return int(descriptor)
 
 
 def is_whiteout(found: os.stat_result) -> bool:
@@ -426,10 +357,6 @@ def _lstat(base: bytes, parent: int) -> os.stat_result | None:
 def _write(file: int, data: memoryview) -> None:
     while data:
         data = data[os.write(file, data) :]
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
 
 
 def _nanoseconds(member: tarfile.TarInfo) -> int:
