@@ -21,6 +21,7 @@ from pathlib import Path
 import native
 import network
 import peers
+import scheduling
 from measuring import Row, figure, interleaved, ratio
 
 import dutyfree
@@ -67,7 +68,9 @@ Part = tuple[str | None, Callable[[int], Awaitable[list[Row]]], Callable[[int], 
 PARTS: dict[str, Part] = {
     "import": (None, importing, lambda rounds: max(5, rounds // 10)),
     "bare": (None, bare, lambda rounds: rounds),
+    "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),
     "actions": ("native", native.actions, lambda rounds: 2 * rounds),
+    "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),

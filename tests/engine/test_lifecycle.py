@@ -99,7 +99,11 @@ def test_a_killed_launcher_leaves_no_process() -> None:
         async with dutyfree.open("native"):
             pass
 
-    anyio.run(reopen)
+    for _ in range(10):  # a killed one counts as alive until the host's init has reaped it
+        anyio.run(reopen)
+        if not any(family.groups() for family in families):
+            break
+        time.sleep(0.5)
     assert not [group for family in families for group in family.groups()]
 
 
@@ -115,9 +119,9 @@ async def test_closing_leaves_nothing(native: Substrate) -> None:
 
 @pytest.mark.anyio
 async def test_a_sandbox_that_dies_is_told(native: Substrate) -> None:
-    before = set((await anyio.to_thread.run_sync(counts.Family, os.getpid())).inits)
+    before = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
     async with native.sandbox() as sandbox:
-        (init,) = set((await anyio.to_thread.run_sync(counts.Family, os.getpid())).inits) - before
+        (init,) = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()) - before
 
         async def kill() -> None:
             await anyio.sleep(0.2)

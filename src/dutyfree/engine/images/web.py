@@ -200,11 +200,11 @@ def _proxy(place: _Place) -> str:
     """The proxy that the environment tells for an address; none without one."""
     if not any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
         return ""
-    from urllib.request import getproxies_environment, proxy_bypass_environment
+    from urllib.request import getproxies, proxy_bypass
 
-    if proxy_bypass_environment(f"{place.host}:{place.port}"):
+    if proxy_bypass(f"{place.host}:{place.port}"):
         return ""
-    known = getproxies_environment()
+    known = getproxies()
     found = known.get("https" if place.secure else "http") or known.get("all") or ""
     return found if "://" in found or not found else f"http://{found}"
 
