@@ -148,7 +148,6 @@ def list_(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from dutyfree.engine.images.store import Store
