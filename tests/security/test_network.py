@@ -15,7 +15,7 @@ import anyio.to_thread
 import pytest
 
 from dutyfree import Limits
-from dutyfree.contract import NetworkPolicy, Sandbox
+from dutyfree.contract import NetworkControl, NetworkPolicy, Sandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
@@ -309,6 +309,7 @@ async def test_a_network_that_was_opened_is_not_used_again(networked: Native) ->
 
         async def open_and_close() -> None:
             async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+                assert isinstance(sandbox, NetworkControl)
                 await sandbox.set_network("off")
 
         for _ in range(6):

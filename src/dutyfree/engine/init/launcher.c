@@ -248,7 +248,10 @@ _Noreturn void launcher_run(int socket)
 	prepare();
 	launcher_epoll = epoll_create1(EPOLL_CLOEXEC);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
-	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, owner, &event);
+	if (launcher_epoll < 0 || epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, owner, &event) < 0) {
+		refuse(0, -errno, "epoll");
+		leave();
+	}
 	for (;;) {
 		int count = epoll_wait(launcher_epoll, events, 64, slot_short(wanted_ready) ? pause_ms : -1);
 		/* Nothing to do: make parts for sandboxes to come. */

@@ -126,8 +126,10 @@ static void begin(struct client *client, int inside)
 	struct connection *connection = NULL;
 	int outside = -1;
 
-	if (!most_connections)
-		most_connections = (unsigned)(sysconf(_SC_OPEN_MAX) - FILES_KEPT) / 2;
+	if (!most_connections) {
+		long files = sysconf(_SC_OPEN_MAX);
+		most_connections = (unsigned)(files > 2 * FILES_KEPT ? files - FILES_KEPT : files / 2) / 2;
+	}
 	if (client->connection_count < CONNECTIONS_MAX && all_connections < most_connections)
 		outside = reach(client, inside);
 	if (outside >= 0)
