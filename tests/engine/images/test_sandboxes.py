@@ -204,7 +204,7 @@ async def test_what_is_used_is_seen_to_be_on_the_disk(fresh: Substrate, tmp_path
 
     async with fresh.sandbox(Recipe(image=f"oci:{root}")):
         with anyio.fail_after(60):
-            while await anyio.to_thread.run_sync(settled) < 2:
+            while await anyio.to_thread.run_sync(settled) < 2:  # noqa: ASYNC110 (files tell nobody)
                 await anyio.sleep(0.02)
 
 
