@@ -104,7 +104,7 @@ class Puller:
         return Held(image, tuple(leases))
 
     def pull(self, reference: Reference) -> Held:
-        """The image as its registry has it now, asked at its mirrors first.
+        """The image as its registry has it now, asked at its mirrors first. Raises CreateError, Stopped.
 
         A name with a digest means the same for ever: nobody is asked if the store has it.
         """
@@ -157,7 +157,7 @@ class Puller:
         return self._install(str(reference), found.digest, configuration, sources, halt)
 
     def archive(self, path: Path, name: str, source: str) -> Held:
-        """An image from a tar of one."""
+        """An image from a tar of one. Raises CreateError, Stopped."""
         with contextlib.ExitStack() as stack:
             if archives.is_compressed(path):
                 scratch = stack.enter_context(self.store.scratch()) / "image.tar"
@@ -171,7 +171,7 @@ class Puller:
             return self.files(archives.Tar(path), str(path), name, source)
 
     def files(self, files: archives.Files, what: str, name: str, source: str, tag: str = "") -> Held:
-        """An image from its pieces."""
+        """An image from its pieces. Raises CreateError, Stopped."""
         found = archives.find(files, what, tag)
 
         @contextlib.contextmanager
