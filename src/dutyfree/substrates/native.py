@@ -355,7 +355,7 @@ class Native:
             held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
         # Until the substrate is closed nobody may remove the layers.
         self._held.append(held)
-        Store().settle_behind(held.leases)
+        Store().settle_behind(held.image.keys)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
