@@ -4,10 +4,8 @@
 #define _GNU_SOURCE
 #include "launcher.c"
 #include "box.c"
-#include "network.h"
 #include "jail.h"
-
-#include <sys/mman.h>
+#include "network.h"
 
 enum { EVENT_REQUEST, EVENT_EGRESS, EVENT_ENDED, EVENT_FROZEN, EVENTS_COUNT };
 
