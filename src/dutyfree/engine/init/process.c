@@ -6,8 +6,8 @@
  * whoever bears such a mark is killed along with the first command that must be. Neither another
  * session nor another parent, environment, user or name hides a process. */
 #define _GNU_SOURCE
-#include "init.h"
 #include "host.h"
+#include "init.h"
 #include "sys.h"
 
 #include <ctype.h>
@@ -103,14 +103,13 @@ static bool find_user(const char *wanted, struct identity *found)
 		*found = (struct identity){(uid_t)number, (gid_t)number};
 	else
 		return false;
-	number = colon ? id_number(colon + 1) : ULONG_MAX;
-	if (number != ULONG_MAX)
-		found->group = (gid_t)number;
-	else if (colon && colon[1] && find_line("/etc/group", colon + 1, number, &group, &unused))
-		found->group = group;
-	else if (colon && colon[1])
-		return false;
-	/* Beyond them are none; the last, to the calls that change ids, means to change nothing. */
+	if (colon && colon[1]) {
+		number = id_number(colon + 1);
+		if (number == ULONG_MAX && !find_line("/etc/group", colon + 1, number, &group, &unused))
+			return false;
+		found->group = number == ULONG_MAX ? group : (gid_t)number;
+	}
+	/* The files are the sandbox's, and -1 would mean to the kernel: as it is, which is root. */
 	return found->user < IDS && found->group < IDS;
 }
 
