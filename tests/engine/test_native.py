@@ -152,15 +152,16 @@ async def test_a_paused_sandbox_says_so(native: Native) -> None:
         with pytest.raises(DispatchError, match="paused"):
             await sandbox.exec("true")
         if native.features.freezer and os.geteuid() == 0:  # who sees all of it
-            assert _state(sandbox.id) == "paused"
+            assert await _state(sandbox.id) == "paused"
         await sandbox.resume()
         assert (await sandbox.exec("true")).ok
-        assert _state(sandbox.id) in ("idle", "running")
+        assert await _state(sandbox.id) in ("idle", "running")
 
 
-def _state(identity: str) -> str:
+async def _state(identity: str) -> str:
     """As ``dutyfree ps`` tells it."""
-    (living,) = [living for living in census.sandboxes() if living.id == identity]
+    found = await anyio.to_thread.run_sync(census.sandboxes)
+    (living,) = [living for living in found if living.id == identity]
     return living.state
 
 
