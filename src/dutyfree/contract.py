@@ -509,6 +509,16 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
+class Programmed(Protocol):
+    """A sandbox whose image says what it runs."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The image's entry point and command; nothing if it has none."""
+        ...
+
+
+@runtime_checkable
 class Streaming(Protocol):
     def stream(
         self,

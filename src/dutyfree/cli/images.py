@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.table import Table
 
-from dutyfree.cli import amounts, standard
+from dutyfree.cli import amounts, blocking, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
-from dutyfree.cli.running import run
 from dutyfree.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +45,10 @@ def build(
     force
         Build anew even if the cache has it.
     """
+    from rich.console import Console
+
     from dutyfree import image as images
+    from dutyfree.cli.running import run
 
     console = Console(stderr=True)
     say = partial(console.print, highlight=False, markup=False)
@@ -82,13 +82,15 @@ def pull(
     quiet
         No progress; print the digest alone.
     """
-    from dutyfree.engine.images import library, mirrors
+    from dutyfree.engine.images import mirrors
     from dutyfree.engine.images import reference as references
+    from dutyfree.engine.images.pull import Puller
+    from dutyfree.engine.images.store import Store
 
-    registry = references.parse(reference).registry
-    options = mirrors.options({registry: mirror} if mirror else {})
+    wanted = references.parse(reference)
+    options = mirrors.options({wanted.registry: mirror} if mirror else {})
     with Bars(quiet) as bars:
-        held = run(partial(library.pull, reference, options, bars.show))
+        held = blocking.run(lambda halt: Puller(Store(), options, bars.show, halt).pull(wanted))
     return _added(held, quiet)
 
 
@@ -112,6 +114,7 @@ def import_(
     quiet
         No progress; print the digest alone.
     """
+    from dutyfree.cli.running import run
     from dutyfree.engine.images import library, reference
 
     if source.startswith(library.DAEMON):
@@ -145,6 +148,8 @@ def list_(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
+    from rich.table import Table
+
     from dutyfree.engine.images.store import Store
 
     store = Store()
@@ -198,19 +203,23 @@ def remove(
 
 
 @image.command
-def gc(*, spare: str = "0") -> int:
+def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Remove layers that no image has and no sandbox uses, and what killed processes left.
 
     Parameters
     ----------
     spare
         Keep the last used ones of them, up to so many bytes: 20G.
+    dry_run
+        Only say what would be removed.
     """
     from dutyfree.engine.images.store import Store
 
-    done = Store().collect(amounts.size(spare, "--spare") or 0)
+    done = Store().collect(amounts.size(spare, "--spare") or 0, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    half = f", and {shown(done.half)} half made" if done.half else ""
     in_use = f"; {done.in_use} more are in use" if done.in_use else ""
-    print(f"removed {_layers(done.layers)}, {shown(done.size)}{in_use}")  # noqa: T201
+    print(f"{verb} {_layers(done.layers)}, {shown(done.size)}{half}{in_use}")  # noqa: T201
     return 0
 
 

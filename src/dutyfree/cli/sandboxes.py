@@ -17,7 +17,7 @@ from cyclopts import Parameter
 import dutyfree
 from dutyfree.cli import amounts, standard
 from dutyfree.cli.running import run as run_to_the_end
-from dutyfree.contract import Chunk, Limits, Observation, Recipe, Sandbox, Streaming
+from dutyfree.contract import Chunk, Limits, Observation, Programmed, Recipe, Sandbox, Streaming
 from dutyfree.errors import UsageError
 
 TIMED_OUT = 124
@@ -157,15 +157,14 @@ def run(
     Parameters
     ----------
     command
-        The program and its arguments, after "--"; without a shell.
+        The program and its arguments, after "--"; without a shell. By default what the image itself runs,
+        its entry point and command.
     timeout
         Seconds after which its whole process tree is killed.
     json
         Print what was observed, with where the time went, as JSON on standard output instead.
     """
-    if not command:
-        raise UsageError("there is no command to run", remedy="name it after --: dutyfree run -- ls -l")
-    if command[0].startswith("-"):
+    if command and command[0].startswith("-"):
         raise UsageError(f"there is no option {command[0]}", remedy="see: dutyfree run --help")
     if timeout is not None and not timeout > 0:
         raise UsageError(f"--timeout {timeout:g} is no time", remedy="write seconds, such as 60 or 0.5")
@@ -175,6 +174,7 @@ def run(
 async def _run(command: tuple[str, ...], wanted: Wanted, timeout: float | None, json: bool) -> int:
     environment = wanted.environment()
     async with opened(wanted) as sandbox:
+        command = command or _program(sandbox)
         if json or not isinstance(sandbox, Streaming):
             given = b"".join([part async for part in standard.read()])
             seen = await sandbox.exec(
@@ -195,6 +195,16 @@ async def _run(command: tuple[str, ...], wanted: Wanted, timeout: float | None, 
                 raise
             standard.say(f"dutyfree: {error.message}")  # no wonder: the command failed, which counts
     return status
+
+
+def _program(sandbox: Sandbox) -> tuple[str, ...]:
+    """What the image runs by itself. Raises UsageError."""
+    if isinstance(sandbox, Programmed) and sandbox.program:
+        return sandbox.program
+    raise UsageError(
+        "there is no command to run, and the image names none",
+        remedy="name it after --: dutyfree run -- ls -l",
+    )
 
 
 async def _stream(

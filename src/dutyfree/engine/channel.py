@@ -278,7 +278,7 @@ class Channel:
 
     def _receive(self) -> None:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY)
+            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -308,6 +308,9 @@ class Channel:
             del self._received[:at]
         elif at < end:
             self._received += memoryview(buffer)[at:]
+        # At most that of a frame that is not all here yet; more would fill our table of descriptors.
+        if len(self._arrived) > 1:
+            self._fail(CollectError(f"sandbox {self._name} sent descriptors that nobody asked for"))
 
     def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
         waiting = self._waiting.get(identity)

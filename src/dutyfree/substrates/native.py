@@ -31,6 +31,7 @@ from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
@@ -354,6 +355,7 @@ class Native:
             held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
         # Until the substrate is closed nobody may remove the layers.
         self._held.append(held)
+        Store().settle_behind(held.leases)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)

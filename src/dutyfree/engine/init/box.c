@@ -184,10 +184,10 @@ void box_ended(struct box *box, unsigned wanted_ready)
 	box->slot->pid = 0;
 	if (box->asked)
 		refuse(box->asked, -ESRCH, "network");
-	if (box->networked) {
+	if (box->networked)
 		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
-		close_fd(&box->slot->network); /* not one to be used again */
-	}
+	if (box->opened)
+		close_fd(&box->slot->network); /* not one to be used again: routes are left in it */
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
 	close_fd(&box->slot->pidfd);

@@ -15,6 +15,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -154,6 +155,15 @@ static void receive(void)
 	serve(&message.head, message.bytes + sizeof message.head);
 }
 
+/* Whether the kernel lets a process be looked into though it has changed its user. A command's does, while it
+ * shares init's memory. */
+static bool lets_others_look(int proc)
+{
+	char text[16];
+
+	return read_file(proc, "sys/fs/suid_dumpable", text, sizeof text) > 0 && atoi(text) == 1;
+}
+
 static void prepare(void)
 {
 	struct rlimit files;
@@ -188,6 +198,10 @@ static void prepare(void)
 	if (!error && proc < 0) {
 		step = "/proc";
 		error = -errno;
+	}
+	if (!error && lets_others_look(proc)) {
+		step = "fs.suid_dumpable is 1, which opens PID 1 to its sandbox: set it to 0 or 2";
+		error = -EPERM;
 	}
 	if (!error) {
 		step = "control groups";
