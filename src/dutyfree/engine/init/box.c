@@ -140,8 +140,8 @@ void box_create(const struct request *request, const char *body)
 	if (box)
 		box->number = free_number();
 	if (box && !box->number) {
-		error = -ENFILE;
-		step = "numbers of sandboxes";
+		error = -EUSERS;
+		step = "more than 65,536 sandboxes at once";
 	} else if (box) {
 		box->freezing = -1;
 		box->trees = wanted->trees;
