@@ -12,8 +12,7 @@ import contextlib
 import itertools
 import os
 import socket
-import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +24,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import exhaustion, features, namespaces, policy, protocol
+from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, snapshots
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
@@ -34,7 +33,8 @@ from dutyfree.engine.images.pull import Held
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import Defaults, defaults
+from dutyfree.engine.sandbox import defaults
+from dutyfree.engine.snapshots import Base, Layers, Snapshot, Snapshots
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -43,6 +43,9 @@ KERNEL = (6, 3)
 
 PIDS = 2048
 """Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
+
+BODIES = 256
+"""Requests that are kept ready."""
 
 MEMORY_SHARE = 4
 """A sandbox without such a limit has one of this part of the host's memory."""
@@ -59,15 +62,10 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
+    kept: int | None = None
+    """Bytes of memory that snapshots may take together. A quarter of the host's by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
-
-
-class Base(NamedTuple):
-    """What sandboxes start from."""
-
-    trees: tuple[Tree, ...]
-    usual: Defaults
 
 
 class Native:
@@ -100,6 +98,8 @@ class Native:
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
+        self._layers = Layers(self._launcher, self._config.kept or _memory() // MEMORY_SHARE)
+        self._snapshots = Snapshots(self._layers)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -146,6 +146,14 @@ class Native:
     async def sandboxes(self) -> Sequence[str]:
         return sorted(self._alive)
 
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Those that were taken of its sandboxes, and not forgotten."""
+        return self._snapshots.all()
+
+    def forget(self, recipe: Recipe) -> None:
+        """No new sandbox starts from this snapshot; those that did go on. Raises UsageError."""
+        self._snapshots.forget(recipe)
+
     async def facts(self) -> dict[str, str]:
         facts = {
             "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
@@ -174,24 +182,20 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
+        self, recipe: Recipe, limits: Limits, *, reachable: bytes | None = None, plain: bool = False
     ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
         base = await self._base(recipe)
-        asking = (base.trees, limits, keep is not None)
-        body = self._bodies.get(asking)
-        if body is None:
-            body = self._bodies[asking] = self._request(*asking)
-        labelled = body + protocol.label(number, image)
+        label = protocol.label(number, image)
 
-        async def make() -> tuple[Channel, Box]:
-            return await self._make(identity, labelled, reach, keep)
+        async def make(trees: tuple[Tree, ...] = base.trees) -> tuple[Channel, Box]:
+            return await self._make(identity, self._body(trees, limits, plain) + label, reach)
 
         try:
-            encoded = policy.encode(limits.network, self._resolvers)
+            encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
         except ValueError as error:
             raise CreateError(str(error)) from error
         reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
@@ -200,7 +204,11 @@ class Native:
         try:
             channel, box = await make()
             kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
-            sandbox = kind(identity, limits, base.usual, make, channel, box, reach, self._resolvers)
+            keeper = _Keeper(self, limits, reach, make)
+            sandbox = kind(
+                identity, limits, base.usual, make, channel, box, reach, self._resolvers,
+                keeper=keeper, trees=base.trees,
+            )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -212,7 +220,18 @@ class Native:
         finally:
             self._alive.discard(identity)
 
-    def _request(self, trees: tuple[Tree, ...], limits: Limits, keep: bool) -> bytes:
+    def _body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
+        asking = (trees, limits, plain)
+        body = self._bodies.get(asking)
+        if body is None:
+            body = self._request(*asking)
+            # Snapshots come and go, and are asked for a few times each.
+            if len(self._bodies) >= BODIES:
+                self._bodies.clear()
+            self._bodies[asking] = body
+        return body
+
+    def _request(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
         disk, memory = limits.disk, limits.memory
         if memory is None:
             # No sandbox takes all from the others. What it may write, it may also hold.
@@ -226,7 +245,7 @@ class Native:
             )
         self._refuse_what_cannot_be_limited(limits)
         return protocol.create(
-            (Create.KEEP if keep else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
+            (Create.PLAIN if plain else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
             trees,
             memory=memory if "memory" in self.features.controllers else 0,
             disk=disk,
@@ -255,9 +274,7 @@ class Native:
             if wanted is not None and not possible:
                 raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")
 
-    async def _make(
-        self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
-    ) -> tuple[Channel, Box]:
+    async def _make(self, identity: str, body: bytes, reach: Reach) -> tuple[Channel, Box]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
@@ -275,8 +292,6 @@ class Native:
             )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
-        if keep is not None:
-            keep.append(reply.value)
         box = Box(self._launcher, reply.value, identity, freezer=self.features.freezer)
         channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
         former = reach.number
@@ -317,6 +332,8 @@ class Native:
 
     async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
+        if name.startswith(snapshots.PREFIX):
+            return self._snapshots.base(name)
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
                 if name not in self._images:
@@ -347,37 +364,27 @@ class Native:
 
     async def _build(self, recipe: Recipe) -> Base:
         """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
-        base = await self._image(recipe.image)
-        numbers: list[int] = []
-        done = False
-        try:
-            async with self._made(Recipe(recipe.image), Limits(network="on"), numbers) as builder:
-                for stage in recipe.stages:
-                    await stages.apply(builder, stage)
-            done = True
-        finally:
-            with anyio.CancelScope(shield=True):
-                layers = await self._keep(numbers, forget=not done)
-        trees = tuple(
-            (mountpoint, (layer, *below))
-            for layer, (mountpoint, below) in zip(layers, base.trees, strict=True)
-        )
-        return Base(trees, base.usual)
+        async with self._made(Recipe(recipe.image), Limits(network="on")) as builder:
+            for stage in recipe.stages:
+                await stages.apply(builder, stage)
+            return await builder.final()
 
-    async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
-        layers: list[int] = []
-        for number in numbers:
-            try:
-                reply = await self._launcher.ask(Request.KEEP, number)
-            except LauncherError as error:
-                if not forget:
-                    raise CreateError(f"the prepared state could not be kept: {error.message}") from error
-                continue
-            layers += struct.unpack(f"={reply.value}I", reply.text)
-        for layer in layers if forget else ():
-            with contextlib.suppress(LauncherError):
-                await self._launcher.ask(Request.FORGET, layer)
-        return layers
+
+class _Keeper(NamedTuple):
+    """Of one sandbox."""
+
+    substrate: Native
+    limits: Limits
+    reach: Reach
+    succeed: Callable[[tuple[Tree, ...]], Awaitable[tuple[Channel, Box]]]
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self.substrate._snapshots
+
+    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
+        # Of the parent as it is: its policy may be another than at its creation.
+        return self.substrate._made(recipe, self.limits, reachable=self.reach.policy)
 
 
 def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:

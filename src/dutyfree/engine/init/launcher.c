@@ -12,6 +12,7 @@
 #include "sandbox.h"
 #include "seccomp.h"
 #include "slot.h"
+#include "snapshot.h"
 #include "sys.h"
 #include "title.h"
 #include "unified.h"
@@ -35,13 +36,15 @@
 #define QUIET_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
 #define FAILED_MS 1000 /* and until it is tried again */
 #define EGRESS_EVENT (1ull << 33) /* above the numbers of sandboxes */
+#define COPY_EVENT (1ull << 34)   /* beside the number of the copy */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 struct box {
 	uint32_t number;
 	uint32_t trees;
 	struct slot *slot;
-	bool kept, ended;
+	bool ended;
+	bool taken;      /* what it wrote became layers */
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
 	bool frozen;     /* it was, at some time */
@@ -125,13 +128,6 @@ static const char *equip(struct box *box, const struct create *wanted, int *erro
 	}
 	if (*error)
 		return "limits";
-	/* One that waits already cannot see what is mounted only now. */
-	if (box->kept) {
-		blank_discard(box->slot);
-		*error = upper_keep(wanted, box->number);
-	}
-	if (*error)
-		return "file system for what is written";
 	if (!box->slot->pid)
 		*error = blank_make(box->slot);
 	return "clone";
@@ -139,11 +135,12 @@ static const char *equip(struct box *box, const struct create *wanted, int *erro
 
 static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
 {
-	struct order order = {.wanted = *wanted, .kept = box->kept ? box->number : 0};
+	static struct order order;
 	const char *step = equip(box, wanted, error);
 
 	if (*error)
 		return step;
+	order.wanted = *wanted;
 	snprintf(order.label, sizeof order.label, "%s", label);
 	*error = blank_order(box->slot, &order);
 	if (!*error)
@@ -168,7 +165,6 @@ static void create(const struct request *request, const struct create *wanted, c
 		while (boxes[box->number % BOXES] || !box->number);
 		box->freezing = -1;
 		box->trees = wanted->trees;
-		box->kept = wanted->flags & CREATE_KEEP;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error);
 	}
@@ -176,8 +172,6 @@ static void create(const struct request *request, const struct create *wanted, c
 		refuse(request->serial, error, step);
 		if (box && box->slot)
 			slot_discard(box->slot);
-		if (box && box->kept)
-			upper_drop(box->number);
 		free(box);
 		return;
 	}
@@ -188,6 +182,17 @@ static void create(const struct request *request, const struct create *wanted, c
 	close_fd(&box->slot->socket);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
+}
+
+/* A copy is under way: its end will be answered. */
+static void attend(int number, uint32_t serial)
+{
+	if (number < 0) {
+		refuse(serial, number, "copy");
+		return;
+	}
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = COPY_EVENT | (uint64_t)number};
+	epoll_ctl(epoll, EPOLL_CTL_ADD, snapshot_pidfd(number), &event);
 }
 
 /* --- Freezing --------------------------------------------------------------------------------------- */
@@ -262,14 +267,13 @@ static void ended(struct box *box)
 		cgroup_freeze(&box->slot->cgroup, false); /* for the next who uses it */
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
-	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
-	if (!box->kept && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
+	/* What was taken stays charged to the group that it was written in. Who wants no parts ready keeps none. */
+	if (!box->taken && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
 		slot_return(box->slot);
 	else
 		slot_discard(box->slot);
 	box->slot = NULL;
-	if (!box->kept)
-		forget(box);
+	forget(box);
 }
 
 static void destroy(const struct request *request)
@@ -285,36 +289,49 @@ static void destroy(const struct request *request)
 	pidfd_signal(box->slot->pidfd, SIGKILL);
 }
 
-static void keep(const struct request *request)
+/* --- Layers ----------------------------------------------------------------------------------------- */
+
+static void answer_kept(uint32_t serial, int error, const struct layers *made)
 {
-	struct box *box = box_of(request->number);
-	uint32_t layers[TREES_MAX], count = 0;
-	int error = box && box->kept && box->ended ? 0 : -ESTALE;
+	struct {
+		struct kept kept;
+		uint32_t number[TREES_MAX];
+	} text = {.kept = made->kept};
 
 	if (error) {
-		refuse(request->serial, error, "no such sandbox");
+		refuse(serial, error, "layer");
 		return;
 	}
-	for (; count < box->trees; count++) {
-		char path[32];
-		snprintf(path, sizeof path, "/k/%u/u%u", box->number, count);
-		int layer = layer_of_path(path);
-		if (layer < 0) {
-			error = layer;
-			break;
-		}
-		layers[count] = (uint32_t)layer;
+	if (made->count && !layers_float())
+		slot_undress(); /* they do not see these */
+	memcpy(text.number, made->number, sizeof text.number);
+	reply(serial, 0, made->count, &text, sizeof text.kept + made->count * sizeof *made->number, NULL, 0);
+}
+
+static void copied(int number)
+{
+	struct layers made;
+	uint32_t serial;
+	int error = snapshot_ended(number, &made, &serial);
+
+	answer_kept(serial, error, &made);
+}
+
+static void snapshot(const struct request *request)
+{
+	struct box *box = box_of(request->number);
+	struct layers made = {.count = 0};
+	int error = box && !box->ended ? 0 : -ESTALE;
+
+	if (!error && request->kind == REQUEST_TAKE) {
+		error = snapshot_take(box->slot->pidfd, box->trees, &made);
+		box->taken = box->taken || !error;
 	}
-	upper_drop(box->number);
-	forget(box);
-	slot_undress(); /* they do not see these */
-	if (!error) {
-		reply(request->serial, 0, count, layers, count * sizeof *layers, NULL, 0);
+	if (error || request->kind == REQUEST_TAKE) {
+		answer_kept(request->serial, error, &made);
 		return;
 	}
-	while (count > 0)
-		layer_forget(layers[--count]);
-	refuse(request->serial, error, "layer");
+	attend(snapshot_copy(box->slot->pidfd, box->trees, request->serial), request->serial);
 }
 
 static void layer(const struct request *request, const char *path)
@@ -403,7 +420,7 @@ static void connect_to(const struct request *request, const struct port *port)
 	close_fd(&made);
 }
 
-static void serve(const struct request *request, const char *body)
+static void serve(const struct request *request, const char *body, int fd)
 {
 	char text[256];
 	int error;
@@ -427,7 +444,8 @@ static void serve(const struct request *request, const char *body)
 		layer(request, NULL);
 		return;
 	case REQUEST_FORGET:
-		slot_undress(); /* they would hold it */
+		if (layer_descriptor(request->number) < 0)
+			slot_undress(); /* they would hold it */
 		error = layer_forget(request->number);
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
@@ -439,8 +457,14 @@ static void serve(const struct request *request, const char *body)
 	case REQUEST_DESTROY:
 		destroy(request);
 		return;
-	case REQUEST_KEEP:
-		keep(request);
+	case REQUEST_TAKE:
+	case REQUEST_COPY:
+		snapshot(request);
+		return;
+	case REQUEST_MERGE:
+		if (request->size != sizeof(struct merge) || ((const struct merge *)(const void *)body)->count - 1 >= LAYERS_MAX)
+			break;
+		attend(snapshot_merge((const struct merge *)(const void *)body, fd, request->serial), request->serial);
 		return;
 	case REQUEST_FREEZE:
 	case REQUEST_THAW:
@@ -471,6 +495,7 @@ static _Noreturn void leave(void)
 		if (boxes[i] && !boxes[i]->ended)
 			pidfd_signal(boxes[i]->slot->pidfd, SIGKILL);
 	slot_undress();
+	snapshot_close();
 	gate_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
@@ -484,18 +509,29 @@ static void receive(void)
 		struct request head;
 		char bytes[REQUEST_MAX];
 	} message;
-	ssize_t size = recv(owner, &message, sizeof message, MSG_TRUNC);
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof(int))];
+	} rights;
+	struct iovec part = {&message, sizeof message};
+	struct msghdr parts = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space};
+	ssize_t size = recvmsg(owner, &parts, MSG_TRUNC | MSG_CMSG_CLOEXEC);
+	AUTOCLOSE int fd = -1;
 
 	if (size < 0 && (errno == EINTR || errno == EAGAIN))
 		return;
 	if (size <= 0)
 		leave();
+	const struct cmsghdr *head = CMSG_FIRSTHDR(&parts);
+	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd))
+		memcpy(&fd, CMSG_DATA(head), sizeof fd);
 	if ((size_t)size < sizeof message.head || (size_t)size > sizeof message ||
 	    message.head.size != (size_t)size - sizeof message.head) {
 		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "request");
 		return;
 	}
-	serve(&message.head, message.bytes + sizeof message.head);
+	serve(&message.head, message.bytes + sizeof message.head, fd);
 }
 
 static void prepare(void)
@@ -573,6 +609,10 @@ _Noreturn void launcher_run(int socket)
 		for (int i = 0; i < count; i++) {
 			if (events[i].data.u64 == EGRESS_EVENT) {
 				answered();
+				continue;
+			}
+			if (events[i].data.u64 & COPY_EVENT) {
+				copied((int)events[i].data.u32);
 				continue;
 			}
 			struct box *box = events[i].data.u32 ? box_of(events[i].data.u32) : NULL;

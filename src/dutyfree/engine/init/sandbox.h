@@ -9,8 +9,6 @@ void sandbox_prepare(int proc); /* looks at the host's /proc, once */
 
 /* A file system for what a sandbox writes, detached: its descriptor or -errno. */
 int upper_make(const struct create *wanted);
-int upper_keep(const struct create *wanted, uint32_t number); /* one that outlives its sandbox, as /k/number */
-void upper_drop(uint32_t number);
 
 /* Runs in the clone, never returns: prepares what all sandboxes have alike, and waits for its order. */
 _Noreturn void sandbox_enter(const struct slot *slot);
