@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,17 +14,19 @@ Measured = dict[str, list[float]]
 Row = dict[str, Any]
 
 
-async def interleaved(rounds: int, sides: Mapping[str, Side]) -> Measured:
+async def interleaved(rounds: int, sides: Mapping[str, Side], settle: float = 0) -> Measured:
     """Seconds of each side, one call of each a round; the first tenth warms up and is dropped.
 
-    Each round has an order of its own, since what ran before a side leaves its caches warm or cold. A side
-    that returns a number has measured itself.
+    Each round has an order of its own, since what ran before a side leaves its caches warm or cold; daemons
+    go on working after their answer, for which ``settle`` seconds are left. A side that returns a number has
+    measured itself.
     """
     found: Measured = {name: [] for name in sides}
     order, chance = list(sides), random.Random(1)  # noqa: S311
     for _ in range(rounds + rounds // 10):
         chance.shuffle(order)
         for name in order:
+            await asyncio.sleep(settle)
             start = perf_counter()
             own = await sides[name]()
             found[name].append(perf_counter() - start if own is None else own)

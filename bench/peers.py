@@ -21,6 +21,7 @@ import dutyfree
 
 TRUE = ["/bin/true"]
 IMAGE = "dutyfree/study"
+SETTLE = 0.1
 ROOT = ("dev", "etc", "proc", "sys", "tmp", "usr", "workspace")
 LINKS = ("bin", "sbin", "lib", "lib64")
 
@@ -49,7 +50,8 @@ async def docker(rounds: int) -> list[Row]:
             async def exec_native() -> None:
                 await ours.exec(TRUE)
 
-            execs = await interleaved(rounds, {"api": api, "client": client, "native": exec_native})
+            sides: dict[str, Side] = {"api": api, "client": client, "native": exec_native}
+            execs = await interleaved(rounds, sides, SETTLE)
 
         async def run() -> float:
             begin = perf_counter()
@@ -74,6 +76,7 @@ async def docker(rounds: int) -> list[Row]:
         creates = await interleaved(
             max(5, rounds // 5),
             {"run": run, "native": create_native, "api": create_docker, "client": run_and_remove},
+            2 * SETTLE,
         )
     run_times, cold_times = creates["run"], creates["native"]
     return [
@@ -112,8 +115,8 @@ async def runtimes(rounds: int) -> list[Row]:
             exec_times = await interleaved(rounds, {"native": exec_native, **execs})
     ours, our_execs = run_times["native"], exec_times["native"]
     rows = [
-        figure("N1", "native: create, exec, destroy, ms", statistics.median(ours) * 1e3, ours),
-        figure("N2", "native: exec, ms", statistics.median(our_execs) * 1e3, our_execs),
+        figure("R-native", "native: create, exec, destroy, ms", statistics.median(ours) * 1e3, ours),
+        figure("E-native", "native: exec, ms", statistics.median(our_execs) * 1e3, our_execs),
     ]
     rows += [ratio(f"R-{name}", f"{name} run ÷ native", run_times[name], ours) for name in runs]
     rows += [ratio(f"E-{name}", f"{name} exec ÷ native", exec_times[name], our_execs) for name in execs]

@@ -21,6 +21,7 @@ from pathlib import Path
 import native
 import network
 import peers
+import scheduling
 from measuring import Row, figure, interleaved, ratio
 
 import dutyfree
@@ -67,6 +68,7 @@ Part = tuple[str | None, Callable[[int], Awaitable[list[Row]]], Callable[[int], 
 PARTS: dict[str, Part] = {
     "import": (None, importing, lambda rounds: max(5, rounds // 10)),
     "bare": (None, bare, lambda rounds: rounds),
+    "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),
     "actions": ("native", native.actions, lambda rounds: 2 * rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),

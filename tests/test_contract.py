@@ -147,7 +147,7 @@ def test_errors_carry_phase_and_remedy():
     assert SandboxClosed("gone").phase == "dispatch"
     assert str(DutyfreeError("it broke", remedy="mend it")) == "it broke (mend it)"
     phases = {kind.phase for kind in SubstrateError.__subclasses__()}
-    assert phases == {"create", "ready", "dispatch", "exec", "collect", "cleanup"}
+    assert phases == {"pool", "create", "ready", "dispatch", "exec", "collect", "cleanup"}
 
 
 ENTRIES = (Entry("setup.py", "file", 1, 0o644), Entry("src", "directory", 0, 0o755))

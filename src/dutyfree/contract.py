@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
@@ -380,6 +380,26 @@ class Countable(Protocol):
 
     async def sandboxes(self) -> Sequence[str]:
         """The ids of its sandboxes that exist now."""
+        ...
+
+
+@runtime_checkable
+class Pooling(Protocol):
+    """Of a substrate that keeps sandboxes warm."""
+
+    async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
+        """``count`` sandboxes of each recipe will be asked for soon: make them ready in the background."""
+        ...
+
+    def group(
+        self,
+        recipe: Recipe,
+        count: int,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
+        """``count`` sandboxes in the same state: all of them, or (raising as ``sandbox`` does) none."""
         ...
 
 

@@ -10,7 +10,12 @@
     │   └── EditError             the text to replace does not stand in the file exactly once
     ├── Unavailable               the substrate cannot be used on this machine now
     └── SubstrateError            the machinery failed, in one phase of a rollout
+        ├── PoolError             the pool has no sandbox to give
+        │   ├── Exhausted         ... since all are in use; with numbers
+        │   ├── Quarantined       ... since a stage of the recipe keeps failing
+        │   └── LeaseEnded        ... since this lease was given and given back before
         ├── CreateError           no sandbox came into being
+        │   └── StageError        ... since a stage of the recipe failed
         ├── ReadyError            it came into being, but never ran its first command
         ├── DispatchError         an action could not be handed over
         │   └── SandboxClosed     ... because the sandbox is closed or gone
@@ -23,9 +28,10 @@ A path that is missing, a directory, or forbidden raises Python's own FileNotFou
 IsADirectoryError, NotADirectoryError or PermissionError, as it would on the local disk.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-Phase = Literal["create", "ready", "dispatch", "exec", "collect", "cleanup"]
+Phase = Literal["pool", "create", "ready", "dispatch", "exec", "collect", "cleanup"]
 
 
 class DutyfreeError(Exception):
@@ -78,8 +84,49 @@ class SubstrateError(DutyfreeError):
     phase: ClassVar[Phase]
 
 
+class PoolError(SubstrateError):
+    phase = "pool"
+
+
+class Exhausted(PoolError):  # noqa: N818 (names the state)
+    """No sandbox within the request's deadline. ``numbers`` has the pool's counts and the estimated wait."""
+
+    def __init__(self, message: str, *, remedy: str = "", numbers: Mapping[str, object]) -> None:
+        super().__init__(message, remedy=remedy)
+        self.numbers = numbers
+
+
+class Quarantined(PoolError):  # noqa: N818 (names the state)
+    """A stage failed too often in a row; it is tried again in ``retry_in`` seconds."""
+
+    def __init__(
+        self, message: str, *, remedy: str = "", stage: str, command: str, output: str, retry_in: float
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.stage = stage
+        self.command = command
+        self.output = output
+        self.retry_in = retry_in
+
+
+class LeaseEnded(PoolError):  # noqa: N818 (names the state)
+    pass
+
+
 class CreateError(SubstrateError):
     phase = "create"
+
+
+class StageError(CreateError):
+    """``number`` is the stage's place in the recipe, from 1; 0 is the image."""
+
+    def __init__(
+        self, message: str, *, remedy: str = "", number: int, command: str = "", output: str = ""
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.number = number
+        self.command = command
+        self.output = output
 
 
 class ReadyError(SubstrateError):

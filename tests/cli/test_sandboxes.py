@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -161,6 +165,73 @@ def test_a_shell_remembers_from_line_to_line():
     assert done.stdout == b"it's /usr\n"
 
 
+class Person:
+    """Somebody at a terminal, before whom ``dutyfree shell`` runs."""
+
+    def __init__(self, *arguments):
+        self.screen, self.theirs = pty.openpty()
+        self.resize(24, 80)
+        self.before = termios.tcgetattr(self.theirs)
+        self.process = subprocess.Popen(
+            [*COMMAND, "shell", *arguments],
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            start_new_session=True,
+        )
+        self.seen = b""
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def types(self, text):
+        os.write(self.screen, text)
+
+    def sees(self, text):
+        """And forgets what came before."""
+        while text not in self.seen:
+            self.seen += os.read(self.screen, 4096)
+        self.seen = self.seen.partition(text)[2]
+
+    def ends(self):
+        status = self.process.wait()
+        assert termios.tcgetattr(self.theirs) == self.before
+        os.close(self.screen)
+        os.close(self.theirs)
+        return status
+
+
+def test_a_shell_on_a_terminal_is_one():
+    person = Person("--env", "NAME=value")
+    person.types(b"echo $NAME-$((6 * 7)); tty; stty size\n")
+    person.sees(b"value-42")
+    person.sees(b"/dev/pts/")
+    person.sees(b"24 80")
+    person.resize(50, 132)
+    person.process.send_signal(signal.SIGWINCH)
+    person.types(b"sleep 0.5; stty size\n")
+    person.sees(b"50 132")
+    person.types(b"echo be''fore; sleep 1000\n")
+    person.sees(b"before")
+    time.sleep(0.5)
+    person.types(b"\x03")  # Ctrl-C is the sandbox's
+    person.types(b"echo after-$((1 + 1))\n")
+    person.sees(b"after-2")
+    person.types(b"exit 3\n")
+    assert person.ends() == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_is_restored_when_the_shell_is_ended(number):
+    person = Person()
+    person.types(b"echo up-$((1 + 1))\n")
+    person.sees(b"up-2")
+    family = counts.Family(person.process.pid)
+    person.process.send_signal(number)
+    assert person.ends() == 130
+    assert not family.remains()
+
+
 def test_ps_shows_the_sandboxes_of_others(sleeper):
     found = [each for each in json.loads(dutyfree("ps", "--json").stdout) if each["owner"] == sleeper.pid]
     assert len(found) == 1
@@ -277,8 +348,6 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
 
 def test_gc_waits_for_no_builder(tmp_path):
     """What is being built under a lock is alive."""
-    import fcntl
-
     making = tmp_path / "fixture-making-now"
     making.mkdir()
     environment = {**os.environ, "DUTYFREE_CACHE": str(tmp_path), "TMPDIR": str(tmp_path)}

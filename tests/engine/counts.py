@@ -50,6 +50,7 @@ class Family:
         self.launchers = [child for child in children(owner) if child not in without]
         self.inits = [init for launcher in self.launchers for init in children(launcher)]
         self.processes = {pid: started(pid) for pid in (*self.launchers, *self.inits)}
+        self.taken = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
         ours = namespaces("self")
         self.namespaces = {space for pid in self.processes for space in namespaces(pid)} - ours
 
@@ -74,9 +75,18 @@ class Family:
         if groups:
             found |= {f"cgroup {group}" for group in self.groups()}
         if not found:  # the longest look comes last
-            held = {space for pid in os.listdir("/proc") if pid.isdigit() for space in namespaces(pid)}
+            held = {space for pid in self._holders() for space in namespaces(pid)}
             found |= {f"namespace {space}" for space in held & self.namespaces}
         return found
+
+    def _holders(self) -> list[str]:
+        """Who could hold what is ours: the kernel gives its number to others once it is gone.
+
+        To processes that came later, and to those whom other launchers make ready.
+        """
+        others = {str(pid) for pid in processes(("dutyfree-engine",))}
+        pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in others]
+        return [pid for pid in pids if (begun := started(int(pid))) and int(begun) <= self.taken]
 
 
 def children(pid: int) -> list[int]:

@@ -6,26 +6,31 @@ import os
 import sys
 from functools import partial
 
-from dutyfree.cli import standard
+from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
 from dutyfree.cli.sandboxes import Wanted, opened
-from dutyfree.contract import Sandbox, Shell, ShellSessions
+from dutyfree.contract import Sandbox, Shell, ShellSessions, Terminals
 from dutyfree.errors import ExecError, UsageError
 
 
 def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
     """Open a shell in a fresh sandbox. It ends with 'exit' or Ctrl-D, and nothing of it is left.
 
-    Variables, functions and the directory live on from line to line. The exit status is the last
-    command's.
+    On a terminal it is one in the sandbox too: editors and Ctrl-C work, and the size follows the window.
+    Lines from a pipe are run one after the other, and variables, functions and the directory live on. The
+    exit status is the last command's.
     """
     return run(partial(_shell, wanted))
 
 
 async def _shell(wanted: Wanted) -> int:
-    if wanted.user is not None:
-        raise UsageError("a held shell runs as root of its sandbox", remedy="in it, use: su NAME")
+    environment = wanted.environment()
     async with opened(wanted) as sandbox:
+        if os.isatty(0) and os.isatty(1) and isinstance(sandbox, Terminals):
+            seen = await terminal.attach(sandbox, cwd=wanted.cwd, env=environment, user=wanted.user)
+            return seen.exit_code
+        if wanted.user is not None:
+            raise UsageError("a shell without a terminal runs as root of its sandbox", remedy="use: su NAME")
         if not isinstance(sandbox, ShellSessions):
             raise UsageError(f"{wanted.substrate} has no shell that can be held", remedy="use dutyfree run")
         async with sandbox.shell() as held:
@@ -34,17 +39,17 @@ async def _shell(wanted: Wanted) -> int:
 
 async def _lines(sandbox: Sandbox, held: Shell, wanted: Wanted) -> int:
     """One line after the other, each run to its end."""
-    terminal = os.isatty(0)
+    person = os.isatty(0)
     for name, value in wanted.environment().items():
         await held.run(f"export {name}={_quoted(value)}")
     status = 0
     if wanted.cwd is not None:
         status = await _run(held, f"cd {_quoted(wanted.cwd)}")
-    if terminal:
+    if person:
         standard.say(f"sandbox {sandbox.id}: line by line; Ctrl-C ends a command, Ctrl-D the shell")
     reader = _Lines()
     while True:
-        if terminal:
+        if person:
             await standard.write(sys.stderr, b"sandbox$ ")
         line = await reader.next()
         if line is None:

@@ -1,8 +1,8 @@
 """Snapshots and forks of a sandbox that lives: its files as they are now, for others to start from.
 
 A sandbox in which nothing runs is replaced by another upon what it wrote, which is then written to no more:
-that costs the same however many files there are. Where something runs, everything is frozen and what was
-written is copied.
+that costs the same however many files there are. A few files are copied instead. Where something runs,
+everything is frozen, and what was written is copied.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ForkingSandbox(NativeSandbox):
         channel = self._usable()
         await self._signal(channel, signal.SIGKILL)
         try:
-            return Base(await self._layers.keep(Request.TAKE, self._box.number, self._trees), self._usual)
+            trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, anyway=True)
+            return Base(trees, self._usual)
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
 
@@ -107,19 +108,23 @@ class ForkingSandbox(NativeSandbox):
         async with self._keeping:
             channel = self._usable()
             try:
-                trees = await self._take(channel) if await channel.detain() else None
-                return trees or await self._copy(channel)
+                return await (self._take(channel) if await channel.detain() else self._copy(channel))
             except LauncherError as error:
                 raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
 
-    async def _take(self, channel: Channel) -> tuple[Tree, ...] | None:
-        """A successor upon what was written. None, and all is as before, if that would lose something."""
+    async def _take(self, channel: Channel) -> tuple[Tree, ...]:
+        """A successor upon what was written; or a copy, where there is little, or more would be lost."""
         try:
-            trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees)
-        except BaseException as error:
+            try:
+                trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees)
+            except LauncherError as error:
+                if error.number != errno.EBUSY:
+                    raise
+                trees = await self._layers.keep(Request.COPY, self._box.number, self._trees)
+                channel.carry_on()
+                return trees
+        except BaseException:
             channel.carry_on()
-            if isinstance(error, LauncherError) and error.number == errno.EBUSY:
-                return None
             raise
         try:
             successor, box = await self._keeper.succeed(trees)

@@ -74,12 +74,14 @@ class Layers:
                 del self._users[layer], self._sizes[layer]
                 self._launcher.tell(Request.FORGET, layer)
 
-    async def keep(self, kind: Request, number: int, below: Sequence[Tree]) -> tuple[Tree, ...]:
+    async def keep(
+        self, kind: Request, number: int, below: Sequence[Tree], *, anyway: bool = False
+    ) -> tuple[Tree, ...]:
         """What the sandbox wrote upon these trees, held once for the caller.
 
         Raises LauncherError; ExecError if there is no room for it.
         """
-        reply = await self._launcher.ask(kind, number)
+        reply = await self._launcher.ask(kind, number, b"\1" if anyway else b"")
         layers = layers_of(reply)
         size, _ = protocol.KEPT.unpack_from(reply.text)
         for index, layer in enumerate(layers):  # they are one file system, counted once

@@ -36,7 +36,8 @@ enum request_kind {
 	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
 	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
 	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
-	REQUEST_TAKE = 70,   /* number = a sandbox that shall write no more → struct kept, a layer for each tree */
+	REQUEST_TAKE = 70,   /* number = a sandbox that shall write no more → struct kept, a layer for each tree;
+	                      * EBUSY if a copy is cheaper, or it shares memory; with a body, in any case */
 	REQUEST_COPY = 71,   /* number = a sandbox, frozen if it may write → likewise, of a copy */
 	REQUEST_MERGE = 72,  /* struct merge; fd = a directory to fill, or none → struct kept, one layer or none */
 };

@@ -89,7 +89,7 @@ class Scripted:
         jitter: float = 0.0
         """Latencies are drawn from ±this share around their value."""
         seed: int = 0
-        fail_phase: Phase | None = None
+        fail_phase: Literal["create", "ready", "dispatch", "exec", "collect", "cleanup"] | None = None
         """The phase that fails each ``fail_every``-th time it is passed, counted over all sandboxes."""
         fail_every: int = 1
         exit_code: int | None = None

@@ -1,0 +1,101 @@
+"""P12: what one decision costs, in fleets of different sizes; and the mix of mix.py, by policies.
+
+A decision is all that the scheduler does for one request: the arrival, the choice, the hand-out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter
+
+import mix
+from measuring import Row, figure
+
+from dutyfree.engine.scheduler import State, candidates, decide, place
+from dutyfree.engine.scheduling.values import Budget, Chain, Deliver, Make, Policy, Request
+
+RECIPES = 1000
+FLEETS = (100, 1_000, 10_000, 100_000)
+KINDS = ("base", "image", "repository", "dependencies", "setup")
+
+
+def chain(number: int) -> Chain:
+    """Of a thousand recipes, ten share a repository and a hundred an image."""
+    image, repository = f"image {number % 10}", f"repository {number % 100}"
+    return Chain(("base", image, f"{image} {repository}", f"dependencies {number}", f"setup {number}"), KINDS)
+
+
+def fleet(idle: int) -> tuple[State, float]:
+    """A state with so many idle sandboxes, a third of them in the middle of their recipes."""
+    state = State(Budget(sandboxes=10**7, memory=10**15, disk=10**15), Policy(starting=10**6))
+    now = 0.0
+    for number in range(idle):
+        now += 0.001
+        path = chain(number % RECIPES)
+        state.arrive(Request(number, path, now + 1e9), now)
+        for operation in decide(state, now):
+            if isinstance(operation, Make) and not operation.background:
+                state.made(operation.job, f"s{operation.job}", now, layers={1: 10**6, 2: 10**6})
+        decide(state, now)
+    for number in range(idle):
+        now += 0.001
+        held = [entry[0] for entry in state.leases[number].claim.ready]
+        state.returned(number, now)
+        for sandbox in held:
+            state.clean(sandbox.id, 2 if number % 3 == 0 else 4, now)
+    decide(state, now)  # two refills begin, and stay under way
+    return state, now
+
+
+def decisions(state: State, now: float, rounds: int, idle: int) -> list[float]:
+    """Seconds of a request that is served warm, each by itself; the sandbox comes back in between."""
+    seconds = []
+    for number in range(rounds):
+        now += 0.01
+        asked = Request(idle + number, chain(number * 7 % min(RECIPES, idle)), now + 1e9)
+        start = perf_counter()
+        state.arrive(asked, now)
+        operations = decide(state, now)
+        seconds.append(perf_counter() - start)
+        for operation in operations:
+            if isinstance(operation, Make) and not operation.background:
+                state.made(operation.job, operation.origin or f"m{operation.job}", now)
+        for operation in (*operations, *decide(state, now)):
+            if isinstance(operation, Deliver):
+                state.returned(operation.request, now)
+                for member in operation.members:
+                    state.clean(member.sandbox, 4, now)
+        decide(state, now)
+    return seconds[rounds // 10 :]
+
+
+def placements(state: State, now: float, rounds: int) -> list[float]:
+    """Seconds of the choice alone."""
+    seconds = []
+    for number in range(rounds):
+        wanted = chain(number * 7 % RECIPES)
+        path = state.stock.nodes(wanted)
+        asked = Request(0, wanted, now)
+        start = perf_counter()
+        place(asked, candidates(state, path, now))
+        seconds.append(perf_counter() - start)
+    return seconds[rounds // 10 :]
+
+
+async def scheduling(rounds: int) -> list[Row]:
+    rows, medians = [], {}
+    for idle in FLEETS:
+        state, now = fleet(idle)
+        chosen = placements(state, now, rounds)
+        what = f"a decision with {state.stock.idle:,} idle, µs"
+        seconds = decisions(state, now, rounds, idle)
+        medians[idle] = statistics.median(seconds)
+        judged = idle == 10_000
+        value, target = medians[idle] * 1e6, 50 if judged else 0
+        rows.append(figure("P12" if judged else f"P12-{idle}", what, value, seconds, at_most=target))
+        if judged:
+            value = statistics.median(chosen) * 1e6
+            rows.append(figure("P12-place", "the placement alone, µs", value, chosen, at_most=50))
+    growth = medians[100_000] / medians[100]
+    rows.append(figure("P12-growth", "with 100,000 idle ÷ with 100", growth, [growth], at_most=1.5))
+    return rows + mix.rows()

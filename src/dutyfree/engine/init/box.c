@@ -1,0 +1,190 @@
+#define _GNU_SOURCE
+#include "box.h"
+
+#include "blank.h"
+#include "gate.h"
+#include "host.h"
+#include "sys.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+
+#define BOXES 65536u
+
+static struct box *boxes[BOXES];
+static uint32_t last_box;
+
+struct box *box_of(uint32_t number)
+{
+	struct box *box = boxes[number % BOXES];
+
+	return box && box->number == number ? box : NULL;
+}
+
+struct box *box_next(uint32_t *at)
+{
+	while (*at < BOXES) {
+		struct box *box = boxes[(*at)++];
+		if (box && !box->ended)
+			return box;
+	}
+	return NULL;
+}
+
+static bool sound(const struct create *wanted)
+{
+	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
+		return false;
+	if (wanted->trees < 1 || wanted->trees > TREES_MAX || wanted->tree[0].mountpoint[0])
+		return false;
+	for (uint32_t i = 0; i < wanted->trees; i++) {
+		const struct tree *tree = &wanted->tree[i];
+		if (tree->count < 1 || tree->count > LAYERS_MAX || !memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) ||
+		    tree->mountpoint[0] == '/' || strstr(tree->mountpoint, ".."))
+			return false;
+	}
+	return true;
+}
+
+/* What follows struct create, if anything: one string, or else NULL. */
+static const char *label_of(const struct request *request, const char *body)
+{
+	const char *label = body + sizeof(struct create);
+
+	if (request->size == sizeof(struct create))
+		return "";
+	if (request->size < sizeof(struct create) || request->size > sizeof(struct create) + LABEL_MAX ||
+	    body[request->size - 1] || strlen(label) != request->size - sizeof(struct create) - 1)
+		return NULL;
+	return label;
+}
+
+/* A slot with its limits and a process that waits. */
+static const char *equip(struct box *box, const struct create *wanted, int *error)
+{
+	for (int attempt = 0; attempt < 2; attempt++) {
+		box->slot = attempt ? slot_make() : slot_take();
+		*error = box->slot ? 0 : -errno;
+		if (*error)
+			return "user namespace, network or control group";
+		*error = cgroup_limit(&box->slot->cgroup, wanted);
+		if (*error != -EBUSY)
+			break;
+		/* Memory of a former tenant that cannot be had back at once: not this one's burden. */
+		slot_discard(box->slot);
+		box->slot = NULL;
+	}
+	if (*error)
+		return "limits";
+	if (!box->slot->pid)
+		*error = blank_make(box->slot);
+	return "clone";
+}
+
+static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
+{
+	static struct order order;
+	const char *step = equip(box, wanted, error);
+
+	if (*error)
+		return step;
+	order.wanted = *wanted;
+	snprintf(order.label, sizeof order.label, "%s", label);
+	*error = blank_order(box->slot, &order);
+	if (!*error)
+		return step;
+	/* It died while it waited. */
+	blank_discard(box->slot);
+	*error = blank_make(box->slot);
+	if (!*error)
+		*error = blank_order(box->slot, &order);
+	return step;
+}
+
+void box_create(const struct request *request, const char *body)
+{
+	const struct create *wanted = (const struct create *)(const void *)body;
+	const char *label = label_of(request, body);
+
+	if (!label || !sound(wanted)) {
+		refuse(request->serial, -EPROTO, "request");
+		return;
+	}
+	struct box *box = calloc(1, sizeof *box);
+	int error = -ENOMEM;
+	const char *step = "memory";
+
+	if (box) {
+		do
+			box->number = ++last_box;
+		while (boxes[box->number % BOXES] || !box->number);
+		box->freezing = -1;
+		box->trees = wanted->trees;
+		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
+		step = start(box, wanted, label, &error);
+	}
+	if (error) {
+		refuse(request->serial, error, step);
+		if (box && box->slot)
+			slot_discard(box->slot);
+		free(box);
+		return;
+	}
+	boxes[box->number % BOXES] = box;
+	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
+	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
+	close_fd(&box->slot->socket);
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
+	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
+}
+
+static void forget(struct box *box)
+{
+	boxes[box->number % BOXES] = NULL;
+	free(box);
+}
+
+void box_ended(struct box *box, unsigned wanted_ready)
+{
+	waitpid(box->slot->pid, NULL, 0);
+	box->slot->pid = 0;
+	if (box->asked)
+		refuse(box->asked, -ESRCH, "network");
+	if (box->networked) {
+		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
+		close_fd(&box->slot->network); /* not one to be used again */
+	}
+	/* The owner has it too, so closing alone would not take it out. */
+	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
+	close_fd(&box->slot->pidfd);
+	box->ended = true;
+	box_freezing_ends(box, -ESTALE);
+	if (box->frozen)
+		cgroup_freeze(&box->slot->cgroup, false); /* for the next who uses it */
+	if (box->awaited)
+		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
+	/* What was taken stays charged to the group that it was written in. Who wants no parts ready keeps none. */
+	if (!box->taken && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
+		slot_return(box->slot);
+	else
+		slot_discard(box->slot);
+	box->slot = NULL;
+	forget(box);
+}
+
+void box_destroy(const struct request *request)
+{
+	struct box *box = box_of(request->number);
+
+	if (!box || box->ended) {
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0); /* it ended by itself */
+		return;
+	}
+	box->awaited = true;
+	box->serial = request->serial;
+	pidfd_signal(box->slot->pidfd, SIGKILL);
+}

@@ -1,0 +1,110 @@
+"""Leases, and who waits for them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TypedDict
+
+import anyio
+
+from dutyfree.contract import Sandbox
+from dutyfree.engine.scheduling.ledger import Served
+from dutyfree.engine.scheduling.values import Request
+from dutyfree.errors import CreateError, LeaseEnded, PoolError, UsageError
+
+LEASE_SECONDS = 3600.0
+DEADLINE = 60.0
+
+
+class Terms(TypedDict, total=False):
+    """Of a request, all by name."""
+
+    deadline: float
+    """Seconds until it must be answered; 60 by default."""
+    lease_seconds: float | None
+    """After which the lease ends, unless kept alive; an hour by default, None for never."""
+    labels: Mapping[str, str] | None
+    idempotency_key: str | None
+
+
+class Lease:
+    """Sandboxes of one request. Over when it is released, or when its time is up: then they are gone."""
+
+    def __init__(self, identity: int, labels: Mapping[str, str]) -> None:
+        self.id = identity
+        self.labels = labels
+        self.sandboxes: tuple[Sandbox, ...] = ()
+        self.served: tuple[Served, ...] = ()
+        self.until: float | None = None
+        self.over = False
+
+    @property
+    def sandbox(self) -> Sandbox:
+        return self.sandboxes[0]
+
+
+class Waiter:
+    """A request that somebody waits for; several may, under one idempotency key."""
+
+    def __init__(self, request: Request, asked: float, key: str | None) -> None:
+        self.request = request
+        self.asked = asked
+        self.key = key
+        self.people = 0
+        self.answered = anyio.Event()
+        self.lease = Lease(request.id, request.labels)
+        self.error: PoolError | CreateError | None = None
+
+
+class Waiters:
+    """All requests that wait or are leased, by number and by idempotency key; and the keys of the past."""
+
+    def __init__(self, remembered: float) -> None:
+        self._remembered = remembered
+        self._by_request: dict[int, Waiter] = {}
+        self._by_key: dict[str, Waiter] = {}
+        self._ended: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, waiter: Waiter) -> None:
+        self._by_request[waiter.request.id] = waiter
+        if waiter.key is not None:
+            self._by_key[waiter.key] = waiter
+
+    def of(self, request: int) -> Waiter | None:
+        return self._by_request.get(request)
+
+    def under(self, key: str) -> Waiter | None:
+        return self._by_key.get(key)
+
+    def all(self) -> list[Waiter]:
+        return list(self._by_request.values())
+
+    def same(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
+        """The request that was made with this key before. Raises LeaseEnded and UsageError."""
+        if key is None:
+            return None
+        if key in self._ended and now - self._ended[key] < self._remembered:
+            raise LeaseEnded(f"the lease {key!r} is over", remedy="use another key for another lease")
+        waiter = self._by_key.get(key)
+        if waiter is not None and (waiter.request.chain.key, waiter.request.count) != (recipe, size):
+            raise UsageError(f"the key {key!r} belongs to another request", remedy="use a key once")
+        return waiter
+
+    def dismiss(self, waiter: Waiter, now: float) -> None:
+        """Its lease is over, or nobody waits; its key is remembered."""
+        waiter.lease.over = True
+        if self.forget(waiter) and waiter.key is not None:
+            self.remember(waiter.key, now)
+
+    def forget(self, waiter: Waiter) -> bool:
+        """It came to nothing: its key may be used again."""
+        if waiter.key is not None:
+            self._by_key.pop(waiter.key, None)
+        return self._by_request.pop(waiter.request.id, None) is not None
+
+    def remember(self, key: str, now: float) -> None:
+        self._ended[key] = now
+        self._ended.move_to_end(key)
+        while now - next(iter(self._ended.values())) >= self._remembered:
+            self._ended.popitem(last=False)

@@ -1,0 +1,394 @@
+"""The pool: carries out what the scheduler decides, and tells it what came of it.
+
+>>> async with Pool(source) as pool:
+...     await pool.prefetch([recipe], 8)
+...     async with pool.lease(recipe, deadline=30) as lease:
+...         await lease.sandbox.exec("make test")
+
+Nothing here decides, polls or sleeps: requests, ends of jobs and one timer are the events, and each is
+followed by one decision (``scheduler.decide``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from types import TracebackType
+from typing import Self, Unpack
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import Recipe, Sandbox
+from dutyfree.engine.answers import error
+from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters
+from dutyfree.engine.scheduler import State, decide, wake
+from dutyfree.engine.scheduling.costs import Costs
+from dutyfree.engine.scheduling.ledger import Ledger, Served
+from dutyfree.engine.scheduling.values import (
+    Budget,
+    Chain,
+    Deliver,
+    Destroy,
+    Failure,
+    Forget,
+    Fork,
+    Make,
+    Operation,
+    Policy,
+    Refuse,
+    Request,
+    Reset,
+)
+from dutyfree.engine.source import ForkingSource, Made, Source
+from dutyfree.errors import CreateError, LeaseEnded, PoolError, StageError, UsageError
+
+
+class Pool:
+    """Warm sandboxes of a source, within a budget. To be entered, and used in one event loop."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        budget: Budget | None = None,
+        policy: Policy | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        policy = policy or Policy()
+        if not isinstance(source, ForkingSource):
+            policy = msgspec.structs.replace(policy, fork=False)
+        self.ledger = Ledger()
+        self._source = source
+        self._policy = policy
+        self._state = State(budget, policy, costs)
+        self._requests = count(1)
+        self._waiters = Waiters(policy.remembered)
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._gone: dict[str, anyio.Event] = {}
+        self._chains: OrderedDict[int, tuple[Recipe, Chain]] = OrderedDict()
+        self._layers: dict[str, tuple[Recipe, int]] = {}
+        self._closed = False
+        self._armed = math.inf
+        self._rearm = anyio.Event()
+
+    def __repr__(self) -> str:
+        state = self._state
+        return (
+            f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} in the making, "
+            f"{state.resetting} being reset, {len(self._gone)} going, {len(state.queue)} waiting; "
+            f"{state.stock.alive} of {state.budget.sandboxes} sandboxes>"
+        )
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._keep_time)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._closed = True
+        self._tasks.cancel_scope.cancel()
+        try:
+            return await self._tasks.__aexit__(kind, raised, trace)
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as tasks:
+                    for identity in list(self._sandboxes):
+                        tasks.start_soon(self._remove, identity)
+            for waiter in self._waiters.all():
+                waiter.lease.over = True
+                waiter.error = PoolError("the pool was closed")
+                waiter.answered.set()
+
+    # --- What users ask -----------------------------------------------------------------------------
+
+    def lease(self, recipe: Recipe, **terms: Unpack[Terms]) -> AbstractAsyncContextManager[Lease]:
+        """One sandbox, given back when the context is left. Raises as ``acquire`` does."""
+        return self.group(recipe, 1, **terms)
+
+    @asynccontextmanager
+    async def group(self, recipe: Recipe, size: int, **terms: Unpack[Terms]) -> AsyncIterator[Lease]:
+        """``size`` sandboxes in the same state, all or none; copies of one where the source can fork."""
+        lease = await self.acquire(recipe, size, **terms)
+        try:
+            yield lease
+        finally:
+            self.release(lease)
+
+    async def acquire(self, recipe: Recipe, size: int = 1, **terms: Unpack[Terms]) -> Lease:
+        """Sandboxes, to be released; asked for again with the same key, the same ones.
+
+        Raises Exhausted at the deadline, Quarantined or StageError if the recipe fails, CreateError if
+        the machinery does, LeaseEnded for the key of a lease that is over, and UsageError.
+        """
+        if size < 1:
+            raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
+        chain = await self._chain(recipe)
+        now, key = anyio.current_time(), terms.get("idempotency_key")
+        waiter = self._waiters.same(key, chain.key, size, now)
+        if waiter is None:
+            request = Request(
+                next(self._requests),
+                chain,
+                now + terms.get("deadline", DEADLINE),
+                size,
+                terms.get("lease_seconds", LEASE_SECONDS),
+                dict(terms.get("labels") or {}),
+            )
+            waiter = Waiter(request, now, key)
+            self._waiters.add(waiter)
+            self._state.arrive(request, now)
+            self._advance()
+        waiter.people += 1
+        try:
+            if waiter.answered.is_set():
+                await anyio.lowlevel.checkpoint_if_cancelled()
+            else:
+                await waiter.answered.wait()
+        except BaseException:
+            if waiter.people == 1:
+                self._end(waiter)
+            raise
+        finally:
+            waiter.people -= 1
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.lease
+
+    def release(self, lease: Lease) -> None:
+        """Give it back; its sandboxes are reset in the background. Once is enough, twice is no error."""
+        waiter = self._waiters.of(lease.id)
+        if waiter is not None:
+            self._end(waiter)
+
+    def cancel(self, idempotency_key: str) -> None:
+        """End the lease of this key, also one that is still being prepared: whoever waits gets LeaseEnded."""
+        waiter = self._waiters.under(idempotency_key)
+        if waiter is None:  # a create that arrives after its delete finds it ended
+            self._waiters.remember(idempotency_key, anyio.current_time())
+            return
+        if not waiter.answered.is_set():
+            waiter.error = LeaseEnded(f"the lease {idempotency_key!r} was ended while it was prepared")
+            waiter.answered.set()
+        self._end(waiter)
+
+    def keep_alive(self, lease: Lease, seconds: float | None = LEASE_SECONDS) -> None:
+        """The lease ends so many seconds from now at the earliest. Raises LeaseEnded if it has ended."""
+        until = None if seconds is None else anyio.current_time() + seconds
+        if not self._state.keep_alive(lease.id, until):
+            raise LeaseEnded(f"lease {lease.id} is over", remedy="ask for a new one")
+        lease.until = until
+        self._advance()
+
+    def lost(self, sandbox: Sandbox) -> None:
+        """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
+        self._state.died(sandbox.id, anyio.current_time())
+        self._advance()
+
+    async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
+        """So many of each will be asked for soon: make them ready, after all that is asked for now."""
+        for recipe in recipes:
+            self._state.hint(await self._chain(recipe), each, anyio.current_time())
+        self._advance()
+
+    async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
+        """At least and at most so many idle."""
+        self._state.bound(await self._chain(recipe), minimum, maximum)
+        self._advance()
+
+    async def _chain(self, recipe: Recipe) -> Chain:
+        known = self._chains.get(id(recipe))
+        if known is None:
+            reads = any(stage.files for stage in recipe.stages)
+            try:
+                chain = await anyio.to_thread.run_sync(Chain.of, recipe) if reads else Chain.of(recipe)
+            except OSError as failed:
+                raise CreateError(f"the recipe names {failed.filename}: {failed.strerror}") from failed
+            # The recipe is kept, so that its id stays its own.
+            known = self._chains[id(recipe)] = (recipe, chain)
+            if len(self._chains) > self._policy.recipes:
+                self._chains.popitem(last=False)
+        return known[1]
+
+    def _end(self, waiter: Waiter) -> None:
+        self._waiters.dismiss(waiter, anyio.current_time())
+        self._state.withdraw(waiter.request.id, anyio.current_time())
+        self._advance()
+
+    # --- Decisions ----------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Decide, and set in motion what was decided, until nothing more follows."""
+        if self._closed:
+            return
+        now = anyio.current_time()
+        while operations := decide(self._state, now):
+            for operation in operations:
+                self._carry_out(operation, now)
+        at = wake(self._state)
+        if at is not None and at < self._armed:
+            self._rearm.set()
+
+    async def _keep_time(self) -> None:
+        while True:
+            at = wake(self._state)
+            self._armed = math.inf if at is None else at
+            self._rearm = anyio.Event()
+            with anyio.CancelScope(deadline=self._armed):
+                await self._rearm.wait()
+            self._advance()
+
+    def _carry_out(self, operation: Operation, now: float) -> None:
+        match operation:
+            case Deliver():
+                self._hand_out(operation, now)
+            case Refuse():
+                self.ledger.events["refused"] += 1
+                waiter = self._waiters.of(operation.request)
+                if waiter is not None:
+                    waiter.error = error(operation.reason, waiter.request)
+                    self._waiters.forget(waiter)
+                    waiter.answered.set()
+            case Destroy():
+                self.ledger.events[operation.reason] += 1
+                self._gone[operation.sandbox] = anyio.Event()
+                if operation.reason == "expired":
+                    self._expire(operation.sandbox)
+                self._tasks.start_soon(self._destroy, operation.sandbox)
+            case Make():
+                self.ledger.events["refills" if operation.background else "made"] += 1
+                self._tasks.start_soon(self._make, operation)
+            case Fork():
+                self._tasks.start_soon(self._fork, operation)
+            case Reset():
+                self._tasks.start_soon(self._reset, operation.sandbox)
+            case Forget():
+                self.ledger.events["layers forgotten"] += 1
+                self._source.forget(*self._layers.pop(operation.key))
+
+    def _hand_out(self, given: Deliver, now: float) -> None:
+        dead = [m.sandbox for m in given.members if not self._source.alive(self._sandboxes[m.sandbox])]
+        if dead:
+            self._state.undelivered(given.request, dead, now)
+            return
+        waiter = self._waiters.of(given.request)
+        assert waiter is not None
+        chain, lease = waiter.request.chain, waiter.lease
+        lease.sandboxes = tuple(self._sandboxes[member.sandbox] for member in given.members)
+        lease.until = given.until
+        lease.served = tuple(
+            Served(
+                kind=member.kind,
+                stage=chain.kinds[member.start] if member.start or member.kind == "promoted" else "none",
+                seconds=now - waiter.asked,
+                cold_seconds=given.cold_seconds,
+                sandbox=member.sandbox,
+                recipe=chain.key,
+            )
+            for member in given.members
+        )
+        for served in lease.served:
+            self.ledger.record(served)
+        waiter.answered.set()
+
+    def _expire(self, sandbox: str) -> None:
+        for waiter in self._waiters.all():
+            if any(held.id == sandbox for held in waiter.lease.sandboxes):
+                self._waiters.dismiss(waiter, anyio.current_time())
+
+    # --- Work ---------------------------------------------------------------------------------------
+
+    async def _make(self, make: Make) -> None:
+        await self._until_gone(make.after)
+        recipe, depth = make.chain.recipe, make.depth
+        try:
+            if make.origin is None:
+                made = await self._source.create(
+                    recipe, make.start, depth, keep=make.keep, background=make.background
+                )
+            else:
+                made = await self._source.promote(
+                    self._sandboxes[make.origin], recipe, make.start, depth,
+                    keep=make.keep, background=make.background,
+                )  # fmt: skip
+        except Exception as failed:  # noqa: BLE001 (whatever a source does, the pool goes on)
+            if make.origin is not None:
+                await self._remove(make.origin)
+            self._failed((make.job,), failed)
+        else:
+            self._made(make.job, made, make.chain)
+
+    async def _fork(self, fork: Fork) -> None:
+        await self._until_gone(fork.after)
+        assert isinstance(self._source, ForkingSource)
+        try:
+            children = await self._source.fork(self._sandboxes[fork.origin], len(fork.jobs))
+        except Exception as failed:  # noqa: BLE001
+            self._failed(fork.jobs, failed)
+        else:
+            for job, made in zip(fork.jobs, children, strict=True):
+                self._made(job, made, fork.chain)
+
+    def _made(self, job: int, made: Made, chain: Chain) -> None:
+        self._sandboxes[made.sandbox.id] = made.sandbox
+        for depth in made.layers:
+            self._layers[chain.keys[depth]] = (chain.recipe, depth)
+        self._state.made(
+            job,
+            made.sandbox.id,
+            anyio.current_time(),
+            create_seconds=made.create_seconds,
+            stage_seconds=made.stage_seconds,
+            layers=made.layers,
+            memory=made.memory,
+        )
+        self._advance()
+
+    def _failed(self, jobs: Iterable[int], failed: Exception) -> None:
+        self.ledger.events["failures"] += 1
+        failure = Failure(str(failed) or type(failed).__name__)
+        if isinstance(failed, StageError):
+            failure = Failure(failed.message, 1 + failed.number, failed.command, failed.output)
+        for job in jobs:
+            self._state.failed(job, failure, anyio.current_time())
+        self._advance()
+
+    async def _reset(self, identity: str) -> None:
+        sandbox = self._sandboxes[identity]
+        try:
+            depth = await self._source.reset(sandbox)
+            await self._source.verify(sandbox)
+        except Exception:  # noqa: BLE001 (a sandbox that cannot be verified is discarded, whatever the reason)
+            self._state.died(identity, anyio.current_time())
+        else:
+            self._state.clean(identity, depth, anyio.current_time())
+        self._advance()
+
+    async def _destroy(self, identity: str) -> None:
+        await self._remove(identity)
+        self._gone.pop(identity).set()
+        self._state.gone(identity)
+        self._advance()
+
+    async def _remove(self, identity: str) -> None:
+        sandbox = self._sandboxes.pop(identity, None)
+        if sandbox is None:
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._source.destroy(sandbox)
+            except Exception:  # noqa: BLE001 (counted: there is nobody to raise it to)
+                self.ledger.events["cleanup failures"] += 1
+
+    async def _until_gone(self, sandboxes: Iterable[str]) -> None:
+        for identity in sandboxes:
+            if identity in self._gone:
+                await self._gone[identity].wait()

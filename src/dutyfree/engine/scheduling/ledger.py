@@ -1,0 +1,73 @@
+"""How sandboxes were handed out: one record each, and counts of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from dutyfree.engine.scheduling.values import Kind
+
+BOUNDS = tuple(base * 10.0**power for power in range(-5, 3) for base in (1, 2.5, 5))
+"""Upper bounds of the histograms' buckets, in seconds: 10 µs to 500 s."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One hand-out: how it was served, what it cost, and what it would have cost without anything at hand."""
+
+    kind: Kind
+    stage: str
+    """What was there already: the kind of the last stage that need not be run; "none" for cold."""
+    seconds: float
+    cold_seconds: float
+    sandbox: str
+    recipe: str
+    """Its content key."""
+
+
+class Histogram:
+    """Counts by bucket, cumulative only when read, as Prometheus wants it."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Upper bound → hand-outs that took no longer; the last bound is infinite."""
+        pairs, seen = [], 0
+        for bound, count in zip((*BOUNDS, float("inf")), self.counts, strict=True):
+            seen += count
+            pairs.append((bound, seen))
+        return pairs
+
+
+class Ledger:
+    """Counters and histograms of one pool, as plain values."""
+
+    def __init__(self) -> None:
+        self.served: Counter[tuple[Kind, str]] = Counter()
+        self.seconds: dict[tuple[Kind, str], Histogram] = {}
+        self.saved_seconds = 0.0
+        self.events: Counter[str] = Counter()
+        """Refills, promotions, evictions, expiries, discards, refusals."""
+
+    def record(self, served: Served) -> None:
+        of = (served.kind, served.stage)
+        self.served[of] += 1
+        self.seconds.setdefault(of, Histogram()).add(served.seconds)
+        self.saved_seconds += served.cold_seconds - served.seconds
+
+    def shares(self) -> Mapping[tuple[Kind, str], float]:
+        """The hit rate by kind and stage."""
+        total = self.served.total()
+        return {of: count / total for of, count in sorted(self.served.items())}

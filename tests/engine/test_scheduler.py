@@ -1,0 +1,315 @@
+"""Which sandbox a request gets, what is refilled and evicted, and what is said when nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dutyfree.engine.scheduler import place, wake
+from dutyfree.engine.scheduling.costs import PRIOR, Costs
+from dutyfree.engine.scheduling.ledger import BOUNDS, Histogram, Ledger, Served
+from dutyfree.engine.scheduling.ranking import Ranking
+from dutyfree.engine.scheduling.values import (
+    Budget,
+    Candidate,
+    Deliver,
+    Destroy,
+    Fork,
+    Kind,
+    Make,
+    Policy,
+    Quarantine,
+    Request,
+    Shortage,
+)
+from tests.engine.scheduling_world import World, chain
+
+A, AB, AC = chain("a"), chain("a/b"), chain("a/c")
+QUIET = Policy(refill=False)
+
+
+def served(world, request):
+    answer = world.answers[request]
+    assert isinstance(answer, Deliver)
+    return [(member.kind, member.start) for member in answer.members]
+
+
+def stocked(world, *wanted):
+    """Idle sandboxes of these recipes."""
+    requests = [world.request(one) for one in wanted]
+    world.settle()
+    for request in requests:
+        world.give_back(request)
+    world.settle()
+
+
+# --- Placing ----------------------------------------------------------------------------------------
+
+
+WAYS = st.builds(
+    Candidate,
+    st.sampled_from(["warm", "promoted", "layer", "cold"]),
+    st.just(1),
+    st.floats(0, 100),
+    st.booleans(),
+)
+
+
+@given(st.lists(WAYS, min_size=1))
+def test_the_least_remaining_cost_wins_whatever_the_order(ways):
+    request = Request(1, A, 0.0)
+    chosen = place(request, tuple(ways))
+    assert chosen.seconds <= min(way.seconds for way in ways) + 0.002
+    assert place(request, tuple(reversed(ways)))[:3] == chosen[:3]
+
+
+def test_among_equals_what_nobody_was_promised():
+    ways = (Candidate("promoted", 2, 1.0, wanted=True), Candidate("layer", 2, 1.0005))
+    assert place(Request(1, A, 0.0), ways).kind == "layer"
+
+
+def test_the_ways_to_serve():
+    world = World(policy=Policy(refill=False, deepest_layer=0))
+    first = world.request(AB)
+    world.settle()
+    assert served(world, first) == [("cold", 0)]
+    stocked(world, A)
+    second = world.request(AC)
+    world.settle()
+    assert served(world, second) == [("promoted", 2)]
+    world.give_back(first)
+    world.settle()
+    assert served(world, world.request(AB)) == [("warm", 3)]
+
+
+def test_a_layer_is_used_where_no_sandbox_is_idle():
+    world = World(policy=QUIET)
+    world.request(AB)
+    world.settle()
+    again, beside = world.request(AB), world.request(AC)
+    makes = {make.chain.key: make for make in world.makes.values()}
+    assert (makes["a/b"].start, makes["a/c"].start) == (3, 2)
+    world.settle()
+    assert served(world, again) == [("layer", 3)]
+    assert served(world, beside) == [("layer", 2)]
+
+
+def test_a_group_is_delivered_at_once_or_not_at_all():
+    world = World(Budget(sandboxes=4), QUIET)
+    holder = world.request(A)
+    world.settle()
+    group, late = world.request(AB, number=4), world.request(A)
+    assert world.open() == [group, late]
+    assert not world.makes, "nothing is begun that cannot be finished"
+    world.give_back(holder)
+    world.settle()
+    assert [kind for kind, _ in served(world, group)].count("forked") == 3
+    assert world.open() == [late], "and nobody overtakes"
+
+
+def test_a_group_takes_what_is_warm_and_forks_the_rest():
+    world = World(policy=QUIET)
+    stocked(world, AB, AB)
+    group = world.request(AB, number=5)
+    (fork,) = world.forks
+    assert isinstance(fork, Fork)
+    assert len(fork.jobs) == 3
+    world.settle()
+    assert sorted(served(world, group)) == [("forked", 3)] * 3 + [("warm", 3)] * 2
+
+
+# --- Estimates --------------------------------------------------------------------------------------
+
+
+def test_costs_come_from_the_stage_then_from_its_kind_then_from_the_prior():
+    costs = Costs()
+    assert costs.seconds("k", "dependencies") == PRIOR["dependencies"]
+    costs.learn("other", "dependencies", 7.0)
+    assert costs.seconds("k", "dependencies") == pytest.approx(7.0)
+    costs.learn("k", "dependencies", 3.0)
+    assert costs.seconds("k", "dependencies") == pytest.approx(3.0)
+
+
+def test_one_outlier_does_not_mislead_and_a_change_is_followed():
+    costs = Costs()
+    for seconds in (1.0, 1.1, 0.9, 1000.0):
+        costs.learn("k", "setup", seconds)
+    assert costs.seconds("k", "setup") < 2
+    for _ in range(20):
+        costs.learn("k", "setup", 10.0)
+    assert costs.seconds("k", "setup") == pytest.approx(10, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(-5, 5))))
+def test_a_ranking_gives_the_least_though_scores_rise_unnoticed(changes):
+    scores: dict[int, float] = {}
+    ranking: Ranking[int] = Ranking(lambda item: (scores[item],))
+    for item, change in changes:
+        before = scores.get(item)
+        scores[item] = change if before is None else before + change
+        if before is None or change < 0:
+            ranking.put(item)
+        found = ranking.least()
+        assert found is not None
+        assert found[1] == (min(scores.values()),)
+
+
+# --- Stock ------------------------------------------------------------------------------------------
+
+
+def test_stock_follows_demand_and_prefers_what_is_shared():
+    world = World(policy=Policy(cover=30.0, deepest_layer=0))
+    for _ in range(6):
+        request = world.request(AB)
+        world.pass_time(1.0)
+        world.settle()
+        world.state.returned(request, world.now)
+        del world.leased[request]
+        world.pass_time(1.0)
+    world.settle()
+    assert len(world.state.stock.nodes(AB)[-1].idle) > 1
+
+
+def test_hints_are_made_in_order_and_given_to_who_comes():
+    world = World(policy=QUIET)
+    world.tell("hint", AB, 2, world.now)
+    assert [make.background for make in world.makes.values()] == [True], "once cold, then from its layer"
+    world.settle()
+    assert world.state.stock.idle == 2
+    assert served(world, world.request(AB)) == [("warm", 3)]
+    world.settle()
+    assert world.state.stock.idle == 1
+
+
+def test_refills_wait_for_requests():
+    world = World(Budget(sandboxes=2), QUIET)
+    world.request(A)
+    world.request(A)
+    world.request(AB)
+    world.tell("hint", AC, 2, world.now)
+    assert not [make for make in world.makes.values() if make.background]
+
+
+def test_the_least_valuable_is_evicted_and_never_what_is_leased():
+    world = World(Budget(sandboxes=3), QUIET)
+    popular, rare = chain("p"), chain("r")
+    for _ in range(5):
+        stocked(world, popular)
+    stocked(world, rare)
+    kept = world.request(chain("k"))
+    world.settle()
+    assert world.state.stock.idle == 2
+    evicting = world.request(chain("n"))
+    (make,) = world.makes.values()
+    assert isinstance(make, Make)
+    assert make.after == tuple(world.going), "the new one waits until the old one is gone"
+    world.settle()
+    assert {kept, evicting} <= set(world.leased)
+    assert len(world.state.stock.nodes(popular)[-1].idle) == 1
+    assert not world.state.stock.nodes(rare)[-1].idle
+
+
+def test_layers_leave_the_disk_by_worth_and_from_the_leaves():
+    world = World(Budget(disk=4000, layer_disk=1000), Policy(refill=False, park=False))
+    for name in ("a/b", "a/c", "a/d", "a/b", "a/b", "e"):
+        request = world.request(chain(name))
+        world.settle()
+        world.give_back(request)
+        world.settle()
+        assert world.state.stock.disk <= 4000
+        assert "a" not in world.layers or "image" in world.layers
+    assert {"image", "e"} <= world.layers
+
+
+# --- Time -------------------------------------------------------------------------------------------
+
+
+def test_a_shortage_has_numbers():
+    world = World(Budget(sandboxes=1), QUIET)
+    world.request(A, patience=1000)
+    world.settle()
+    waiting = world.request(A, patience=5.0)
+    assert wake(world.state) == world.now + 5.0
+    world.pass_time(5.0)
+    reason = world.answers[waiting].reason
+    assert isinstance(reason, Shortage)
+    assert (reason.leased, reason.sandboxes, reason.queue, reason.waited) == (1, 1, 1, 5.0)
+    assert reason.estimated_wait is None
+
+
+def test_what_was_prepared_too_late_becomes_stock():
+    world = World(policy=QUIET)
+    late = world.request(AB, patience=1.0)
+    world.pass_time(1.0)
+    assert world.answers[late].reason.preparing == "dependencies"
+    world.settle()
+    assert served(world, world.request(AB)) == [("warm", 3)]
+
+
+def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
+    world = World(policy=QUIET)
+    world.request(A, lease=10.0)
+    world.settle()
+    (sandbox,) = world.existing
+    (destroyed,) = world.pass_time(10.0)
+    assert destroyed == Destroy(sandbox, "expired")
+
+
+def test_a_breaker_opens_lets_one_try_pass_and_closes():
+    world = World(policy=Policy(refill=False, tolerated=2, backoff=10.0))
+    for _ in range(2):
+        world.request(AB)
+        world.fail(next(iter(world.makes.values())), depth=3)
+    refused = world.answers[world.request(AB)].reason
+    assert isinstance(refused, Quarantine)
+    assert (refused.stage, refused.failures) == ("dependencies", 2)
+    assert (refused.failure.command, refused.failure.output) == ("make", "broken")
+    world.request(AC)
+    world.settle()  # another recipe of the same repository is served
+    world.pass_time(refused.retry_in)
+    probe, beside = world.request(AB), world.request(AB)
+    assert isinstance(world.answers[beside].reason, Quarantine)
+    world.settle()
+    assert served(world, probe)[0][0] == "layer"
+    closed = [world.request(AB), world.request(AB)]
+    world.settle()
+    assert set(closed) <= set(world.leased)
+
+
+def test_jitter_comes_from_the_seed():
+    def retry(seed):
+        world = World(policy=Policy(refill=False, tolerated=1, backoff=10.0, seed=seed))
+        world.request(AB)
+        world.fail(next(iter(world.makes.values())), depth=3)
+        return world.answers[world.request(AB)].reason.retry_in
+
+    assert retry(1) == retry(1) != retry(2)
+    assert 5 <= retry(1) <= 10
+
+
+# --- Numbers ----------------------------------------------------------------------------------------
+
+
+def test_the_ledger_counts_by_kind_and_stage():
+    ledger = Ledger()
+    hand_outs: list[tuple[Kind, str, float]]
+    hand_outs = [("warm", "setup", 0.0), ("warm", "setup", 1e-4), ("cold", "none", 3.0)]
+    for kind, stage, seconds in hand_outs:
+        ledger.record(Served(kind, stage, seconds, 3.5, "s", "r"))
+    assert ledger.shares() == {
+        ("warm", "setup"): pytest.approx(2 / 3),
+        ("cold", "none"): pytest.approx(1 / 3),
+    }
+    assert ledger.saved_seconds == pytest.approx(3 * 3.5 - 3.0001)
+    assert ledger.seconds["warm", "setup"].count == 2
+
+
+@given(st.lists(st.floats(0, 1000)))
+def test_a_histogram_is_cumulative(values):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    for bound, seen in histogram.cumulative():
+        assert seen == sum(value <= bound for value in values)
+    assert len(histogram.counts) == len(BOUNDS) + 1
