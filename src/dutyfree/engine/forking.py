@@ -48,7 +48,6 @@ class ForkingSandbox(NativeSandbox):
         self._keeper = keeper
         self._handed_out = self._trees = trees
         self._layers = keeper.snapshots.layers
-        self._layers.hold(trees)
         self._keeping = anyio.Lock()
 
     async def snapshot(self, name: str | None = None) -> Recipe:
@@ -79,7 +78,7 @@ class ForkingSandbox(NativeSandbox):
         channel = self._usable()
         await self._signal(channel, signal.SIGKILL)
         try:
-            trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, anyway=True)
+            trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, final=True)
             return Base(trees, self._usual)
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
@@ -90,13 +89,11 @@ class ForkingSandbox(NativeSandbox):
 
     async def close(self) -> None:
         if not self._closed:
-            self._layers.release(self._handed_out)
-            if self._trees is not self._handed_out:
-                self._layers.release(self._trees)
+            self._stand_on(self._handed_out)
         await super().close()
 
     def _stand_on(self, trees: tuple[Tree, ...]) -> None:
-        """The layers of the hand-out stay, for a reset."""
+        """The layers of the hand-out stay, for a reset: the substrate holds them."""
         if trees is not self._handed_out:
             self._layers.hold(trees)
         if self._trees is not self._handed_out:

@@ -25,8 +25,9 @@ from dutyfree.errors import CreateError, ExecError, UsageError
 PREFIX = "snapshot:"
 """Of the image that a snapshot's recipe names."""
 
-CHAIN = 8
-"""So many kept layers may lie upon each other in a tree, before they become one."""
+CHAIN = 6
+"""So many kept layers may lie upon each other in a tree, before they become one. With the layers of an image
+(17) and of stages (8) that stays below what the kernel is asked for (32)."""
 
 
 class Base(NamedTuple):
@@ -75,13 +76,13 @@ class Layers:
                 self._launcher.tell(Request.FORGET, layer)
 
     async def keep(
-        self, kind: Request, number: int, below: Sequence[Tree], *, anyway: bool = False
+        self, kind: Request, number: int, below: Sequence[Tree], *, final: bool = False
     ) -> tuple[Tree, ...]:
-        """What the sandbox wrote upon these trees, held once for the caller.
+        """What the sandbox wrote upon these trees, held once for the caller; ``final`` of one that ends.
 
         Raises LauncherError; ExecError if there is no room for it.
         """
-        reply = await self._launcher.ask(kind, number, b"\1" if anyway else b"")
+        reply = await self._launcher.ask(kind, number, b"\1" if final else b"")
         layers = layers_of(reply)
         size, _ = protocol.KEPT.unpack_from(reply.text)
         for index, layer in enumerate(layers):  # they are one file system, counted once
@@ -90,17 +91,19 @@ class Layers:
         trees = tuple((point, (*new, *old)) for (_, new), (point, old) in zip(above, below, strict=True))
         self.hold(trees)
         try:
+            if final:
+                return trees
             if self.size > self._most:
                 raise ExecError(
                     f"a snapshot of {size} bytes: {self.size - size} of {self._most} are kept already",
                     remedy="forget snapshots that are no longer needed, or open native with a larger `kept`",
                 )
-            return await self._flattened(trees)
+            return await self.flattened(trees)
         except BaseException:
             self.release(trees)
             raise
 
-    async def _flattened(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    async def flattened(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
         """The same with shorter chains; what was held before is held no more then."""
         flat: list[Tree] = []
         made: list[int] = []

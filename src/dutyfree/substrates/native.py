@@ -23,18 +23,20 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Limits, Recipe, Span
+from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
 from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, snapshots
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.snapshots import Base, Layers, Snapshot, Snapshots
+from dutyfree.engine.stages import Stages
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -81,8 +83,8 @@ class Native:
         self._numbers = itertools.count(1)
         self._images: dict[str, Base] = {}
         self._held: list[Held] = []
-        self._prepared: dict[str, Base] = {}
-        self._known: dict[int, tuple[Recipe, Base]] = {}
+        self._identities: dict[str, str] = {}
+        self._known: dict[int, tuple[Recipe, str]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -100,6 +102,7 @@ class Native:
         self._launcher = Launcher(process, connected)
         self._layers = Layers(self._launcher, self._config.kept or _memory() // MEMORY_SHARE)
         self._snapshots = Snapshots(self._layers)
+        self._stages = Stages(self._launcher, self._layers, self._build, None)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -109,6 +112,8 @@ class Native:
                 )
             self.features = features.parse(hello.text.decode())
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
+            if self.features.mode == "root":  # without, some files in the store could not be removed again
+                self._stages.store = Store()
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -121,10 +126,11 @@ class Native:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close()
+        await self._close(finish=kind is None)
 
-    async def _close(self) -> None:
+    async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
+            await self._stages.close(finish=finish)
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
             while self._held:
@@ -149,6 +155,11 @@ class Native:
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Those that were taken of its sandboxes, and not forgotten."""
         return self._snapshots.all()
+
+    @property
+    def stage_seconds(self) -> Mapping[str, float]:
+        """What the last stage of each prepared prefix took when it was made, by the prefix's key."""
+        return self._stages.seconds
 
     def forget(self, recipe: Recipe) -> None:
         """No new sandbox starts from this snapshot; those that did go on. Raises UsageError."""
@@ -182,16 +193,24 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self, recipe: Recipe, limits: Limits, *, reachable: bytes | None = None, plain: bool = False
+        self,
+        recipe: Recipe,
+        limits: Limits,
+        *,
+        reachable: bytes | None = None,
+        plain: bool = False,
+        base: Base | None = None,
     ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
-        base = await self._base(recipe)
+        base = base or await self._base(recipe)
         label = protocol.label(number, image)
 
-        async def make(trees: tuple[Tree, ...] = base.trees) -> tuple[Channel, Box]:
+        handed_out = base.trees
+
+        async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, Box]:
             return await self._make(identity, self._body(trees, limits, plain) + label, reach)
 
         try:
@@ -201,6 +220,7 @@ class Native:
         reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
         begun = perf_counter()
         self._alive.add(identity)
+        self._layers.hold(base.trees)
         try:
             channel, box = await make()
             kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
@@ -219,6 +239,7 @@ class Native:
             await sandbox.close()
         finally:
             self._alive.discard(identity)
+            self._layers.release(base.trees)
 
     def _body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
         asking = (trees, limits, plain)
@@ -314,21 +335,17 @@ class Native:
 
     async def _base(self, recipe: Recipe) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
-        known = self._known.get(id(recipe))
-        if known is not None:
-            return known[1]
         if not recipe.stages:
             return await self._image(recipe.image)
-        try:
-            key = await anyio.to_thread.run_sync(recipe.key)
-        except OSError as error:
-            raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
-        async with self._locks.setdefault(key, anyio.Lock()):
-            if key not in self._prepared:
-                self._prepared[key] = await self._build(recipe)
+        known = self._known.get(id(recipe))
+        if known is not None:
+            return self._stages.ready[known[1]]
+        image = await self._image(recipe.image)
+        identity = self._identities.get(recipe.image or self._config.image)
+        key, base = await self._stages.base(recipe, image, identity)
         # The recipe is kept, so that its id stays its own.
-        self._known[id(recipe)] = (recipe, self._prepared[key])
-        return self._prepared[key]
+        self._known[id(recipe)] = (recipe, key)
+        return base
 
     async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
@@ -343,6 +360,7 @@ class Native:
     async def _load(self, name: str) -> Base:
         if name == "host":
             rootless = self.features.mode == "rootless"
+            self._identities[name] = await anyio.to_thread.run_sync(rootfs.host_identity)
             return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
@@ -355,6 +373,7 @@ class Native:
             held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
         # Until the substrate is closed nobody may remove the layers.
         self._held.append(held)
+        self._identities[name] = held.image.digest
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
@@ -362,11 +381,10 @@ class Native:
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         return Base(trees, usual)
 
-    async def _build(self, recipe: Recipe) -> Base:
-        """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
-        async with self._made(Recipe(recipe.image), Limits(network="on")) as builder:
-            for stage in recipe.stages:
-                await stages.apply(builder, stage)
+    async def _build(self, below: Base, stage: Stage) -> Base:
+        """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
+        async with self._made(Recipe(), Limits(network="on"), plain=True, base=below) as builder:
+            await stages.apply(builder, stage)
             return await builder.final()
 
 
