@@ -8,6 +8,7 @@ import statistics
 import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -48,6 +49,30 @@ async def actions(rounds: int) -> list[Row]:
             at_most=1.1,
         ),
         ratio("P2", "native exec ÷ subprocess.run on the host", found["native"], found["run"], at_most=0.85),
+    ]
+
+
+FLOOR = {
+    "V": "C on the host: a static program, µs",
+    "v": "C on the host: a dynamic program, µs",
+    "P": "C: sandbox of pooled parts, static program, µs",
+    "p": "C: sandbox of pooled parts, dynamic program, µs",
+    "F": "C: sandbox all fresh, static program, µs",
+    "f": "C: sandbox all fresh, dynamic program, µs",
+}
+
+
+async def the_floor(rounds: int) -> list[Row]:
+    """What the kernel alone takes, from nothing to the first result."""
+    with floor.opened() as ([probe], _):
+
+        async def measure(letter: str) -> float:
+            return probe.measure(letter)[0]
+
+        found = await interleaved(rounds, {letter: partial(measure, letter) for letter in FLOOR})
+    return [
+        figure(f"F-{letter}", what, statistics.median(found[letter]) * 1e6, found[letter])
+        for letter, what in FLOOR.items()
     ]
 
 

@@ -70,6 +70,7 @@ PARTS: dict[str, Part] = {
     "bare": (None, bare, lambda rounds: rounds),
     "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),
     "actions": ("native", native.actions, lambda rounds: 2 * rounds),
+    "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),

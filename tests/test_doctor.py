@@ -70,10 +70,11 @@ def test_limits(features: Features, fine: list[bool]) -> None:
 @pytest.mark.parametrize(
     ("features", "lost"),
     [
-        (Features("root", "v1", LIMITED, 65536), set()),
+        (Features("root", "v1", LIMITED, 65536, freezer=True), set()),
         (
             Features("rootless", "v2", LIMITED, 65536),
             {
+                "pauses by signals, which processes can see",
                 "ids shared by all sandboxes",
                 "files of the host's root cannot be changed",
                 "the host's own network, or none",

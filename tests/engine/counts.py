@@ -43,6 +43,12 @@ def left(before: set[str], seconds: float = 20) -> set[str]:
     return found
 
 
+def sandboxes(owner: int) -> set[int]:
+    """The first processes of an owner's sandboxes, without those that only wait to become one."""
+    inside = {child for launcher in children(owner) for child in children(launcher)}
+    return inside & set(processes(("dutyfree-init",)))
+
+
 class Family:
     """The children of an owner, theirs, and the namespaces that any of them is in or holds, as of now."""
 

@@ -119,9 +119,9 @@ async def test_closing_leaves_nothing(native: Substrate) -> None:
 
 @pytest.mark.anyio
 async def test_a_sandbox_that_dies_is_told(native: Substrate) -> None:
-    before = set((await anyio.to_thread.run_sync(counts.Family, os.getpid())).inits)
+    before = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
     async with native.sandbox() as sandbox:
-        (init,) = set((await anyio.to_thread.run_sync(counts.Family, os.getpid())).inits) - before
+        (init,) = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()) - before
 
         async def kill() -> None:
             await anyio.sleep(0.2)

@@ -10,7 +10,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
-from dutyfree.contract import Limits, NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
+from dutyfree.contract import NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
 from dutyfree.errors import UsageError
 
 _REACH = (
@@ -49,7 +49,7 @@ async def network_changes(substrate: Substrate) -> None:
     """What a sandbox reaches is opened and closed while it lives; closing cuts what was connected."""
     address = substrate.host_address
     async with AsyncExitStack() as stack:
-        sandbox = await stack.enter_async_context(substrate.sandbox(limits=Limits(network="off")))
+        sandbox = await stack.enter_async_context(substrate.sandbox())
         if not isinstance(sandbox, NetworkControl) or address is None:
             raise Skipped("not NetworkControl")
         port = await stack.enter_async_context(_greeter())
