@@ -64,8 +64,7 @@ async def _seen(sandbox: Any, command: str) -> bytes:
 @pytest.mark.parametrize("how", ["few", "many", "busy"])
 async def test_a_snapshot_holds_every_file_as_it_was(native: Any, how: str) -> None:
     async with native.sandbox() as sandbox:
-        assert isinstance(sandbox, Snapshottable)
-        assert isinstance(sandbox, Forkable)
+        assert all(isinstance(sandbox, ability) for ability in (Snapshottable, Forkable))
         done = await sandbox.exec(CHANGES + (MANY if how == "many" else ""))
         assert done.ok, done
         done = await sandbox.exec(OVER_LAYERS)
@@ -188,6 +187,7 @@ async def test_memory_is_given_back_with_the_last_user(native: Any) -> None:
 
 
 async def test_what_is_kept_is_bounded() -> None:
+    native: Any
     async with dutyfree.open("native", kept=10_000_000) as native, native.sandbox() as sandbox:
         await sandbox.exec("head -c 6000000 /dev/zero > large")
         await sandbox.snapshot()
