@@ -16,9 +16,10 @@ import pytest
 
 import dutyfree
 from dutyfree.contract import Forkable, Limits, Snapshottable
+from dutyfree.engine.snapshots import worth_merging
 from dutyfree.errors import CreateError, ExecError, UsageError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 MANY = "for i in $(seq 200); do echo $i > many-$i; done"
 """More than is copied for convenience: the sandbox is replaced."""
@@ -100,6 +101,13 @@ async def test_chains_are_flattened_and_show_the_same(native: Any) -> None:
                 )
             native.forget(recipe)
         assert max(len(layers) for _, layers in sandbox._trees) < 16
+
+
+def test_large_layers_are_not_copied_again_and_again() -> None:
+    assert worth_merging([1, 1, 1, 1, 1, 1, 1]) == 7
+    assert worth_merging([1, 1, 1, 1, 1, 1, 100]) == 6
+    assert worth_merging([1, 2, 4, 8, 16, 32, 64]) == 2
+    assert worth_merging([100, 1, 1, 1, 1, 1, 1]) == 7
 
 
 async def test_processes_go_on_through_a_snapshot(native: Any) -> None:

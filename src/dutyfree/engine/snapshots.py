@@ -56,6 +56,7 @@ class Layers:
         self._most = most
         self._users: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
+        self._weights: dict[int, int] = {}  # what lies in them at most
 
     @property
     def size(self) -> int:
@@ -72,7 +73,7 @@ class Layers:
         for layer in self._kept(trees):
             self._users[layer] -= 1
             if self._users[layer] <= 0:
-                del self._users[layer], self._sizes[layer]
+                del self._users[layer], self._sizes[layer], self._weights[layer]
                 self._launcher.tell(Request.FORGET, layer)
 
     async def keep(
@@ -87,6 +88,7 @@ class Layers:
         size, _ = protocol.KEPT.unpack_from(reply.text)
         for index, layer in enumerate(layers):  # they are one file system, counted once
             self._sizes[layer] = 0 if index else size
+            self._weights[layer] = size
         above = tuple((point, (layer,)) for layer, (point, _) in zip(layers, below, strict=True))
         trees = tuple((point, (*new, *old)) for (_, new), (point, old) in zip(above, below, strict=True))
         self.hold(trees)
@@ -110,11 +112,13 @@ class Layers:
         for point, layers in trees:
             chain = tuple(layer for layer in layers if layer in self._sizes)
             if len(chain) > CHAIN:
-                reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(chain))
+                merged = chain[: worth_merging([self._weights[layer] for layer in chain])]
+                reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(merged))
                 (one,) = layers_of(reply)
-                self._sizes[one], _ = protocol.KEPT.unpack_from(reply.text)
+                size, _ = protocol.KEPT.unpack_from(reply.text)
+                self._sizes[one] = self._weights[one] = size
                 made.append(one)
-                layers = (one, *layers[len(chain) :])
+                layers = (one, *layers[len(merged) :])
             flat.append((point, layers))
         if made:
             self.hold(flat)
@@ -123,6 +127,17 @@ class Layers:
 
     def _kept(self, trees: Sequence[Tree]) -> list[int]:
         return [layer for _, layers in trees for layer in layers if layer in self._sizes]
+
+
+def worth_merging(sizes: Sequence[int]) -> int:
+    """How many layers, of these from the uppermost on, to make one of: two at least.
+
+    One that is larger than all above it together stays as it is, so that no byte is copied often.
+    """
+    count = len(sizes)
+    while count > 2 and sizes[count - 1] > sum(sizes[: count - 1]):
+        count -= 1
+    return count
 
 
 class Snapshots:
