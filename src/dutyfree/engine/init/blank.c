@@ -59,10 +59,10 @@ int blank_make(struct slot *slot)
 	return 0;
 }
 
-/* The layers that are mounted nowhere go with it. */
-int blank_order(const struct slot *slot, struct order *order)
+/* What it shall write to, and the layers that are mounted nowhere, go with it. */
+int blank_order(const struct slot *slot, struct order *order, int upper)
 {
-	int mounts[FLOATING_MAX];
+	int mounts[1 + FLOATING_MAX] = {upper};
 
 	order->floating = 0;
 	for (uint32_t i = 0; i < order->wanted.trees; i++) {
@@ -74,10 +74,10 @@ int blank_order(const struct slot *slot, struct order *order)
 			if (order->floating == FLOATING_MAX)
 				return -E2BIG;
 			order->number[order->floating] = tree->layers[layer];
-			mounts[order->floating++] = mount;
+			mounts[++order->floating] = mount;
 		}
 	}
-	return send_message(slot->socket, order, sizeof *order, NULL, 0, mounts, (int)order->floating);
+	return send_message(slot->socket, order, sizeof *order, NULL, 0, mounts, 1 + (int)order->floating);
 }
 
 void blank_discard(struct slot *slot)

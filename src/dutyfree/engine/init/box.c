@@ -4,6 +4,7 @@
 #include "blank.h"
 #include "gate.h"
 #include "host.h"
+#include "sandbox.h"
 #include "sys.h"
 
 #include <signal.h>
@@ -92,16 +93,22 @@ static const char *start(struct box *box, const struct create *wanted, const cha
 
 	if (*error)
 		return step;
+	/* Made here, so that no process of the sandbox, not even PID 1, has a way to it but the overlay. */
+	AUTOCLOSE int used = upper_make(wanted, &box->upper);
+	if (used < 0) {
+		*error = used;
+		return "file system for what is written";
+	}
 	order.wanted = *wanted;
 	snprintf(order.label, sizeof order.label, "%s", label);
-	*error = blank_order(box->slot, &order);
+	*error = blank_order(box->slot, &order, used);
 	if (!*error)
 		return step;
 	/* It died while it waited. */
 	blank_discard(box->slot);
 	*error = blank_make(box->slot);
 	if (!*error)
-		*error = blank_order(box->slot, &order);
+		*error = blank_order(box->slot, &order, used);
 	return step;
 }
 
@@ -122,7 +129,7 @@ void box_create(const struct request *request, const char *body)
 		do
 			box->number = ++last_box;
 		while (boxes[box->number % BOXES] || !box->number);
-		box->freezing = -1;
+		box->freezing = box->upper = -1;
 		box->trees = wanted->trees;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error);
@@ -131,6 +138,8 @@ void box_create(const struct request *request, const char *body)
 		refuse(request->serial, error, step);
 		if (box && box->slot)
 			slot_discard(box->slot);
+		if (box)
+			close_fd(&box->upper);
 		free(box);
 		return;
 	}
@@ -161,6 +170,7 @@ void box_ended(struct box *box, unsigned wanted_ready)
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
 	close_fd(&box->slot->pidfd);
+	close_fd(&box->upper);
 	box->ended = true;
 	box_freezing_ends(box, -ESTALE);
 	if (box->frozen)

@@ -12,6 +12,7 @@ struct box {
 	uint32_t number;
 	uint32_t trees;
 	struct slot *slot;
+	int upper;       /* what it writes, without its ids, mounted nowhere: layers can be made of it */
 	bool ended;
 	bool taken;      /* what it wrote became layers */
 	bool awaited;    /* a DESTROY is to be answered when it has ended */

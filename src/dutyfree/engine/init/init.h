@@ -11,8 +11,7 @@
 
 #define CONTROL_FD 3
 #define WEIGHT_FD 4 /* where the weight of our control group is written */
-#define UPPER_FD 5 /* what the sandbox writes, for the launcher to take (snapshot.c) */
-#define PAYLOAD_FD 6 /* on version 2 of control groups: that of the commands */
+#define PAYLOAD_FD 5 /* on version 2 of control groups: that of the commands */
 
 #define CAPABILITY(name) (1u << (name))
 /* What root of the sandbox can do, in its own user namespace only: as in a Docker container, less what

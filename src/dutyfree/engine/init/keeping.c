@@ -43,11 +43,11 @@ void box_keep(const struct request *request)
 	int error = box && !box->ended ? 0 : -ESTALE;
 
 	if (!error && request->kind == REQUEST_COPY) {
-		attend(snapshot_copy(box->slot->pidfd, box->trees, request->serial), request->serial);
+		attend(snapshot_copy(box->upper, box->trees, request->serial), request->serial);
 		return;
 	}
 	if (!error)
-		error = snapshot_take(box->slot->pidfd, box->trees, request->size > 0, &made);
+		error = snapshot_take(box->upper, box->trees, request->size > 0, &made);
 	if (!error)
 		box->taken = true;
 	answer(request->serial, error, &made);

@@ -47,7 +47,7 @@ static struct mask {
 static int control; /* the socket, for the last word of a sandbox that cannot be made */
 static const struct slot *our_slot;
 static struct order order;
-static int floating[FLOATING_MAX]; /* layers that came with it */
+static int order_upper, floating[FLOATING_MAX]; /* came with it: what is written to, and layers */
 
 static _Noreturn void fail(const char *step, int error)
 {
@@ -73,7 +73,7 @@ static void must_call(long result, const char *step)
 		fail(step, errno);
 }
 
-int upper_make(const struct create *wanted)
+static int tmpfs_make(const struct create *wanted)
 {
 	char size[32], path[16];
 	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", "0"}, {NULL, NULL}};
@@ -100,6 +100,25 @@ failed:;
 	int error = -errno;
 	close(mount);
 	return error;
+}
+
+int upper_make(const struct create *wanted, int *kept)
+{
+	*kept = tmpfs_make(wanted);
+	if (*kept < 0)
+		return *kept;
+	int used = mount_clone(*kept, "", false);
+	if (used != -EINVAL)
+		return used;
+	/* Before 6.15 only what is attached can be cloned. */
+	int error = mount_attach(*kept, "/up");
+	close_fd(kept);
+	if (error)
+		return error;
+	*kept = mount_clone(AT_FDCWD, "/up", false);
+	used = mount_clone(AT_FDCWD, "/up", false);
+	umount2("/up", MNT_DETACH);
+	return *kept < 0 ? *kept : used;
 }
 
 /* Without root, the ids of the sandbox are those of the launcher: there is nothing to map, and no right to. */
@@ -199,28 +218,16 @@ static void move(const char *from, const char *to)
 	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), to);
 }
 
-/* What the sandbox writes, with its ids; and once more without, mounted nowhere, kept for the launcher, who can
- * make layers of it. Nobody else can get at our descriptors. */
-static void mount_upper(const struct create *wanted)
+static void mount_upper(void)
 {
-	AUTOCLOSE int upper = upper_make(wanted);
-	must(upper, "file system for what is written");
-	AUTOCLOSE int used = mount_clone(upper, "", false);
-	if (used < 0) { /* before 6.15 only what is attached can be cloned */
-		must(mount_attach(upper, "/up"), "file system in place");
-		close_fd(&upper);
-		upper = mount_clone(AT_FDCWD, "/up", false);
-		used = mount_clone(AT_FDCWD, "/up", false);
-	}
-	must(used, "file system for what is written");
-	must(mount_restrict(used, 0, ids_to_map()), "tmpfs with mapped ids");
-	must(mount_attach(used, "/up"), "file system in place");
-	must_call(dup3(upper, UPPER_FD, O_CLOEXEC), "file system for what is written");
+	must(mount_restrict(order_upper, 0, ids_to_map()), "tmpfs with mapped ids");
+	must(mount_attach(order_upper, "/up"), "file system in place");
+	close_fd(&order_upper); /* the way to it is the overlay, for all that comes */
 }
 
 static void mount_root(const struct create *wanted)
 {
-	mount_upper(wanted);
+	mount_upper();
 	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
 	setfsgid(our_slot->first_id);
@@ -320,7 +327,7 @@ static void await_order(void)
 {
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(sizeof floating)];
+		char space[CMSG_SPACE(sizeof order_upper + sizeof floating)];
 	} rights;
 	struct iovec part = {&order, sizeof order};
 	struct msghdr message = {
@@ -334,10 +341,10 @@ static void await_order(void)
 		_exit(0);
 	const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
 	size_t came = head ? head->cmsg_len - CMSG_LEN(0) : 0;
-	if (came != order.floating * sizeof *floating)
-		fail("layers", EMFILE);
-	if (came)
-		memcpy(floating, CMSG_DATA(head), came);
+	if (came != (1 + order.floating) * sizeof(int))
+		fail("descriptors", EMFILE);
+	memcpy(&order_upper, CMSG_DATA(head), sizeof order_upper);
+	memcpy(floating, CMSG_DATA(head) + sizeof order_upper, came - sizeof order_upper);
 }
 
 _Noreturn void sandbox_enter(const struct slot *slot)

@@ -2,7 +2,6 @@
 #include "snapshot.h"
 
 #include "cgroup.h"
-#include "init.h"
 #include "layers.h"
 #include "merge.h"
 #include "sys.h"
@@ -10,7 +9,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <linux/mount.h>
 #include <signal.h>
 #include <stdio.h>
@@ -38,21 +36,6 @@ static struct run {
 	uint32_t trees;  /* that it will have */
 	uint32_t serial;
 } runs[RUNNING];
-
-/* PID 1 holds it for us (sandbox.c), and need not be asked. */
-static int upper_of(int pidfd)
-{
-	struct statfs found;
-	int upper = (int)syscall(SYS_pidfd_getfd, pidfd, UPPER_FD, 0);
-
-	if (upper < 0)
-		return -errno;
-	if (fstatfs(upper, &found) < 0 || found.f_type != TMPFS_MAGIC) {
-		close(upper);
-		return -ESTALE;
-	}
-	return upper;
-}
 
 static int measure(int upper, struct kept *kept)
 {
@@ -112,12 +95,8 @@ static bool is_small(int upper)
 	return !measure(upper, &kept) && kept.size < SMALL_SIZE && kept.files < SMALL_FILES;
 }
 
-int snapshot_take(int pidfd, uint32_t trees, bool anyway, struct layers *made)
+int snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made)
 {
-	AUTOCLOSE int upper = upper_of(pidfd);
-
-	if (upper < 0)
-		return upper;
 	return !anyway && (is_small(upper) || shares_memory(upper)) ? -EBUSY : adopt(upper, trees, made);
 }
 
@@ -196,12 +175,11 @@ static struct run *spare(void)
 	return NULL;
 }
 
-int snapshot_copy(int pidfd, uint32_t trees, uint32_t serial)
+int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 {
-	AUTOCLOSE int upper = upper_of(pidfd);
 	struct kept kept;
 	struct run *run = spare();
-	int error = upper < 0 ? upper : run ? measure(upper, &kept) : -EAGAIN;
+	int error = run ? measure(upper, &kept) : -EAGAIN;
 
 	if (error)
 		return error;

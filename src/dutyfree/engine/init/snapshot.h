@@ -13,10 +13,10 @@ struct layers {
 	uint32_t count;
 };
 
-int snapshot_take(int pidfd, uint32_t trees, bool anyway, struct layers *made); /* 0 or -errno */
+int snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made); /* 0 or -errno */
 
 /* These go on in a process of their own, and are answered when it has ended: its number, or -errno. */
-int snapshot_copy(int pidfd, uint32_t trees, uint32_t serial);
+int snapshot_copy(int upper, uint32_t trees, uint32_t serial);
 int snapshot_merge(const struct merge *wanted, int target, uint32_t serial); /* into a directory, or a layer */
 
 int snapshot_pidfd(int number);  /* which tells the end of it */
