@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-integrations test-vm check format bench soak docs clean
+.PHONY: help setup study test test-integrations test-vm check format bench soak fuzz docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ bench: setup ## Measure what dutyfree itself costs
 
 soak: setup ## Endurance of the native engine: cycles, many at once, kills, bombs
 	$(BIN)/python bench/soak.py $(ARGS)
+
+fuzz: $(DEVELOPED) ## Coverage-guided fuzzing of the C program's parsers, a minute each: ARGS="SECONDS TARGET..."
+	PYTHON=$(BIN)/python scripts/fuzz $(ARGS)
 
 docs: $(DEVELOPED) ## Check the documentation: links, and the commands that it shows
 	$(BIN)/python -m pytest tests/docs $(ARGS)

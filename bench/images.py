@@ -1,8 +1,11 @@
 """Pulling an image into the native engine's store, beside ``docker pull`` of the same one.
 
 Both pull from the same registry on the loopback, with empty stores, in turns; and once more with everything
-there. Prints a table of medians. Needs docker-registry and a Docker engine that holds the image (by default
-the study's); the registry, the copies of the image and the store are removed afterwards.
+there: by the command, and in a process that runs already, as Docker's engine does and a trainer. Prints a
+table of medians, the ratios to Docker's in the same round, and the machine's load.
+
+Needs docker-registry and a Docker engine that holds the image (by default the study's); the registry, the
+copies of the image and the store are removed afterwards.
 
     scripts/with-docker .venv/bin/python bench/images.py [IMAGE] [--rounds 5]
 """
@@ -20,6 +23,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from dutyfree.engine.images.pull import Puller
+from dutyfree.engine.images.reference import parse
+from dutyfree.engine.images.store import Store
 
 LAYERS = 12
 """Of the second image: the first one's, and small ones upon it."""
@@ -92,15 +99,28 @@ def measure(name: str, rounds: int, cache: Path) -> dict[str, list[float]]:
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
     found: dict[str, list[float]] = {"docker": [], "native": [], "docker again": [], "native again": []}
+    found["native again, in a process"] = []
     for number in range(rounds):
         docker("image", "rm", "--force", name)
         found["docker"].append(seconds(lambda: docker("pull", "--quiet", name)))
         found["docker again"].append(seconds(lambda: docker("pull", "--quiet", name)))
         # A new one each time: on some file systems files are made slowly where many were just removed.
-        environment["DUTYFREE_CACHE"] = str(cache / f"{name.rpartition('/')[2]}-{number}")
+        store = cache / f"{name.rpartition('/')[2]}-{number}"
+        environment["DUTYFREE_CACHE"] = str(store)
         found["native"].append(seconds(pull))
         found["native again"].append(seconds(pull))
+        puller = Puller(Store(store / "layers"))
+        found["native again, in a process"].append(seconds(lambda: puller.pull(parse(name)).close()))  # noqa: B023
     return found
+
+
+def show(kind: str, found: dict[str, list[float]]) -> None:
+    for what, times in found.items():
+        beside = found["docker again" if "again" in what else "docker"]
+        ratio = statistics.median(own / theirs for own, theirs in zip(times, beside, strict=True))
+        middle = statistics.median(times)
+        print(f"{kind:5} {what:27} {middle:7.3f} s  x{ratio:5.2f}  n={len(times)}", flush=True)
+    print(f"      load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors", flush=True)
 
 
 def main() -> None:
@@ -119,10 +139,7 @@ def main() -> None:
                 docker("image", "rm", "--force", name)
             for name in names:
                 found = measure(name, arguments.rounds, Path(scratch, "cache"))
-                for what, times in found.items():
-                    middle = statistics.median(times)
-                    kind = name.rpartition("/")[2]
-                    print(f"{kind:5} {what:13} {middle:6.2f} s  n={len(times)}", flush=True)
+                show(name.rpartition("/")[2], found)
                 docker("image", "rm", "--force", name)
         finally:
             for name in names:

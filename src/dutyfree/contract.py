@@ -10,6 +10,7 @@ not be able to do everywhere is an *ability*: a small Protocol to be asked for w
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
+
+from dutyfree.errors import LimitError
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
@@ -91,7 +94,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a sandbox may use. None leaves a resource to the substrate's default.
 
-    A substrate that cannot enforce a limit it is asked for refuses with CreateError.
+    A substrate that cannot enforce a limit it is asked for refuses with CreateError. Raises LimitError for
+    one that is none: zero, or less.
     """
 
     cpus: float | None = None
@@ -104,6 +108,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Off by default wherever the substrate isolates at all."""
     output: int = 16 << 20
     """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "memory", "pids", "disk"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise LimitError(f"{name} must be more than nothing, not {value}")
+        if self.output < 0:
+            raise LimitError(f"output must not be less than nothing: {self.output}")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -435,7 +447,9 @@ class Pausable(Protocol):
         """
         ...
 
-    async def resume(self) -> None: ...
+    async def resume(self) -> None:
+        """All goes on."""
+        ...
 
 
 @runtime_checkable
@@ -494,6 +508,16 @@ class BackgroundProcesses(Protocol):
 class Chunk(msgspec.Struct, frozen=True):
     stream: Literal["stdout", "stderr"]
     data: bytes
+
+
+@runtime_checkable
+class Programmed(Protocol):
+    """A sandbox whose image says what it runs."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The image's entry point and command; nothing if it has none."""
+        ...
 
 
 @runtime_checkable
@@ -589,7 +613,9 @@ class Terminal(Protocol):
         """As if typed. Waits while the command takes nothing. Raises BrokenPipeError after its end."""
         ...
 
-    async def resize(self, rows: int, columns: int) -> None: ...
+    async def resize(self, rows: int, columns: int) -> None:
+        """Raises ValueError for a size that cannot be."""
+        ...
 
     async def wait(self) -> Observation:
         """The end of the command; its streams are empty."""

@@ -105,6 +105,8 @@ def _layers(dry_run: bool) -> Iterator[Leftover]:
         done = store.collect(dry_run=dry_run)
         if done.layers:
             yield Leftover("layers", f"{done.layers} in {store.root}", done.size)
+        if done.half:
+            yield Leftover("layers half made", f"in {store.root}", done.half)
 
 
 def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: bool) -> Leftover:

@@ -69,7 +69,7 @@ def test_pull_list_remove(host: str, cli: Cli) -> None:
     listed = cli("ls")
     assert digest[7:19] in listed
     assert "2024-02-03" in listed
-    assert "removed 1 layers" in cli("rm", f"{host}/a:1")
+    assert "removed 1 layer," in cli("rm", f"{host}/a:1")
     assert "removed 0 layers" in cli("rm", "--keep-layers", f"{host}/b") + cli("gc", "--spare", "1G")
     assert "removed 2 layers" in cli("gc")
     assert "image ls" in cli("rm", f"{host}/b", status=2)
@@ -96,10 +96,10 @@ def test_import(cli: Cli, tmp_path: Path) -> None:
     subprocess.run(["gzip", tmp_path / "oci.tar"], check=True)
     assert "2 layers" in cli("import", str(tmp_path / "oci.tar.gz"))
     (tmp_path / "root.tar").write_bytes(busybox())
-    assert "1 layers" in cli("import", str(tmp_path / "root.tar"), "rootfs")
+    assert "1 layer," in cli("import", str(tmp_path / "root.tar"), "rootfs")
     (tmp_path / "root").mkdir()
     subprocess.run(["tar", "-C", tmp_path / "root", "-xf", tmp_path / "root.tar"], check=True)
-    assert "1 layers" in cli("import", str(tmp_path / "root"), "directory:x")
+    assert "1 layer," in cli("import", str(tmp_path / "root"), "directory:x")
     names = [row["name"] for row in json.loads(cli("ls", "--json"))]
     assert names == [
         str(tmp_path / "oci.tar.gz"),
@@ -133,4 +133,35 @@ def test_an_interrupted_pull_cleans_up(host: str, cli: Cli, signum: int) -> None
     assert "Traceback" not in err
     assert [path.name for path in (cli.layers / "making").iterdir()] == [".lock"]
     assert not list(cli.layers.glob("kept/*/*"))
-    assert "1 layers" in cli("pull", f"{host}/large")
+    assert "1 layer," in cli("pull", f"{host}/large")
+
+
+def test_run_without_a_command_runs_what_the_image_says(cli: Cli, tmp_path: Path) -> None:
+    config = {"Entrypoint": ["/bin/echo", "entry"], "Cmd": ["point"]}
+    root = layout(tmp_path / "layout", Image([busybox()], config))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "dutyfree", "run", "--image", *arguments]
+        return subprocess.run(command, capture_output=True, env=cli.environment, check=False, timeout=120)
+
+    assert run(f"oci:{root}").stdout == b"entry point\n"
+    assert run(f"oci:{root}", "--", "echo", "own").stdout == b"own\n"
+    silent = run(f"oci:{layout(tmp_path / 'silent', Image([busybox()]))}")
+    assert (silent.returncode, b"the image names none" in silent.stderr) == (2, True)
+
+
+def test_gc_tells_before_it_removes(host: str, cli: Cli) -> None:
+    push(host, "gone", "latest", Image([tar(member("one", os.urandom(100_000)))]))
+    cli("pull", f"{host}/gone")
+    cli("rm", "--keep-layers", f"{host}/gone")
+    half = cli.layers / "making/killed"
+    half.mkdir()
+    (half / "file").write_bytes(bytes(50_000))
+    assert cli("gc", "--dry-run").startswith("would remove 1 layer,")
+    assert half.exists()
+    assert list(cli.layers.glob("locks/*"))
+    said = cli("gc")
+    assert said.startswith("removed 1 layer,")
+    assert "KiB half made" in said
+    assert not half.exists()
+    assert not list(cli.layers.glob("locks/*"))

@@ -106,6 +106,11 @@ def test_files_limits_and_environment(tmp_path):
     assert done.stdout == b""
 
 
+def test_a_failed_commands_status_is_told_also_if_its_result_is_missing():
+    done = dutyfree("run", "--download", "/nonexistent:x", "--", "sh", "-c", "exit 7", status=7)
+    assert b"--download /nonexistent:x: No such file" in done.stderr
+
+
 def test_json_tells_where_the_time_went():
     seen = json.loads(dutyfree("run", "--json", "--", "sh", "-c", "echo out; exit 4", status=4).stdout)
     assert (seen["exit_code"], seen["stdout"]) == (4, "out\n")
@@ -126,7 +131,18 @@ def test_other_substrates_run_too(substrate):
     [
         (["run"], "no command to run"),
         (["run", "--memory", "much", "--", "true"], "is no size"),
-        (["run", "--network", "maybe", "--", "true"], "not a limit"),
+        (["run", "--network", "maybe", "--", "true"], "is no policy"),
+        (["run", "--memroy", "1G", "--", "true"], "there is no option --memroy"),
+        (["run", "--timeout", "nan", "--", "true"], "--timeout nan is no time"),
+        (["run", "--timeout", "0", "--", "true"], "--timeout 0 is no time"),
+        (["run", "--pids", "0", "--", "true"], "pids must be more than nothing"),
+        (["run", "--disk", "0", "--", "true"], "disk must be more than nothing"),
+        (["run", "--cpus", "-1", "--", "true"], "cpus must be more than nothing"),
+        (["run", "--cpus", "0.001", "--", "true"], "the kernel cannot limit to 0.001 cpus"),
+        (["run", "--memory", "4K", "--", "true"], "no program runs in 4096 bytes"),
+        (["run", "--pids", str(1 << 64), "--", "true"], "larger than any machine"),
+        (["run", "--image", "./nonexistent", "--", "true"], "there is no image at /"),
+        (["run", "--env", "=value", "--", "true"], "nothing before '='"),
         (["run", "--env", "novalue", "--", "true"], "--env 'novalue' has no '='"),
         (["run", "--upload", "/nonexistent:/x", "--", "true"], "--upload /nonexistent:/x: No such file"),
         (["run", "--download", "/nonexistent:x", "--", "true"], "--download /nonexistent:x: No such file"),

@@ -163,10 +163,8 @@ async def test_a_shell_that_ends_is_told(native: Substrate) -> None:
             with pytest.raises(ExecError, match="has ended"):
                 await held.run("true")
         async with sandbox.shell() as held:
-            begun = time.perf_counter()
             seen = await held.run("while :; do :; done", timeout=0.3)
             assert seen.timed_out
-            assert time.perf_counter() - begun < 5
             with pytest.raises(ExecError, match="has ended"):
                 await held.run("true")
         assert (await sandbox.list("/tmp")) == ()

@@ -15,6 +15,7 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
+from dutyfree.errors import DispatchError
 
 pytestmark = pytest.mark.anyio
 
@@ -82,9 +83,9 @@ async def test_forbidden_calls(native: Substrate) -> None:
             # Were a clone allowed, its child would come back here too, with 0.
             result = int(await attack(sandbox, f"print(call(*{arguments!r}))"))
             assert result in (-1, -38), f"{name} gave {result}"  # EPERM, ENOSYS
-        # A vsock, a kernel cipher, raw packets.
-        for family, kind in ((40, 1), (38, 5), (17, 3)):
-            assert int(await attack(sandbox, f"print(call(41, {family}, {kind}, 0))")) < 0
+        # Of all families of sockets, those of IP and of the sandbox itself: no other has a module loaded.
+        families = "[f for f in range(50) if call(41, f, 2, 0) >= 0 or call(53, f, 2, 0, 0) != -97]"
+        assert await attack(sandbox, f"print({families})") == "[1, 2, 10, 16]"
         # Typing into the terminal of others.
         assert int(await attack(sandbox, "print(call(16, 0, 0x5412, b'x'))")) == -1
 
@@ -342,7 +343,6 @@ BOMBS = {
 async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
     """Every kind at once, and the neighbour answers."""
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
-    took: list[float] = []
 
     async def explode(command: str) -> None:
         async with native.sandbox(limits=limits) as sandbox:
@@ -354,7 +354,14 @@ async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
             tasks.start_soon(explode, command)
         for _ in range(20):
             await anyio.sleep(0.15)
-            begun = anyio.current_time()
-            assert (await neighbour.exec("echo alive")).stdout == b"alive\n"
-            took.append(anyio.current_time() - begun)
-    assert sorted(took)[len(took) // 2] < 0.5
+            assert (await neighbour.exec("echo alive", timeout=60)).stdout == b"alive\n"
+
+
+async def test_an_id_that_means_no_change(native: Substrate) -> None:
+    """The last number of all tells the kernel to leave the user as it is: root, with all that init may do."""
+    async with native.sandbox() as sandbox:
+        await sandbox.exec("echo last:x:4294967295:4294967295::/:/bin/sh >>/etc/passwd")
+        await sandbox.exec("echo last:x:4294967295: >>/etc/group")
+        for user in ("last", "0:last"):
+            with pytest.raises(DispatchError, match="no such user"):
+                await sandbox.exec("id; grep Cap /proc/self/status", user=user)

@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+import anyio.lowlevel
 import pytest
 
 from dutyfree import Limits
-from dutyfree.contract import Substrate
+from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine import protocol
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.protocol import Frame
+from dutyfree.errors import DispatchError
+from dutyfree.substrates.native import Native
 
 pytestmark = pytest.mark.anyio
 
-REFUSED = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+async def refused(sandbox: Sandbox, path: str) -> None:
+    """As a descriptor or a name of init itself: ELOOP, or before that because it is none that is there."""
+    attempts: list[Callable[[], Awaitable[object]]] = [
+        partial(sandbox.list, path),
+        partial(sandbox.read, path),
+        partial(sandbox.write, path, b"0"),
+        partial(sandbox.write, f"{path}/made/file", b"0"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OSError) as refusal:  # noqa: PT011
+            await attempt()
+        assert refusal.value.errno in (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.EACCES), path
 
 
 async def test_no_descriptor_of_init_leads_out(native: Substrate) -> None:
     """File actions are done by init itself, for which /proc/self/fd is its own."""
     async with native.sandbox() as sandbox:
+        await sandbox.exec("ln -s /proc/self/fd link")
         for number in range(3, 20):
-            for below in (".", "..", "../..", "cgroup.procs", "../cgroup.procs"):
-                path = f"/proc/self/fd/{number}/{below}"
-                with pytest.raises(REFUSED):
-                    await sandbox.list(path)
-                with pytest.raises(REFUSED):
-                    await sandbox.read(path)
-                with pytest.raises(REFUSED):
-                    await sandbox.write(path, b"0")
-                with pytest.raises(REFUSED):
-                    await sandbox.write(f"{path}/made/file", b"0")
+            for below in ("", "/.", "/..", "/../..", "/cgroup.procs", "/../cgroup.procs"):
+                for above in ("/proc/self/fd", "/proc/thread-self/fd", "/proc/1/fd", "/dev/fd", "link"):
+                    await refused(sandbox, f"{above}/{number}{below}")
+        for name in (
+            "/proc/self/exe",
+            "/proc/self/root/etc/passwd",
+            "/proc/self/cwd/file",
+            "/proc/self/ns/net",
+        ):
+            await refused(sandbox, name)
 
 
 async def test_nobody_else_calls_clone3(native: Substrate) -> None:
@@ -72,3 +103,90 @@ async def test_the_kernel_out_of_memory_spares_init(native: Substrate) -> None:
         for _ in range(3):
             await sandbox.exec(["python3", "-c", eat], timeout=3)
             assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+async def test_ids_that_mean_none_to_the_kernel(native: Substrate) -> None:
+    """Image and sandbox write their own lists of users: -1 there is nobody, and not whoever asks."""
+    async with native.sandbox() as sandbox:
+        users = "evil:x:4294967295:1::/:/bin/sh\nbelow:x:-1:1::/:/bin/sh\ngroup:x:1000:-1::/:/bin/sh\n"
+        await sandbox.write("/etc/passwd", b"root:x:0:0::/root:/bin/sh\n" + users.encode())
+        await sandbox.write("/etc/group", b"all:x:-1:\n")
+        for user in ("evil", "below", "group", "1000:all"):
+            with pytest.raises(DispatchError, match="no such user"):
+                await sandbox.exec("id", user=user)
+        assert (await sandbox.exec("id -u", user="1000:7")).stdout == b"1000\n"
+
+
+async def test_descriptors_under_way_are_used_up(native: Native) -> None:
+    """The kernel allows a user only so many: init then says so, and goes on."""
+    script = """
+    import array, socket, os, time
+    if os.fork(): os._exit(0)
+    os.setsid()
+    many, pairs = array.array("i", [0] * 250), []
+    try:
+        while True:
+            pairs.append(socket.socketpair())
+            for _ in range(50):
+                pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
+    except OSError as error:
+        open("full", "w").write(str(error.errno))
+    time.sleep(60)
+    """
+    async with native.sandbox() as sandbox:
+        await sandbox.write("large", b"x" * (1 << 20))
+        await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=20)
+        with anyio.fail_after(20):
+            while not any(entry.name == "full" for entry in await sandbox.list(".")):  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert int(await sandbox.read("full")) in (errno.ETOOMANYREFS, errno.EMFILE)
+        with anyio.fail_after(5), pytest.raises(OSError, match="Too many references"):
+            await sandbox.read("large")
+        assert (await sandbox.exec("echo on", timeout=5)).stdout == b"on\n"
+        await sandbox.exec("pkill python3", timeout=5)
+        with anyio.fail_after(20):  # the kernel takes its time to collect them
+            while True:
+                with contextlib.suppress(OSError):
+                    assert len(await sandbox.read("large")) == 1 << 20
+                    break
+                await anyio.sleep(0.05)
+
+
+def test_a_host_that_lets_everybody_look() -> None:
+    """With fs.suid_dumpable = 1, a command could be traced while it shares init's memory: refused."""
+    script = """
+    import anyio, dutyfree
+    async def main():
+        async with dutyfree.open("native"):
+            pass
+    anyio.run(main)
+    """
+    covered = 'echo 1 > $0/one && mount --bind $0/one /proc/sys/fs/suid_dumpable && exec $1 -c "$2"'
+    with tempfile.TemporaryDirectory() as directory:
+        command = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            covered,
+            directory,
+            sys.executable,
+            textwrap.dedent(script),
+        ]
+        ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert b"fs.suid_dumpable is 1" in ended.stderr, ended
+
+
+async def test_descriptors_that_nobody_asked_for() -> None:
+    """From an init that is no longer ours: they do not fill the owner's table."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        hostile = Channel(ours, "hostile", lambda: None)
+        before = len(os.listdir("/proc/self/fd"))
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                socket.send_fds(theirs, [protocol.FRAME.pack(0, Frame.OUTPUT, 1, 7)], [0, 0])
+                await anyio.lowlevel.checkpoint()
+        await anyio.sleep(0.1)
+        assert hostile.closed
+        assert len(os.listdir("/proc/self/fd")) < before

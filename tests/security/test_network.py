@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from dutyfree import Limits
-from dutyfree.contract import NetworkPolicy, Sandbox
+from dutyfree.contract import NetworkControl, NetworkPolicy, Sandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
@@ -300,3 +301,64 @@ async def test_who_does_not_read_holds_up_nobody(networked: Native) -> None:
                 assert _memory(process) < 64 << 10
             seen = await other.exec(reach(str(networked.host_address), greeter.port), timeout=30)
             assert seen.stdout == b"greetings\n"
+
+
+async def test_a_network_that_was_opened_is_not_used_again(networked: Native) -> None:
+    """Not even if nothing was sent, and all closed: routes would be left in it."""
+    async with anyio.create_task_group() as group:
+
+        async def open_and_close() -> None:
+            async with networked.sandbox(limits=Limits(network="on")) as sandbox:
+                assert isinstance(sandbox, NetworkControl)
+                await sandbox.set_network("off")
+
+        for _ in range(6):
+            group.start_soon(open_and_close)
+    async with anyio.create_task_group() as group:
+
+        async def look() -> None:
+            async with networked.sandbox() as sandbox:
+                seen = await sandbox.exec("cat /proc/net/fib_trie")
+                assert b"127.0.0.1" in seen.stdout
+                assert b"Id 100" not in seen.stdout
+                await anyio.sleep(1)  # so that each has a network of its own
+
+        for _ in range(40):
+            group.start_soon(look)
+
+
+def say_urgently(listener: socket.socket) -> bytes:
+    heard = b""
+    with listener, listener.accept()[0] as connected:
+        connected.settimeout(20)
+        connected.send(b"?", socket.MSG_OOB)
+        connected.send(b"answer")
+        while data := connected.recv(100):
+            heard += data
+    return heard
+
+
+async def test_urgent_data_holds_up_nobody(networked: Native) -> None:
+    """The kernel moves none of it by itself: it is carried as any other, in both directions."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    heard: list[bytes] = []
+
+    async def serve() -> None:
+        heard.append(await anyio.to_thread.run_sync(say_urgently, listener))
+
+    script = """
+    import socket, sys
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connected:
+        for turn in range(50):
+            connected.send(b"!", socket.MSG_OOB)
+            connected.sendall(b"more")
+        connected.shutdown(socket.SHUT_WR)
+        while data := connected.recv(100):
+            print(data.decode(), end="")
+    """
+    async with networked.sandbox(limits=Limits(network="on")) as sandbox, anyio.create_task_group() as group:
+        group.start_soon(serve)
+        where = [networked.host_address, str(listener.getsockname()[1])]
+        seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script), *where], timeout=10)
+        assert seen.stdout == b"?answer", seen
+    assert heard == [b"!more" * 50]

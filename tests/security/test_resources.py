@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -154,3 +156,43 @@ async def test_many_names_of_one_file(
             await sandbox.download("d", tmp_path / "d")
         assert not await anyio.to_thread.run_sync((tmp_path / "d").exists)
         assert (await sandbox.exec("true")).ok
+
+
+async def test_a_directory_too_large_for_its_reader(native: Substrate) -> None:
+    async with native.sandbox() as sandbox:
+        script = """
+        import os
+        os.mkdir("many")
+        for number in range(140_000):
+            os.mknod(f"many/{number:0240}")
+        """
+        await python(sandbox, script)
+        with pytest.raises(OSError, match="too large"):
+            await sandbox.list("many")
+        assert len(await sandbox.list(".")) == 1
+
+
+def test_an_owner_that_is_preferred(tmp_path: Path) -> None:
+    """What lets an owner live longer, or run before all others, is not inherited by a sandbox."""
+    owner = tmp_path / "owner.py"
+    owner.write_text(
+        textwrap.dedent("""
+    import resource, sys, anyio, dutyfree
+    try:
+        with open("/proc/self/oom_score_adj", "w") as adjust:
+            adjust.write("-500")
+        for limit in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
+            resource.setrlimit(limit, (30, 30))
+    except (OSError, ValueError):
+        sys.exit(77)
+    async def main():
+        async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
+            seen = await sandbox.exec("cat /proc/self/oom_score_adj; grep priority /proc/self/limits")
+            print(*seen.stdout.decode().split())
+    anyio.run(main)
+    """)
+    )
+    ended = subprocess.run([sys.executable, owner], capture_output=True, timeout=60, check=False)
+    if ended.returncode == 77:
+        pytest.skip("this root lacks CAP_SYS_RESOURCE; to enable it: make test-vm")
+    assert ended.stdout == b"0 Max nice priority 0 0 Max realtime priority 0 0\n", ended

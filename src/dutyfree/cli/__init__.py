@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 import dutyfree
 from dutyfree.errors import DutyfreeError, UsageError
@@ -17,6 +17,9 @@ app = App(
     Start with 'dutyfree study': a few minutes on this machine, ending with a report.
     """,
     version=f"dutyfree {dutyfree.__version__}",
+    # A switch is off and a list empty unless given: nothing to say, and no --no-… for it.
+    default_parameter=Parameter(negative="", show_default=lambda value: str(value) if value else None),
+    suppress_keyboard_interrupt=False,  # ours to tell
     result_action="return_value",
 )
 # By import path, so that a command loads only what it needs.

@@ -36,12 +36,13 @@ def pairs(texts: Sequence[str], option: str, separator: str) -> list[tuple[str, 
     found = [text.partition(separator) for text in texts]
     for (first, sign, _), text in zip(found, texts, strict=True):
         if not sign or not first:
-            raise UsageError(f"{option} {text!r} has no {separator!r}", remedy=f"write it as A{separator}B")
+            lacks = f"no {separator!r}" if first else f"nothing before {separator!r}"
+            raise UsageError(f"{option} {text!r} has {lacks}", remedy=f"write it as A{separator}B")
     return [(first, rest) for first, _, rest in found]
 
 
 def image(name: str | None) -> str | None:
     """A file or directory here is named in full; anything else is the substrate's to know."""
-    if name is not None and "/" in name and Path(name).exists():
+    if name is not None and (name.startswith(("./", "../")) or ("/" in name and Path(name).exists())):
         return str(Path(name).resolve())
     return name

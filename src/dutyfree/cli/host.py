@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Annotated
 
-from cyclopts import Parameter
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,7 +13,7 @@ from dutyfree.cli.amounts import shown
 from dutyfree.cli.running import run
 
 
-def ps(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def ps(*, json: bool = False) -> int:
     """List the native engine's sandboxes that live on this machine, of all owners.
 
     Nobody is asked and nothing is disturbed: it is what /proc and the control groups tell, so root sees
@@ -52,16 +49,14 @@ def ps(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
             f"{living.owner} {escape(living.program)}",
         )
     table.columns[-1].no_wrap = True
-    console = Console()
-    # A pipe has no width: whole lines, to be searched.
-    (console if console.is_terminal else Console(width=250)).print(table)
+    standard.table(table)
     return 0
 
 
 def gc(
     *,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: bool = False,
+    json: bool = False,
 ) -> int:
     """Remove what killed runs have left: control groups, directories, containers, images half made.
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.table import Table
 
-from dutyfree.cli import amounts
+from dutyfree.cli import amounts, blocking, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
-from dutyfree.cli.running import run
 from dutyfree.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ image = App(
 def build(
     *,
     reference: Annotated[str | None, Parameter(name="--from")] = None,
-    force: Annotated[bool, Parameter(negative="")] = False,
+    force: bool = False,
 ) -> int:
     """Make the study's image: python, git and the tools that the tiers need.
 
@@ -48,7 +45,10 @@ def build(
     force
         Build anew even if the cache has it.
     """
+    from rich.console import Console
+
     from dutyfree import image as images
+    from dutyfree.cli.running import run
 
     console = Console(stderr=True)
     say = partial(console.print, highlight=False, markup=False)
@@ -64,9 +64,10 @@ def build(
 @image.command
 def pull(
     reference: str,
+    /,
     *,
-    mirror: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    mirror: tuple[str, ...] = (),
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
     """Fetch an image from its registry, also if an older one is here under the name.
 
@@ -81,13 +82,15 @@ def pull(
     quiet
         No progress; print the digest alone.
     """
-    from dutyfree.engine.images import library, mirrors
+    from dutyfree.engine.images import mirrors
     from dutyfree.engine.images import reference as references
+    from dutyfree.engine.images.pull import Puller
+    from dutyfree.engine.images.store import Store
 
-    registry = references.parse(reference).registry
-    options = mirrors.options({registry: mirror} if mirror else {})
+    wanted = references.parse(reference)
+    options = mirrors.options({wanted.registry: mirror} if mirror else {})
     with Bars(quiet) as bars:
-        held = run(partial(library.pull, reference, options, bars.show))
+        held = blocking.run(lambda halt: Puller(Store(), options, bars.show, halt).pull(wanted))
     return _added(held, quiet)
 
 
@@ -97,7 +100,7 @@ def import_(
     name: str | None = None,
     /,
     *,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
     """Take an image that is on this machine.
 
@@ -111,6 +114,7 @@ def import_(
     quiet
         No progress; print the digest alone.
     """
+    from dutyfree.cli.running import run
     from dutyfree.engine.images import library, reference
 
     if source.startswith(library.DAEMON):
@@ -131,12 +135,12 @@ def _added(held: Held, quiet: bool) -> int:
     if quiet:
         print(image.digest)  # noqa: T201 (the command's output)
     else:
-        print(f"{image.name} ({image.digest}), {len(image.layers)} layers, {shown(image.size)}")  # noqa: T201
+        print(f"{image.name} ({image.digest}), {_layers(len(image.layers))}, {shown(image.size)}")  # noqa: T201
     return 0
 
 
 @image.command(name="ls")
-def list_(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def list_(*, json: bool = False) -> int:
     """List the images that are kept.
 
     Parameters
@@ -144,13 +148,15 @@ def list_(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     json
         Print JSON on standard output.
     """
+    from rich.table import Table
+
     from dutyfree.engine.images.store import Store
 
     store = Store()
     images = store.images()
     if json:
         rows = [{**msgspec.to_builtins(image), "used": store.used(image)} for image in images]
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())  # noqa: T201
+        standard.tell(rows)
         return 0
     table = Table("name", "digest", "size", "layers", "created", "used", box=None, pad_edge=False)
     for found in images:
@@ -162,16 +168,16 @@ def list_(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
             found.created[:10],
             f"{_age(time.time() - store.used(found))} ago",
         )
-    Console().print(table)
+    standard.table(table)
     return 0
 
 
 @image.command(name="rm")
 def remove(
-    names: Annotated[tuple[str, ...], Parameter(negative="")],
+    names: tuple[str, ...],
     /,
     *,
-    keep_layers: Annotated[bool, Parameter(negative="")] = False,
+    keep_layers: bool = False,
 ) -> int:
     """Remove images by name, and the layers that no other image and no sandbox uses.
 
@@ -197,24 +203,32 @@ def remove(
 
 
 @image.command
-def gc(*, spare: str = "0") -> int:
+def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Remove layers that no image has and no sandbox uses, and what killed processes left.
 
     Parameters
     ----------
     spare
         Keep the last used ones of them, up to so many bytes: 20G.
+    dry_run
+        Only say what would be removed.
     """
     from dutyfree.engine.images.store import Store
 
-    done = Store().collect(amounts.size(spare, "--spare") or 0)
+    done = Store().collect(amounts.size(spare, "--spare") or 0, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    half = f", and {shown(done.half)} half made" if done.half else ""
     in_use = f"; {done.in_use} more are in use" if done.in_use else ""
-    print(f"removed {done.layers} layers, {shown(done.size)}{in_use}")  # noqa: T201
+    print(f"{verb} {_layers(done.layers)}, {shown(done.size)}{half}{in_use}")  # noqa: T201
     return 0
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _age(seconds: float) -> str:
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{max(0, seconds):.0f} seconds"
+    return f"{max(0, seconds):.0f} s"

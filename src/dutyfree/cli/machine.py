@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from dutyfree.cli import standard
 from dutyfree.cli.running import run
 
 
-def substrates(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def substrates(*, json: bool = False) -> int:
     """List the substrates: available here, or why not and how to enable them.
 
     Parameters
@@ -32,7 +30,7 @@ def substrates(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
 
     rows = run(probe)
     if json:
-        _print_json(rows)
+        standard.tell(rows)
         return 0
     table = Table("substrate", "what it is", "here", "how to enable it", box=None, pad_edge=False)
     for row in rows:
@@ -43,7 +41,7 @@ def substrates(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     return 0
 
 
-def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def doctor(*, json: bool = False) -> int:
     """Look at what this machine offers, and say what is missing, why, and what to do.
 
     The exit status is 1 when something is missing that even the study on bare needs.
@@ -57,7 +55,7 @@ def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
 
     findings = run(examine)
     if json:
-        _print_json(msgspec.to_builtins(findings))
+        standard.tell(findings)
     else:
         table = Table("", "what", "found", "remedy", box=None, pad_edge=False)
         for finding in findings:
@@ -70,7 +68,3 @@ def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
             )
         Console().print(table)
     return 1 if any(ailing(findings)) else 0
-
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())  # noqa: T201 (the command's output)

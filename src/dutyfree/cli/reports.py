@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
@@ -16,7 +14,7 @@ from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.report.wording import notes
 
 
-def report(directory: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def report(directory: Path, /, *, json: bool = False) -> int:
     """Write figures, tables and report anew from the records in DIRECTORY.
 
     Parameters
@@ -37,8 +35,8 @@ def compare(
     after: Path,
     /,
     *,
-    across_hosts: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    across_hosts: bool = False,
+    json: bool = False,
 ) -> int:
     """Say what became slower or faster from the study in BEFORE to the one in AFTER.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -37,8 +36,7 @@ def run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
                 raise KeyboardInterrupt from None
             raise
 
-    with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main())
 
 

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 import dutyfree
 from dutyfree.cli import amounts, standard
 from dutyfree.cli.running import run as run_to_the_end
-from dutyfree.contract import Chunk, Limits, Observation, Recipe, Sandbox, Streaming
+from dutyfree.contract import Chunk, Limits, Observation, Programmed, Recipe, Sandbox, Streaming
 from dutyfree.errors import UsageError
 
 TIMED_OUT = 124
@@ -34,7 +34,8 @@ class Wanted:
     substrate
         Where it runs; 'dutyfree substrates' lists the names.
     image
-        What it starts from: the substrate's own by default; for native a root file system or a tar of one.
+        What it starts from, the substrate's own by default: a name as Docker takes it, or for native a path
+        too (docs/images.md).
     option
         NAME=VALUE, an option of the substrate; may be repeated.
     cpus
@@ -92,24 +93,37 @@ class Wanted:
     def environment(self) -> dict[str, str]:
         return dict(amounts.pairs(self.env, "--env", "="))
 
+    def downloads(self) -> list[tuple[str, str]]:
+        return amounts.pairs(self.download, "--download", ":")
+
     def options(self) -> dict[str, Any]:
         return {name: _value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
 
 
 def _network(text: str | None) -> str | list[str] | None:
-    """A list has something in it that a word for a state has not; or it names this machine alone."""
-    return text.split(",") if text is not None and (set(",.:/*") & set(text) or text == "host") else text
+    """A list has something in it that a word for a state has not; or it names this machine alone.
+
+    Raises UsageError.
+    """
+    if text is None or text in ("on", "off"):
+        return text
+    if not (set(",.:/*") & set(text) or text == "host"):
+        raise UsageError(
+            f"--network {text!r} is no policy",
+            remedy='write "on", "off", or a list: example.org:443,10.0.0.0/8',
+        )
+    return text.split(",")
 
 
 @asynccontextmanager
 async def opened(wanted: Wanted) -> AsyncIterator[Sandbox]:
-    """A sandbox with its uploads in place; its downloads are made on leaving, unless that is by an error.
+    """A sandbox with its uploads in place.
 
     Raises UsageError, and what the substrate raises.
     """
     limits = wanted.limits()
     uploads = amounts.pairs(wanted.upload, "--upload", ":")
-    downloads = amounts.pairs(wanted.download, "--download", ":")
+    wanted.downloads()  # so that nothing has run in vain
     recipe = Recipe(image=amounts.image(wanted.image))
     async with (
         dutyfree.open(wanted.substrate, **wanted.options()) as substrate,
@@ -119,16 +133,20 @@ async def opened(wanted: Wanted) -> AsyncIterator[Sandbox]:
             with _naming("--upload", source, target):
                 await sandbox.upload(Path(source), target)
         yield sandbox
-        for source, target in downloads:
-            with _naming("--download", source, target):
-                await sandbox.download(source, Path(target))
+
+
+async def fetch(sandbox: Sandbox, wanted: Wanted) -> None:
+    """Its downloads. Raises UsageError for what is not there, and what the substrate raises."""
+    for source, target in wanted.downloads():
+        with _naming("--download", source, target):
+            await sandbox.download(source, Path(target))
 
 
 def run(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
     timeout: float | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: bool = False,
 ) -> int:
     """Run one command in a fresh sandbox: 'dutyfree run -- python3 -c "print(1)"'.
 
@@ -139,20 +157,24 @@ def run(
     Parameters
     ----------
     command
-        The program and its arguments, after "--"; without a shell.
+        The program and its arguments, after "--"; without a shell. By default what the image itself runs,
+        its entry point and command.
     timeout
         Seconds after which its whole process tree is killed.
     json
         Print what was observed, with where the time went, as JSON on standard output instead.
     """
-    if not command:
-        raise UsageError("there is no command to run", remedy="name it after --: dutyfree run -- ls -l")
+    if command and command[0].startswith("-"):
+        raise UsageError(f"there is no option {command[0]}", remedy="see: dutyfree run --help")
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"--timeout {timeout:g} is no time", remedy="write seconds, such as 60 or 0.5")
     return run_to_the_end(partial(_run, command, wanted, timeout, json))
 
 
 async def _run(command: tuple[str, ...], wanted: Wanted, timeout: float | None, json: bool) -> int:
     environment = wanted.environment()
     async with opened(wanted) as sandbox:
+        command = command or _program(sandbox)
         if json or not isinstance(sandbox, Streaming):
             given = b"".join([part async for part in standard.read()])
             seen = await sandbox.exec(
@@ -165,7 +187,24 @@ async def _run(command: tuple[str, ...], wanted: Wanted, timeout: float | None, 
                 await standard.write(sys.stderr, seen.stderr)
         else:
             seen = await _stream(sandbox, command, wanted, environment, timeout)
-    return TIMED_OUT if seen.timed_out else seen.exit_code
+        status = TIMED_OUT if seen.timed_out else seen.exit_code
+        try:
+            await fetch(sandbox, wanted)
+        except UsageError as error:
+            if not status:
+                raise
+            standard.say(f"dutyfree: {error.message}")  # no wonder: the command failed, which counts
+    return status
+
+
+def _program(sandbox: Sandbox) -> tuple[str, ...]:
+    """What the image runs by itself. Raises UsageError."""
+    if isinstance(sandbox, Programmed) and sandbox.program:
+        return sandbox.program
+    raise UsageError(
+        "there is no command to run, and the image names none",
+        remedy="name it after --: dutyfree run -- ls -l",
+    )
 
 
 async def _stream(

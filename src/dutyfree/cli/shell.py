@@ -8,7 +8,7 @@ from functools import partial
 
 from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
-from dutyfree.cli.sandboxes import Wanted, opened
+from dutyfree.cli.sandboxes import Wanted, fetch, opened
 from dutyfree.contract import Sandbox, Shell, ShellSessions, Terminals
 from dutyfree.errors import ExecError, UsageError
 
@@ -28,13 +28,16 @@ async def _shell(wanted: Wanted) -> int:
     async with opened(wanted) as sandbox:
         if os.isatty(0) and os.isatty(1) and isinstance(sandbox, Terminals):
             seen = await terminal.attach(sandbox, cwd=wanted.cwd, env=environment, user=wanted.user)
+            await fetch(sandbox, wanted)
             return seen.exit_code
         if wanted.user is not None:
             raise UsageError("a shell without a terminal runs as root of its sandbox", remedy="use: su NAME")
         if not isinstance(sandbox, ShellSessions):
             raise UsageError(f"{wanted.substrate} has no shell that can be held", remedy="use dutyfree run")
         async with sandbox.shell() as held:
-            return await _lines(sandbox, held, wanted)
+            status = await _lines(sandbox, held, wanted)
+        await fetch(sandbox, wanted)
+        return status
 
 
 async def _lines(sandbox: Sandbox, held: Shell, wanted: Wanted) -> int:

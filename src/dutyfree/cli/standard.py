@@ -11,6 +11,8 @@ from typing import TextIO
 
 import anyio.to_thread
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 CHUNK = 1 << 16
 
@@ -62,6 +64,12 @@ def _write(descriptor: int, data: bytes) -> None:
 def tell(value: object) -> None:
     """One JSON document on standard output."""
     print(msgspec.json.format(msgspec.json.encode(value)).decode())  # noqa: T201 (the command's output)
+
+
+def table(rows: Table) -> None:
+    """On standard output. A pipe has no width: whole lines, to be searched."""
+    console = Console()
+    (console if console.is_terminal else Console(width=250)).print(rows)
 
 
 def say(text: str) -> None:

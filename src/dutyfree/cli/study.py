@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -26,9 +24,9 @@ def study(
     plan: str | None = None,
     substrates: str | None = None,
     out: Path | None = None,
-    resume: Annotated[bool, Parameter(negative="")] = False,
-    full_tests: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    resume: bool = False,
+    full_tests: bool = False,
+    json: bool = False,
 ) -> int:
     """Measure the tax on this machine: run a plan's trials, then write the report.
 

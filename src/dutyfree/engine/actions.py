@@ -177,7 +177,7 @@ class ActingSandbox(ForkingSandbox):
         if not actions:
             return ()
         frames = await batch.frames(actions, self._payload, self._path, stop_on_failure)
-        posted = self._usable().post_all(frames)
+        posted = channel.post_all(frames)  # which closes their descriptors, come what may
         batch.expect(channel, actions, posted)
         try:
             await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
@@ -191,6 +191,7 @@ class ActingSandbox(ForkingSandbox):
             if not channel.held:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
+            batch.discard([waiting for _, waiting in posted])
             raise
         return await batch.results(actions, [waiting for _, waiting in posted])
 

@@ -9,14 +9,13 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Action, Edit, Exec, Found, List, Observation, Read, Result, Search, Write
-from dutyfree.engine import protocol, searching
+from dutyfree.engine import contents, protocol, searching
 from dutyfree.engine.channel import Answer, Channel, Refused, Running
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.sandbox import _check, _entries, _memory_file, _observe, _read_whole
+from dutyfree.engine.sandbox import _check, _entries, _observe
 from dutyfree.errors import EditError
 
 Asked = tuple[Frame, bytes, int | None, int]
@@ -49,14 +48,14 @@ async def _frame(
     match action:
         case Exec(command, cwd, env, stdin, timeout, user):
             body = payload(command, cwd, env, timeout, user)
-            return Frame.EXEC, body, None if stdin is None else _memory_file(stdin)
+            return Frame.EXEC, body, None if stdin is None else await contents.memory_file(stdin)
         case Read(path):
             return Frame.READ, located(path), None
         case Write(path, data, mode):
             head = protocol.WRITE.pack(mode) + located(path)
             if len(data) <= protocol.INLINE_MAX:
                 return Frame.WRITE, head + data, None
-            return Frame.WRITE, head, await anyio.to_thread.run_sync(_memory_file, data)
+            return Frame.WRITE, head, await contents.memory_file(data)
         case Edit(path, old, new):
             return Frame.EDIT, edit_payload(located(path), old, new), None
         case List(path):
@@ -88,14 +87,26 @@ async def results(
     """Up to the first that was not carried out. Raises SubstrateError."""
     found: list[Result | Exception] = []
     skipped = [_is_skipped(one) for one in waiting]
-    for action, one, left_out in zip(actions, waiting, skipped, strict=True):
-        if left_out:
-            break
-        try:
-            found.append(await _result(action, one))
-        except (OSError, ValueError) as error:
-            found.append(error)
+    try:
+        for action, one, left_out in zip(actions, waiting, skipped, strict=True):
+            if left_out:
+                break
+            try:
+                found.append(await _result(action, one))
+            except (OSError, ValueError) as error:
+                found.append(error)
+    except BaseException:
+        discard(waiting[len(found) + 1 :])
+        raise
     return tuple(found)
+
+
+def discard(waiting: Sequence[Running | Answer]) -> None:
+    """Close what answers brought that nobody will look at."""
+    for one in waiting:
+        if isinstance(one, Answer) and one.descriptor is not None:
+            os.close(one.descriptor)
+            one.descriptor = None
 
 
 def _is_skipped(waiting: Running | Answer) -> bool:
@@ -122,7 +133,7 @@ async def _result(action: Action, waiting: Running | Answer) -> Result:
     match action:
         case Read():
             if waiting.descriptor is not None:
-                return await anyio.to_thread.run_sync(_read_whole, waiting.descriptor, action.path)
+                return await contents.read_whole(waiting.descriptor, action.path)
             return waiting.data[0]
         case List():
             return _entries(b"".join(waiting.data))

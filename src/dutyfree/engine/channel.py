@@ -205,6 +205,8 @@ class Channel:
             await answer.done
         except asyncio.CancelledError:
             self.kill(identity)
+            if answer.descriptor is not None:  # it came in the same moment
+                os.close(answer.descriptor)
             raise
         return answer
 
@@ -286,6 +288,7 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
+                self._unsent.popleft()
                 break
             if sent < len(data):
                 self._unsent[0] = (data[sent:], None)
@@ -296,7 +299,13 @@ class Channel:
     def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
         if descriptor is None:
             return self._socket.send(data)
-        sent = socket.send_fds(self._socket, [data], [descriptor])
+        try:
+            sent = socket.send_fds(self._socket, [data], [descriptor])
+        except BlockingIOError:
+            raise  # it goes with the next try
+        except OSError:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
         return sent
 
@@ -304,7 +313,7 @@ class Channel:
 
     def _receive(self) -> None:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY)
+            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -334,6 +343,9 @@ class Channel:
             del self._received[:at]
         elif at < end:
             self._received += memoryview(buffer)[at:]
+        # At most that of a frame that is not all here yet; more would fill our table of descriptors.
+        if len(self._arrived) > 1:
+            self._fail(CollectError(f"sandbox {self._name} sent descriptors that nobody asked for"))
 
     def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
         waiting = self._waiting.get(identity)

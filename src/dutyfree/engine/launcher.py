@@ -95,8 +95,12 @@ class Launcher:
         process, ours = Launcher.spawn(program)
         try:
             ours.settimeout(_PATIENCE)
-            ours.send(protocol.REQUEST.pack(Request.HELLO, 1, 0, 0))
-            message = ours.recv(_REPLY_MAX)
+            with contextlib.suppress(BrokenPipeError):
+                ours.send(protocol.REQUEST.pack(Request.HELLO, 1, 0, 0))
+            try:
+                message = ours.recv(_REPLY_MAX)
+            except ConnectionResetError:  # it went without hearing us, after its last word
+                message = ours.recv(_REPLY_MAX)
         except OSError as error:
             return f"no answer: {error}"
         finally:
@@ -166,6 +170,8 @@ class Launcher:
             message, descriptors, _, _ = socket.recv_fds(self._socket, _REPLY_MAX, 4)
         except (BlockingIOError, InterruptedError):
             return
+        except ConnectionResetError:
+            return  # it went without hearing us; its last word, or its end, comes now
         except OSError:
             message, descriptors = b"", []
         if not message:

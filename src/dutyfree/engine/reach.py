@@ -10,7 +10,7 @@ import socket
 import anyio
 from anyio.abc import SocketStream
 
-from dutyfree.engine import protocol
+from dutyfree.engine import exhaustion, protocol
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
 from dutyfree.errors import DispatchError
@@ -57,6 +57,11 @@ class Reach:
                 if error.number in (errno.ECONNREFUSED, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     continue
                 raise DispatchError(f"no connection to port {port}: {error.message}") from error
+            if not reply.descriptors:  # the kernel drops what we have no room for
+                raise DispatchError(
+                    f"no connection to port {port}: this process has too many open files",
+                    remedy=exhaustion.OWN_FILES,
+                )
             connected = socket.socket(fileno=reply.descriptors[0])
             if not await _established(connected):
                 connected.close()

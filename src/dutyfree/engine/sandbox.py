@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import posixpath
 import shutil
@@ -36,7 +35,7 @@ from dutyfree.contract import (
     Span,
     Usage,
 )
-from dutyfree.engine import feeding, policy, protocol, trees
+from dutyfree.engine import contents, feeding, policy, protocol, trees
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
@@ -55,8 +54,8 @@ ENVIRONMENT = {
 TAIL = 256 << 10
 """At most so much of an output's tail is kept: init holds it in the sandbox's own memory."""
 
-LARGEST = 1 << 30
-"""No larger file is read whole: a few bytes can claim to be any size. Download it instead."""
+FOREVER = 1e9
+"""Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
 
 CREDIT = 1 << 20
 """So much of a streamed output may be under way."""
@@ -71,7 +70,6 @@ _KINDS: dict[int, Literal["file", "directory", "link"]] = {
 _REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
 _EXHAUSTED = (errno.ENOMEM, errno.EAGAIN)  # no answer of the command, which never ran
 _TIMED_OUT = int(Exit.TIMED_OUT)
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 Remake = Callable[[], Awaitable[tuple[Channel, Box]]]
 
@@ -122,7 +120,7 @@ class NativeSandbox:
         self._usual = usual
         self.spans: tuple[Span, ...] = ()
         self._tail = min(limits.output // 2, TAIL)
-        self._head = max(limits.output, 0) - self._tail
+        self._head = limits.output - self._tail
         self._remake = remake
         self._channel = channel
         self._box = box
@@ -146,7 +144,8 @@ class NativeSandbox:
         asked = perf_counter()
         channel = self._usable()
         payload = self._payload(command, cwd, env, timeout, user)
-        identity, running = channel.exec(payload, None if stdin is None else _memory_file(stdin), timeout)
+        given = None if stdin is None else await contents.memory_file(stdin)
+        identity, running = channel.exec(payload, given, timeout)
         try:
             ended = await running.ended
         except asyncio.CancelledError:
@@ -172,7 +171,7 @@ class NativeSandbox:
         if isinstance(stdin, AsyncIterable):
             given = feeding.fed(stdin)
         else:
-            given = contextlib.nullcontext(None if stdin is None else _memory_file(stdin))
+            given = contextlib.nullcontext(None if stdin is None else await contents.memory_file(stdin))
         async with given as descriptor:
             identity, running = channel.exec(payload, descriptor, timeout)
             running.on_output = lambda stream, data: arrived.put_nowait(
@@ -225,7 +224,7 @@ class NativeSandbox:
             raise DispatchError(f"not a command that can be run: {error}") from error
         if strings.count(b"\0") != 2 + len(argv) + count:
             raise DispatchError("not a command that can be run: embedded null byte")
-        nanoseconds = 0 if timeout is None else max(1, int(timeout * 1e9))
+        nanoseconds = 0 if timeout is None else max(1, int(min(FOREVER, timeout) * 1e9))
         head, tail = (CREDIT, 0) if flags else (self._head, self._tail)
         return protocol.EXEC.pack(nanoseconds, head, tail, flags, len(argv), count) + strings
 
@@ -236,7 +235,7 @@ class NativeSandbox:
         _check(answer.done.result(), path)
         if answer.descriptor is None:
             return answer.data[0]
-        return await anyio.to_thread.run_sync(_read_whole, answer.descriptor, path)
+        return await contents.read_whole(answer.descriptor, path)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
@@ -244,8 +243,8 @@ class NativeSandbox:
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)
         else:
-            source = await anyio.to_thread.run_sync(_memory_file, data)
-            answer = await self._usable().ask(Frame.WRITE, payload, source)
+            source = await contents.memory_file(data)
+            answer = await channel.ask(Frame.WRITE, payload, source)
         _check(answer.done.result(), path)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
@@ -263,9 +262,10 @@ class NativeSandbox:
         found = await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
         if stat.S_IFMT(found.st_mode) not in _KINDS:
             raise _special(str(source))
+        named = self._path(path)
         theirs, ours = os.pipe()
         packing = _in_thread(partial(_pack, source, ours))
-        answer = await channel.ask(Frame.UNPACK, self._path(path), theirs)
+        answer = await channel.ask(Frame.UNPACK, named, theirs)
         error = await packing
         # Init's word counts more: a pipe that broke is only its consequence.
         _check(answer.done.result(), path)
@@ -275,11 +275,12 @@ class NativeSandbox:
     async def download(self, path: str, target: Path) -> None:
         channel = self._usable()
         target = Path(target)
+        named = self._path(path)
         existed = await anyio.to_thread.run_sync(os.path.lexists, target)
         ours, theirs = os.pipe()
         unpacking = _in_thread(partial(_unpack, ours, target))
         try:
-            answer = await channel.ask(Frame.PACK, self._path(path), theirs)
+            answer = await channel.ask(Frame.PACK, named, theirs)
             error = await asyncio.shield(unpacking)
             if isinstance(error, OSError) and error.errno == errno.EFBIG:
                 raise error
@@ -475,30 +476,6 @@ def _entries(data: bytes) -> tuple[Entry, ...]:
         at += length
         entries.append(Entry(name, _KINDS.get(stat.S_IFMT(mode), "other"), size, stat.S_IMODE(mode)))
     return tuple(sorted(entries, key=lambda entry: entry.name))
-
-
-def _memory_file(data: bytes) -> int:
-    """A file in memory, sealed, to be read from its beginning."""
-    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.set_blocking(descriptor, False)
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    return descriptor
-
-
-def _read_whole(descriptor: int, path: str) -> bytes:
-    """The file as long as it is now: whoever goes on writing to it is not waited for."""
-    with open(descriptor, "rb", buffering=0) as file:
-        size = os.fstat(descriptor).st_size
-        if size > LARGEST:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        data = bytearray()
-        while len(data) < size and (part := file.read(min(size - len(data), 1 << 24))):
-            data += part
-        return bytes(data)
 
 
 def _pack(source: Path, pipe: int) -> Exception | None:

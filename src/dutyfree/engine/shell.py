@@ -39,7 +39,7 @@ class NativeShell:
         channel: Channel,
         payload: bytes,
         write: Write,
-        remove: Callable[[str], Awaitable[None]],
+        remove: Remove,
         limit: int,
     ) -> None:
         self._channel = channel
@@ -52,7 +52,11 @@ class NativeShell:
         self._end = asyncio.Event()
         theirs, self._input = os.pipe()
         os.set_blocking(self._input, False)
-        self._identity, self._running = channel.exec(payload, theirs)
+        try:
+            self._identity, self._running = channel.exec(payload, theirs)
+        except BaseException:
+            os.close(self._input)
+            raise
         self._running.on_output = self._hear
         self._running.ended.add_done_callback(self._ended)
 

@@ -202,7 +202,7 @@ class Stages:
             self.layers.release(former.trees)
         if not making.built.done():
             making.built.set_result(base)
-        await anyio.to_thread.run_sync(store.settle, [lease])
+        store.settle_behind([lease])
         self._added = True
 
     async def _copy(self, layer: int, target: Path) -> None:

@@ -44,13 +44,14 @@ class NativeTerminal:
         self._running = running
         self._observe = observe
         self._side: Descriptor | None = None
+        self._closed = False
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running.on_started = self._take
         running.ended.add_done_callback(self._ended)
 
     def _take(self, descriptor: int) -> None:
-        # It comes from the sandbox: it need not be what was asked for.
-        if self._side is not None or not os.isatty(descriptor):
+        # It comes from the sandbox: it need not be what was asked for; or it comes too late.
+        if self._closed or self._side is not None or not os.isatty(descriptor):
             os.close(descriptor)
             return
         self._side = Descriptor(descriptor)
@@ -94,6 +95,7 @@ class NativeTerminal:
 
     async def close(self) -> None:
         """Hang up, and kill what does not end by that."""
+        self._closed = True
         if self._side is not None:
             self._side.close()
         with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -48,6 +49,13 @@ PIDS = 2048
 
 BODIES = 256
 """Requests that are kept ready."""
+
+KNOWN = 1024
+"""Of so many recipes we remember what they lead to without working out their keys."""
+
+LEAST_MEMORY = 1 << 20
+LEAST_CPUS = 0.01
+"""Of a sandbox: what the smallest program needs, and what the kernel can count."""
 
 MEMORY_SHARE = 4
 """A sandbox without such a limit has one of this part of the host's memory."""
@@ -265,14 +273,22 @@ class Native:
                 remedy="what is written is kept in memory: allow at least twice as much of it",
             )
         self._refuse_what_cannot_be_limited(limits)
-        return protocol.create(
-            (Create.PLAIN if plain else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
-            trees,
-            memory=memory if "memory" in self.features.controllers else 0,
-            disk=disk,
-            pids=limits.pids if limits.pids is not None else PIDS,
-            cpu_quota=0 if limits.cpus is None else max(1000, int(limits.cpus * 100_000)),
-        )
+        if limits.memory is not None and limits.memory < LEAST_MEMORY:
+            raise CreateError(f"no program runs in {limits.memory} bytes", remedy="allow at least 1M")
+        if limits.cpus is not None and limits.cpus < LEAST_CPUS:
+            raise CreateError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
+        try:
+            return protocol.create(
+                (Create.PLAIN if plain else 0)
+                | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
+                trees,
+                memory=memory if "memory" in self.features.controllers else 0,
+                disk=disk,
+                pids=limits.pids if limits.pids is not None else PIDS,
+                cpu_quota=0 if limits.cpus is None else int(limits.cpus * 100_000),
+            )
+        except struct.error as error:
+            raise CreateError(f"larger than any machine: {limits}") from error
 
     def _shares_network(self, limits: Limits) -> bool:
         """Without root there is no way out of a network of its own. Raises CreateError."""
@@ -343,7 +359,9 @@ class Native:
         image = await self._image(recipe.image)
         identity = self._identities.get(recipe.image or self._config.image)
         key, base = await self._stages.base(recipe, image, identity)
-        # The recipe is kept, so that its id stays its own.
+        # The recipe is kept, so that its id stays its own; but not every one that was ever made.
+        if len(self._known) >= KNOWN:
+            self._known.clear()
         self._known[id(recipe)] = (recipe, key)
         return base
 
@@ -374,6 +392,7 @@ class Native:
         # Until the substrate is closed nobody may remove the layers.
         self._held.append(held)
         self._identities[name] = held.image.digest
+        Store().settle_behind(held.leases)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)

@@ -480,6 +480,134 @@ def test_a_stopped_pull_leaves_only_what_it_can_take_up(hub: tuple[str, Path], s
     assert nothing_is_left(store)
 
 
+def test_a_registry_without_ranges_begins_anew(hub: tuple[str, Path], store: Store) -> None:
+    """While the layer is unpacked already: what came before comes again, and is not unpacked twice."""
+    host, _ = hub
+    data = {f"f{n}": os.urandom(1_000_000) for n in range(4)}
+    push(host, "team/whole", "latest", Image([tar(*[member(n, d) for n, d in data.items()])]))
+    cuts = [1_500_000, 2_500_000]
+
+    class Forgetful(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            headers = {"Accept": self.headers.get("Accept", "")}
+            status, found, body = composing.request(host, "GET", self.path, b"", headers)
+            self.send_response(status)
+            self.send_header("Content-Type", found.get("content-type", ""))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            large = len(body) > 100_000
+            self.wfile.write(body[: cuts.pop(0)] if large and cuts else body)
+
+    with served(Forgetful) as address:
+        kept = pull(store, f"{address}/team/whole")
+    assert files(store, kept) == data
+    assert not cuts
+    assert nothing_is_left(store)
+
+
+def test_a_proxy_of_the_environment_is_used(
+    hub: tuple[str, Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _ = hub
+    push(host, "team/proxied", "latest", Image([tar(member("one", b"1"))]))
+    seen: list[tuple[str, str | None]] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers.get("Proxy-Authorization")))
+            headers = {"Accept": self.headers.get("Accept", "")}
+            status, found, body = composing.request(host, "GET", urlsplit(self.path).path, b"", headers)
+            self.send_response(status)
+            self.send_header("Content-Type", found.get("content-type", ""))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_CONNECT(self) -> None:
+            seen.append((self.path, self.headers.get("Proxy-Authorization")))
+            self.send_error(502)
+
+    for name in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with served(Proxy) as address:
+        monkeypatch.setenv("HTTP_PROXY", f"http://user:p%40ss@{address}")
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{address}")
+        kept = pull(store, "registry.invalid:5000/team/proxied", insecure=("registry.invalid:5000",))
+        assert files(store, kept) == {"one": b"1"}
+        login = "Basic " + base64.b64encode(b"user:p@ss").decode()
+        assert {who for _, who in seen} == {login}
+        assert all(path.startswith("http://registry.invalid:5000/v2/team/proxied/") for path, _ in seen)
+        seen.clear()
+        with pytest.raises(CreateError, match="cannot be reached"):
+            pull(store, "registry.invalid/team/proxied")
+        assert {path for path, _ in seen} == {"registry.invalid:443"}
+        monkeypatch.setenv("NO_PROXY", host)
+        seen.clear()
+        pull(store, f"{host}/team/proxied")
+        assert not seen
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1")
+    with pytest.raises(CreateError, match="name it http://"):
+        pull(store, "registry.invalid/team/proxied")
+
+
+def test_nothing_is_asked_for_what_is_there(hub: tuple[str, Path], store: Store) -> None:
+    """Of a tag its manifest alone; of a digest nothing; and the store is not written to."""
+    host, _ = hub
+    digest = push(host, "team/there", "latest", Image([tar(member("one", b"1"))]))
+    cutter = Cutter(host, lambda: 1 << 40)
+    try:
+        pull(store, f"{cutter.host}/team/there")
+        first, before = cutter.bytes, {path: path.stat().st_mtime_ns for path in store.root.glob("images/*")}
+        pull(store, f"{cutter.host}/team/there")
+        assert cutter.bytes - first < 2000
+        assert {path: path.stat().st_mtime_ns for path in store.root.glob("images/*")} == before
+        pull(store, f"{cutter.host}/team/there@{digest}")
+        connections = cutter.connections
+        pull(store, f"{cutter.host}/team/there@{digest}")
+        assert cutter.connections == connections
+    finally:
+        cutter.close()
+
+
+def test_locks_are_removed_under_those_who_wait(store: Store) -> None:
+    """Each time one holds it, whoever collects beside them."""
+    key = f"stage:{'0' * 64}"
+    inside = most = 0
+    done = threading.Event()
+
+    def collect() -> None:
+        while not done.is_set():
+            store.collect()
+
+    def hold() -> None:
+        nonlocal inside, most
+        for _ in range(30):
+            with store.making(key):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.001)
+                inside -= 1
+
+    collector = threading.Thread(target=collect)
+    holders = [threading.Thread(target=hold) for _ in range(4)]
+    for thread in (collector, *holders):
+        thread.start()
+    for thread in holders:
+        thread.join()
+    done.set()
+    collector.join()
+    assert most == 1
+    store.collect()
+    assert not list((store.root / "locks").iterdir())
+
+
 def test_a_rotten_part_is_fetched_anew(hub: tuple[str, Path], store: Store) -> None:
     host, _ = hub
     image = Image([tar(member("big", os.urandom(1_000_000)))])

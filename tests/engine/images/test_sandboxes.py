@@ -99,6 +99,30 @@ async def test_whiteouts_hide(fresh: Substrate, tmp_path: Path, repeated: int) -
     assert (len(mounted) == 1) == (repeated > 1)
 
 
+async def test_whiteouts_with_nothing_below_them_are_not_listed(fresh: Substrate, tmp_path: Path) -> None:
+    """Overlayfs itself lists them in a directory that is in one layer alone, or hides what is below."""
+    layers = {
+        "lone": [tar(directory("lone"), member("lone/.wh.gone"), member("lone/a", b"1"))],
+        "opaque": [
+            tar(directory("o"), member("o/x", b"1"), directory("o/sub"), member("o/sub/y", b"1")),
+            tar(
+                member("o/.wh.x"), directory("o"), member("o/.wh..wh..opq"),
+                directory("o/sub"), member("o/sub/.wh.y"),
+            ),
+        ],
+        "removed": [tar(directory("r")), tar(member(".wh.r")), tar(directory("r"), member("r/.wh.x"))],
+    }  # fmt: skip
+    for name, own in layers.items():
+        root = layout(tmp_path / name, Image([busybox(), *own]))
+        async with fresh.sandbox(Recipe(image=f"oci:{root}")) as sandbox:
+            listed = (await sandbox.exec("ls -a /lone /o /o/sub /r 2>/dev/null")).stdout.split()
+            assert not {b"gone", b"x", b"y"} & set(listed), name
+            assert (await sandbox.exec("find / -xdev -name gone -o -xdev -name x")).ok, name
+    bottom = layout(tmp_path / "bottom", Image([tar(member("d/.wh.x"), member("d/a", b"1")), busybox()]))
+    async with fresh.sandbox(Recipe(image=f"oci:{bottom}")) as sandbox:
+        assert (await sandbox.exec("ls /d")).stdout == b"a\n"
+
+
 async def test_an_image_of_sixty_layers(fresh: Substrate, tmp_path: Path) -> None:
     layers = [busybox(), *[tar(member(f"n/{n}", b"%d" % n), member("last", b"%d" % n)) for n in range(60)]]
     root = layout(tmp_path / "layout", Image(layers, compression="zstd"))

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import os
+import random
 import stat
 import tarfile
 import tracemalloc
@@ -15,6 +16,8 @@ import pytest
 from backports import zstd
 
 from dutyfree.engine.images import streams
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.members import members
 from dutyfree.engine.images.streams import Refused
 from dutyfree.engine.images.unpack import OPAQUE, Unpacked, unpack
 from tests.engine.images.composing import digest, directory, hard, link, member, tar
@@ -326,6 +329,45 @@ def test_deep_trees_are_refused(tmp_path: Path) -> None:
 def test_impossible_owners_are_refused(tmp_path: Path, fields: dict[str, int]) -> None:
     with pytest.raises(Refused):
         into(tmp_path / "x", tar(member("f", b"1", **fields)))
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("size", [512, 1000, 1 << 20])
+def test_members_are_read_as_tarfile_reads_them(form: int, size: int) -> None:
+    """Plain headers and others, whole in a piece of the stream or not."""
+    order = random.Random(form)
+    kinds = [
+        tarfile.REGTYPE,
+        tarfile.DIRTYPE,
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.AREGTYPE,
+    ]
+    scratch = io.BytesIO()
+    with tarfile.open(fileobj=scratch, mode="w", format=form) as archive:
+        for number in range(300):
+            name = "/".join(["d" * order.choice([1, 20, 60])] * order.randint(1, 3)) + f"/\xe4{number}"
+            info = tarfile.TarInfo(name + "/" * order.randint(0, 1))
+            info.type = order.choice(kinds)
+            info.mode, info.uid, info.gid = (order.randrange(1 << 12) for _ in range(3))
+            info.mtime = order.randrange(1 << 33)
+            info.linkname = "t" * order.choice([1, 99, 100]) if info.type in kinds[2:4] else ""
+            info.size = order.choice([0, 1, 511, 512, 513, 3000]) if info.type == tarfile.REGTYPE else 0
+            if form == tarfile.PAX_FORMAT and number % 7 == 0:
+                info.pax_headers = {"SCHILY.xattr.user.a": "b", "mtime": "1.5"}
+            archive.addfile(info, io.BytesIO(order.randbytes(info.size)))
+    data = scratch.getvalue()
+
+    def seen(found: tarfile.TarInfo) -> tuple[object, ...]:
+        fields = (found.name, found.type, found.mode, found.uid, found.gid, found.size, found.mtime)
+        return (*fields, found.linkname, found.offset_data, found.pax_headers)
+
+    pieces = (data[at : at + size] for at in range(0, len(data), size))
+    ours = [seen(found) for found in members(streams.Forward(pieces, 1 << 30, Halt()))]
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert ours == [seen(found) for found in archive]
+    assert len(ours) == 300
 
 
 def test_what_is_broken_is_refused(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def holds_image(path: Path) -> bool:
     """Whether a tar, compressed or not, holds an image rather than a root file system. Raises CreateError."""
     try:
         with open(path, "rb") as file, contextlib.closing(streams.decompressed(file)) as pieces:
-            stream = streams.Forward(pieces, 1 << 62, lambda: None)
+            stream = streams.Forward(pieces, 1 << 62, Halt())
             with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
                 first = tar.next()
                 while first is not None and posixpath.normpath(first.name) == ".":

@@ -1,19 +1,113 @@
-"""A blob on its way to the disk: taken up again where it was cut, and verified."""
+"""A blob on its way to the disk: taken up again where it was cut, verified, and read while it grows."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.manifest import Descriptor
 from dutyfree.engine.images.registry import NoRange, Passing, Registry
+from dutyfree.engine.images.streams import Readable
 from dutyfree.errors import CreateError
 
 Told = Callable[[int], None]
+
+PATIENCE = 0.1
+"""Between two looks whether anybody still wants what is waited for."""
+
+
+@contextlib.contextmanager
+def fetched(registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt) -> Iterator[Readable]:
+    """The blob to be read, while it comes; its end is read only once it is verified. ``path`` is removed.
+
+    Whoever leaves by an error halts the download. Raises as ``download``, here or where it is read.
+    """
+    if path.exists():  # an earlier download may have left what is wrong: verified before anybody reads it
+        download(registry, wanted, path, told, halt)
+        with open(path, "rb", buffering=0) as file:
+            yield file
+    else:
+        path.touch(mode=0o600)
+        with (
+            open(path, "rb", buffering=0) as file,
+            _growing(registry, wanted, path, told, halt, file) as grown,
+        ):
+            yield grown
+    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _growing(
+    registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt, file: BinaryIO
+) -> Iterator[Readable]:
+    growing = _Growing(file, halt)
+
+    def grown(at: int) -> None:
+        growing.grow(at)
+        told(at)
+
+    def fetch() -> None:
+        error: BaseException | None = None
+        try:
+            download(registry, wanted, path, grown, halt)
+        except BaseException as caught:  # noqa: BLE001 (raised where the blob is read)
+            error = caught
+        growing.end(error)
+
+    thread = threading.Thread(target=fetch, name="dutyfree-fetch", daemon=True)
+    thread.start()
+    try:
+        yield growing
+    except BaseException:
+        halt.set()
+        raise
+    finally:
+        thread.join()
+
+
+class _Growing:
+    """A file that another thread appends to.
+
+    If that begins anew, what was read already must come again: the layer's own digest tells whether it did.
+    """
+
+    def __init__(self, file: BinaryIO, halt: Halt) -> None:
+        self._file = file
+        self._halt = halt
+        self._changed = threading.Condition()
+        self._there = self._at = 0
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def grow(self, at: int) -> None:
+        with self._changed:
+            self._there = at
+            self._changed.notify_all()
+
+    def end(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            with self._changed:
+                while self._there <= self._at and not self._ended:
+                    self._halt.check()
+                    self._changed.wait(PATIENCE)
+                if self._error:
+                    raise self._error
+                left = self._there - self._at
+            data = self._file.read(min(size, left)) if left > 0 else b""
+            self._at += len(data)
+            if data or left <= 0:  # else it was cut off under our hands, to begin anew
+                return data
 
 
 def download(registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt) -> None:
@@ -81,7 +175,7 @@ class _Part:
                 if isinstance(passing, NoRange):
                     self.restart()
                 attempt = 1 if self.at > before else attempt + 1
-                registry.pause(attempt, passing)
+                registry.pause(attempt, passing, halt)
 
     def _receive(self, registry: Registry, halt: Halt) -> None:
         with registry.blob(self._wanted.digest, self.at) as (start, pieces):

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dutyfree.engine.images import archives, credentials, manifest, squash, streams
-from dutyfree.engine.images.download import download
+from dutyfree.engine.images.download import fetched
 from dutyfree.engine.images.halting import Halt, Stopped
 from dutyfree.engine.images.manifest import Configuration, Settings
 from dutyfree.engine.images.merged import opaque
@@ -104,7 +104,12 @@ class Puller:
         return Held(image, tuple(leases))
 
     def pull(self, reference: Reference) -> Held:
-        """The image as its registry has it now, asked at its mirrors first."""
+        """The image as its registry has it now, asked at its mirrors first. Raises CreateError, Stopped.
+
+        A name with a digest means the same for ever: nobody is asked if the store has it.
+        """
+        if reference.digest and (held := self.held(str(reference))):
+            return held
         places = bases(reference, self._options.mirrors, self._options.insecure)
         for number, base in enumerate(places, 1):
             halt = self._halt.inner()
@@ -130,30 +135,29 @@ class Puller:
             found = manifest.read(data, entry.media_type or kind)
         if not isinstance(found, manifest.Manifest):
             raise CreateError(f"{reference} leads from index to index, and to no image")
+        held = self.held(str(reference))
+        if held and held.image.digest == found.digest:
+            return held  # nothing has changed: neither fetched nor written
+        if held:
+            held.close()
         configuration = manifest.configuration(registry.config(found.config), len(found.layers))
 
-        @contextlib.contextmanager
-        def fetched(
+        def opened(
             wanted: manifest.Descriptor, progress: Progress, halt: Halt
-        ) -> Iterator[streams.Readable]:
-            path = self.store.part(wanted.digest)
-
+        ) -> contextlib.AbstractContextManager[streams.Readable]:
             def told(at: int) -> None:
                 progress(Event(wanted.digest, "downloading", at, wanted.size))
 
-            download(registry, wanted, path, told, halt)
-            with open(path, "rb", buffering=0) as file:
-                yield file
-            path.unlink(missing_ok=True)
+            return fetched(registry, wanted, self.store.part(wanted.digest), told, halt)
 
         sources = [
-            Source(diff_id, wanted.size, partial(fetched, wanted))
+            Source(diff_id, wanted.size, partial(opened, wanted))
             for wanted, diff_id in zip(found.layers, configuration.diff_ids, strict=True)
         ]
         return self._install(str(reference), found.digest, configuration, sources, halt)
 
     def archive(self, path: Path, name: str, source: str) -> Held:
-        """An image from a tar of one."""
+        """An image from a tar of one. Raises CreateError, Stopped."""
         with contextlib.ExitStack() as stack:
             if archives.is_compressed(path):
                 scratch = stack.enter_context(self.store.scratch()) / "image.tar"
@@ -167,7 +171,7 @@ class Puller:
             return self.files(archives.Tar(path), str(path), name, source)
 
     def files(self, files: archives.Files, what: str, name: str, source: str, tag: str = "") -> Held:
-        """An image from its pieces."""
+        """An image from its pieces. Raises CreateError, Stopped."""
         found = archives.find(files, what, tag)
 
         @contextlib.contextmanager
@@ -230,7 +234,7 @@ class Puller:
             leases = self._obtain(sources, halt, stack)
             layers = tuple(lease.key for lease in leases)
             seen = _seen(leases)
-            if len(seen) > squash.MOST:
+            if len(seen) > squash.MOST or squash.strays([lease.tree for lease in seen]):
                 below = [lease.tree for lease in reversed(seen)]
                 make = partial(_squashed, below, halt)
                 seen = [stack.enter_context(self.store.obtain(squash.key([x.key for x in seen]), make, halt))]
@@ -245,7 +249,6 @@ class Puller:
                 created=configuration.created,
                 added=time.time(),
             )
-            self.store.settle({*leases, *seen})
             self.store.name(image)
             stack.pop_all()
         held = {id(lease) for lease in seen}
@@ -286,9 +289,14 @@ class Puller:
         return lease
 
     def _unpack(self, source: Source, halt: Halt, tree: Path) -> tuple[int, int, int]:
+        halt = halt.inner()
         progress = self._relabelled(source)
         with source.open(progress, halt) as file:
-            counted = _Counted(file, lambda at: progress(Event(source.key, "unpacking", at, source.size)))
+            counted = _Counted(
+                file,
+                lambda at: progress(Event(source.key, "unpacking", at, source.size)),
+                bool(source.digest),
+            )
             root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 done = unpack(
@@ -296,7 +304,7 @@ class Puller:
                     root,
                     limit=self._options.largest,
                     whiteouts=source.whiteouts,
-                    stop=halt.check,
+                    halt=halt,
                 )
             except streams.Refused as error:
                 raise CreateError(
@@ -312,32 +320,45 @@ class Puller:
                 f"not {source.key}",
                 remedy="the image is broken or hostile",
             )
+        squash.note(tree, done.hiding)
         return done.size, done.files, done.left_out
 
     def _relabelled(self, source: Source) -> Progress:
-        return lambda event: self._progress(event._replace(layer=source.key))
+        """Of a layer that is unpacked while it comes, the coming is told until it is over."""
+        coming = False
+
+        def told(event: Event) -> None:
+            nonlocal coming
+            if event.phase == "downloading":
+                coming = event.done < event.total
+            elif coming:
+                return
+            self._progress(event._replace(layer=source.key))
+
+        return told
 
 
 class _Counted:
-    """A file that tells how far it was read, and what it was."""
+    """A file that tells how far it was read, and what it was if that is asked."""
 
-    def __init__(self, file: streams.Readable, told: Callable[[int], None]) -> None:
+    def __init__(self, file: streams.Readable, told: Callable[[int], None], hashed: bool) -> None:
         self._file = file
         self._told = told
         self._at = 0
-        self._hash = hashlib.sha256()
+        self._hash = hashlib.sha256() if hashed else None
 
     def read(self, size: int, /) -> bytes:
         data = self._file.read(size)
         self._at += len(data)
-        self._hash.update(data)
+        if self._hash:
+            self._hash.update(data)
         self._told(self._at)
         return data
 
     def finish(self) -> str:
         while self.read(streams.CHUNK):
             pass
-        return f"sha256:{self._hash.hexdigest()}"
+        return f"sha256:{self._hash.hexdigest()}" if self._hash else ""
 
 
 def _seen(leases: list[Lease]) -> list[Lease]:

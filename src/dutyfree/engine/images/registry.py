@@ -10,31 +10,27 @@ import random
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any, NoReturn
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from dutyfree.engine.images import credentials, manifest
+from dutyfree.engine.images import credentials, manifest, web
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.manifest import Descriptor
 from dutyfree.engine.images.reference import Reference
 from dutyfree.errors import CreateError
 
-if TYPE_CHECKING:
-    import httpx
-
 ATTEMPTS = 6
 FIRST_WAIT = 0.25
 LONGEST_WAIT = 30.0
-CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0
-"""Without a byte, after which a connection counts as cut."""
 TOKENS = 3
 """That one request may ask for: they end with time, or are used up by other threads."""
 AGENT = "dutyfree"
 
 _ACCEPTED = ", ".join((*manifest.INDEXES, *manifest.MANIFESTS))
+_WORDS = 64 << 10
+"""Of a registry about an error."""
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _PAIRS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"|(\w+)=([^\s",]+)')
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
@@ -60,21 +56,15 @@ class Registry:
     """One repository at one host. Use as a context manager."""
 
     def __init__(self, base: str, reference: Reference, login: credentials.Login | None, halt: Halt) -> None:
-        import httpx
-
         self.base = base
         self._reference = reference
         self._login = login
         self._halt = halt
         self._authorization = ""
         self._lock = threading.Lock()
-        self._client = httpx.Client(
-            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
-            follow_redirects=True,
-            # As it was pushed: what the transport would unpack fits no digest.
-            headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
-            event_hooks={"request": [self._refuse_downgrade]},
-        )
+        # As it was pushed: what the transport would unpack fits no digest.
+        headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
+        self._client = web.Client(headers, self._refuse_downgrade)
 
     def __enter__(self) -> Registry:
         return self
@@ -103,7 +93,7 @@ class Registry:
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         with self._once(f"blobs/{digest}", headers) as response:
-            ranged = response.status_code == 206
+            ranged = response.status == 206
             if ranged and not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
                 raise Passing("the registry answered with another range than it was asked for")
             yield offset if ranged else 0, _passing(response)
@@ -119,9 +109,9 @@ class Registry:
                     return data, response.headers.get("content-type", "")
             except Passing as passing:
                 attempt += 1
-                self.pause(attempt, passing)
+                self.pause(attempt, passing, self._halt)
 
-    def pause(self, attempt: int, passing: Passing) -> None:
+    def pause(self, attempt: int, passing: Passing, halt: Halt) -> None:
         """Wait before the next attempt. Raises CreateError after the last, Stopped when nobody waits."""
         # A host that does not even answer is given up sooner.
         if attempt >= (ATTEMPTS if passing.reached else ATTEMPTS // 2):
@@ -132,36 +122,37 @@ class Registry:
                 remedy="check its name, the network and the proxy; or name a mirror (DUTYFREE_MIRRORS)",
             ) from passing
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
-        self._halt.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
+        halt.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
 
     @contextlib.contextmanager
-    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        import httpx
-
+    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[web.Response]:
         self._halt.check()
         url = f"{self.base}/v2/{self._reference.repository}/{path}"
         try:
             for renewals in range(TOKENS + 1):
                 used = self._authorization
                 own = {**headers, "Authorization": used} if used else headers
-                with self._client.stream("GET", url, headers=own) as response:
-                    asked = response.headers.get_list("www-authenticate")
-                    refused = response.status_code == 401 and renewals < TOKENS
-                    if refused and self._authorize(asked, used):
-                        continue
+                with self._client.ask(url, own) as response:
+                    if response.status == 401 and renewals < TOKENS:
+                        said = _whole(response, _WORDS)
+                        if self._authorize(response.headers.get_all("www-authenticate", []), used):
+                            continue
+                        self._refuse(response, said)
                     self._check(response)
                     yield response
                     return
-        except httpx.TransportError as error:
-            raise Passing(_reason(error), reached=not isinstance(error, httpx.ConnectError)) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except web.Cut as error:
+            raise Passing(str(error), reached=error.reached) from error
+        except web.Nonsense as error:
             raise CreateError(f"{self.base} answers with nonsense: {error}") from error
 
-    def _check(self, response: httpx.Response) -> None:
-        status = response.status_code
-        if status in (200, 206):
-            return
-        said = _said(_whole(response, 64 << 10)) or f"status {status}"
+    def _check(self, response: web.Response) -> None:
+        if response.status not in (200, 206):
+            self._refuse(response, _whole(response, _WORDS))
+
+    def _refuse(self, response: web.Response, body: bytes) -> NoReturn:
+        status = response.status
+        said = _said(body) or f"status {status}"
         if status in _RETRIED:
             wait = response.headers.get("retry-after", "")
             raise Passing(said, float(wait) if wait.isdigit() else 0.0)
@@ -206,22 +197,25 @@ class Registry:
         query = {"scope": fields.get("scope") or f"repository:{self._reference.repository}:pull"}
         if "service" in fields:
             query["service"] = fields["service"]
+        headers, form = {}, None
         if self._login and self._login.token:
-            form = {"grant_type": "refresh_token", "client_id": AGENT, "refresh_token": self._login.secret}
-            response = self._client.post(realm, data={**query, **form})
+            given = {"grant_type": "refresh_token", "client_id": AGENT, "refresh_token": self._login.secret}
+            form = urlencode({**query, **given}).encode()
         else:
+            realm += f"{'&' if where.query else '?'}{urlencode(query)}"
             headers = {"Authorization": _basic(self._login)} if self._login else {}
-            response = self._client.get(realm, params=query, headers=headers)
-        self._check(response)
+        with self._client.ask(realm, headers, form) as response:
+            self._check(response)
+            data = _whole(response, manifest.DOCUMENT_MAX)
         try:
-            answer = msgspec.json.decode(response.content)
+            answer = msgspec.json.decode(data)
             return str(answer.get("token") or answer["access_token"])
         except (msgspec.DecodeError, KeyError, AttributeError) as error:
-            raise CreateError(f"{realm} gives no token: {error!r}") from error
+            raise CreateError(f"{fields['realm']} gives no token: {error!r}") from error
 
-    def _refuse_downgrade(self, request: httpx.Request) -> None:
-        if self.base.startswith("https:") and request.url.scheme != "https":
-            raise CreateError(f"{self.base} leads to {request.url}, where anybody could change what comes")
+    def _refuse_downgrade(self, url: str) -> None:
+        if self.base.startswith("https:") and not url.startswith("https:"):
+            raise CreateError(f"{self.base} leads to {url}, where anybody could change what comes")
 
 
 def bases(
@@ -246,10 +240,8 @@ def _basic(login: credentials.Login) -> str:
     return "Basic " + base64.b64encode(f"{login.name}:{login.secret}".encode()).decode()
 
 
-def _whole(response: httpx.Response, limit: int) -> bytes:
+def _whole(response: web.Response, limit: int) -> bytes:
     """A small document. Raises CreateError if it is none, Passing."""
-    if response.is_stream_consumed:
-        return response.content
     data = bytearray()
     for piece in _passing(response):
         data += piece
@@ -258,17 +250,11 @@ def _whole(response: httpx.Response, limit: int) -> bytes:
     return bytes(data)
 
 
-def _passing(response: httpx.Response) -> Iterator[bytes]:
-    import httpx
-
+def _passing(response: web.Response) -> Iterator[bytes]:
     try:
-        yield from response.iter_raw()  # as it comes: what a cut leaves of a piece would be lost
-    except httpx.TransportError as error:
-        raise Passing(f"the connection was cut: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        yield from response.pieces()  # as it comes: what a cut leaves of a piece would be lost
+    except web.Cut as error:
+        raise Passing(str(error)) from error
 
 
 def _said(body: bytes) -> str:

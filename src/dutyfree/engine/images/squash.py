@@ -1,7 +1,8 @@
 """Many layers become one: each lookup in an overlay asks them all, and the kernel takes only so many.
 
 Nothing is copied: the one layer's files are hard links to those of the many. Whiteouts have done their work
-in it, and are gone.
+in it, and are gone. So layers are also made one if overlayfs would list a whiteout as if it were a file: it
+does in a directory that no layer below has.
 """
 
 from __future__ import annotations
@@ -16,11 +17,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dutyfree.engine.images.halting import Halt
-from dutyfree.engine.images.merged import opaque
+from dutyfree.engine.images.merged import lookup, opaque
 from dutyfree.engine.images.unpack import is_whiteout
 
 MOST = 16
 """Layers that sandboxes stand on. More become one."""
+_HIDING = "hiding"
+
+
+def note(tree: Path, hiding: Sequence[str]) -> None:
+    """Keep beside a layer which of its directories hold whiteouts."""
+    if hiding:
+        (tree.parent / _HIDING).write_bytes("\0".join(hiding).encode("utf-8", "surrogateescape"))
+
+
+def strays(layers: Sequence[Path]) -> bool:
+    """Whether a layer, of these from the lowest on, has a whiteout in a directory that none below it has."""
+    for number, tree in enumerate(layers):
+        try:
+            hiding = (tree.parent / _HIDING).read_bytes().decode("utf-8", "surrogateescape").split("\0")
+        except FileNotFoundError:
+            continue
+        below = layers[:number][::-1]
+        for directory in hiding:
+            seen = lookup(below, directory) if below else None
+            if seen is None or not seen.is_directory:
+                return True
+    return False
 
 
 def key(layers: Sequence[str]) -> str:

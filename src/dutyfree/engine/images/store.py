@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import hashlib
 import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -38,12 +38,12 @@ from typing import Self
 import msgspec
 
 from dutyfree import paths
+from dutyfree.engine.images import locking
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.locking import abandoned, locked, same
 from dutyfree.engine.images.manifest import Settings
 from dutyfree.errors import CreateError
 
-PATIENCE = 0.05
-"""Between two looks whether another process is done."""
 PART_SECONDS = 7 * 86400.0
 """So long a cut download may wait to be taken up again."""
 
@@ -115,6 +115,8 @@ class Collected(msgspec.Struct, frozen=True):
     size: int
     in_use: int
     """Layers that no image names, but somebody uses."""
+    half: int = 0
+    """Bytes of what killed processes left half made, or half fetched too long ago."""
 
 
 class Store:
@@ -140,7 +142,7 @@ class Store:
                 return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(descriptor), (path / "lease").stat()):
+                if same(descriptor, path / "lease"):
                     os.utime(descriptor)
                     return Lease(key, path, descriptor)
             os.close(descriptor)
@@ -185,11 +187,18 @@ class Store:
 
     def settle(self, leases: Iterable[Lease]) -> None:
         """See that layers are on the disk: one that is not yet is not trusted after the next boot."""
-        new = [lease for lease in leases if not (lease.tree.parent / "settled").exists()]
+        new = [mark for lease in leases if not (mark := lease.tree.parent / "settled").exists()]
         if new:
             _sync(self.root)
-        for lease in new:
-            (lease.tree.parent / "settled").touch()
+        for mark in new:
+            with contextlib.suppress(FileNotFoundError):  # removed since
+                mark.touch()
+
+    def settle_behind(self, leases: Iterable[Lease]) -> None:
+        """The same, which may take long, without waiting for it."""
+        threading.Thread(
+            target=self.settle, args=(list(leases),), name="dutyfree-settle", daemon=True
+        ).start()
 
     def _trusted(self, path: Path) -> bool:
         """Whether the kernel that made the layer still runs, and so knows all of it."""
@@ -201,13 +210,13 @@ class Store:
     def making(self, key: str, halt: Halt | None = None) -> Iterator[None]:
         """For one at a time among all processes. Raises Stopped."""
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
-        with self._locked(self._directory("locks") / name, fcntl.LOCK_EX, halt):
+        with locked(self._directory("locks") / name, fcntl.LOCK_EX, halt):
             yield
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory to make something in, removed afterwards unless it was renamed."""
-        with self._locked(self._directory("making") / ".lock", fcntl.LOCK_SH):
+        with locked(self._directory("making") / ".lock", fcntl.LOCK_SH):
             path = Path(tempfile.mkdtemp(dir=self._directory("making")))
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -229,13 +238,11 @@ class Store:
     def name(self, image: Image) -> None:
         """Put an image under its name. Its layers must be leased by the caller."""
         target = self._image_path(image.name)
-        with self._locked(self._directory() / "lock", fcntl.LOCK_SH):
+        with locked(self._directory() / "lock", fcntl.LOCK_SH):
             descriptor, scratch = tempfile.mkstemp(dir=self._directory(), prefix=".image-")
             try:
-                with open(descriptor, "wb") as file:
+                with open(descriptor, "wb") as file:  # one that a crash tears is none, as its layers are
                     file.write(msgspec.json.encode(image))
-                    file.flush()
-                    os.fsync(descriptor)
                 Path(scratch).rename(target)
             except BaseException:
                 Path(scratch).unlink(missing_ok=True)
@@ -261,9 +268,8 @@ class Store:
 
         Of these, the last used ones stay as long as they take no more than ``spare`` bytes together.
         """
-        with self._locked(self._directory() / "lock", fcntl.LOCK_EX):
-            if not dry_run:
-                self._sweep()
+        with locked(self._directory() / "lock", fcntl.LOCK_EX):
+            half = self._sweep(dry_run)
             named = {key for image in self.images() for key in image.keys} | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
             unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
@@ -276,7 +282,7 @@ class Store:
                     removed, size = removed + 1, size + facts.size
                 else:
                     in_use += 1
-        return Collected(removed, size, in_use)
+        return Collected(removed, size, in_use, half)
 
     def layers(self) -> list[Facts]:
         found = []
@@ -311,19 +317,25 @@ class Store:
             os.close(descriptor)
         return True
 
-    def _sweep(self) -> None:
-        """Remove what killed processes left half made."""
-        making = self._directory("making")
-        with self._locked(making / ".lock", fcntl.LOCK_EX):
-            for path in making.iterdir():
-                if path.name != ".lock" and _abandoned(path / "lock"):
-                    shutil.rmtree(path, ignore_errors=True)
-        for path in self.root.glob(".image-*"):
-            path.unlink(missing_ok=True)  # nobody writes one while we hold the lock
+    def _sweep(self, dry_run: bool) -> int:
+        """Remove what killed processes left half made, and locks that nobody holds; or only count it."""
+        left = list(self.root.glob(".image-*"))  # nobody writes one while we hold the lock
         for path in self._directory("parts").iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > PART_SECONDS and _abandoned(path):
-                    path.unlink()
+                if time.time() - path.stat().st_mtime > PART_SECONDS and abandoned(path):
+                    left.append(path)
+        making = self._directory("making")
+        with locked(making / ".lock", fcntl.LOCK_EX):
+            left += [path for path in making.iterdir() if path.name != ".lock" and abandoned(path / "lock")]
+            half = sum(_bytes(path) for path in left)
+            for path in left if not dry_run else ():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        for path in self._directory("locks").iterdir() if not dry_run else ():
+            locking.remove(path)
+        return half
 
     # --- Where things lie ---------------------------------------------------------------------------
 
@@ -363,39 +375,17 @@ class Store:
             return msgspec.json.decode(path.read_bytes(), type=Image)
         return None
 
-    @contextlib.contextmanager
-    def _locked(self, path: Path, how: int, halt: Halt | None = None) -> Iterator[int]:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _try_lock(descriptor, how):
-                # A thread in flock(2) can be woken by nobody; this one can be stopped.
-                if halt is None:
-                    time.sleep(PATIENCE)
-                else:
-                    halt.wait(PATIENCE)
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
-
-def _try_lock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _abandoned(lock: Path) -> bool:
-    """Whether nobody holds the lock, whose holder may have been killed before it was even made."""
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-    try:
-        return _try_lock(descriptor, fcntl.LOCK_EX)
-    finally:
-        os.close(descriptor)
+def _bytes(path: Path) -> int:
+    """On the disk, of a file or all below a directory."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    with contextlib.suppress(OSError):
+        total += path.lstat().st_blocks * 512
+    return total
 
 
 def _sync(path: Path) -> None:

@@ -9,17 +9,21 @@ Whiteouts become overlayfs' own: ``.wh.name`` a character device 0/0, ``.wh..wh.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import hashlib
 import os
 import posixpath
 import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from dutyfree.engine.images.streams import Forward, Refused
+from dutyfree.engine.images.ahead import ahead
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.members import members
+from dutyfree.engine.images.names import DEPTH, DIRECTORY, NAME_BYTES, above, encode, inside, resolve
+from dutyfree.engine.images.streams import Forward, Refused, hashed
 
 OPAQUE = "trusted.overlay.opaque"
 WHITEOUT = ".wh."
@@ -28,14 +32,8 @@ OPAQUE_MARK = ".wh..wh..opq"
 LARGEST = 64 << 30
 """Bytes of one layer, unpacked."""
 MEMBERS = 1 << 22
-DEPTH = 200
-NAME_BYTES = 3000
-PIECE = 256 << 10
 _IDS = 1 << 32
 
-_SYS_OPENAT2 = 437
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _NOWHERE = (
@@ -48,7 +46,7 @@ _NOWHERE = (
     errno.EFBIG,
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
+T = TypeVar("T")
 
 
 class Unpacked(NamedTuple):
@@ -58,6 +56,8 @@ class Unpacked(NamedTuple):
     files: int
     left_out: int
     """Device nodes."""
+    hiding: tuple[str, ...] = ()
+    """Directories that hold whiteouts."""
 
 
 def unpack(
@@ -66,21 +66,23 @@ def unpack(
     *,
     limit: int = LARGEST,
     whiteouts: bool = True,
-    stop: Callable[[], None] = lambda: None,
+    halt: Halt | None = None,
 ) -> Unpacked:
     """Unpack a tar into the empty directory that ``root`` is open at.
 
-    Raises Refused for a layer that is broken or hostile, OSError of the disk, and what ``stop`` raises.
+    The pieces are made by a thread of their own. Raises Refused for a layer that is broken or hostile,
+    OSError of the disk, Stopped, and what making the pieces raises; ``halt`` is set if not all were made.
     """
-    stream = Forward(pieces, limit, stop)
+    halt = halt or Halt()
+    digest = hashlib.sha256()
     target = _Target(root, whiteouts)
     try:
-        if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
-            with tarfile.open(fileobj=stream, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
-                while (member := tar.next()) is not None:
-                    tar.members.clear()  # tarfile would keep them all
+        with ahead(hashed(pieces, digest), halt) as made:
+            stream = Forward(made, limit, halt)
+            if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
+                for member in members(stream):
                     target.add(member, stream)
-        diff_id = stream.finish()
+            stream.finish()
         target.finish()
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise Refused(f"it is no tar that can be unpacked: {error}") from error
@@ -90,7 +92,7 @@ def unpack(
         raise
     finally:
         target.close()
-    return Unpacked(diff_id, target.size, target.files, target.left_out)
+    return Unpacked(f"sha256:{digest.hexdigest()}", target.size, target.files, target.left_out, target.hiding)
 
 
 class _Target:
@@ -100,6 +102,8 @@ class _Target:
         self._parent_name: bytes | None = None
         self._parent = -1
         self._times: dict[bytes, int] = {}
+        self._opaque: set[str] = set()
+        self._whited: dict[str, None] = {}
         self._count = 0
         self.size = self.files = self.left_out = 0
 
@@ -114,8 +118,8 @@ class _Target:
             raise Refused(f"it has more than {MEMBERS} members")
         if not (0 <= member.uid < _IDS - 1 and 0 <= member.gid < _IDS - 1):
             raise Refused(f"{member.name!r} belongs to no possible user")
-        name = _inside(member.name)
-        base = posixpath.basename(name)
+        name = inside(member.name)
+        base = name.rpartition("/")[2]
         if self._whiteouts and base.startswith(WHITEOUT):
             self._hide(name, base)
         elif not name:
@@ -139,19 +143,19 @@ class _Target:
         if source and source[2]:  # a link to itself
             os.close(source[0])
             return
-        self._clear(parent, base)
         self.files += 1
         if source:
+            self._clear(parent, base)
             try:
                 os.link(source[1], base, src_dir_fd=source[0], dst_dir_fd=parent, follow_symlinks=False)
             finally:
                 os.close(source[0])
         elif member.issym():
-            os.symlink(_encode(member.linkname), base, dir_fd=parent)
+            self._anew(parent, base, lambda: os.symlink(encode(member.linkname), base, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             self._stamp(base, parent, member)
         elif member.isfifo():
-            os.mkfifo(base, 0o600, dir_fd=parent)
+            self._anew(parent, base, lambda: os.mkfifo(base, 0o600, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             os.chmod(base, member.mode & 0o7777, dir_fd=parent)
             self._stamp(base, parent, member)
@@ -159,7 +163,7 @@ class _Target:
             self._file(parent, base, member, stream)
 
     def _file(self, parent: int, base: bytes, member: tarfile.TarInfo, stream: Forward) -> None:
-        file = os.open(base, _NEW, 0o600, dir_fd=parent)
+        file = self._anew(parent, base, lambda: os.open(base, _NEW, 0o600, dir_fd=parent))
         try:
             # What typeshed takes for a number are the pieces of a file with holes.
             holes: Any = member.sparse
@@ -171,7 +175,7 @@ class _Target:
                 if size and holes is not None:
                     os.lseek(file, offset, os.SEEK_SET)
                 while size:
-                    piece = stream.read(min(size, PIECE))
+                    piece = stream.take(size)
                     if not piece:
                         raise Refused("it ends in the middle")
                     _write(file, piece)
@@ -195,43 +199,59 @@ class _Target:
             os.mkdir(base, 0o755, dir_fd=parent)
             self.size += 4096
             self.files += 1
-        directory = os.open(base, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        directory = os.open(base, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         try:
             self._dress(directory, member)
             if opaque:
                 os.setxattr(directory, OPAQUE, b"y")
         finally:
             os.close(directory)
-        self._times[_encode(name)] = _nanoseconds(member)
+        self._times[encode(name)] = _nanoseconds(member)
 
     def _hide(self, name: str, base: str) -> None:
         parent, _ = self._enter(name)
+        directory = name.rpartition("/")[0]
         if base == OPAQUE_MARK:
             os.setxattr(parent, OPAQUE, b"y")
+            self._opaque.add(directory)
             return
         if base.startswith(WHITEOUT * 2):
             return  # the bookkeeping of aufs
-        hidden = _encode(base.removeprefix(WHITEOUT))
+        hidden = encode(base.removeprefix(WHITEOUT))
         if hidden in (b"", b".", b".."):
             raise Refused(f"{name!r} hides no possible name")
         found = _lstat(hidden, parent)
         if found is None:
             os.mknod(hidden, stat.S_IFCHR, 0, dir_fd=parent)
+            self._whited[f"{directory}/{base.removeprefix(WHITEOUT)}".lstrip("/")] = None
         elif stat.S_ISDIR(found.st_mode):
             # Its own directory of that name stays, and what lies below it goes.
-            directory = os.open(hidden, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-            os.setxattr(directory, OPAQUE, b"y")
-            os.close(directory)
+            own = os.open(hidden, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            os.setxattr(own, OPAQUE, b"y")
+            os.close(own)
+
+    @property
+    def hiding(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name.rpartition("/")[0] for name in self._whited))
+
+    def _unhide(self) -> None:
+        """In a directory that hides all that lies below it, overlayfs would list a whiteout like a file."""
+        for name in [name for name in self._whited if not self._opaque.isdisjoint(above(name))]:
+            del self._whited[name]
+            parent, base = self._enter(name)
+            found = _lstat(base, parent)
+            if found is not None and is_whiteout(found):
+                os.unlink(base, dir_fd=parent)
 
     def _link_source(self, member: tarfile.TarInfo, name: str) -> tuple[int, bytes, bool]:
         """The directory and the name of what a hard link names; and whether that is the link itself."""
-        target = _inside(member.linkname)
+        target = inside(member.linkname)
         if not target:
             raise Refused(f"{name!r} is a link to the root")
         directory, base = posixpath.split(target)
         try:
-            source = _resolve(self._root, _encode(directory) or b".")
-            found = os.stat(_encode(base), dir_fd=source, follow_symlinks=False)
+            source = resolve(self._root, encode(directory) or b".")
+            found = os.stat(encode(base), dir_fd=source, follow_symlinks=False)
         except FileNotFoundError as error:
             raise Refused(f"{name!r} is a link to {target!r}, which is not in the layer") from error
         parent, own = self._enter(name)
@@ -240,25 +260,25 @@ class _Target:
         if stat.S_ISDIR(found.st_mode) or stat.S_ISCHR(found.st_mode):
             os.close(source)
             raise Refused(f"{name!r} is a link to {target!r}, which is no file")
-        return source, _encode(base), same
+        return source, encode(base), same
 
     def _enter(self, name: str) -> tuple[int, bytes]:
         """The directory that a name lies in, made if need be, and the name's last part."""
-        directory, base = posixpath.split(name)
-        wanted = _encode(directory)
+        directory, _, base = name.rpartition("/")
+        wanted = encode(directory)
         if wanted != self._parent_name:
             if name.count("/") > DEPTH or len(wanted) > NAME_BYTES:
                 raise Refused(f"{name[:200]!r}… lies too deep")
             self.close()
             self._parent = self._open(wanted)
             self._parent_name = wanted
-        return self._parent, _encode(base)
+        return self._parent, encode(base)
 
     def _open(self, wanted: bytes) -> int:
         if not wanted:
             return os.dup(self._root)
         try:
-            return _resolve(self._root, wanted)
+            return resolve(self._root, wanted)
         except (FileNotFoundError, NotADirectoryError):
             pass
         above, _, base = wanted.rpartition(b"/")
@@ -268,7 +288,7 @@ class _Target:
             if found is not None and is_whiteout(found):
                 os.unlink(base, dir_fd=parent)
             os.mkdir(base, 0o755, dir_fd=parent)
-            directory = os.open(base, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            directory = os.open(base, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.fchmod(directory, 0o755)  # whatever our umask is
             if found is not None:
                 os.setxattr(directory, OPAQUE, b"y")
@@ -277,6 +297,14 @@ class _Target:
             raise Refused(f"{wanted!r} is used as a directory, and is none") from error
         finally:
             os.close(parent)
+
+    def _anew(self, parent: int, base: bytes, make: Callable[[], T]) -> T:
+        """Make it, in the place of what an earlier member put there: rarely is there any."""
+        try:
+            return make()
+        except FileExistsError:
+            self._clear(parent, base)
+            return make()
 
     def _clear(self, parent: int, base: bytes) -> None:
         """Remove what an earlier member put in the place of this one."""
@@ -295,7 +323,7 @@ class _Target:
             name = key.removeprefix("SCHILY.xattr.")
             if name != key and name.startswith("user.") and not name.startswith("user.overlay."):
                 with contextlib.suppress(OSError):  # too large for this file system, as tar forgives it
-                    os.setxattr(file, _encode(name), _encode(value))
+                    os.setxattr(file, encode(name), encode(value))
 
     @staticmethod
     def _stamp(base: bytes, parent: int, member: tarfile.TarInfo) -> None:
@@ -303,63 +331,16 @@ class _Target:
 
     def finish(self) -> None:
         """Directories get their times last, when nothing is put into them any more."""
+        if self._opaque:
+            self._unhide()
         self.close()
         for name, when in self._times.items():
             with contextlib.suppress(OSError):  # replaced by another member since
-                directory = _resolve(self._root, name)
+                directory = resolve(self._root, name)
                 try:
                     os.utime(directory, ns=(when, when))
                 finally:
                     os.close(directory)
-
-
-def _inside(name: str) -> str:
-    """The name relative to the root, "" for it. Raises Refused if it leads out."""
-    if "\0" in name:
-        raise Refused(f"{name!r} is no possible name")
-    depth = 0
-    for part in name.split("/"):
-        depth += -1 if part == ".." else part not in ("", ".")
-        if depth < 0:
-            raise Refused(f"{name!r} leads out of it")
-    normal = posixpath.normpath("/" + name.lstrip("/"))[1:]
-    if len(_encode(normal)) > NAME_BYTES:
-        raise Refused(f"{normal[:200]!r}… is too long")
-    return normal
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-_PLAIN = _How(_DIRECTORY, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS)
-_LINKED = _How(_DIRECTORY, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-
-
-def _resolve(root: int, path: bytes) -> int:
-    """Open a directory inside of the root, whatever its name leads through. Raises OSError, Refused."""
-    try:
-        return _openat2(root, path, _PLAIN)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-    directory = _openat2(root, path, _LINKED)
-    # Through links, short names reach ever deeper directories.
-    there = os.readlink(f"/proc/self/fd/{directory}")
-    if there.count("/") > 2 * DEPTH or len(os.fsencode(there)) > NAME_BYTES:
-        os.close(directory)
-        raise Refused(f"{os.fsdecode(path)[:200]!r} leads too deep")
-    return directory
-
-
-def _openat2(root: int, path: bytes, how: _How) -> int:
-    descriptor = _libc.syscall(
-        _SYS_OPENAT2, ctypes.c_int(root), ctypes.c_char_p(path), ctypes.byref(how), ctypes.c_size_t(24)
-    )
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), os.fsdecode(path))
-    return int(descriptor)
 
 
 def is_whiteout(found: os.stat_result) -> bool:
@@ -373,14 +354,9 @@ def _lstat(base: bytes, parent: int) -> os.stat_result | None:
         return None
 
 
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def _write(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _nanoseconds(member: tarfile.TarInfo) -> int:

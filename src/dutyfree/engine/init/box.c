@@ -36,6 +36,17 @@ struct box *box_next(uint32_t *at)
 	return NULL;
 }
 
+/* 0 if all are taken. */
+static uint32_t free_number(void)
+{
+	for (uint32_t tried = 0; tried < BOXES; tried++) {
+		uint32_t number = ++last_box;
+		if (number && !boxes[number % BOXES])
+			return number;
+	}
+	return 0;
+}
+
 static bool sound(const struct create *wanted)
 {
 	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
@@ -126,13 +137,24 @@ void box_create(const struct request *request, const char *body)
 	const char *step = "memory";
 
 	if (box) {
-		do
-			box->number = ++last_box;
-		while (boxes[box->number % BOXES] || !box->number);
+		box->number = free_number();
 		box->freezing = box->upper = -1;
+	}
+	if (box && !box->number) {
+		error = -ENFILE;
+		step = "numbers of sandboxes";
+	} else if (box) {
 		box->trees = wanted->trees;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error);
+	}
+	if (!error) {
+		/* Whose end we cannot hear of would be waited for for ever. */
+		struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
+		if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event) < 0) {
+			error = -errno;
+			step = "epoll";
+		}
 	}
 	if (error) {
 		refuse(request->serial, error, step);
@@ -147,8 +169,6 @@ void box_create(const struct request *request, const char *body)
 	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
 	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
 	close_fd(&box->slot->socket);
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
-	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event);
 }
 
 static void forget(struct box *box)
@@ -163,10 +183,10 @@ void box_ended(struct box *box, unsigned wanted_ready)
 	box->slot->pid = 0;
 	if (box->asked)
 		refuse(box->asked, -ESRCH, "network");
-	if (box->networked) {
+	if (box->networked)
 		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
-		close_fd(&box->slot->network); /* not one to be used again */
-	}
+	if (box->opened)
+		close_fd(&box->slot->network); /* not one to be used again: routes are left in it */
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
 	close_fd(&box->slot->pidfd);

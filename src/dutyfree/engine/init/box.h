@@ -22,6 +22,7 @@ struct box {
 	uint32_t freeze_serial;
 	bool shared;     /* it is in our own network */
 	bool networked;  /* there is a way out */
+	bool opened;     /* there was one, at some time */
 	bool opening, closing; /* there will be one, or none */
 	uint32_t asked;  /* a NETWORK is to be answered with this, when the egress process has done it */
 };

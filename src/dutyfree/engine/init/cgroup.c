@@ -52,9 +52,12 @@ static void own_path(const char *groups, const char *controller, char *path, siz
 /* A container sees its own group as the root of the mount. */
 static const char *below(const char *place, const char *root)
 {
-	if (strcmp(root, "/") == 0)
-		return strncmp(place, "/..", 3) == 0 ? "" : place;
-	return strncmp(place, root, strlen(root)) == 0 ? place + strlen(root) : "";
+	size_t size = strcmp(root, "/") == 0 ? 0 : strlen(root);
+
+	/* Not one whose name merely begins likewise, nor one that lies beside what we see. */
+	if (strncmp(place, root, size) != 0 || (place[size] && place[size] != '/'))
+		return "";
+	return strncmp(place + size, "/..", 3) == 0 ? "" : place + size;
 }
 
 static void find_unified(const char *groups, const char *root, const char *point)

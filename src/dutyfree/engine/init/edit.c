@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,18 +73,17 @@ static int write_parts(int fd, const struct text parts[3])
 }
 
 /* Under another name first, in the same directory, with the owner and the mode of the old one. */
-static int replace(const char *path, const struct stat *found, const struct text parts[3])
+static int replace(int directory, const char *name, const struct stat *found, const struct text parts[3])
 {
 	static unsigned number;
-	char scratch[PATH_MAX + 32];
-	const char *slash = strrchr(path, '/');
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+	char scratch[64];
 
-	snprintf(scratch, sizeof scratch, "%.*s.dutyfree-%u", (int)(slash ? slash - path + 1 : 0), path, ++number);
-	int fd = open(scratch, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	snprintf(scratch, sizeof scratch, ".dutyfree-%u", ++number);
+	int fd = openat(directory, scratch, flags, 0600);
 	if (fd < 0 && errno == EEXIST) { /* of an edit that was cut off, or not ours at all: the next is free */
-		snprintf(scratch, sizeof scratch, "%.*s.dutyfree-%u-%llx", (int)(slash ? slash - path + 1 : 0), path,
-			 ++number, (unsigned long long)now());
-		fd = open(scratch, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+		snprintf(scratch, sizeof scratch, ".dutyfree-%u-%llx", ++number, (unsigned long long)now());
+		fd = openat(directory, scratch, flags, 0600);
 	}
 	if (fd < 0)
 		return -errno;
@@ -91,16 +91,17 @@ static int replace(const char *path, const struct stat *found, const struct text
 	if (!error && (fchown(fd, found->st_uid, found->st_gid) < 0 || fchmod(fd, found->st_mode & 07777) < 0))
 		error = -errno;
 	close(fd);
-	if (!error && rename(scratch, path) < 0)
+	if (!error && renameat(directory, scratch, directory, name) < 0)
 		error = -errno;
 	if (error)
-		unlink(scratch);
+		unlinkat(directory, scratch, 0);
 	return error;
 }
 
 static int apply(uint32_t id, const char *path, const char *old, const struct edit *wanted)
 {
 	char real[PATH_MAX];
+	AUTOCLOSE int directory = -1;
 	AUTOCLOSE int fd = -1;
 	struct stat found;
 	struct text text = {0};
@@ -108,7 +109,13 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 	/* A link is followed, and stays; there is no way out of our root. */
 	if (!realpath(path, real))
 		return -errno;
-	fd = open(real, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
+	/* From here on nothing is followed, whoever puts links in the way: all is done in this directory. */
+	char *name = strrchr(real, '/') + 1;
+	name[-1] = 0;
+	directory = open_plain(AT_FDCWD, *real ? real : "/", O_PATH | O_DIRECTORY, 0, RESOLVE_NO_SYMLINKS);
+	if (directory < 0)
+		return directory;
+	fd = openat(directory, *name ? name : ".", O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
 	if (fd < 0)
 		return errno == ENXIO ? -ERROR_SPECIAL : -errno;
 	if (fstat(fd, &found) < 0)
@@ -122,7 +129,7 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 			{(char *)old + wanted->old_size, wanted->new_size},
 			{text.data + before + wanted->old_size, text.size - before - wanted->old_size},
 		};
-		error = replace(real, &found, parts);
+		error = replace(directory, name, &found, parts);
 		if (!error)
 			outbox_done(id, 0);
 	}

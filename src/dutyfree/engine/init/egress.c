@@ -155,6 +155,8 @@ static int open_client(uint32_t number, const void *body, size_t size, const int
 	if (!error) {
 		struct epoll_event event = {.events = EPOLLIN, .data.ptr = client};
 		error = epoll_ctl(epoll, EPOLL_CTL_ADD, client->watch.fd, &event) < 0 ? -errno : 0;
+		if (error)
+			close(client->watch.fd);
 	}
 	if (error) {
 		for (int i = 0; i < WAY_FDS; i++)

@@ -1,5 +1,7 @@
 /* File operations without a process. Init is in the sandbox's root, with the rights of its root user and
- * no others: there is no path that leads out. Relative paths start at the working directory, ours. */
+ * no others: there is no path that leads out. Relative paths start at the working directory, ours.
+ *
+ * A link in the sandbox may lead to /proc/self, which is init here: no descriptor of ours is opened so. */
 #define _GNU_SOURCE
 #include "init.h"
 #include "sys.h"
@@ -13,6 +15,7 @@
 
 #define DEPTH_MAX 2048
 #define LIST_PART (48u << 10) /* a directory whose list is longer is read by a process of its own */
+#define LIST_MAX (32u << 20)  /* and one whose list is longer than this is too large for its reader */
 #define ENTRY_MAX (sizeof(struct entry) + 256)
 
 /* The open failed: because there is nothing to open, or nothing that could be? */
@@ -27,13 +30,13 @@ static int refusal(const char *path, int error)
 int file_read(uint32_t id, const char *path)
 {
 	/* Not waiting for whoever opens the other end of a pipe. */
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	int fd = open_plain(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0);
 	struct stat found;
 	size_t have = 0;
 	int32_t error = 0;
 
 	if (fd < 0)
-		return refusal(path, errno);
+		return refusal(path, -fd);
 	if (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)) {
 		close(fd);
 		return S_ISDIR(found.st_mode) ? -EISDIR : -ERROR_SPECIAL;
@@ -114,11 +117,11 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	char *path = strdup(payload);
 	if (!path)
 		return -ENOMEM;
-	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-	AUTOCLOSE int fd = open(path, flags, 0600);
-	if (fd < 0 && errno == ENOENT && make_parents(path) == 0)
-		fd = open(path, flags, 0600);
-	error = fd < 0 ? refusal(path, errno) : 0;
+	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY;
+	AUTOCLOSE int fd = open_plain(AT_FDCWD, path, flags, 0600, 0);
+	if (fd == -ENOENT && make_parents(path) == 0)
+		fd = open_plain(AT_FDCWD, path, flags, 0600, 0);
+	error = fd < 0 ? refusal(path, -fd) : 0;
 	free(path);
 	struct stat found;
 	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
@@ -153,13 +156,14 @@ static int list_all(const char *path, int fd)
 {
 	static char answer[LIST_PART + ENTRY_MAX];
 	DIR *directory = opendir(path);
-	size_t used = 0;
+	size_t used = 0, sent = 0;
 	int error = directory ? 0 : -errno;
 
 	for (struct dirent *found; directory && !error && (found = readdir(directory));) {
 		used = put_entry(answer, used, dirfd(directory), found->d_name);
 		if (used > LIST_PART) {
-			error = write_all(fd, answer, used);
+			sent += used;
+			error = sent > LIST_MAX ? -EFBIG : write_all(fd, answer, used);
 			used = 0;
 		}
 	}
@@ -169,12 +173,12 @@ static int list_all(const char *path, int fd)
 int file_list(uint32_t id, const char *path)
 {
 	static char answer[sizeof(int32_t) + LIST_PART + ENTRY_MAX];
-	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+	int fd = open_plain(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0, 0);
 	size_t used = sizeof(int32_t); /* of the error, which there is none of */
 	struct dirent *found = NULL;
 
 	if (fd < 0)
-		return -errno;
+		return fd;
 	DIR *directory = fdopendir(fd);
 	if (!directory) {
 		close(fd);

@@ -16,6 +16,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -172,6 +173,15 @@ static void receive(void)
 	serve(&message.head, message.bytes + sizeof message.head, fd);
 }
 
+/* Whether the kernel lets a process be looked into though it has changed its user. A command's does, while it
+ * shares init's memory. */
+static bool lets_others_look(int proc)
+{
+	char text[16];
+
+	return read_file(proc, "sys/fs/suid_dumpable", text, sizeof text) > 0 && atoi(text) == 1;
+}
+
 static void prepare(void)
 {
 	struct rlimit files;
@@ -206,6 +216,10 @@ static void prepare(void)
 	if (!error && proc < 0) {
 		step = "/proc";
 		error = -errno;
+	}
+	if (!error && lets_others_look(proc)) {
+		step = "fs.suid_dumpable is 1, which opens PID 1 to its sandbox: set it to 0 or 2";
+		error = -EPERM;
 	}
 	if (!error) {
 		step = "control groups";
@@ -254,7 +268,10 @@ _Noreturn void launcher_run(int socket)
 	prepare();
 	launcher_epoll = epoll_create1(EPOLL_CLOEXEC);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
-	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, owner, &event);
+	if (launcher_epoll < 0 || epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, owner, &event) < 0) {
+		refuse(0, -errno, "epoll");
+		leave();
+	}
 	for (;;) {
 		int count = epoll_wait(launcher_epoll, events, 64, slot_short(wanted_ready) ? pause_ms : -1);
 		/* Nothing to do: make parts for sandboxes to come. */

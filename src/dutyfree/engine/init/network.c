@@ -324,6 +324,8 @@ static int make_listener(void)
 		any.sin6_port = any4.sin_port = 0;
 		error = bind(listener, wanted, size) < 0 ? -errno : 0;
 	}
+	/* Urgent data may come before anybody accepts (relay.c). */
+	setsockopt(listener, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
 	if (!error && listen(listener, BACKLOG) < 0)
 		error = -errno;
 	if (error)

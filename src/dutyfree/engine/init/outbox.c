@@ -93,6 +93,28 @@ bool outbox_due(void)
 	return end - begin > 0 && (urgent || end - begin > HELD_MAX);
 }
 
+static void drop_rider(void)
+{
+	close(riders[0].fd);
+	memmove(riders, riders + 1, --rider_count * sizeof *riders);
+}
+
+/* The kernel counts the descriptors under way by user, and those in here may have used that up: then this one
+ * does not travel, and what it was the answer to has failed. */
+static void forgo_rider(int error)
+{
+	char *at = buffer + begin;
+	struct frame head;
+	int32_t number = error;
+
+	memcpy(&head, at, sizeof head);
+	head.flags &= (uint16_t)~FRAME_WITH_FD;
+	memcpy(at, &head, sizeof head);
+	if (head.kind == FRAME_DONE)
+		memcpy(at + sizeof head, &number, sizeof number);
+	drop_rider(); /* closing a terminal hangs it up, which ends its command */
+}
+
 void outbox_flush(void)
 {
 	while (begin < end) {
@@ -117,17 +139,17 @@ void outbox_flush(void)
 		}
 		ssize_t sent = sendmsg(CONTROL_FD, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (sent < 0) {
-			if (errno == EAGAIN || errno == ETOOMANYREFS)
+			if (errno == EAGAIN)
 				return;
-			if (errno == EINTR)
-				continue;
-			_exit(0); /* the owner is gone */
+			if (errno == ETOOMANYREFS && rides)
+				forgo_rider(errno);
+			else if (errno != EINTR)
+				_exit(0); /* the owner is gone */
+			continue;
 		}
 		begin += (size_t)sent;
-		if (rides) {
-			close(riders[0].fd);
-			memmove(riders, riders + 1, --rider_count * sizeof *riders);
-		}
+		if (rides)
+			drop_rider();
 	}
 	urgent = false;
 	if (space > KEPT) {

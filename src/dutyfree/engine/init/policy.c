@@ -60,13 +60,13 @@ void policy_drop(struct policy *policy)
 }
 
 /* IPv4: this network, loopback, link-local, multicast and what is reserved; ourselves; and the services of
- * clouds for their machines that are not link-local (Alibaba's metadata, Azure's wire server). */
+ * clouds for their machines that are not link-local (Alibaba's and Oracle's metadata, Azure's wire server). */
 static bool never_v4(const uint8_t *a)
 {
 	uint32_t number = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
 
 	return a[0] == 0 || a[0] == 127 || a[0] >= 224 || number >> 16 == 0xa9fe || number == ADDRESS_SELF ||
-	       number == 0x646464c8u || number == 0xa83f8110u;
+	       number == 0x646464c8u || number == 0xa83f8110u || number == 0xc00000c0u;
 }
 
 /* The host, what lies on its links, and what is no destination: whatever the rules say. The host's other

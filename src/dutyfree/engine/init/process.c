@@ -6,6 +6,7 @@
  * whoever bears such a mark is killed along with the first command that must be. Neither another
  * session nor another parent, environment, user or name hides a process. */
 #define _GNU_SOURCE
+#include "host.h"
 #include "init.h"
 #include "sys.h"
 
@@ -79,7 +80,7 @@ static unsigned long id_number(const char *text)
 	char *end;
 	unsigned long number = strtoul(text, &end, 10);
 
-	return isdigit((unsigned char)*text) && !*end && number < 65536 ? number : ULONG_MAX;
+	return isdigit((unsigned char)*text) && !*end && number < IDS ? number : ULONG_MAX;
 }
 
 /* Looks "user" or "user:group" up in the sandbox's own /etc/passwd and /etc/group, each by name or number.
@@ -102,16 +103,14 @@ static bool find_user(const char *wanted, struct identity *found)
 		*found = (struct identity){(uid_t)number, (gid_t)number};
 	else
 		return false;
-	if (!colon || !colon[1])
-		return true;
-	number = id_number(colon + 1);
-	if (number != ULONG_MAX)
-		found->group = (gid_t)number;
-	else if (find_line("/etc/group", colon + 1, number, &group, &unused))
-		found->group = group;
-	else
-		return false;
-	return true;
+	if (colon && colon[1]) {
+		number = id_number(colon + 1);
+		if (number == ULONG_MAX && !find_line("/etc/group", colon + 1, number, &group, &unused))
+			return false;
+		found->group = number == ULONG_MAX ? group : (gid_t)number;
+	}
+	/* The files are the sandbox's, and -1 would mean to the kernel: as it is, which is root. */
+	return found->user < IDS && found->group < IDS;
 }
 
 static struct identity identity; /* of the process that is being started */

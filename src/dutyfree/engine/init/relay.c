@@ -112,6 +112,8 @@ static int reach(struct client *client, int inside)
 	setsockopt(outside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
 	setsockopt(inside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 	setsockopt(inside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	/* Urgent data is data (take_urgent); the inside has this from its listener. */
+	setsockopt(outside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
 	if (connect(outside, (struct sockaddr *)&target, size) < 0 && errno != EINPROGRESS)
 		close_fd(&outside);
 	return outside;
@@ -124,8 +126,10 @@ static void begin(struct client *client, int inside)
 	struct connection *connection = NULL;
 	int outside = -1;
 
-	if (!most_connections)
-		most_connections = (unsigned)(sysconf(_SC_OPEN_MAX) - FILES_KEPT) / 2;
+	if (!most_connections) {
+		long files = sysconf(_SC_OPEN_MAX);
+		most_connections = (unsigned)(files > 2 * FILES_KEPT ? files - FILES_KEPT : files / 2) / 2;
+	}
 	if (client->connection_count < CONNECTIONS_MAX && all_connections < most_connections)
 		outside = reach(client, inside);
 	if (outside >= 0)
@@ -195,8 +199,25 @@ static enum progress hold(struct held *held, size_t left)
 	return data ? BLOCKED : BROKEN;
 }
 
-/* From one side to the other, as far as both go. */
-static enum progress carry(struct connection *connection, int from)
+/* Urgent data is where splice stands still for ever, and takes for the end, whatever follows. As recv says. */
+static ssize_t take_urgent(struct held *held, int source)
+{
+	static char data[CHUNK];
+	ssize_t count = recv(source, data, sizeof data, 0);
+
+	if (count <= 0)
+		return count;
+	held->data = malloc((size_t)count);
+	if (!held->data)
+		return -1;
+	memcpy(held->data, data, (size_t)count);
+	held->begin = 0;
+	held->end = (size_t)count;
+	return count;
+}
+
+/* From one side to the other, as far as both go. `said`: there is something, as the kernel says. */
+static enum progress carry(struct connection *connection, int from, bool said)
 {
 	const unsigned how = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
 	int source = connection->watch[from].fd, sink = connection->watch[!from].fd;
@@ -205,6 +226,14 @@ static enum progress carry(struct connection *connection, int from)
 
 	for (size_t carried = 0; progress == WAITS && carried < TURN;) {
 		ssize_t left = splice(source, NULL, tube[1], NULL, CHUNK, how);
+		if (left == 0 || (left < 0 && errno == EAGAIN && said && carried == 0)) {
+			left = take_urgent(held, source);
+			if (left > 0) {
+				carried += (size_t)left;
+				progress = send_held(held, sink);
+				continue;
+			}
+		}
 		if (left < 0)
 			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
 		if (left == 0) {
@@ -252,7 +281,7 @@ void relay_event(struct client *client, struct watch *watch, uint32_t events)
 	for (int from = INSIDE; from <= OUTSIDE; from++) {
 		if (connection->ended[from])
 			continue;
-		enum progress progress = carry(connection, from);
+		enum progress progress = carry(connection, from, events & EPOLLIN && watch == &connection->watch[from]);
 		if (progress == BROKEN) {
 			end(client, connection, true);
 			return;

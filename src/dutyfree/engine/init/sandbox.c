@@ -17,6 +17,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/mount.h>
@@ -213,6 +214,19 @@ static void mount_alike(void)
 	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
 }
 
+/* Of an owner that the kernel, out of memory, is not to kill, a sandbox does not inherit that. */
+static void be_killable(void)
+{
+	const char *file = "/box/proc/self/oom_score_adj";
+	char text[16];
+
+	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
+		return;
+	int error = write_file(AT_FDCWD, file, "0");
+	if (error && !host.rootless) /* who has no right to it, as nobody may look into us */
+		fail("oom_score_adj", error);
+}
+
 static void move(const char *from, const char *to)
 {
 	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), to);
@@ -267,7 +281,7 @@ static void limit_processes(uint64_t count)
 static void drop(void)
 {
 	/* 0 would let a core go to a program, if the host has one for that; 1 does not. */
-	const struct rlimit none = {1, 1};
+	const struct rlimit none = {1, 1}, nothing = {0, 0};
 	struct rlimit files;
 
 	must_call(getrlimit(RLIMIT_NOFILE, &files), "open files");
@@ -276,6 +290,9 @@ static void drop(void)
 	files.rlim_cur = files.rlim_max;
 	must_call(setrlimit(RLIMIT_NOFILE, &files), "open files");
 	must_call(setrlimit(RLIMIT_CORE, &none), "core files");
+	/* The owner may be allowed to have itself preferred to all others. */
+	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "real-time priority");
+	must_call(setrlimit(RLIMIT_NICE, &nothing), "priority");
 	must_call(setns(our_slot->user_namespace, CLONE_NEWUSER), "user namespace");
 	if (host.groups)
 		must_call(syscall(SYS_setgroups, 0, NULL), "groups");
@@ -363,6 +380,7 @@ _Noreturn void sandbox_enter(const struct slot *slot)
 		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
 	must_call(sethostname("sandbox", 7), "hostname");
 	mount_alike();
+	be_killable();
 	await_order();
 	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
 	prctl(PR_SET_NAME, "dutyfree-init");

@@ -209,7 +209,7 @@ static int visit(int parent, const struct name *name, size_t used, int depth)
 		file = S_ISREG(found.st_mode);
 	}
 	if (!*pattern && !(directory && is_skipped(name->text)) && name_fits(name->text))
-		error = report(0, NULL, 0);
+		error = report(0, "", 0);
 	else if (*pattern && file && name_fits(name->text))
 		error = search_file(parent, name->text);
 	if (!error && directory && depth < DEPTH_MAX && !is_skipped(name->text)) {

@@ -30,9 +30,10 @@
 	 CLONE_NEWNET)
 #define TIOCSTI_ 0x5412u   /* types into the terminal that it shares */
 #define TIOCLINUX_ 0x541cu /* pastes into a console */
-#define AF_ALG_ 38u
-#define AF_VSOCK_ 40u
-
+/* Whoever asks for another family may have the kernel load a module for it. */
+#define AF_UNIX_ 1u
+#define AF_INET_ 2u
+#define AF_INET6_ 10u
 #define AF_NETLINK_ 16u    /* of its protocols only the first, for routes and interfaces */
 #define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
 
@@ -108,6 +109,7 @@ static enum verdict verdict_of(uint32_t number)
 	case SYS_clone3:
 		return JUDGE_CLONE3;
 	case SYS_socket:
+	case SYS_socketpair:
 		return JUDGE_SOCKET;
 	case SYS_io_setup: /* all of the host share its requests */
 	case 425: /* io_uring_setup and its two companions: what they are told lies where no filter looks */
@@ -238,9 +240,10 @@ static void place_verdict(enum verdict verdict)
 		break;
 	case JUDGE_SOCKET:
 		load(ARGUMENT(0));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_ALG_, 4, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_VSOCK_, 3, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 0, 3);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 6, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET_, 5, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 4, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 0, 2);
 		load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
 		answer(ERRNO(EAFNOSUPPORT));

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <linux/mount.h>
+#include <linux/openat2.h>
 #include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
@@ -80,6 +81,16 @@ ssize_t read_file(int dir, const char *path, char *buffer, size_t size)
 	}
 	buffer[have] = 0;
 	return (ssize_t)have;
+}
+
+int open_plain(int dir, const char *path, int flags, mode_t mode, uint64_t resolve)
+{
+	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
+			       .mode = flags & O_CREAT ? mode : 0,
+			       .resolve = RESOLVE_NO_MAGICLINKS | resolve};
+	long fd = syscall(SYS_openat2, dir, path, &how, sizeof how);
+
+	return fd < 0 ? -errno : (int)fd;
 }
 
 int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count)

@@ -1,7 +1,7 @@
 /* The system calls that a sandbox may use: Docker's default list without the capabilities that open more
  * of it. Left out, so that they are refused: everything about mounts, namespaces, modules, keyrings,
  * io_uring, bpf, perf, userfaultfd, fanotify, file handles, clocks, swap, quotas and NUMA placement.
- * clone, clone3, ioctl, personality and socket are judged by their arguments, in seccomp.c. */
+ * clone, clone3, ioctl, personality, socket and socketpair are judged by their arguments, in seccomp.c. */
 #ifndef DUTYFREE_SYSCALLS_H
 #define DUTYFREE_SYSCALLS_H
 

@@ -98,9 +98,10 @@ int unified_place(const char *point, const char *below)
 		} else {
 			top = group;
 		}
-		if (most == CGROUP_KINDS || strlen(path) <= strlen(point) || is_boundary(path))
+		char *last = strrchr(path, '/');
+		if (most == CGROUP_KINDS || strlen(path) <= strlen(point) || !last || is_boundary(path))
 			break;
-		*strrchr(path, '/') = 0;
+		*last = 0;
 	}
 	if (best < 0 && top >= 0 && may_use(top) && make_room(top) > 0) {
 		best = top;

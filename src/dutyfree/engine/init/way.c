@@ -21,8 +21,10 @@ void box_network(const struct request *request, const char *body)
 	/* It takes programs in the kernel, which are root's. */
 	if (open)
 		error = host.rootless ? -EOPNOTSUPP : gate_open(launcher_epoll, EGRESS_EVENT);
-	if (open && !error)
+	if (open && !error) {
+		box->opened = true;
 		error = network_open(box->slot->network, way);
+	}
 	if (!error) {
 		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_CHANGE : EGRESS_CLOSE;
 		error = gate_send(kind, box->number, request->serial, body, request->size, open ? way : NULL);

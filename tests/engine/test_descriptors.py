@@ -1,0 +1,86 @@
+"""Descriptors of the owner: as many as before, at whatever moment an action is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dutyfree import Read, Write
+from dutyfree.engine.actions import ActingSandbox
+from dutyfree.errors import SubstrateError
+from dutyfree.substrates.native import Native
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+LARGE = bytes(3 << 20)  # travels as a descriptor
+
+
+def count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def _terminal(sandbox: ActingSandbox) -> None:
+    async with sandbox.terminal() as terminal:
+        await terminal.wait()
+
+
+async def _shell(sandbox: ActingSandbox) -> None:
+    async with sandbox.shell() as shell:
+        await shell.run("true")
+
+
+ACTIONS: dict[str, Callable[[ActingSandbox], Awaitable[Any]]] = {
+    "read": lambda sandbox: sandbox.read("large"),
+    "write": lambda sandbox: sandbox.write("other", LARGE),
+    "batch": lambda sandbox: sandbox.batch([Read("large"), Write("third", LARGE), Read("third")]),
+    "stdin": lambda sandbox: sandbox.exec("cat > /dev/null", stdin=LARGE),
+    "terminal": _terminal,
+    "shell": _shell,
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+async def test_a_cancelled_action_keeps_none(native: Native, name: str) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.write("large", LARGE)
+        before = count()
+        for moment in range(40):
+            task = asyncio.ensure_future(ACTIONS[name](sandbox))
+            await asyncio.sleep(moment * 0.0001)
+            task.cancel()
+            await asyncio.wait([task])
+        async with asyncio.timeout(30):  # what goes on in threads ends soon
+            while count() > before:  # noqa: ASYNC110 (no event tells)
+                await asyncio.sleep(0.01)
+
+
+async def test_what_cannot_be_a_stdin_keeps_none(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        before = count()
+        with pytest.raises(TypeError):
+            await sandbox.exec("true", stdin="text")  # type: ignore[arg-type]
+        assert count() == before
+
+
+async def test_a_sandbox_that_died_unheard_keeps_none(native: Native) -> None:
+    before = count()
+    for _ in range(5):
+        async with native.sandbox() as sandbox:
+            await sandbox.exec("true")
+            sandbox._box.give_up()
+            _until_hung_up(sandbox._channel._socket.fileno())
+            with pytest.raises(SubstrateError):
+                await sandbox.exec("true", stdin=b"in")
+    assert count() == before
+
+
+def _until_hung_up(descriptor: int) -> None:
+    """Blocking, so that the event loop does not hear of it first."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP)
+    assert poll.poll(10_000)

@@ -1,0 +1,29 @@
+/* Archives: the input is unpacked; what then lies there is packed, and that is unpacked again. */
+#define _GNU_SOURCE
+#include "init.h"
+#include "jail.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	(void)argc, (void)argv;
+	jail_enter();
+	return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	int input = jail_memory(data, size), output = jail_memory("", 0);
+
+	archive_unpack("one/tree", input);
+	if (archive_pack("one/tree", output) == 0) {
+		lseek(output, 0, SEEK_SET);
+		claim(archive_unpack("two/tree", output) == 0, "what is packed can be unpacked");
+	}
+	close(input);
+	close(output);
+	jail_empty();
+	return 0;
+}

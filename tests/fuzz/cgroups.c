@@ -1,0 +1,50 @@
+/* Where control groups are: the text of /proc/self/mountinfo, a NUL, and that of /proc/self/cgroup. */
+#define _GNU_SOURCE
+#include "cgroup.c"
+#include "jail.h"
+
+#include <sys/syscall.h>
+
+#define LARGEST 8000
+
+static int mark; /* what is opened after it is ours to close */
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	(void)argc, (void)argv;
+	jail_enter();
+	mark = open(".", O_PATH | O_CLOEXEC);
+	host.rootless = true; /* nothing is to be mounted */
+	return 0;
+}
+
+/* Those of version 1 and of version 2, such as the seeds name them. */
+static void make_groups(void)
+{
+	static const char *const directories[] = {"v1", "v1/ours", "v2", "v2/ours"};
+
+	for (unsigned i = 0; i < sizeof directories / sizeof *directories; i++)
+		mkdir(directories[i], 0755);
+	jail_file("v2/cgroup.subtree_control", "cpu memory pids\n", 16);
+	jail_file("v2/ours/cgroup.procs", "", 0);
+	jail_file("v2/cgroup.procs", "", 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	static char text[LARGEST + 2];
+
+	if (size > LARGEST)
+		return 0;
+	memcpy(text, data, size);
+	text[size] = text[size + 1] = 0;
+	make_groups();
+	find(text, text + strlen(text) + 1);
+	/* On version 2, all three are the same one. */
+	syscall(SYS_close_range, mark + 1, ~0u, 0);
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		parents[kind] = -1;
+	unified = false;
+	jail_empty();
+	return 0;
+}

@@ -1,0 +1,290 @@
+/* Init's frames, through its own socket: everything but the processes, of which none is made. The input: how many
+ * descriptors come with it, in pieces of how many 16 bytes, and what ends meanwhile; then the stream. */
+#define _GNU_SOURCE
+#include "init.c"
+#include "queue.c"
+#include "jail.h"
+
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define PROCESSES 4096
+
+static int owner;
+static size_t answered; /* so many frames, of this input's */
+static jmp_buf gone;
+static pid_t last_pid = NOBODY_PID;
+static struct {
+	pid_t pid;
+	int status;
+} ended[PROCESSES];
+static unsigned ended_count;
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	int pair[2], room = 8 << 20;
+
+	(void)argc, (void)argv;
+	jail_enter();
+	jail_terminals();
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+		abort();
+	owner = fcntl(pair[0], F_DUPFD_CLOEXEC, 64);
+	int ours = fcntl(pair[1], F_DUPFD_CLOEXEC, 64);
+	close(pair[0]);
+	close(pair[1]);
+	if (owner < 0 || ours < 0 || dup3(ours, CONTROL_FD, O_CLOEXEC) < 0)
+		abort();
+	close(ours);
+	setsockopt(CONTROL_FD, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
+	setsockopt(owner, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	command_watch(epoll);
+	return 0;
+}
+
+/* --- In place of processes --------------------------------------------------------------------------- */
+
+static pid_t pretend(int status)
+{
+	claim(ended_count < PROCESSES, "there is a bound to processes");
+	ended[ended_count].pid = ++last_pid;
+	ended[ended_count++].status = status;
+	return last_pid;
+}
+
+pid_t __wrap_fork_into(int group);
+pid_t __wrap_fork_into(int group)
+{
+	(void)group;
+	return pretend(last_pid % 3 ? 0 : ENOENT << 8);
+}
+
+/* A program that says its arguments, and that in the end its environment was wrong. */
+pid_t __wrap_process_start(struct start *start);
+pid_t __wrap_process_start(struct start *start)
+{
+	size_t said = strlen(start->user) + strlen(start->directory);
+
+	for (char *const *at = start->arguments; *at && said < 32768; at++) {
+		said += strlen(*at);
+		if (!start->terminal && write(start->output, *at, strnlen(*at, 8192)) < 0)
+			break;
+	}
+	for (char *const *at = start->environment; *at && said < 65536; at++) {
+		said += strlen(*at);
+		if (!start->terminal && write(start->errors, *at, strnlen(*at, 4096)) < 0)
+			break;
+	}
+	if (start->arguments[0][0] == '!') {
+		start->flags = EXIT_NOT_STARTED;
+		start->error = ENOENT;
+		return -1;
+	}
+	start->executing = now();
+	return pretend(said % 2 ? 0 : 1 << 8);
+}
+
+void __wrap_process_kill_marked(uint64_t mark, pid_t spared);
+void __wrap_process_kill_marked(uint64_t mark, pid_t spared)
+{
+	(void)mark, (void)spared;
+}
+
+int __wrap_kill(pid_t pid, int number);
+int __wrap_kill(pid_t pid, int number)
+{
+	claim(pid == -1 || pid > NOBODY_PID || pid < -NOBODY_PID, "signals go to those that were started");
+	(void)number;
+	return 0;
+}
+
+pid_t __wrap_wait4(pid_t pid, int *status, int options, struct rusage *usage);
+pid_t __wrap_wait4(pid_t pid, int *status, int options, struct rusage *usage)
+{
+	(void)pid, (void)options;
+	memset(usage, 0, sizeof *usage);
+	if (ended_count == 0)
+		return 0;
+	*status = ended[--ended_count].status;
+	return ended[ended_count].pid;
+}
+
+_Noreturn void __wrap__exit(int status);
+_Noreturn void __wrap__exit(int status)
+{
+	claim(status == 65, "init ends for a frame that is too large, and for nothing else");
+	longjmp(gone, 1);
+}
+
+/* --- In place of the owner --------------------------------------------------------------------------- */
+
+/* Takes what init says, which must be frames. */
+static void hear(void)
+{
+	static char heard[1 << 16];
+	static struct frame head;
+	static size_t head_have, body_left;
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(FDS * sizeof(int))];
+	} control;
+
+	for (;;) {
+		struct iovec part = {heard, sizeof heard};
+		struct msghdr message = {.msg_iov = &part,
+					 .msg_iovlen = 1,
+					 .msg_control = control.space,
+					 .msg_controllen = sizeof control.space};
+		ssize_t size = recvmsg(owner, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		if (size <= 0)
+			break;
+		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
+		if (with) {
+			int fd;
+			claim(with->cmsg_len == CMSG_LEN(sizeof fd), "one descriptor for one frame");
+			memcpy(&fd, CMSG_DATA(with), sizeof fd);
+			close(fd);
+		}
+		for (ssize_t at = 0; at < size;) {
+			if (body_left) {
+				size_t step = body_left < (size_t)(size - at) ? body_left : (size_t)(size - at);
+				body_left -= step;
+				at += (ssize_t)step;
+				continue;
+			}
+			((char *)&head)[head_have++] = heard[at++];
+			if (head_have < sizeof head)
+				continue;
+			claim(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX, "init says frames");
+			answered += head.kind == FRAME_EXIT || head.kind == FRAME_DONE;
+			head_have = 0;
+			body_left = head.size;
+		}
+	}
+	claim(outbox_waiting() || (!head_have && !body_left), "frames are whole");
+}
+
+static void turn(bool reaping)
+{
+	struct epoll_event events[16];
+
+	queue_run(perform);
+	if (outbox_due())
+		outbox_flush();
+	command_prepare();
+	int count = epoll_wait(epoll, events, 16, 0);
+	for (int i = 0; i < count; i++) {
+		uint64_t what = events[i].data.u64 - EVENT_COMMANDS;
+		command_readable((unsigned)(what / 2), (int)(what % 2));
+	}
+	if (reaping)
+		command_reap();
+	command_deadlines();
+	hear();
+}
+
+static void send_piece(const uint8_t *data, size_t size, int descriptors)
+{
+	int fds[4];
+
+	descriptors %= 4;
+	for (int i = 0; i < descriptors; i++)
+		fds[i] = jail_memory("given\n", 6);
+	send_message(owner, data, size, NULL, 0, fds, descriptors);
+	for (int i = 0; i < descriptors; i++)
+		close(fds[i]);
+}
+
+static void speak(const uint8_t *data, size_t size)
+{
+	size_t piece = data[1] ? data[1] * 16u : SMALL;
+	bool reaping = data[2] & 1;
+	int descriptors = data[0];
+
+	data += 3;
+	size -= 3;
+	if (setjmp(gone))
+		return;
+	while (size > 0) {
+		size_t part = size < piece ? size : piece;
+		send_piece(data, part, descriptors);
+		descriptors = 0;
+		data += part;
+		size -= part;
+		for (size_t before = have + 1; before != have;) { /* until it has all of it */
+			before = have;
+			receive();
+		}
+		turn(reaping);
+	}
+}
+
+static bool next_turn(void)
+{
+	for (const struct waiting *one = first; one; one = one->next)
+		if (one->ready)
+			return true;
+	return false;
+}
+
+/* Everything ends; what waited is done. */
+static void settle_all(void)
+{
+	while (command_running() || next_turn())
+		turn(true);
+	/* Some wait for what is never answered. */
+	while (first)
+		queue_cancel(first->head.id);
+	queue_began(0);
+	outbox_flush();
+	hear();
+	while (arrived_count > 0)
+		close(arrived[--arrived_count]);
+	if (inbox != small)
+		munmap(inbox, space + 1);
+	inbox = small;
+	space = sizeof small - 1;
+	have = 0;
+}
+
+/* Each frame is answered once, but for those that are answered only if they make no sense or were not heard. */
+static void check_answers(const uint8_t *data, size_t size)
+{
+	size_t most = 0, least = 0;
+	struct frame head;
+
+	for (; size >= sizeof head; data += sizeof head + head.size, size -= sizeof head + head.size) {
+		memcpy(&head, data, sizeof head);
+		if (head.size > FRAME_MAX || size - sizeof head < head.size)
+			break;
+		most++;
+		least += head.kind != FRAME_KILL && head.kind != FRAME_CREDIT && head.kind != FRAME_NOTIFY &&
+			 head.kind != FRAME_POSTPONE;
+	}
+	claim(answered >= least, "every frame is answered");
+	claim(answered <= most, "no frame is answered twice");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	if (size < 3)
+		return 0;
+	mkdir("d", 0755);
+	jail_file("f", "one\ntwo\nthree\n", 14);
+	if (truncate("f", 14) < 0 || symlink("f", "link") < 0)
+		abort();
+	jail_file("large", "", 0);
+	if (truncate("large", INLINE_MAX + 1) < 0)
+		abort();
+	answered = 0;
+	speak(data, size);
+	settle_all();
+	check_answers(data + 3, size - 3);
+	ended_count = 0;
+	jail_empty();
+	return 0;
+}
