@@ -131,7 +131,8 @@ class ForkingSandbox(NativeSandbox):
             raise
         former, self._box = self._box, box
         channel.carry_on(successor)
-        self._stand_on(trees)
+        if not self._closed:
+            self._stand_on(trees)
         with anyio.CancelScope(shield=True):
             await former.destroy()
         return trees

@@ -106,24 +106,34 @@ class Layers:
             raise
 
     async def flattened(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """The same with shorter chains; what was held before is held no more then."""
+        """The same with shorter chains; what was held before is held no more then. Raises LauncherError."""
         flat: list[Tree] = []
-        made: list[int] = []
-        for point, layers in trees:
-            chain = tuple(layer for layer in layers if layer in self._sizes)
-            if len(chain) > CHAIN:
-                merged = chain[: worth_merging([self._weights[layer] for layer in chain])]
-                reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(merged))
-                (one,) = layers_of(reply)
-                size, _ = protocol.KEPT.unpack_from(reply.text)
-                self._sizes[one] = self._weights[one] = size
-                made.append(one)
-                layers = (one, *layers[len(merged) :])
-            flat.append((point, layers))
-        if made:
+        made: list[Tree] = []
+        try:
+            for point, layers in trees:
+                chain = tuple(layer for layer in layers if layer in self._sizes)
+                if len(chain) > CHAIN:
+                    merged = chain[: worth_merging([self._weights[layer] for layer in chain])]
+                    one = await self._merge(merged)
+                    made.append((point, (one,)))
+                    layers = (one, *layers[len(merged) :])
+                flat.append((point, layers))
+            if not made:
+                return trees
             self.hold(flat)
             self.release(trees)
+        finally:
+            self.release(made)
         return tuple(flat)
+
+    async def _merge(self, layers: tuple[int, ...]) -> int:
+        """One layer of several, held once."""
+        reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(layers))
+        (one,) = layers_of(reply)
+        self._sizes[one], _ = protocol.KEPT.unpack_from(reply.text)
+        self._weights[one] = self._sizes[one]
+        self._users[one] = 1
+        return one
 
     def _kept(self, trees: Sequence[Tree]) -> list[int]:
         return [layer for _, layers in trees for layer in layers if layer in self._sizes]
