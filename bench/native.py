@@ -1,4 +1,4 @@
-"""The native engine beside the barest way to do the same: P1 to P3, P6, P9, P11, P14."""
+"""The native engine beside the barest way to do the same: P1 to P3, P6, P7, P9, P11, P14."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ STATIC = "/workspace/static-true"
 HOGS = 8
 IDLE = 5000
 DIRTY = 100
+CHILDREN = 64
+TREE = 20_000
 
 
 async def actions(rounds: int) -> list[Row]:
@@ -134,6 +136,76 @@ async def _creation(rounds: int, probe: floor.Floor, static: bytes, cold: Any, p
                 "reset": reset,
             },
         )
+
+
+async def forks(rounds: int) -> list[Row]:
+    """P7: children of one sandbox beside as many cold ones; and what a snapshot takes."""
+    options: Any = {"kept": 4 << 30}
+    substrate: Any
+    cold: Any
+    async with AsyncExitStack() as outer:
+        substrate = await outer.enter_async_context(dutyfree.open("native", **options))
+        cold = await outer.enter_async_context(dutyfree.open("native", ready=0))
+        few, many, busy = [await outer.enter_async_context(substrate.sandbox()) for _ in range(3)]
+        await few.write("file", b"x" * 1000)
+        await busy.write("file", b"x" * 1000)
+        await busy.start("sleep 100000")
+        await many.exec(f"for i in $(seq {TREE}); do echo $i > $i; done")
+
+        async def snapshot(sandbox: Any) -> float:
+            begin = perf_counter()
+            recipe = await sandbox.snapshot()
+            took = perf_counter() - begin
+            substrate.forget(recipe)
+            return took
+
+        async def replaced() -> float:
+            await many.exec(f"for i in $(seq {DIRTY}); do echo $i > $i; done")
+            return await snapshot(many)
+
+        async def child() -> float:
+            begin = perf_counter()
+            async with substrate.sandbox(kept) as sandbox:
+                await sandbox.exec(TRUE)
+                return perf_counter() - begin
+
+        async def fork() -> float:
+            begin = perf_counter()
+            async with few.fork(CHILDREN) as children:
+                await asyncio.gather(*[child.exec(TRUE) for child in children])
+                return perf_counter() - begin
+
+        async def creations() -> float:
+            begin = perf_counter()
+            async with AsyncExitStack() as stack:
+
+                async def one() -> None:
+                    await (await stack.enter_async_context(cold.sandbox())).exec(TRUE)
+
+                await asyncio.gather(*[one() for _ in range(CHILDREN)])
+                return perf_counter() - begin
+
+        kept = await many.snapshot()
+        single = {
+            "few": lambda: snapshot(few),
+            "busy": lambda: snapshot(busy),
+            "many": replaced,
+            "child": child,
+        }
+        found = await interleaved(rounds, single)
+        found |= await interleaved(max(5, rounds // 10), {"fork": fork, "cold": creations})
+
+    def milliseconds(row: str, what: str, of: str) -> Row:
+        return figure(row, what, statistics.median(found[of]) * 1e3, found[of])
+
+    return [
+        ratio("P7", f"fork of {CHILDREN}, all first results ÷ cold creates", found["fork"], found["cold"],
+              at_most=0.75),
+        milliseconds("P7a", "snapshot of a file, ms", "few"),
+        milliseconds("P7b", "the same while a process runs, ms", "busy"),
+        milliseconds("P7c", f"snapshot of {DIRTY} files more upon {TREE}, ms", "many"),
+        milliseconds("P7d", f"from a snapshot of {TREE} files to the first result, ms", "child"),
+    ]  # fmt: skip
 
 
 async def cycles(turns: int) -> list[Row]:

@@ -72,6 +72,7 @@ PARTS: dict[str, Part] = {
     "exec": ("native", native.actions, lambda rounds: 2 * rounds),
     "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
+    "fork": ("native", native.forks, lambda rounds: max(20, rounds // 2)),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),

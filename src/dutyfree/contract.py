@@ -134,6 +134,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commands: tuple[str | tuple[str, ...], ...] = ()
     files: Mapping[str, Path] = {}
     """Path in the sandbox (relative to the working directory) → file or directory on this host."""
+    secrets: tuple[str, ...] = ()
+    """Variables of the caller's environment that the commands get; they enter no key and no layer."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

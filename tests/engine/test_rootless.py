@@ -49,9 +49,8 @@ def test_the_conformance_suite_passes() -> None:
         result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "skipped"
     }
     assert found["failed"] == 0
-    # A single id allows no other user, and a network that leads out is root's; snapshots and forks are not
-    # offered to root either.
-    assert skipped <= {"user", "snapshot", "fork", "network_changes", "network_nonsense"}
+    # A single id allows no other user, and a network that leads out is root's.
+    assert skipped <= {"user", "network_changes", "network_nonsense"}
 
 
 def test_what_is_lost_is_said_and_refused() -> None:
@@ -92,6 +91,43 @@ async def run(substrate):
     return seen
 """
     assert ask(body) == ["1\n2\nmine\n/opt/x\n"] * 2
+
+
+def test_marks_of_the_overlay_cannot_be_forged() -> None:
+    """Where the overlay keeps its marks in attributes that everybody may write."""
+    body = """
+async def run(substrate):
+    forge = (
+        "import os\\n"
+        "marks = {'opaque': b'y', 'redirect': b'/etc', 'metacopy': b'', 'whiteout': b''}\\n"
+        "for name, value in marks.items():\\n"
+        "    for path in ('d', 'd/file', '/etc/profile.d', '/usr/lib/python3'):\\n"
+        "        try: os.setxattr(path, 'user.overlay.' + name, value)\\n"
+        "        except OSError: pass\\n"
+        "try: os.mknod('/etc/white', 0o20000, 0); print('device')\\n"
+        "except OSError: pass\\n"
+    )
+    look = "ls -A d /etc /usr/lib/python3 | sort; cat d/file"
+    seen = []
+    async with substrate.sandbox() as sandbox:
+        await sandbox.exec("mkdir -p d /etc/profile.d; echo whole > d/file")
+        seen.append((await sandbox.exec(look)).stdout.decode())
+        forged = await sandbox.exec(["python3", "-c", forge])
+        seen.append((await sandbox.exec(look)).stdout.decode())
+        for turn in range(2):
+            async with substrate.sandbox(await sandbox.snapshot()) as copy:
+                seen.append((await copy.exec(look)).stdout.decode())
+            if not turn:
+                await sandbox.exec("for i in $(seq 200); do echo > /tmp/$i; done")
+    return [forged.stdout.decode(), seen]
+"""
+    found = ask(body)
+    assert isinstance(found, list)
+    said, seen = found
+    assert said == ""
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+    assert "whole" in seen[0]
 
 
 def test_the_network_is_the_hosts_own_or_none() -> None:

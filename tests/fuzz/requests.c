@@ -62,10 +62,10 @@ int __wrap_blank_make(struct slot *slot)
 	return 0;
 }
 
-int __wrap_blank_order(const struct slot *slot, const struct order *order);
-int __wrap_blank_order(const struct slot *slot, const struct order *order)
+int __wrap_blank_order(const struct slot *slot, struct order *order, int upper);
+int __wrap_blank_order(const struct slot *slot, struct order *order, int upper)
 {
-	(void)slot;
+	(void)slot, (void)upper;
 	claim(strnlen(order->label, sizeof order->label) < LABEL_MAX, "a label has an end");
 	claim(order->wanted.trees >= 1 && order->wanted.trees <= TREES_MAX, "trees as many as there may be");
 	for (uint32_t i = 0; i < order->wanted.trees; i++) {
@@ -89,29 +89,43 @@ int __wrap_layer_of_host(const char *path)
 	return strlen(path) > 100 ? -ENAMETOOLONG : (int)++layers;
 }
 
-int __wrap_layer_of_path(const char *path);
-int __wrap_layer_of_path(const char *path)
-{
-	return path[3] == '9' ? -ENOENT : (int)++layers;
-}
-
 int __wrap_layer_forget(uint32_t number);
 int __wrap_layer_forget(uint32_t number)
 {
 	return number <= layers ? 0 : -ENOENT;
 }
 
-int __wrap_upper_keep(const struct create *wanted, uint32_t number);
-int __wrap_upper_keep(const struct create *wanted, uint32_t number)
+int __wrap_upper_make(const struct create *wanted, int *kept);
+int __wrap_upper_make(const struct create *wanted, int *kept)
 {
-	(void)wanted, (void)number;
-	return 0;
+	(void)wanted;
+	*kept = jail_memory("", 0);
+	return jail_memory("", 0);
 }
 
-void __wrap_upper_drop(uint32_t number);
-void __wrap_upper_drop(uint32_t number)
+int __wrap_snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made);
+int __wrap_snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made)
 {
-	(void)number;
+	claim(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to take");
+	for (made->count = 0; made->count < trees; made->count++)
+		made->number[made->count] = ++layers;
+	return anyway ? 0 : -EBUSY;
+}
+
+int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial);
+int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial)
+{
+	(void)serial;
+	claim(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to copy");
+	return -EAGAIN;
+}
+
+int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t serial);
+int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
+{
+	(void)target, (void)serial;
+	claim(wanted->count >= 1 && wanted->count <= LAYERS_MAX, "as many layers as a tree has");
+	return -EAGAIN;
 }
 
 int __wrap_cgroup_limit(struct cgroup *group, const struct create *wanted);
@@ -285,8 +299,6 @@ static void end_all(void)
 		struct box *box = box_of(number);
 		if (box && !box->ended)
 			box_ended(box, 0);
-		if (box_of(number))
-			forget(box); /* what is kept */
 		hear();
 		listen_to_launcher();
 	}

@@ -15,17 +15,18 @@ import anyio
 from dutyfree.contract import Action, Change, Command, Found, Result, Search
 from dutyfree.engine import batch, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
+from dutyfree.engine.forking import ForkingSandbox
 from dutyfree.engine.processes import NativeProcess, Registry
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.sandbox import NativeSandbox, NetworkedSandbox, _check, _observe
+from dutyfree.engine.sandbox import NetworkedSandbox, _check, _observe
 from dutyfree.engine.terminal import NativeTerminal, check_size
 
 
-class ActingSandbox(NativeSandbox):
+class ActingSandbox(ForkingSandbox):
     """Terminals, background processes, edits, searches, watches and batches."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self._registry = Registry()
 
     # --- Files --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -84,6 +85,7 @@ class Channel:
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
         self._held: dict[Running | Answer, float] | None = None
+        self._detained = False
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
         # By its number: of a socket, the loop would make a description each time.
         self._descriptor = connected.fileno()
@@ -153,6 +155,39 @@ class Channel:
         for waiting in self._waiting.values():
             if waiting in held:
                 waiting.overdue = self._loop.call_at(now + held[waiting], self._doubt, waiting)
+
+    async def detain(self) -> bool:
+        """Whether nothing runs in the sandbox; then what is asked of it waits, until ``carry_on``."""
+        if self._waiting or self._unsent or self._closed is not None:
+            return False
+        _, answer = self._post(Frame.SIGNAL, protocol.NUMBER.pack(0), None, Answer(self._loop))
+        self._detained = True
+        try:
+            quiet = await answer.done == errno.ESRCH
+        except BaseException:
+            self.carry_on()
+            raise
+        if not quiet:
+            self.carry_on()
+        return quiet
+
+    def carry_on(self, successor: Channel | None = None) -> None:
+        """Go on, with what has waited: in another sandbox, whose channel is used up by this."""
+        self._detained = False
+        if self._closed is not None:
+            if successor is not None:
+                successor.abandon()
+            return
+        if successor is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._loop.remove_reader(successor._descriptor)
+            self._socket.close()
+            self._socket, self._descriptor = successor._socket, successor._descriptor
+            self._destroy = successor._destroy
+            successor._closed = SandboxClosed(f"sandbox {self._name} has another channel")
+            self._loop.add_reader(self._descriptor, self._receive)
+        if self._unsent:
+            self._loop.add_writer(self._descriptor, self._flush)
 
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
@@ -230,7 +265,7 @@ class Channel:
         return identity, waiting
 
     def _send(self, data: bytes, descriptor: int | None) -> None:
-        if self._unsent:
+        if self._unsent or self._detained:
             self._unsent.append((data, descriptor))
             return
         try:

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import socket
+import struct
 import subprocess
 from collections import deque
 from pathlib import Path
@@ -43,6 +44,14 @@ class Reply(NamedTuple):
     descriptors: tuple[int, ...]
 
 
+_KEEPING = (Request.TAKE, Request.COPY, Request.MERGE)
+
+
+def layers_of(reply: Reply) -> tuple[int, ...]:
+    """The layers that a request kept."""
+    return struct.unpack_from(f"={reply.value}I", reply.text, protocol.KEPT.size)
+
+
 class Launcher:
     """Requests and their replies. Belongs to the event loop that it was made in."""
 
@@ -52,7 +61,7 @@ class Launcher:
         self._loop = asyncio.get_running_loop()
         self._serials = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[bytes, int | None]] = deque()
         self._gone = ""
         # By its number: of a socket, the loop would make a description each time.
         self._descriptor = ours.fileno()
@@ -103,9 +112,11 @@ class Launcher:
         step = message[protocol.REPLY.size :].decode(errors="replace")
         return f"{step}: {os.strerror(number)}" if number else ""
 
-    async def ask(self, kind: Request, number: int = 0, body: bytes = b"") -> Reply:
-        """One request, one reply. Raises LauncherError."""
-        serial, answer = self._post(kind, number, body)
+    async def ask(
+        self, kind: Request, number: int = 0, body: bytes = b"", descriptor: int | None = None
+    ) -> Reply:
+        """One request, one reply; a descriptor that goes with it stays open. Raises LauncherError."""
+        serial, answer = self._post(kind, number, body, descriptor)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -123,12 +134,14 @@ class Launcher:
             _, done = self._post(kind, number, b"")
             done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
-    def _post(self, kind: Request, number: int, body: bytes) -> tuple[int, asyncio.Future[Reply]]:
+    def _post(
+        self, kind: Request, number: int, body: bytes, descriptor: int | None = None
+    ) -> tuple[int, asyncio.Future[Reply]]:
         if self._gone:
             raise LauncherError(self._gone)
         serial = next(self._serials) & 0xFFFFFFFF
         self._waiting[serial] = answer = self._loop.create_future()
-        self._unsent.append(protocol.REQUEST.pack(kind, serial, number, len(body)) + body)
+        self._unsent.append((protocol.REQUEST.pack(kind, serial, number, len(body)) + body, descriptor))
         if len(self._unsent) == 1:
             self._send()
         return serial, answer
@@ -136,7 +149,11 @@ class Launcher:
     def _send(self) -> None:
         while self._unsent:
             try:
-                self._socket.send(self._unsent[0])
+                message, descriptor = self._unsent[0]
+                if descriptor is None:
+                    self._socket.send(message)
+                else:
+                    socket.send_fds(self._socket, [message], [descriptor])
             except BlockingIOError:
                 self._loop.add_writer(self._descriptor, self._send)
                 self._writing = True
@@ -190,6 +207,8 @@ class Launcher:
         }
         if kind in follow:
             self.tell(follow[kind], reply.value)
+        for layer in layers_of(reply) if kind in _KEEPING else ():
+            self.tell(Request.FORGET, layer)
 
     def _lost(self, reason: str) -> None:
         if self._gone:

@@ -18,18 +18,20 @@ class Request(IntEnum):
     FORGET = 4
     CREATE = 5
     DESTROY = 6
-    KEEP = 7
     FILL = 8
     FREEZE = 30
     THAW = 31
     NETWORK = 20
     CONNECT = 21
     PROBE = 50
+    TAKE = 70
+    COPY = 71
+    MERGE = 72
 
 
 class Create(IntFlag):
     SHARED_NETWORK = 1
-    KEEP = 2
+    PLAIN = 16
 
 
 class Network(IntFlag):
@@ -127,6 +129,8 @@ REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
 CREATE = struct.Struct("=IIQQQQ")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
+MERGE = struct.Struct(f"=I{LAYERS_MAX}I")
+KEPT = struct.Struct("=QQ")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
 WRITE = struct.Struct("=I")
@@ -160,6 +164,11 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
         for mountpoint, layers in trees
     ]
     return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
+
+
+def merge(layers: Sequence[int]) -> bytes:
+    """The body of a Request.MERGE: layers of one tree, uppermost first."""
+    return MERGE.pack(len(layers), *layers, *[0] * (LAYERS_MAX - len(layers)))
 
 
 def label(number: int, image: str) -> bytes:

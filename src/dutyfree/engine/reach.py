@@ -22,24 +22,25 @@ class Reach:
     def __init__(self, launcher: Launcher, policy: bytes) -> None:
         self.number = 0
         self._launcher = launcher
-        self._policy = policy
+        self.policy = policy
+        """What it may reach, as the launcher is told."""
         self._changing = anyio.Lock()
 
     async def enter(self, number: int) -> None:
         """The sandbox has this number now, and its policy applies. Raises LauncherError."""
-        if self._policy:
-            await self._launcher.ask(Request.NETWORK, number, self._policy)
+        if self.policy:
+            await self._launcher.ask(Request.NETWORK, number, self.policy)
         self.number = number
 
     async def change(self, policy: bytes) -> None:
         """Another policy; what was connected is cut. Raises DispatchError, with nothing changed."""
         async with self._changing:
             # A request that was sent is carried out, also if nobody waits for its end any more.
-            before, self._policy = self._policy, policy
+            before, self.policy = self.policy, policy
             try:
                 await self._launcher.ask(Request.NETWORK, self.number, policy)
             except LauncherError as error:
-                self._policy = before
+                self.policy = before
                 raise DispatchError(
                     f"the network could not be changed: {error.message}",
                     remedy="a process in the sandbox holds UDP port 53: end it"

@@ -13,7 +13,7 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -24,8 +24,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Limits, Recipe, Span
-from dutyfree.engine import exhaustion, features, namespaces, policy, protocol
+from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
+from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, snapshots
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
@@ -35,7 +35,9 @@ from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import Defaults, defaults
+from dutyfree.engine.sandbox import defaults
+from dutyfree.engine.snapshots import Base, Layers, Snapshot, Snapshots
+from dutyfree.engine.stages import Stages
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -44,6 +46,9 @@ KERNEL = (6, 3)
 
 PIDS = 2048
 """Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
+
+BODIES = 256
+"""Requests that are kept ready."""
 
 KNOWN = 1024
 """Of so many recipes we remember what they lead to without working out their keys."""
@@ -67,15 +72,10 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
+    kept: int | None = None
+    """Bytes of memory that snapshots may take together. A quarter of the host's by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
-
-
-class Base(NamedTuple):
-    """What sandboxes start from."""
-
-    trees: tuple[Tree, ...]
-    usual: Defaults
 
 
 class Native:
@@ -91,8 +91,8 @@ class Native:
         self._numbers = itertools.count(1)
         self._images: dict[str, Base] = {}
         self._held: list[Held] = []
-        self._prepared: dict[str, Base] = {}
-        self._known: dict[int, tuple[Recipe, Base]] = {}
+        self._identities: dict[str, str] = {}
+        self._known: dict[int, tuple[Recipe, str]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -108,6 +108,9 @@ class Native:
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
+        self._layers = Layers(self._launcher, self._config.kept or _memory() // MEMORY_SHARE)
+        self._snapshots = Snapshots(self._layers)
+        self._stages = Stages(self._launcher, self._layers, self._build, None)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -117,6 +120,8 @@ class Native:
                 )
             self.features = features.parse(hello.text.decode())
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
+            if self.features.mode == "root":  # without, some files in the store could not be removed again
+                self._stages.store = Store()
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -129,10 +134,11 @@ class Native:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close()
+        await self._close(finish=kind is None)
 
-    async def _close(self) -> None:
+    async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
+            await self._stages.close(finish=finish)
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
             while self._held:
@@ -153,6 +159,19 @@ class Native:
 
     async def sandboxes(self) -> Sequence[str]:
         return sorted(self._alive)
+
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Those that were taken of its sandboxes, and not forgotten."""
+        return self._snapshots.all()
+
+    @property
+    def stage_seconds(self) -> Mapping[str, float]:
+        """What the last stage of each prepared prefix took when it was made, by the prefix's key."""
+        return self._stages.seconds
+
+    def forget(self, recipe: Recipe) -> None:
+        """No new sandbox starts from this snapshot; those that did go on. Raises UsageError."""
+        self._snapshots.forget(recipe)
 
     async def facts(self) -> dict[str, str]:
         facts = {
@@ -182,33 +201,42 @@ class Native:
 
     @asynccontextmanager
     async def _made(
-        self, recipe: Recipe, limits: Limits, keep: list[int] | None = None
+        self,
+        recipe: Recipe,
+        limits: Limits,
+        *,
+        reachable: bytes | None = None,
+        plain: bool = False,
+        base: Base | None = None,
     ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
-        base = await self._base(recipe)
-        asking = (base.trees, limits, keep is not None)
-        body = self._bodies.get(asking)
-        if body is None:
-            body = self._bodies[asking] = self._request(*asking)
-        labelled = body + protocol.label(number, image)
+        base = base or await self._base(recipe)
+        label = protocol.label(number, image)
 
-        async def make() -> tuple[Channel, Box]:
-            return await self._make(identity, labelled, reach, keep)
+        handed_out = base.trees
+
+        async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, Box]:
+            return await self._make(identity, self._body(trees, limits, plain) + label, reach)
 
         try:
-            encoded = policy.encode(limits.network, self._resolvers)
+            encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
         except ValueError as error:
             raise CreateError(str(error)) from error
         reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
         begun = perf_counter()
         self._alive.add(identity)
+        self._layers.hold(base.trees)
         try:
             channel, box = await make()
             kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
-            sandbox = kind(identity, limits, base.usual, make, channel, box, reach, self._resolvers)
+            keeper = _Keeper(self, limits, reach, make)
+            sandbox = kind(
+                identity, limits, base.usual, make, channel, box, reach, self._resolvers,
+                keeper=keeper, trees=base.trees,
+            )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -219,8 +247,20 @@ class Native:
             await sandbox.close()
         finally:
             self._alive.discard(identity)
+            self._layers.release(base.trees)
 
-    def _request(self, trees: tuple[Tree, ...], limits: Limits, keep: bool) -> bytes:
+    def _body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
+        asking = (trees, limits, plain)
+        body = self._bodies.get(asking)
+        if body is None:
+            body = self._request(*asking)
+            # Snapshots come and go, and are asked for a few times each.
+            if len(self._bodies) >= BODIES:
+                self._bodies.clear()
+            self._bodies[asking] = body
+        return body
+
+    def _request(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
         disk, memory = limits.disk, limits.memory
         if memory is None:
             # No sandbox takes all from the others. What it may write, it may also hold.
@@ -239,7 +279,8 @@ class Native:
             raise CreateError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
         try:
             return protocol.create(
-                (Create.KEEP if keep else 0) | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
+                (Create.PLAIN if plain else 0)
+                | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
                 trees,
                 memory=memory if "memory" in self.features.controllers else 0,
                 disk=disk,
@@ -270,9 +311,7 @@ class Native:
             if wanted is not None and not possible:
                 raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")
 
-    async def _make(
-        self, identity: str, body: bytes, reach: Reach, keep: list[int] | None
-    ) -> tuple[Channel, Box]:
+    async def _make(self, identity: str, body: bytes, reach: Reach) -> tuple[Channel, Box]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
@@ -290,8 +329,6 @@ class Native:
             )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
-        if keep is not None:
-            keep.append(reply.value)
         box = Box(self._launcher, reply.value, identity, freezer=self.features.freezer)
         channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
         former = reach.number
@@ -314,26 +351,24 @@ class Native:
 
     async def _base(self, recipe: Recipe) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
-        known = self._known.get(id(recipe))
-        if known is not None:
-            return known[1]
         if not recipe.stages:
             return await self._image(recipe.image)
-        try:
-            key = await anyio.to_thread.run_sync(recipe.key)
-        except OSError as error:
-            raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
-        async with self._locks.setdefault(key, anyio.Lock()):
-            if key not in self._prepared:
-                self._prepared[key] = await self._build(recipe)
+        known = self._known.get(id(recipe))
+        if known is not None:
+            return self._stages.ready[known[1]]
+        image = await self._image(recipe.image)
+        identity = self._identities.get(recipe.image or self._config.image)
+        key, base = await self._stages.base(recipe, image, identity)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
         if len(self._known) >= KNOWN:
             self._known.clear()
-        self._known[id(recipe)] = (recipe, self._prepared[key])
-        return self._prepared[key]
+        self._known[id(recipe)] = (recipe, key)
+        return base
 
     async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
+        if name.startswith(snapshots.PREFIX):
+            return self._snapshots.base(name)
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
                 if name not in self._images:
@@ -343,6 +378,7 @@ class Native:
     async def _load(self, name: str) -> Base:
         if name == "host":
             rootless = self.features.mode == "rootless"
+            self._identities[name] = await anyio.to_thread.run_sync(rootfs.host_identity)
             return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
@@ -355,6 +391,7 @@ class Native:
             held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
         # Until the substrate is closed nobody may remove the layers.
         self._held.append(held)
+        self._identities[name] = held.image.digest
         Store().settle_behind(held.image.keys)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
@@ -363,39 +400,28 @@ class Native:
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         return Base(trees, usual)
 
-    async def _build(self, recipe: Recipe) -> Base:
-        """Run the stages in a sandbox with network, as image builds have it, and keep what they wrote."""
-        base = await self._image(recipe.image)
-        numbers: list[int] = []
-        done = False
-        try:
-            async with self._made(Recipe(recipe.image), Limits(network="on"), numbers) as builder:
-                for stage in recipe.stages:
-                    await stages.apply(builder, stage)
-            done = True
-        finally:
-            with anyio.CancelScope(shield=True):
-                layers = await self._keep(numbers, forget=not done)
-        trees = tuple(
-            (mountpoint, (layer, *below))
-            for layer, (mountpoint, below) in zip(layers, base.trees, strict=True)
-        )
-        return Base(trees, base.usual)
+    async def _build(self, below: Base, stage: Stage) -> Base:
+        """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
+        async with self._made(Recipe(), Limits(network="on"), plain=True, base=below) as builder:
+            await stages.apply(builder, stage)
+            return await builder.final()
 
-    async def _keep(self, numbers: list[int], *, forget: bool) -> list[int]:
-        layers: list[int] = []
-        for number in numbers:
-            try:
-                reply = await self._launcher.ask(Request.KEEP, number)
-            except LauncherError as error:
-                if not forget:
-                    raise CreateError(f"the prepared state could not be kept: {error.message}") from error
-                continue
-            layers += struct.unpack(f"={reply.value}I", reply.text)
-        for layer in layers if forget else ():
-            with contextlib.suppress(LauncherError):
-                await self._launcher.ask(Request.FORGET, layer)
-        return layers
+
+class _Keeper(NamedTuple):
+    """Of one sandbox."""
+
+    substrate: Native
+    limits: Limits
+    reach: Reach
+    succeed: Callable[[tuple[Tree, ...]], Awaitable[tuple[Channel, Box]]]
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self.substrate._snapshots
+
+    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
+        # Of the parent as it is: its policy may be another than at its creation.
+        return self.substrate._made(recipe, self.limits, reachable=self.reach.policy)
 
 
 def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:

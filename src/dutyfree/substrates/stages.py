@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
-from dutyfree.contract import Sandbox, Stage
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio.to_thread
+
+from dutyfree import paths
+from dutyfree.contract import Observation, Sandbox, Stage
 from dutyfree.errors import CreateError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
 
+HIDDEN = b"(secret)"
+
 
 async def apply(sandbox: Sandbox, stage: Stage) -> None:
-    """Copy the stage's files in, then run its commands. Raises CreateError naming stage and command."""
+    """Copy the stage's files in, then run its commands.
+
+    Raises CreateError naming the stage, the command, its last output and the file that has all of it.
+    """
+    secrets = secrets_of(stage)
     for path, source in stage.files.items():
         try:
             await sandbox.upload(source, path)
         except OSError as error:
             raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
+    log: list[bytes] = []
     for command in stage.commands:
-        seen = await sandbox.exec(command)
+        seen = await sandbox.exec(command, env=secrets or None)
+        log.append(_record(command, seen, secrets))
         if not seen.ok:
-            tail = (seen.stderr or seen.stdout)[-TAIL:].decode(errors="replace").strip()
-            raise CreateError(f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}")
+            tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
+            kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
+            raise CreateError(
+                f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}",
+                remedy=f"all that it printed is in {kept}" if kept else "",
+            )
+
+
+def secrets_of(stage: Stage) -> dict[str, str]:
+    """The variables that the stage's commands get from this process's environment. Raises CreateError."""
+    missing = [name for name in stage.secrets if name not in os.environ]
+    if missing:
+        raise CreateError(
+            f"stage {stage.kind!r} wants the secret {', '.join(missing)}",
+            remedy="set it in the environment of this program",
+        )
+    return {name: os.environ[name] for name in stage.secrets}
+
+
+def _record(command: str | tuple[str, ...], seen: Observation, secrets: Mapping[str, str]) -> bytes:
+    said = f"$ {command}\n".encode() + seen.stdout + seen.stderr
+    return hide(said, secrets) + f"\n(ended with {seen.exit_code} after {seen.seconds:.1f} s)\n".encode()
+
+
+def hide(text: bytes, secrets: Mapping[str, str]) -> bytes:
+    """The text without the secrets' values."""
+    for value in secrets.values():
+        if value:
+            text = text.replace(os.fsencode(value), HIDDEN)
+    return text
+
+
+def _keep(log: bytes) -> Path | None:
+    """Where a failed stage's output lies; readable by its owner alone."""
+    directory = paths.cache() / "logs"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, name = tempfile.mkstemp(dir=directory, prefix="stage-", suffix=".log")
+        with open(descriptor, "wb") as file:
+            file.write(log)
+    except OSError:
+        return None  # the error says the most of it anyway
+    return Path(name)
 
 
 async def tools(sandbox: Sandbox) -> dict[str, str]:

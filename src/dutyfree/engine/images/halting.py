@@ -29,6 +29,9 @@ class Halt:
         for inner in self._inner:
             inner.set()
 
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
     def check(self) -> None:
         """Raises Stopped once it is set."""
         if self._event.is_set():

@@ -8,6 +8,7 @@ own, but for the three files in ``/etc`` that say where it runs.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -113,8 +114,30 @@ async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...
     for name in await anyio.to_thread.run_sync(_directories):
         source = Path("/", name)
         above = (await _scratch(launcher, partial(_repeat_directories, source)),) if rootless else ()
-        trees.append((name, (*above, await _layer(launcher, source))))
+        trees.append((name, (*above, await layer(launcher, source))))
     return tuple(trees)
+
+
+def host_identity() -> str:
+    """Another one whenever software was installed, removed or changed on this machine. Blocks."""
+    digest = hashlib.sha256(os.uname().machine.encode())
+    for listed in (
+        "etc/os-release",
+        "var/lib/dpkg/status",
+        "var/lib/rpm/rpmdb.sqlite",
+        "lib/apk/db/installed",
+    ):
+        _note(digest, Path("/", listed))
+    for root in (Path("/", name) for name in _directories()):
+        for path in (root, *sorted(root.glob("*/")), *sorted(root.glob("local/*/"))):
+            _note(digest, path)
+    return f"host {digest.hexdigest()}"
+
+
+def _note(digest: hashlib._Hash, path: Path) -> None:
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        digest.update(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n".encode())
 
 
 def lies_at(path: Path) -> bool:
@@ -132,10 +155,11 @@ async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
 async def stacked(launcher: Launcher, layers: Sequence[Path], workdir: str = "") -> tuple[Tree, ...]:
     """Layers of an image, the uppermost first, under what is ours. Raises CreateError."""
     top = await _scratch(launcher, partial(_fill_top, layers=layers, workdir=workdir))
-    return (("", (top, *[await _layer(launcher, layer) for layer in layers])),)
+    return (("", (top, *[await layer(launcher, path) for path in layers])),)
 
 
-async def _layer(launcher: Launcher, path: Path) -> int:
+async def layer(launcher: Launcher, path: Path) -> int:
+    """A directory of this host in the launcher's hands. Raises CreateError."""
     try:
         return (await launcher.ask(Request.LAYER, 0, os.fsencode(path) + b"\0")).value
     except LauncherError as error:

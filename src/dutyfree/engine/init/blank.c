@@ -2,6 +2,7 @@
 #include "blank.h"
 
 #include "handover.h"
+#include "layers.h"
 #include "sandbox.h"
 #include "sys.h"
 #include "unified.h"
@@ -58,9 +59,25 @@ int blank_make(struct slot *slot)
 	return 0;
 }
 
-int blank_order(const struct slot *slot, const struct order *order)
+/* What it shall write to, and the layers that are mounted nowhere, go with it. */
+int blank_order(const struct slot *slot, struct order *order, int upper)
 {
-	return send_message(slot->socket, order, sizeof *order, NULL, 0, NULL, 0);
+	int mounts[1 + FLOATING_MAX] = {upper};
+
+	order->floating = 0;
+	for (uint32_t i = 0; i < order->wanted.trees; i++) {
+		const struct tree *tree = &order->wanted.tree[i];
+		for (uint32_t layer = 0; layer < tree->count; layer++) {
+			int mount = layer_descriptor(tree->layers[layer]);
+			if (mount < 0)
+				continue;
+			if (order->floating == FLOATING_MAX)
+				return -E2BIG;
+			order->number[order->floating] = tree->layers[layer];
+			mounts[++order->floating] = mount;
+		}
+	}
+	return send_message(slot->socket, order, sizeof *order, NULL, 0, mounts, 1 + (int)order->floating);
 }
 
 void blank_discard(struct slot *slot)

@@ -4,7 +4,6 @@
 #include "blank.h"
 #include "gate.h"
 #include "host.h"
-#include "layers.h"
 #include "sandbox.h"
 #include "sys.h"
 
@@ -93,13 +92,6 @@ static const char *equip(struct box *box, const struct create *wanted, int *erro
 	}
 	if (*error)
 		return "limits";
-	/* One that waits already cannot see what is mounted only now. */
-	if (box->kept) {
-		blank_discard(box->slot);
-		*error = upper_keep(wanted, box->number);
-	}
-	if (*error)
-		return "file system for what is written";
 	if (!box->slot->pid)
 		*error = blank_make(box->slot);
 	return "clone";
@@ -107,20 +99,27 @@ static const char *equip(struct box *box, const struct create *wanted, int *erro
 
 static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
 {
-	struct order order = {.wanted = *wanted, .kept = box->kept ? box->number : 0};
+	static struct order order;
 	const char *step = equip(box, wanted, error);
 
 	if (*error)
 		return step;
+	/* Made here, so that no process of the sandbox, not even PID 1, has a way to it but the overlay. */
+	AUTOCLOSE int used = upper_make(wanted, &box->upper);
+	if (used < 0) {
+		*error = used;
+		return "file system for what is written";
+	}
+	order.wanted = *wanted;
 	snprintf(order.label, sizeof order.label, "%s", label);
-	*error = blank_order(box->slot, &order);
+	*error = blank_order(box->slot, &order, used);
 	if (!*error)
 		return step;
 	/* It died while it waited. */
 	blank_discard(box->slot);
 	*error = blank_make(box->slot);
 	if (!*error)
-		*error = blank_order(box->slot, &order);
+		*error = blank_order(box->slot, &order, used);
 	return step;
 }
 
@@ -137,15 +136,15 @@ void box_create(const struct request *request, const char *body)
 	int error = -ENOMEM;
 	const char *step = "memory";
 
-	if (box)
+	if (box) {
 		box->number = free_number();
+		box->freezing = box->upper = -1;
+	}
 	if (box && !box->number) {
 		error = -EUSERS;
 		step = "more than 65,536 sandboxes at once";
 	} else if (box) {
-		box->freezing = -1;
 		box->trees = wanted->trees;
-		box->kept = wanted->flags & CREATE_KEEP;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
 		step = start(box, wanted, label, &error);
 	}
@@ -161,8 +160,8 @@ void box_create(const struct request *request, const char *body)
 		refuse(request->serial, error, step);
 		if (box && box->slot)
 			slot_discard(box->slot);
-		if (box && box->kept)
-			upper_drop(box->number);
+		if (box)
+			close_fd(&box->upper);
 		free(box);
 		return;
 	}
@@ -191,20 +190,20 @@ void box_ended(struct box *box, unsigned wanted_ready)
 	/* The owner has it too, so closing alone would not take it out. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
 	close_fd(&box->slot->pidfd);
+	close_fd(&box->upper);
 	box->ended = true;
 	box_freezing_ends(box, -ESTALE);
 	if (box->frozen)
 		cgroup_freeze(&box->slot->cgroup, false); /* for the next who uses it */
 	if (box->awaited)
 		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
-	/* What is kept stays charged to the group that it was written in. Who wants no parts ready keeps none. */
-	if (!box->kept && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
+	/* What was taken stays charged to the group that it was written in. Who wants no parts ready keeps none. */
+	if (!box->taken && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
 		slot_return(box->slot);
 	else
 		slot_discard(box->slot);
 	box->slot = NULL;
-	if (!box->kept)
-		forget(box);
+	forget(box);
 }
 
 void box_destroy(const struct request *request)
@@ -218,36 +217,4 @@ void box_destroy(const struct request *request)
 	box->awaited = true;
 	box->serial = request->serial;
 	pidfd_signal(box->slot->pidfd, SIGKILL);
-}
-
-void box_keep(const struct request *request)
-{
-	struct box *box = box_of(request->number);
-	uint32_t layers[TREES_MAX], count = 0;
-	int error = box && box->kept && box->ended ? 0 : -ESTALE;
-
-	if (error) {
-		refuse(request->serial, error, "no such sandbox");
-		return;
-	}
-	for (; count < box->trees; count++) {
-		char path[32];
-		snprintf(path, sizeof path, "/k/%u/u%u", box->number, count);
-		int layer = layer_of_path(path);
-		if (layer < 0) {
-			error = layer;
-			break;
-		}
-		layers[count] = (uint32_t)layer;
-	}
-	upper_drop(box->number);
-	forget(box);
-	slot_undress(); /* they do not see these */
-	if (!error) {
-		reply(request->serial, 0, count, layers, count * sizeof *layers, NULL, 0);
-		return;
-	}
-	while (count > 0)
-		layer_forget(layers[--count]);
-	refuse(request->serial, error, "layer");
 }

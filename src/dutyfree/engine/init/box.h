@@ -12,7 +12,9 @@ struct box {
 	uint32_t number;
 	uint32_t trees;
 	struct slot *slot;
-	bool kept, ended;
+	int upper;       /* what it writes, without its ids, mounted nowhere: layers can be made of it */
+	bool ended;
+	bool taken;      /* what it wrote became layers */
 	bool awaited;    /* a DESTROY is to be answered when it has ended */
 	uint32_t serial; /* with this */
 	bool frozen;     /* it was, at some time */
@@ -26,9 +28,10 @@ struct box {
 };
 
 /* What an event of the launcher's epoll is about: the number of a sandbox whose process has ended, or that with
- * the first of these, or the second alone; 0 is the owner. */
+ * the first of these, or the second alone, or the number of a copy with the third; 0 is the owner. */
 #define FREEZE_EVENT (1ull << 32)
 #define EGRESS_EVENT (1ull << 33)
+#define COPY_EVENT (1ull << 34)
 
 extern int launcher_epoll;
 
@@ -40,13 +43,17 @@ struct box *box_of(uint32_t number); /* NULL if there is none */
 struct box *box_next(uint32_t *at);  /* all that live, beginning with at = 0; NULL at the end */
 void box_create(const struct request *request, const char *body);
 void box_destroy(const struct request *request);
-void box_keep(const struct request *request);
 void box_ended(struct box *box, unsigned wanted_ready); /* PID 1, and with it all of its processes */
 
 /* freezing.c */
 void box_freeze(const struct request *request);
 void box_frozen(struct box *box);                   /* perhaps: something changed */
 void box_freezing_ends(struct box *box, int error); /* answers who waits for it, if anybody does */
+
+/* keeping.c */
+void box_keep(const struct request *request); /* what it wrote */
+void layers_merge(const struct request *request, const char *body, int target);
+void copy_ended(uint32_t number);
 
 /* way.c */
 void box_network(const struct request *request, const char *body);

@@ -292,6 +292,11 @@ int cgroup_freeze(const struct cgroup *group, bool frozen)
 	return place < 0 ? -EOPNOTSUPP : write_file(place, path, frozen ? "1" : "0");
 }
 
+int cgroup_enter(void)
+{
+	return unified || ours[CGROUP_MEMORY] < 0 ? 0 : write_file(ours[CGROUP_MEMORY], "tasks", "0");
+}
+
 int cgroup_events(const struct cgroup *group)
 {
 	char path[64];

@@ -29,6 +29,7 @@ int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
 int cgroup_freeze(const struct cgroup *group, bool frozen); /* which takes a moment */
 int cgroup_events(const struct cgroup *group); /* to poll for EPOLLPRI: a descriptor or -errno */
 bool cgroup_is_frozen(int events);
+int cgroup_enter(void); /* for what all sandboxes have in common: on version 1, of memory. 0 or -errno */
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
 

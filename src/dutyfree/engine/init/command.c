@@ -178,9 +178,10 @@ int command_signal_all(const char *payload, size_t size)
 	if (size != sizeof number)
 		return -EPROTO;
 	memcpy(&number, payload, sizeof number);
-	if (number != SIGSTOP && number != SIGCONT && number != SIGKILL)
+	if (number && number != SIGSTOP && number != SIGCONT && number != SIGKILL)
 		return -EINVAL;
-	return kill(-1, (int)number) < 0 && errno != ESRCH ? -errno : 0;
+	/* 0 asks whether there is any. */
+	return kill(-1, (int)number) < 0 && (errno != ESRCH || !number) ? -errno : 0;
 }
 
 int command_notify(uint32_t id, const char *payload, size_t size)

@@ -11,6 +11,7 @@
 #include "sandbox.h"
 #include "seccomp.h"
 #include "slot.h"
+#include "snapshot.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -62,7 +63,7 @@ static void layer(const struct request *request, const char *path)
 	slot_undress(); /* they do not see it */
 }
 
-static void serve(const struct request *request, const char *body)
+static void serve(const struct request *request, const char *body, int fd)
 {
 	char text[256];
 	int error;
@@ -86,7 +87,8 @@ static void serve(const struct request *request, const char *body)
 		layer(request, NULL);
 		return;
 	case REQUEST_FORGET:
-		slot_undress(); /* they would hold it */
+		if (layer_descriptor(request->number) < 0)
+			slot_undress(); /* they would hold it */
 		error = layer_forget(request->number);
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
@@ -96,8 +98,12 @@ static void serve(const struct request *request, const char *body)
 	case REQUEST_DESTROY:
 		box_destroy(request);
 		return;
-	case REQUEST_KEEP:
+	case REQUEST_TAKE:
+	case REQUEST_COPY:
 		box_keep(request);
+		return;
+	case REQUEST_MERGE:
+		layers_merge(request, body, fd);
 		return;
 	case REQUEST_FREEZE:
 	case REQUEST_THAW:
@@ -128,6 +134,7 @@ static _Noreturn void leave(void)
 	for (struct box *box; (box = box_next(&at));)
 		pidfd_signal(box->slot->pidfd, SIGKILL);
 	slot_undress();
+	snapshot_close();
 	gate_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
@@ -141,18 +148,29 @@ static void receive(void)
 		struct request head;
 		char bytes[REQUEST_MAX];
 	} message;
-	ssize_t size = recv(owner, &message, sizeof message, MSG_TRUNC);
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof(int))];
+	} rights;
+	struct iovec part = {&message, sizeof message};
+	struct msghdr parts = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space};
+	ssize_t size = recvmsg(owner, &parts, MSG_TRUNC | MSG_CMSG_CLOEXEC);
+	AUTOCLOSE int fd = -1;
 
 	if (size < 0 && (errno == EINTR || errno == EAGAIN))
 		return;
 	if (size <= 0)
 		leave();
+	const struct cmsghdr *head = CMSG_FIRSTHDR(&parts);
+	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd))
+		memcpy(&fd, CMSG_DATA(head), sizeof fd);
 	if ((size_t)size < sizeof message.head || (size_t)size > sizeof message ||
 	    message.head.size != (size_t)size - sizeof message.head) {
 		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "request");
 		return;
 	}
-	serve(&message.head, message.bytes + sizeof message.head);
+	serve(&message.head, message.bytes + sizeof message.head, fd);
 }
 
 /* Whether the kernel lets a process be looked into though it has changed its user. A command's does, while it
@@ -232,6 +250,8 @@ static void happened(uint64_t what)
 		receive();
 	else if (what == EGRESS_EVENT)
 		box_egress_said();
+	else if (what & COPY_EVENT)
+		copy_ended((uint32_t)what);
 	else if (box && what & FREEZE_EVENT)
 		box_frozen(box);
 	else if (box && !box->ended)

@@ -8,6 +8,7 @@
 #include <linux/mount.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -16,6 +17,20 @@
 
 static int host_mounts = -1, our_mounts = -1;
 static uint32_t last;
+static bool floats;
+
+/* Layers that are mounted nowhere; their directory is where sandboxes will mount them. */
+#define PLACES 4096u
+static struct floating {
+	uint32_t number;
+	int mount;
+	struct floating *next;
+} *floating[PLACES];
+
+static struct floating **place(uint32_t number)
+{
+	return &floating[number % PLACES];
+}
 
 void layer_path(char *path, uint32_t number)
 {
@@ -67,7 +82,7 @@ static int make_devices(void)
 
 int layers_open(int proc)
 {
-	static const char *const directories[] = {"l", "k", "up", "new", "mask", "box", "box/proc", "box/dev"};
+	static const char *const directories[] = {"l", "up", "new", "mask", "box", "box/proc", "box/dev"};
 
 	host_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
 	if (host_mounts < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
@@ -92,7 +107,12 @@ int layers_open(int proc)
 	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
 		return -errno;
 	our_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
-	return our_mounts < 0 ? -errno : 0;
+	if (our_mounts < 0)
+		return -errno;
+	AUTOCLOSE int trial = mount_new("tmpfs", NULL, 0);
+	AUTOCLOSE int copy = trial < 0 ? trial : mount_clone(trial, "", false);
+	floats = copy >= 0;
+	return 0;
 }
 
 /* Attach a detached mount as the next layer; takes the descriptor. */
@@ -127,9 +147,56 @@ int layer_of_host(const char *path)
 	return adopt(mount);
 }
 
-int layer_of_path(const char *path)
+bool layers_float(void)
 {
-	return adopt(mount_clone(AT_FDCWD, path, false));
+	return floats;
+}
+
+/* Where the kernel can clone a detached mount (since 6.15), there is no need to attach it: every clone of ours
+ * would copy it, and processes that wait would have to be made anew to see it. */
+int layer_of_mount(int mount)
+{
+	char path[LAYER_PATH];
+
+	if (mount < 0 || !floats)
+		return adopt(mount);
+	struct floating *layer = malloc(sizeof *layer);
+	layer_path(path, last + 1);
+	if (!layer || mkdir(path, 0755) < 0) {
+		int error = layer ? -errno : -ENOMEM;
+		free(layer);
+		close(mount);
+		return error;
+	}
+	*layer = (struct floating){.number = ++last, .mount = mount, .next = *place(last)};
+	*place(last) = layer;
+	return (int)last;
+}
+
+static struct floating **find(uint32_t number)
+{
+	struct floating **at = place(number);
+
+	while (*at && (*at)->number != number)
+		at = &(*at)->next;
+	return at;
+}
+
+int layer_descriptor(uint32_t number)
+{
+	struct floating *layer = *find(number);
+
+	return layer ? layer->mount : -1;
+}
+
+int layer_open(uint32_t number)
+{
+	char path[LAYER_PATH];
+	int mount = layer_descriptor(number);
+
+	layer_path(path, number);
+	int fd = openat(mount >= 0 ? mount : AT_FDCWD, mount >= 0 ? "." : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
 }
 
 int layer_scratch(int *directory)
@@ -155,6 +222,13 @@ int layer_forget(uint32_t number)
 
 	/* Sandboxes that stand on it hold it themselves. */
 	layer_path(path, number);
+	struct floating **at = find(number), *layer = *at;
+	if (layer) {
+		*at = layer->next;
+		close(layer->mount);
+		free(layer);
+		return rmdir(path) < 0 ? -errno : 0;
+	}
 	if (umount2(path, MNT_DETACH) < 0 || rmdir(path) < 0)
 		return -errno;
 	return 0;

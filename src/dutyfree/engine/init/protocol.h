@@ -30,13 +30,16 @@ enum request_kind {
 	REQUEST_FORGET = 4,  /* number = a layer that no new sandbox shall use */
 	REQUEST_CREATE = 5,  /* struct create, label → reply.value = number of the sandbox, fds = socket, pidfd */
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
-	REQUEST_KEEP = 7,    /* number = a sandbox created with CREATE_KEEP, destroyed since → layers */
 	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
 	REQUEST_FREEZE = 30, /* number = a sandbox; answered when every process of it stands still */
 	REQUEST_THAW = 31,   /* number = a sandbox */
 	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
 	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
 	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
+	REQUEST_TAKE = 70,   /* number = a sandbox that shall write no more → struct kept, a layer for each tree;
+	                      * EBUSY if a copy is cheaper, or it shares memory; with a body, in any case */
+	REQUEST_COPY = 71,   /* number = a sandbox, frozen if it may write → likewise, of a copy */
+	REQUEST_MERGE = 72,  /* struct merge; fd = a directory to fill, or none → struct kept, one layer or none */
 };
 
 struct request {
@@ -55,7 +58,7 @@ struct reply {
 
 enum create_flags {
 	CREATE_SHARED_NETWORK = 1, /* that of the launcher; without root only, where no other leads out */
-	CREATE_KEEP = 2,         /* what is written may become a layer */
+	CREATE_PLAIN = 16, /* what is written is all there: neither renamed directories nor metadata alone */
 };
 
 /* One directory of the sandbox: layers, uppermost first, under a writable one. The first is "/". */
@@ -74,6 +77,18 @@ struct create {
 	uint64_t pids;      /* 0 for no limit */
 	uint64_t cpu_quota; /* microseconds of each 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
+};
+
+/* Layers of one tree, uppermost first, that become one. */
+struct merge {
+	uint32_t count;
+	uint32_t layers[LAYERS_MAX];
+};
+
+/* What was kept; the numbers of its layers follow. */
+struct kept {
+	uint64_t size;  /* bytes that it takes */
+	uint64_t files;
 };
 
 /* --- What a sandbox may reach ----------------------------------------------------------------------- */

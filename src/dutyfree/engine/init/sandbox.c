@@ -47,6 +47,8 @@ static struct mask {
 
 static int control; /* the socket, for the last word of a sandbox that cannot be made */
 static const struct slot *our_slot;
+static struct order order;
+static int order_upper, floating[FLOATING_MAX]; /* came with it: what is written to, and layers */
 
 static _Noreturn void fail(const char *step, int error)
 {
@@ -72,7 +74,7 @@ static void must_call(long result, const char *step)
 		fail(step, errno);
 }
 
-int upper_make(const struct create *wanted)
+static int tmpfs_make(const struct create *wanted)
 {
 	char size[32], path[16];
 	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", "0"}, {NULL, NULL}};
@@ -101,30 +103,23 @@ failed:;
 	return error;
 }
 
-int upper_keep(const struct create *wanted, uint32_t number)
+int upper_make(const struct create *wanted, int *kept)
 {
-	char path[LAYER_PATH];
-	AUTOCLOSE int upper = upper_make(wanted);
-	int error;
-
-	if (upper < 0)
-		return upper;
-	snprintf(path, sizeof path, "/k/%u", number);
-	if (mkdir(path, 0755) < 0)
-		return -errno;
-	error = mount_attach(upper, path);
+	*kept = tmpfs_make(wanted);
+	if (*kept < 0)
+		return *kept;
+	int used = mount_clone(*kept, "", false);
+	if (used != -EINVAL)
+		return used;
+	/* Before 6.15 only what is attached can be cloned. */
+	int error = mount_attach(*kept, "/up");
+	close_fd(kept);
 	if (error)
-		rmdir(path);
-	return error;
-}
-
-void upper_drop(uint32_t number)
-{
-	char path[LAYER_PATH];
-
-	snprintf(path, sizeof path, "/k/%u", number);
-	umount2(path, MNT_DETACH);
-	rmdir(path);
+		return error;
+	*kept = mount_clone(AT_FDCWD, "/up", false);
+	used = mount_clone(AT_FDCWD, "/up", false);
+	umount2("/up", MNT_DETACH);
+	return *kept < 0 ? *kept : used;
 }
 
 /* Without root, the ids of the sandbox are those of the launcher: there is nothing to map, and no right to. */
@@ -133,8 +128,16 @@ static int ids_to_map(void)
 	return host.rootless ? -1 : our_slot->user_namespace;
 }
 
+static int layer_clone(uint32_t number, const char *path)
+{
+	for (uint32_t i = 0; i < order.floating; i++)
+		if (order.number[i] == number)
+			return mount_clone(floating[i], "", false);
+	return mount_clone(AT_FDCWD, path, false);
+}
+
 /* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
-static void mount_tree(const struct tree *tree, uint32_t index)
+static void mount_tree(const struct tree *tree, uint32_t index, bool plain)
 {
 	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
@@ -145,13 +148,15 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		options[4][0] = "userxattr";
 		options[4][1] = NULL;
 		options[5][0] = NULL;
+	} else if (plain) {
+		options[4][1] = options[5][1] = "off";
 	}
 	char *end = lower;
 
 	for (uint32_t i = 0; i < tree->count; i++) {
 		char layer[LAYER_PATH];
 		layer_path(layer, tree->layers[i]);
-		AUTOCLOSE int mount = mount_clone(AT_FDCWD, layer, false);
+		AUTOCLOSE int mount = layer_clone(tree->layers[i], layer);
 		must(mount, "layer");
 		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
 		int error = mount_restrict(mount, closed, ids_to_map());
@@ -230,21 +235,22 @@ static void move(const char *from, const char *to)
 	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), to);
 }
 
-static void mount_root(const struct create *wanted, uint32_t kept)
+static void mount_upper(void)
 {
-	char path[LAYER_PATH];
+	must(mount_restrict(order_upper, 0, ids_to_map()), "tmpfs with mapped ids");
+	must(mount_attach(order_upper, "/up"), "file system in place");
+	close_fd(&order_upper); /* the way to it is the overlay, for all that comes */
+}
 
-	snprintf(path, sizeof path, "/k/%u", kept);
-	AUTOCLOSE int upper = kept ? mount_clone(AT_FDCWD, path, false) : upper_make(wanted);
-	must(upper, "file system for what is written");
-	must(mount_restrict(upper, 0, ids_to_map()), "tmpfs with mapped ids");
-	must(mount_attach(upper, "/up"), "file system in place");
+static void mount_root(const struct create *wanted)
+{
+	mount_upper();
 	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
 	setfsgid(our_slot->first_id);
 	setfsuid(our_slot->first_id);
 	for (uint32_t i = 0; i < wanted->trees; i++)
-		mount_tree(&wanted->tree[i], i);
+		mount_tree(&wanted->tree[i], i, wanted->flags & CREATE_PLAIN);
 	must_call(chdir("/new"), "root");
 	mkdir("proc", 0555);
 	mkdir("dev", 0755);
@@ -337,21 +343,33 @@ static void tell_ready(const struct ready *ready)
 }
 
 /* The launcher closes its end if it changes its mind, or dies. */
-static void await_order(struct order *order)
+static void await_order(void)
 {
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof order_upper + sizeof floating)];
+	} rights;
+	struct iovec part = {&order, sizeof order};
+	struct msghdr message = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space};
 	ssize_t size;
 
 	do
-		size = recv(control, order, sizeof *order, MSG_WAITALL);
+		size = recvmsg(control, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC);
 	while (size < 0 && errno == EINTR);
-	if (size != sizeof *order)
+	if (size != sizeof order)
 		_exit(0);
+	const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+	size_t came = head ? head->cmsg_len - CMSG_LEN(0) : 0;
+	if (came != (1 + order.floating) * sizeof(int))
+		fail("descriptors", EMFILE);
+	memcpy(&order_upper, CMSG_DATA(head), sizeof order_upper);
+	memcpy(floating, CMSG_DATA(head) + sizeof order_upper, came - sizeof order_upper);
 }
 
 _Noreturn void sandbox_enter(const struct slot *slot)
 {
 	static struct slot handed;
-	static struct order order;
 	static char stack[512 << 10] __attribute__((aligned(16)));
 	sigset_t all;
 
@@ -366,13 +384,13 @@ _Noreturn void sandbox_enter(const struct slot *slot)
 	must_call(sethostname("sandbox", 7), "hostname");
 	mount_alike();
 	be_ordinary();
-	await_order(&order);
+	await_order();
 	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
 	prctl(PR_SET_NAME, "dutyfree-init");
 	title_set(order.label);
 	if (!(order.wanted.flags & CREATE_SHARED_NETWORK))
 		must_call(setns(handed.network, CLONE_NEWNET), "network");
-	mount_root(&order.wanted, order.kept);
+	mount_root(&order.wanted);
 	ready.mounted = now();
 	tell_ready(&ready);
 	limit_processes(order.wanted.pids);

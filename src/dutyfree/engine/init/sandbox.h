@@ -7,10 +7,9 @@
 
 void sandbox_prepare(int proc); /* looks at the host's /proc, once */
 
-/* A file system for what a sandbox writes, detached: its descriptor or -errno. */
-int upper_make(const struct create *wanted);
-int upper_keep(const struct create *wanted, uint32_t number); /* one that outlives its sandbox, as /k/number */
-void upper_drop(uint32_t number);
+/* A file system for what a sandbox writes: a descriptor of a detached mount, for it, or -errno; and another one
+ * to be kept. */
+int upper_make(const struct create *wanted, int *kept);
 
 /* Runs in the clone, never returns: prepares what all sandboxes have alike, and waits for its order. */
 _Noreturn void sandbox_enter(const struct slot *slot);

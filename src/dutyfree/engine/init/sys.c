@@ -97,13 +97,13 @@ int send_message(int socket, const void *a, size_t a_size, const void *b, size_t
 {
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(4 * sizeof(int))];
+		char space[CMSG_SPACE(MESSAGE_FDS * sizeof(int))];
 	} control;
 	struct iovec parts[2] = {{(void *)a, a_size}, {(void *)b, b_size}};
 	struct msghdr message = {.msg_iov = parts, .msg_iovlen = b_size ? 2 : 1};
 
 	if (count > 0) {
-		memset(&control, 0, sizeof control);
+		memset(&control, 0, CMSG_SPACE((size_t)count * sizeof(int)));
 		message.msg_control = control.space;
 		message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
 		struct cmsghdr *header = CMSG_FIRSTHDR(&message);

@@ -24,7 +24,9 @@ int write_all(int fd, const void *data, size_t size);
  * `resolve` is what else openat2 shall refuse. A descriptor or -errno. */
 int open_plain(int dir, const char *path, int flags, mode_t mode, uint64_t resolve);
 
-/* One message with descriptors: 0 or -errno. */
+#define MESSAGE_FDS 128
+
+/* One message with descriptors, at most so many: 0 or -errno. */
 int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count);
 
 /* The new mount interface: descriptors or -errno. An option without a value is a flag. */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from dutyfree import image as study
 from dutyfree.contract import Recipe, Stage
 from dutyfree.errors import CreateError, SubstrateError, Unavailable
+from dutyfree.substrates import stages
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 
@@ -82,6 +83,7 @@ class Images:
 
     async def _build(self, stage: Stage, number: int, base: str, key: str) -> str:
         title = f"stage {number} ({stage.kind})"
+        secrets = stages.secrets_of(stage)
         async with self._builder(base) as sandbox:
             for path, source in stage.files.items():
                 try:
@@ -89,7 +91,7 @@ class Images:
                 except (OSError, SubstrateError) as error:
                     raise CreateError(f"{title}: {source} could not be copied to {path}: {error}") from error
             for command in stage.commands:
-                await _must_succeed(sandbox, command, title)
+                await _must_succeed(sandbox, command, title, secrets)
             return await self._commit(sandbox, key)
 
     async def _commit(self, sandbox: DockerSandbox, key: str) -> str:
@@ -98,14 +100,17 @@ class Images:
         return str(made["Id"])
 
 
-async def _must_succeed(sandbox: DockerSandbox, command: str | tuple[str, ...], title: str) -> None:
+async def _must_succeed(
+    sandbox: DockerSandbox, command: str | tuple[str, ...], title: str, secrets: Mapping[str, str]
+) -> None:
     text = command if isinstance(command, str) else " ".join(command)
     try:
-        seen = await sandbox.exec(command)
+        seen = await sandbox.exec(command, env=secrets or None)
     except SubstrateError as error:
         raise CreateError(f"{title}: `{text}` could not be run: {error}") from error
     if not seen.ok:
-        output = (seen.stdout + seen.stderr)[-TAIL:].decode(errors="replace").strip()
+        said = stages.hide(seen.stdout + seen.stderr, secrets)
+        output = said[-TAIL:].decode(errors="replace").strip()
         raise CreateError(f"{title}: `{text}` failed with exit code {seen.exit_code}: {output}")
 
 

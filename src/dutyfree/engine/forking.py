@@ -1,0 +1,192 @@
+"""Snapshots and forks of a sandbox that lives: its files as they are now, for others to start from.
+
+A sandbox in which nothing runs is replaced by another upon what it wrote, which is then written to no more:
+that costs the same however many files there are. A few files are copied instead. Where something runs,
+everything is frozen, and what was written is copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import perf_counter
+from typing import Any, Protocol
+
+import anyio
+
+from dutyfree.contract import Recipe
+from dutyfree.engine import protocol
+from dutyfree.engine.box import Box
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.launcher import LauncherError
+from dutyfree.engine.protocol import Frame, Request, Tree
+from dutyfree.engine.sandbox import NativeSandbox
+from dutyfree.engine.snapshots import Base, Snapshots
+from dutyfree.errors import ExecError, UsageError
+
+
+class Keeper(Protocol):
+    """What the substrate does for a sandbox that is kept."""
+
+    snapshots: Snapshots
+
+    async def succeed(self, trees: tuple[Tree, ...]) -> tuple[Channel, Box]:
+        """A sandbox as this one, upon these trees. Raises CreateError."""
+        ...
+
+    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ForkingSandbox]:
+        """Another with the same limits and the same network, in the state of the recipe."""
+        ...
+
+
+class ForkingSandbox(NativeSandbox):
+    def __init__(self, *arguments: Any, keeper: Keeper, trees: tuple[Tree, ...]) -> None:
+        super().__init__(*arguments)
+        self._keeper = keeper
+        self._handed_out = self._trees = trees
+        self._layers = keeper.snapshots.layers
+        self._keeping = anyio.Lock()
+
+    async def snapshot(self, name: str | None = None) -> Recipe:
+        """Keep the present files, until the substrate's ``forget``, or its end.
+
+        Raises ExecError if there is no room, or the sandbox cannot be frozen.
+        """
+        trees = await self._keep()
+        return self._keeper.snapshots.add(Base(trees, self._usual), name)
+
+    @asynccontextmanager
+    async def fork(self, count: int) -> AsyncIterator[Sequence[ForkingSandbox]]:
+        """Raises CreateError if one of them cannot be made, and then none is left."""
+        if count < 0:
+            raise UsageError(f"there is no way to make {count} forks")
+        recipe = await self.snapshot("fork")
+        try:
+            async with _entered([self._keeper.child(recipe) for _ in range(count)]) as children:
+                yield children
+        finally:
+            self._keeper.snapshots.forget(recipe)
+
+    async def final(self) -> Base:
+        """What it has written, for others to start from, as the last that is done with it.
+
+        All that runs is ended. Raises ExecError.
+        """
+        channel = self._usable()
+        await self._signal(channel, signal.SIGKILL)
+        try:
+            trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, final=True)
+            return Base(trees, self._usual)
+        except LauncherError as error:
+            raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
+
+    async def reset(self) -> None:
+        await super().reset()
+        self._stand_on(self._handed_out)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._stand_on(self._handed_out)
+        await super().close()
+
+    def _stand_on(self, trees: tuple[Tree, ...]) -> None:
+        """The layers of the hand-out stay, for a reset: the substrate holds them."""
+        if trees is not self._handed_out:
+            self._layers.hold(trees)
+        if self._trees is not self._handed_out:
+            self._layers.release(self._trees)
+        self._trees = trees
+
+    async def _keep(self) -> tuple[Tree, ...]:
+        """Trees with what was written, held once."""
+        async with self._keeping:
+            channel = self._usable()
+            try:
+                return await (self._take(channel) if await channel.detain() else self._copy(channel))
+            except LauncherError as error:
+                raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
+
+    async def _take(self, channel: Channel) -> tuple[Tree, ...]:
+        """A successor upon what was written; or a copy, where there is little, or more would be lost."""
+        try:
+            try:
+                trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees)
+            except LauncherError as error:
+                if error.number != errno.EBUSY:
+                    raise
+                trees = await self._layers.keep(Request.COPY, self._box.number, self._trees)
+                channel.carry_on()
+                return trees
+        except BaseException:
+            channel.carry_on()
+            raise
+        try:
+            successor, box = await self._keeper.succeed(trees)
+        except BaseException:
+            self._layers.release(trees)
+            channel.carry_on()
+            raise
+        former, self._box = self._box, box
+        channel.carry_on(successor)
+        if not self._closed:
+            self._stand_on(trees)
+        with anyio.CancelScope(shield=True):
+            await former.destroy()
+        return trees
+
+    async def _copy(self, channel: Channel) -> tuple[Tree, ...]:
+        begin = perf_counter()
+        channel.hold()
+        try:
+            if self._box.freezer:
+                await self._box.freeze()
+            else:
+                await self._signal(channel, signal.SIGSTOP)
+            return await self._layers.keep(Request.COPY, self._box.number, self._trees)
+        finally:
+            pause = int((perf_counter() - begin) * 1e9)
+            channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
+            if self._box.freezer:
+                self._box.thaw()
+            else:
+                with anyio.CancelScope(shield=True):
+                    await self._signal(channel, signal.SIGCONT)
+            channel.release()
+
+
+@asynccontextmanager
+async def _entered(
+    managers: Sequence[AbstractAsyncContextManager[ForkingSandbox]],
+) -> AsyncIterator[list[ForkingSandbox]]:
+    """All of them, entered and left at the same time."""
+    entering = [asyncio.ensure_future(manager.__aenter__()) for manager in managers]
+    try:
+        yield list(await asyncio.gather(*entering))
+    except BaseException:
+        for task in entering:
+            task.cancel()
+        await _leave(managers, entering, quiet=True)
+        raise
+    await _leave(managers, entering, quiet=False)
+
+
+async def _leave(
+    managers: Sequence[AbstractAsyncContextManager[ForkingSandbox]],
+    entering: Sequence[asyncio.Future[ForkingSandbox]],
+    *,
+    quiet: bool,
+) -> None:
+    with anyio.CancelScope(shield=True):
+        came = await asyncio.gather(*entering, return_exceptions=True)
+        inside = [
+            manager for manager, one in zip(managers, came, strict=True) if not isinstance(one, BaseException)
+        ]
+        left = await asyncio.gather(
+            *(manager.__aexit__(None, None, None) for manager in inside), return_exceptions=True
+        )
+    failed = [one for one in left if isinstance(one, BaseException)]
+    if failed and not quiet:
+        raise failed[0]

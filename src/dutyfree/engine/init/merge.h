@@ -1,0 +1,14 @@
+/* Several layers become one, or one is copied: in a process of its own, for it takes its time.
+ *
+ * What an overlay of the layers shows, over whatever lies below them: whiteouts and opaque directories stay, and
+ * so do references to what is only below (redirects, metadata alone), as the overlay itself would follow them.
+ * Of what the overlay notes nothing else is taken over. */
+#ifndef DUTYFREE_MERGE_H
+#define DUTYFREE_MERGE_H
+
+#define MERGE_MAX 32 /* as LAYERS_MAX, whose header search.h does not bear */
+
+/* Directories, uppermost first, into an empty one: 0 or -errno. */
+int merge(const int *layers, int count, int target);
+
+#endif

@@ -1,0 +1,186 @@
+"""What sandboxes wrote, kept as layers: counted, bounded, and forgotten when the last user is gone.
+
+A layer is used by the snapshots that have it and by the sandboxes that stand on it. What a snapshot holds is
+files alone: no process, no open file or socket, nothing of ``/dev/shm``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from dutyfree.contract import Recipe
+from dutyfree.engine import protocol
+from dutyfree.engine.launcher import Launcher, layers_of
+from dutyfree.engine.protocol import Request, Tree
+from dutyfree.engine.sandbox import Defaults
+from dutyfree.errors import CreateError, ExecError, UsageError
+
+PREFIX = "snapshot:"
+"""Of the image that a snapshot's recipe names."""
+
+CHAIN = 6
+"""So many kept layers may lie upon each other in a tree, before they become one. With the layers of an image
+(17) and of stages (8) that stays below what the kernel is asked for (32)."""
+
+
+class Base(NamedTuple):
+    """What sandboxes start from."""
+
+    trees: tuple[Tree, ...]
+    usual: Defaults
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One that was taken, until it is forgotten."""
+
+    name: str
+    recipe: Recipe
+    size: int
+    """Bytes of memory that its own layers take; some may be others' too."""
+    made: float
+    """Seconds since the epoch."""
+
+
+class Layers:
+    """Kept layers, and how many use each."""
+
+    def __init__(self, launcher: Launcher, most: int) -> None:
+        self._launcher = launcher
+        self._most = most
+        self._users: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}
+        self._weights: dict[int, int] = {}  # what lies in them at most
+
+    @property
+    def size(self) -> int:
+        return sum(self._sizes.values())
+
+    def size_of(self, trees: Sequence[Tree]) -> int:
+        return sum(self._sizes.get(layer, 0) for layer in self._kept(trees))
+
+    def hold(self, trees: Sequence[Tree]) -> None:
+        self._users.update(self._kept(trees))
+
+    def release(self, trees: Sequence[Tree]) -> None:
+        """One user less; a layer without any is gone."""
+        for layer in self._kept(trees):
+            self._users[layer] -= 1
+            if self._users[layer] <= 0:
+                del self._users[layer], self._sizes[layer], self._weights[layer]
+                self._launcher.tell(Request.FORGET, layer)
+
+    async def keep(
+        self, kind: Request, number: int, below: Sequence[Tree], *, final: bool = False
+    ) -> tuple[Tree, ...]:
+        """What the sandbox wrote upon these trees, held once for the caller; ``final`` of one that ends.
+
+        Raises LauncherError; ExecError if there is no room for it.
+        """
+        reply = await self._launcher.ask(kind, number, b"\1" if final else b"")
+        layers = layers_of(reply)
+        size, _ = protocol.KEPT.unpack_from(reply.text)
+        for index, layer in enumerate(layers):  # they are one file system, counted once
+            self._sizes[layer] = 0 if index else size
+            self._weights[layer] = size
+        above = tuple((point, (layer,)) for layer, (point, _) in zip(layers, below, strict=True))
+        trees = tuple((point, (*new, *old)) for (_, new), (point, old) in zip(above, below, strict=True))
+        self.hold(trees)
+        try:
+            if final:
+                return trees
+            if self.size > self._most:
+                raise ExecError(
+                    f"a snapshot of {size} bytes: {self.size - size} of {self._most} are kept already",
+                    remedy="forget snapshots that are no longer needed, or open native with a larger `kept`",
+                )
+            return await self.flattened(trees)
+        except BaseException:
+            self.release(trees)
+            raise
+
+    async def flattened(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """The same with shorter chains; what was held before is held no more then. Raises LauncherError."""
+        flat: list[Tree] = []
+        made: list[Tree] = []
+        try:
+            for point, layers in trees:
+                chain = tuple(layer for layer in layers if layer in self._sizes)
+                if len(chain) > CHAIN:
+                    merged = chain[: worth_merging([self._weights[layer] for layer in chain])]
+                    one = await self._merge(merged)
+                    made.append((point, (one,)))
+                    layers = (one, *layers[len(merged) :])
+                flat.append((point, layers))
+            if not made:
+                return trees
+            self.hold(flat)
+            self.release(trees)
+        finally:
+            self.release(made)
+        return tuple(flat)
+
+    async def _merge(self, layers: tuple[int, ...]) -> int:
+        """One layer of several, held once."""
+        reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(layers))
+        (one,) = layers_of(reply)
+        self._sizes[one], _ = protocol.KEPT.unpack_from(reply.text)
+        self._weights[one] = self._sizes[one]
+        self._users[one] = 1
+        return one
+
+    def _kept(self, trees: Sequence[Tree]) -> list[int]:
+        return [layer for _, layers in trees for layer in layers if layer in self._sizes]
+
+
+def worth_merging(sizes: Sequence[int]) -> int:
+    """How many layers, of these from the uppermost on, to make one of: two at least.
+
+    One that is larger than all above it together stays as it is, so that no byte is copied often.
+    """
+    count = len(sizes)
+    while count > 2 and sizes[count - 1] > sum(sizes[: count - 1]):
+        count -= 1
+    return count
+
+
+class Snapshots:
+    """Those of one open substrate, by the image that their recipes name."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self._numbers = itertools.count(1)
+        self._known: dict[str, tuple[Snapshot, Base]] = {}
+
+    def add(self, base: Base, name: str | None) -> Recipe:
+        """Under a name; the caller's hold on the layers becomes the snapshot's."""
+        number = next(self._numbers)
+        image = f"{PREFIX}{os.getpid()}-{number}"
+        recipe = Recipe(image)
+        taken = Snapshot(name or str(number), recipe, self.layers.size_of(base.trees), time.time())
+        self._known[image] = taken, base
+        return recipe
+
+    def base(self, image: str) -> Base:
+        """Raises CreateError."""
+        if image not in self._known:
+            raise CreateError(
+                f"there is no {image}", remedy="it was forgotten, or belongs to another open substrate"
+            )
+        return self._known[image][1]
+
+    def all(self) -> tuple[Snapshot, ...]:
+        return tuple(taken for taken, _ in self._known.values())
+
+    def forget(self, recipe: Recipe) -> None:
+        """Raises UsageError if there is none of it."""
+        known = self._known.pop(recipe.image or "", None)
+        if known is None:
+            raise UsageError(f"{recipe.image!r} is no snapshot of this substrate")
+        self.layers.release(known[1].trees)

@@ -1,0 +1,210 @@
+"""Stages by name, and recipes from files: right ones work, wrong ones say what is wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree import Recipe, recipes
+from dutyfree.errors import CreateError, UsageError
+
+AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
+AUTHOR |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+
+
+def git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **AUTHOR},
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A server on this machine: of a git repository (the plain protocol of files), and a package index."""
+    root = tmp_path / "served"
+    work = tmp_path / "work"
+    work.mkdir()
+    root.mkdir()
+    git(work, "init", "-q", "-b", "main")
+    for number in range(3):
+        (work / "file").write_text(f"{number}\n")
+        git(work, "add", ".")
+        git(work, "commit", "-q", "-m", str(number))
+    git(work, "clone", "-q", "--bare", str(work), str(root / "project.git"))
+    git(root / "project.git", "update-server-info")
+    (root / "simple/little").mkdir(parents=True)
+    wheel = root / "simple/little/little-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("little.py", "answer = 42\n")
+        archive.writestr(
+            "little-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: little\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "little-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("little-1.0.dist-info/RECORD", "")
+    (root / "simple/little/index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(root))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://{{}}:{server.server_port}", work
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.anyio
+@pytest.mark.native
+@pytest.mark.skipif(os.geteuid() != 0, reason="the host's servers are reached with root only; run as root")
+async def test_a_repository_and_its_dependencies(
+    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+    url, work = served
+    head, before = await anyio.to_thread.run_sync(
+        lambda: (git(work, "rev-parse", "HEAD"), git(work, "rev-parse", "HEAD~1"))
+    )
+    assert await anyio.to_thread.run_sync(recipes.pin, f"{url.format('127.0.0.1')}/project.git") == head
+    (tmp_path / "requirements.txt").write_text("little==1.0\n")
+    async with dutyfree.open("native") as native:
+        there = url.format(native.host_address)
+        options = ["--index-url", f"{there}/simple", "--trusted-host", str(native.host_address)]
+        options += ["--target", "packages"]
+        installed = recipes.pip(requirements=tmp_path / "requirements.txt", options=options)
+        for wanted, commit in (({"commit": before}, before), ({"branch": "main"}, head), ({}, head)):
+            stage = recipes.repository(f"{there}/project.git", path="a project", **wanted)
+            async with native.sandbox(Recipe(stages=(stage, installed))) as sandbox:
+                seen = await sandbox.exec("git -C 'a project' rev-parse HEAD")
+                assert seen.stdout.decode().strip() == commit, seen
+                seen = await sandbox.exec(
+                    "PYTHONPATH=packages python3 -c 'import little; print(little.answer)'"
+                )
+                assert seen.stdout == b"42\n", seen
+                seen = await sandbox.exec(f"ls {recipes.LOCKS}")
+                assert not seen.ok
+        missing = recipes.repository(f"{there}/project.git", commit="0" * 40)
+        with pytest.raises(CreateError, match="'repository'"):
+            await native.prepare(Recipe(stages=(missing,)))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["tar", "zip", "directory"])
+async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "source"
+    if kind == "tar":
+        with tarfile.open(source, "w:gz") as tar:
+            entry = tarfile.TarInfo("inner/file")
+            entry.size = 2
+            tar.addfile(entry, io.BytesIO(b"1\n"))
+    elif kind == "zip":
+        with zipfile.ZipFile(source, "w") as archive:
+            archive.writestr("inner/file", "1\n")
+    else:
+        (source / "inner").mkdir(parents=True)
+        (source / "inner/file").write_text("1\n")
+    recipe = Recipe(stages=(await anyio.to_thread.run_sync(recipes.repository, source),))
+    async with dutyfree.open("bare") as bare, bare.sandbox(recipe) as sandbox:
+        assert await sandbox.read("repository/inner/file") == b"1\n"
+        assert [entry.name for entry in await sandbox.list(".")] == ["repository"]
+
+
+def test_lock_files_count_by_their_contents(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text("a==1")
+    one = Recipe(stages=(recipes.pip(requirements=lock),)).key()
+    lock.write_text("a==2")
+    assert Recipe(stages=(recipes.pip(requirements=lock),)).key() != one
+
+
+def test_a_token_is_named_and_never_told() -> None:
+    stage = recipes.repository("https://example.org/x.git", token="TOKEN")
+    assert stage.secrets == ("TOKEN",)
+    assert "$TOKEN" in str(stage.commands)
+
+
+RIGHT = """
+image = "debian:12"
+[[stages]]
+kind = "repository"
+source = "https://example.org/project.git"
+commit = "{commit}"
+[[stages]]
+kind = "pip"
+requirements = "requirements.txt"
+[[stages]]
+kind = "apt"
+packages = ["git"]
+[[stages]]
+kind = "npm"
+[[stages]]
+kind = "dependencies"
+commands = ["cargo fetch --locked"]
+locks = {{ "Cargo.lock" = "requirements.txt" }}
+[[stages]]
+kind = "files"
+files = {{ "there" = "requirements.txt" }}
+[[stages]]
+kind = "setup"
+commands = ["make"]
+secrets = ["KEY"]
+"""
+
+
+def test_a_recipe_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("pytest\n")
+    file = tmp_path / "recipe.toml"
+    file.write_text(RIGHT.format(commit="a" * 40))
+    recipe = recipes.load(file)
+    assert recipe.image == "debian:12"
+    kinds = [stage.kind for stage in recipe.stages]
+    assert kinds == ["repository", *["dependencies"] * 4, "files", "setup"]
+    assert recipe.stages[-1].secrets == ("KEY",)
+    assert recipe.key() == recipes.load(file).key()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stages = 3", "stages"),
+        ("[[stages]]\nkind = 'pip'", "stage 1: pip has nothing"),
+        ("[[stages]]\nkind = 'pop'", "pop"),
+        ("[[stages]]\nkind = 'setup'\ncommands = ['a']\ncolour = 1", "colour"),
+        ("[[stages]]\nkind = 'repository'\nsource = 'nowhere'", "neither a URL"),
+        ("[[stages]]\nkind = 'repository'\nsource = 'https://a/b'\ncommit = 'abc'", "no whole commit"),
+        ("[[stages]]\nkind = 'files'\nfiles = { a = 'nowhere' }", "there is no"),
+        ("[[", "not TOML"),
+    ],
+)
+def test_wrong_files_say_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        recipes.load(file)
+    with pytest.raises(UsageError, match="cannot be read"):
+        recipes.load(tmp_path / "absent.toml")
