@@ -21,7 +21,7 @@ def remedy(number: int) -> str:
     if number in (errno.EMFILE, errno.ENFILE):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"the launcher needs 3 descriptors for each sandbox and may have {hard}: raise the hard limit of"
+            f"the launcher needs 3 or 4 descriptors for each sandbox and may have {hard}: raise the hard limit of"
             f" open files (ulimit -Hn, LimitNOFILE=) and fs.file-max ({_sysctl('fs/file-max')})"
         )
     if number == errno.ENOSPC:

@@ -7,11 +7,13 @@
 #include "sandbox.h"
 #include "sys.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define BOXES 65536u
@@ -97,6 +99,18 @@ static const char *equip(struct box *box, const struct create *wanted, int *erro
 	return "clone";
 }
 
+/* From this number on, few descriptors are left. */
+static int scarce_from(void)
+{
+	static int number;
+	struct rlimit files;
+
+	if (!number)
+		number = getrlimit(RLIMIT_NOFILE, &files) < 0 || files.rlim_cur > INT_MAX ? INT_MAX
+											   : (int)(files.rlim_cur / 4 * 3);
+	return number;
+}
+
 static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
 {
 	static struct order order;
@@ -110,6 +124,9 @@ static const char *start(struct box *box, const struct create *wanted, const cha
 		*error = used;
 		return "file system for what is written";
 	}
+	/* It serves snapshots only: where descriptors run out, more sandboxes are worth more. */
+	if (box->upper >= scarce_from())
+		close_fd(&box->upper);
 	order.wanted = *wanted;
 	snprintf(order.label, sizeof order.label, "%s", label);
 	*error = blank_order(box->slot, &order, used);

@@ -40,7 +40,7 @@ void box_keep(const struct request *request)
 {
 	struct box *box = box_of(request->number);
 	struct layers made = {.count = 0};
-	int error = box && !box->ended ? 0 : -ESTALE;
+	int error = !box || box->ended ? -ESTALE : box->upper < 0 ? -EMFILE : 0;
 
 	if (!error && request->kind == REQUEST_COPY) {
 		attend(snapshot_copy(box->upper, box->trees, request->serial), request->serial);
