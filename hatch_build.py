@@ -24,6 +24,7 @@ SANITIZED = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover",
 ]
+NO_COMPILER = "no C compiler"
 
 
 def compiler() -> list[str] | None:
@@ -39,7 +40,7 @@ def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "
     """Compile the program, for this machine or with the compiler for another; why it could not be, or ""."""
     found = [cross] if cross else ["gcc"] if sanitized else compiler()
     if found is None or not shutil.which(found[0]):
-        return "no C compiler"
+        return NO_COMPILER
     target.parent.mkdir(exist_ok=True, parents=True)
     scratch = target.with_suffix(".new")
     flags = SANITIZED if sanitized else FLAGS
@@ -60,9 +61,11 @@ class EngineHook(BuildHookInterface):  # type: ignore[type-arg]
         engine = Path(self.root, "src/dutyfree/engine")
         target = engine / "bin/dutyfree-init"
         reason = build(engine, target)
-        if reason:
+        if reason == NO_COMPILER:
             self.app.display_warning(f"the substrate native will not be available: {reason}")
             return
+        if reason:
+            raise RuntimeError(reason)
         build_data["artifacts"].append("src/dutyfree/engine/bin/dutyfree-init")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -69,7 +69,7 @@ PARTS: dict[str, Part] = {
     "import": (None, importing, lambda rounds: max(5, rounds // 10)),
     "bare": (None, bare, lambda rounds: rounds),
     "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),
-    "actions": ("native", native.actions, lambda rounds: 2 * rounds),
+    "exec": ("native", native.actions, lambda rounds: 2 * rounds),
     "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "fork": ("native", native.forks, lambda rounds: max(20, rounds // 2)),

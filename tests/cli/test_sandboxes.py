@@ -35,7 +35,7 @@ def dutyfree(*arguments, status=0, **options):
 def sleeper():
     """Another owner, with one sandbox in which something runs."""
     process = subprocess.Popen(
-        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000"], stdout=subprocess.PIPE
+        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000 # " + "long" * 100], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -311,7 +311,7 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     environment = {**os.environ, "DUTYFREE_CACHE": str(cache), "TMPDIR": str(tmp_path)}
     # The control groups of a launcher that was killed.
     with subprocess.Popen(
-        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000"], stdout=subprocess.PIPE
+        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000 # " + "long" * 100], stdout=subprocess.PIPE
     ) as dying:
         assert dying.stdout is not None
         dying.stdout.readline()

@@ -19,6 +19,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.contract import Chunk, Observation, Resettable, ShellSessions, Streaming, Substrate
+from dutyfree.engine import census
 from dutyfree.errors import DispatchError, ExecError
 from dutyfree.substrates.native import Native
 from tests.engine import counts
@@ -145,13 +146,23 @@ async def test_reset_leaves_no_trace(native: Substrate) -> None:
         assert clean.split()[-2] == b"0"
 
 
-async def test_a_paused_sandbox_says_so(native: Substrate) -> None:
+async def test_a_paused_sandbox_says_so(native: Native) -> None:
     async with native.sandbox() as sandbox:
-        await sandbox.pause()  # type: ignore[attr-defined]
+        await sandbox.pause()
         with pytest.raises(DispatchError, match="paused"):
             await sandbox.exec("true")
-        await sandbox.resume()  # type: ignore[attr-defined]
+        if native.features.freezer and os.geteuid() == 0:  # who sees all of it
+            assert await _state(sandbox.id) == "paused"
+        await sandbox.resume()
         assert (await sandbox.exec("true")).ok
+        assert await _state(sandbox.id) in ("idle", "running")
+
+
+async def _state(identity: str) -> str:
+    """As ``dutyfree ps`` tells it."""
+    found = await anyio.to_thread.run_sync(census.sandboxes)
+    (living,) = [living for living in found if living.id == identity]
+    return living.state
 
 
 async def test_a_shell_that_ends_is_told(native: Substrate) -> None:

@@ -3,7 +3,6 @@
 #include "init.h"
 #include "jail.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)

@@ -6,7 +6,6 @@
 
 #include "sys.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <linux/mount.h>

@@ -4,10 +4,10 @@
 #define _GNU_SOURCE
 #include "launcher.c"
 #include "box.c"
-#include "network.h"
 #include "jail.h"
+#include "network.h"
 
-#include <sys/mman.h>
+#include <sys/eventfd.h>
 
 enum { EVENT_REQUEST, EVENT_EGRESS, EVENT_ENDED, EVENT_FROZEN, EVENTS_COUNT };
 
@@ -57,7 +57,7 @@ int __wrap_blank_make(struct slot *slot);
 int __wrap_blank_make(struct slot *slot)
 {
 	slot->pid = NOBODY_PID;
-	slot->pidfd = jail_memory("", 0);
+	slot->pidfd = eventfd(0, EFD_CLOEXEC); /* one that can be waited for, as its own could */
 	slot->socket = jail_memory("", 0);
 	return 0;
 }

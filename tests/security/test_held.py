@@ -22,7 +22,7 @@ from dutyfree.contract import Sandbox, Substrate
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
-from dutyfree.errors import DispatchError
+from dutyfree.errors import CollectError, DispatchError
 from dutyfree.substrates.native import Native
 
 pytestmark = pytest.mark.anyio
@@ -142,6 +142,9 @@ async def test_descriptors_under_way_are_used_up(native: Native) -> None:
         assert int(await sandbox.read("full")) in (errno.ETOOMANYREFS, errno.EMFILE)
         with anyio.fail_after(5), pytest.raises(OSError, match="Too many references"):
             await sandbox.read("large")
+        with anyio.fail_after(5), pytest.raises(CollectError, match="no terminal"):
+            async with sandbox.terminal("trap '' HUP; sleep 100"):
+                pass
         assert (await sandbox.exec("echo on", timeout=5)).stdout == b"on\n"
         await sandbox.exec("pkill python3", timeout=5)
         with anyio.fail_after(20):  # the kernel takes its time to collect them

@@ -174,25 +174,21 @@ async def test_a_directory_too_large_for_its_reader(native: Substrate) -> None:
 
 def test_an_owner_that_is_preferred(tmp_path: Path) -> None:
     """What lets an owner live longer, or run before all others, is not inherited by a sandbox."""
-    owner = tmp_path / "owner.py"
-    owner.write_text(
-        textwrap.dedent("""
-    import resource, sys, anyio, dutyfree
-    try:
-        with open("/proc/self/oom_score_adj", "w") as adjust:
-            adjust.write("-500")
+    script = """
+    import contextlib, os, resource, anyio, dutyfree
+    os.setpriority(os.PRIO_PROCESS, 0, -5)
+    with contextlib.suppress(OSError, ValueError):  # as far as this root may
         for limit in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
             resource.setrlimit(limit, (30, 30))
-    except (OSError, ValueError):
-        sys.exit(77)
+        with open("/proc/self/oom_score_adj", "w") as adjust:
+            adjust.write("-500")
     async def main():
         async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
-            seen = await sandbox.exec("cat /proc/self/oom_score_adj; grep priority /proc/self/limits")
+            seen = await sandbox.exec("cat /proc/self/oom_score_adj; nice; grep priority /proc/self/limits")
             print(*seen.stdout.decode().split())
     anyio.run(main)
-    """)
-    )
+    """
+    owner = tmp_path / "owner.py"
+    owner.write_text(textwrap.dedent(script))
     ended = subprocess.run([sys.executable, owner], capture_output=True, timeout=60, check=False)
-    if ended.returncode == 77:
-        pytest.skip("this root lacks CAP_SYS_RESOURCE; to enable it: make test-vm")
-    assert ended.stdout == b"0 Max nice priority 0 0 Max realtime priority 0 0\n", ended
+    assert ended.stdout == b"0 0 Max nice priority 0 0 Max realtime priority 0 0\n", ended

@@ -7,6 +7,7 @@ from functools import partial
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dutyfree.cli import standard
 from dutyfree.cli.amounts import shown
@@ -46,9 +47,11 @@ def ps(*, json: bool = False) -> int:
             "?" if living.processes is None else str(living.processes),
             shown(living.memory),
             _ago(time.time() - living.since),
-            f"{living.owner} {escape(living.program)}",
+            Text(f"{living.owner} {living.program}", no_wrap=True, overflow="ellipsis"),
         )
-    table.columns[-1].no_wrap = True
+    # Where room is short, the owner's long line yields, and is cut.
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     standard.table(table)
     return 0
 

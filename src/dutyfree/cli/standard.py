@@ -69,7 +69,7 @@ def tell(value: object) -> None:
 def table(rows: Table) -> None:
     """On standard output. A pipe has no width: whole lines, to be searched."""
     console = Console()
-    (console if console.is_terminal else Console(width=250)).print(rows)
+    (console if console.is_terminal else Console(width=1 << 16)).print(rows)
 
 
 def say(text: str) -> None:

@@ -22,8 +22,8 @@ CONFIG = NativeConfig(ready=0)
 KERNEL_ROOTLESS = (6, 6)
 """The first whose tmpfs keeps the overlay's marks for others than root."""
 
-IDLE_BYTES = 600 << 10
-"""Of memory for each idle sandbox; bench/ measures it."""
+IDLE_BYTES = 1 << 20
+"""Of memory for each idle sandbox, where there are thousands (docs/endurance.md)."""
 IDLE_FILES = 3
 """Descriptors of the launcher for each."""
 IDLE_TASKS = 2

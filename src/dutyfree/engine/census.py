@@ -48,7 +48,7 @@ class Living(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None
     """Bytes, of its processes and of what they wrote."""
     state: str
-    """idle: no process; running; paused: all are stopped; starting; ending."""
+    """idle: no process; running; paused: all are frozen, or stopped; starting; ending."""
 
 
 class _Process(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def sandboxes() -> list[Living]:
     children = [process for process in processes.values() if process.parent in found]
     inits = [child for child in children if child.name not in OTHERS]
     inside = _inside(processes, {process.pid for process in inits})
-    groups = _memory_mounts()
+    groups = _mounts()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return [
         _living(found[init.parent], init, inside.get(init.pid), groups, boot)
@@ -105,7 +105,9 @@ def _living(
     label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
     number, since, image = (*label.split(" ", 2), "", "")[:3]
     state = "starting" if not label else "ending" if init.state in "ZX" else "running"
-    if inside is not None and state == "running":
+    if state == "running" and _is_frozen(init.pid, groups):
+        state = "paused"
+    elif inside is not None and state == "running":
         state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state
     return Living(
         id=f"native-{launcher.owner}-{number or '?'}",
@@ -133,8 +135,8 @@ def _inside(processes: dict[int, _Process], inits: set[int]) -> dict[int, list[_
     return found
 
 
-def _memory_mounts() -> dict[str, tuple[str, str]]:
-    """Where the memory controller is: its name in /proc/PID/cgroup → the mount point and the file."""
+def _mounts() -> dict[str, tuple[str, str]]:
+    """Where memory is counted: the controller's name in /proc/PID/cgroup → the mount point and the file."""
     found = {}
     for line in _text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -154,12 +156,26 @@ def _memory(init: int, groups: dict[str, tuple[str, str]]) -> int | None:
         return None
     for line in _text(f"/proc/{init}/task/{thread}/cgroup").splitlines():
         _, names, path = line.split(":", 2)
-        if path.endswith("/init"):  # version 2: all inits are in one group, and hold that of their commands
-            path = path[: -len("init")] + _link(f"/proc/{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
+        path = _own(init, path)
         for name, (mount, file) in groups.items():
             if name in names.split(",") and "/dutyfree-" in path and (used := _text(f"{mount}{path}/{file}")):
                 return int(used)
     return None
+
+
+def _is_frozen(init: int, groups: dict[str, tuple[str, str]]) -> bool:
+    mount, _ = groups.get("", ("", ""))
+    for line in _text(f"/proc/{init}/cgroup").splitlines():
+        if mount and line.startswith("0::"):
+            return "frozen 1" in _text(f"{mount}{_own(init, line[3:])}/cgroup.events")
+    return False
+
+
+def _own(init: int, path: str) -> str:
+    """On version 2 all inits are in one group, and each holds that of its commands."""
+    if not path.endswith("/init"):
+        return path
+    return path[: -len("init")] + _link(f"/proc/{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
 
 
 def _processes() -> dict[int, _Process]:

@@ -375,6 +375,8 @@ class Channel:
                 waiting.on_started(descriptor)
             else:
                 os.close(descriptor)
+        elif kind == Frame.STARTED and isinstance(waiting, Running):
+            self.kill(identity)  # its terminal could not be handed over
 
     def _hear(self, waiting: Answer, identity: int, payload: bytes) -> None:
         if waiting.on_output is not None:

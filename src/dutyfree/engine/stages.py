@@ -202,7 +202,7 @@ class Stages:
             self.layers.release(former.trees)
         if not making.built.done():
             making.built.set_result(base)
-        store.settle_behind([lease])
+        store.settle_behind([name])
         self._added = True
 
     async def _copy(self, layer: int, target: Path) -> None:

@@ -392,7 +392,7 @@ class Native:
         # Until the substrate is closed nobody may remove the layers.
         self._held.append(held)
         self._identities[name] = held.image.digest
-        Store().settle_behind(held.leases)
+        Store().settle_behind(held.image.keys)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)

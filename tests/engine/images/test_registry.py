@@ -150,7 +150,7 @@ def test_a_layer_that_a_power_cut_may_have_torn_is_made_again(store: Store) -> N
     for settled in (False, True):
         with store.obtain(key, make) as lease:
             if settled:
-                store.settle([lease])
+                store.settle([key])
             facts = lease.tree.parent / "facts"
             facts.write_bytes(facts.read_bytes().replace(b'"boot":"', b'"boot":"another-'))
     with store.obtain(key, make):

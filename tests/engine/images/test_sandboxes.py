@@ -196,6 +196,18 @@ async def test_links_of_the_image_in_our_places(fresh: Substrate, tmp_path: Path
     assert not await anyio.Path("/tmp/hosts").exists()
 
 
+async def test_what_is_used_is_seen_to_be_on_the_disk(fresh: Substrate, tmp_path: Path, cache: Path) -> None:
+    root = layout(tmp_path / "layout", Image([busybox(), tar(member("f", b"1"))]))
+
+    def settled() -> int:
+        return len(list(cache.glob("layers/kept/*/*/settled")))
+
+    async with fresh.sandbox(Recipe(image=f"oci:{root}")):
+        with anyio.fail_after(60):
+            while await anyio.to_thread.run_sync(settled) < 2:  # noqa: ASYNC110 (files tell nobody)
+                await anyio.sleep(0.02)
+
+
 async def test_layers_in_use_are_not_collected(fresh: Substrate, tmp_path: Path) -> None:
     root = layout(tmp_path / "layout", Image([busybox(), tar(member("f", b"1"))]))
     async with fresh.sandbox(Recipe(image=f"oci:{root}")) as sandbox:

@@ -185,20 +185,26 @@ class Store:
                 raise
         return Lease(key, path, descriptor)
 
-    def settle(self, leases: Iterable[Lease]) -> None:
+    def settle(self, keys: Iterable[str]) -> None:
         """See that layers are on the disk: one that is not yet is not trusted after the next boot."""
-        new = [mark for lease in leases if not (mark := lease.tree.parent / "settled").exists()]
-        if new:
-            _sync(self.root)
-        for mark in new:
-            with contextlib.suppress(FileNotFoundError):  # removed since
-                mark.touch()
+        with contextlib.ExitStack() as stack:
+            new = []
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    # Not by its name: another may be made under it while we wait.
+                    directory = os.open(self._path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    stack.callback(os.close, directory)
+                    if "settled" not in os.listdir(directory):
+                        new.append(directory)
+            if new:
+                _sync(self.root)
+            for directory in new:
+                with contextlib.suppress(FileNotFoundError):  # removed since
+                    os.close(os.open("settled", os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
 
-    def settle_behind(self, leases: Iterable[Lease]) -> None:
+    def settle_behind(self, keys: Iterable[str]) -> None:
         """The same, which may take long, without waiting for it."""
-        threading.Thread(
-            target=self.settle, args=(list(leases),), name="dutyfree-settle", daemon=True
-        ).start()
+        threading.Thread(target=self.settle, args=(list(keys),), name="dutyfree-settle", daemon=True).start()
 
     def _trusted(self, path: Path) -> bool:
         """Whether the kernel that made the layer still runs, and so knows all of it."""

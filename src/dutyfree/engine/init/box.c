@@ -141,8 +141,8 @@ void box_create(const struct request *request, const char *body)
 		box->freezing = box->upper = -1;
 	}
 	if (box && !box->number) {
-		error = -ENFILE;
-		step = "numbers of sandboxes";
+		error = -EUSERS;
+		step = "more than 65,536 sandboxes at once";
 	} else if (box) {
 		box->trees = wanted->trees;
 		box->shared = wanted->flags & CREATE_SHARED_NETWORK;

@@ -184,7 +184,7 @@ static int unified_group(void)
 
 int cgroup_open(int proc)
 {
-	static char mounts[65536], groups[8192];
+	static char mounts[4 << 20], groups[65536]; /* hosts of many containers have long lists */
 	struct sysinfo info;
 	char limit[32];
 

@@ -214,12 +214,15 @@ static void mount_alike(void)
 	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
 }
 
-/* Of an owner that the kernel, out of memory, is not to kill, a sandbox does not inherit that. */
-static void be_killable(void)
+/* Of an owner that runs before others, and that the kernel, out of memory, is not to kill, a sandbox does not
+ * inherit that. */
+static void be_ordinary(void)
 {
 	const char *file = "/box/proc/self/oom_score_adj";
 	char text[16];
 
+	if (getpriority(PRIO_PROCESS, 0) < 0)
+		must_call(setpriority(PRIO_PROCESS, 0, 0), "priority");
 	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
 		return;
 	int error = write_file(AT_FDCWD, file, "0");
@@ -380,7 +383,7 @@ _Noreturn void sandbox_enter(const struct slot *slot)
 		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
 	must_call(sethostname("sandbox", 7), "hostname");
 	mount_alike();
-	be_killable();
+	be_ordinary();
 	await_order();
 	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
 	prctl(PR_SET_NAME, "dutyfree-init");
