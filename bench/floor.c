@@ -93,10 +93,14 @@ static void in_sandbox(bool fresh, uint64_t *result, uint64_t *gone)
 	char answer[sizeof(struct frame) + sizeof(struct ready) + 1];
 	uint64_t begin = now();
 	struct slot *slot = fresh ? slot_make() : slot_take();
+	AUTOCLOSE int kept = -1;
 
 	order.wanted = wanted;
-	if (!slot || cgroup_limit(&slot->cgroup, &wanted) < 0 || blank_make(slot) < 0 || blank_order(slot, &order) < 0)
+	if (!slot || cgroup_limit(&slot->cgroup, &wanted) < 0 || blank_make(slot) < 0)
 		die("parts");
+	AUTOCLOSE int upper = upper_make(&wanted, &kept);
+	if (upper < 0 || blank_order(slot, &order, upper) < 0)
+		die("order");
 	if (recv(slot->socket, answer, sizeof answer, MSG_WAITALL) != sizeof answer)
 		die("result");
 	*result = now() - begin;
