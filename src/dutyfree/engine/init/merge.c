@@ -114,7 +114,11 @@ static int walk(int layer, char *path, char *leaf, bool *ends)
 		}
 		*slash = '/';
 	}
-	snprintf(leaf, NAME_MAX + 1, "%s", whole + begin);
+	if (strlen(whole + begin) > NAME_MAX) {
+		close(at);
+		return -ENAMETOOLONG - 1;
+	}
+	strcpy(leaf, whole + begin);
 	return at;
 }
 
