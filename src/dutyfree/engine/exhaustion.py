@@ -21,8 +21,8 @@ def remedy(number: int) -> str:
     if number in (errno.EMFILE, errno.ENFILE):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"the launcher needs 3 or 4 descriptors for each sandbox and may have {hard}: raise the hard limit"
-            f" of open files (ulimit -Hn, LimitNOFILE=) and fs.file-max ({_sysctl('fs/file-max')})"
+            f"the launcher needs 3 or 4 descriptors for each sandbox and may have {hard}: raise the hard"
+            f" limit of open files (ulimit -Hn, LimitNOFILE=) and fs.file-max ({_sysctl('fs/file-max')})"
         )
     if number == errno.ENOSPC:
         least = min(NAMESPACES, key=lambda kind: int(_sysctl(f"user/max_{kind}_namespaces") or 1 << 60))
