@@ -81,6 +81,7 @@ class Execution:
         self._exec = ""
         self._connection: Connection | None = None
         self._accepted = False
+        self._killers: list[str] = []
         self._frame: tuple[int, int] = (0, 0)
         """The stream of the frame being read, and how much of it is missing."""
         self._streams = {1: Collector(request.output), 2: Collector(request.output)}
@@ -254,9 +255,18 @@ class Execution:
                 except SubstrateError as error:
                     failure = error
                 tasks.cancel_scope.cancel()
+        with anyio.move_on_after(KILL_SECONDS, shield=True):
+            await self._killers_end()
         if failure is not None:
             raise failure
         return facts
+
+    async def _killers_end(self) -> None:
+        """They would take the beginning of the next command, which bears no mark yet, for a stray."""
+        with contextlib.suppress(EngineError, EngineLost):
+            for killer in self._killers:
+                while (await self._engine.request("GET", f"/exec/{killer}/json"))["Running"]:  # noqa: ASYNC110 (the engine tells only when asked)
+                    await anyio.sleep(0.01)
 
     async def _kill(self) -> None:
         """Again and again: the engine may only be about to start it."""
@@ -284,8 +294,9 @@ class Execution:
         strays = KEEPER[-1] if self._request.lone else ""
         argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", self._variable, strays)
         body = {"Cmd": argv, "User": "0"}
-        with contextlib.suppress(EngineError, EngineLost):
+        with contextlib.suppress(EngineError, EngineLost), anyio.CancelScope(shield=True):
             made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)
+            self._killers.append(made["Id"])
             await self._engine.request("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
 
     def _observation(self, facts: dict[str, Any] | None, timed_out: bool, clock: _Clock) -> Observation:
