@@ -18,15 +18,17 @@ async def interleaved(rounds: int, sides: Mapping[str, Side], settle: float = 0)
     """Seconds of each side, one call of each a round; the first tenth warms up and is dropped.
 
     Each round has an order of its own, since what ran before a side leaves its caches warm or cold; daemons
-    go on working after their answer, for which ``settle`` seconds are left. A side that returns a number has
-    measured itself.
+    go on working after their answer, for which ``settle`` seconds are left, and each side is then warmed by a
+    call of its own, as in a loop. A side that returns a number has measured itself.
     """
     found: Measured = {name: [] for name in sides}
     order, chance = list(sides), random.Random(1)  # noqa: S311
     for _ in range(rounds + rounds // 10):
         chance.shuffle(order)
         for name in order:
-            await asyncio.sleep(settle)
+            if settle:
+                await asyncio.sleep(settle)
+                await sides[name]()
             start = perf_counter()
             own = await sides[name]()
             found[name].append(perf_counter() - start if own is None else own)

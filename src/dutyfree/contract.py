@@ -9,7 +9,6 @@ not be able to do everywhere is an *ability*: a small Protocol to be asked for w
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
@@ -147,6 +146,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def key(self, length: int | None = None) -> str:
         """The content key of the first ``length`` stages (all of them by default)."""
+        import hashlib  # it takes longer to load than all of this module
+
         digest = hashlib.sha256(repr(self.image).encode())
         for stage in self.stages[:length]:
             digest.update(repr((stage.kind, stage.commands, sorted(stage.files))).encode())
@@ -157,6 +158,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def tree_digest(root: Path) -> bytes:
     """A digest of names, modes and contents under ``root``, independent of times and owners."""
+    import hashlib
+
     digest = hashlib.sha256()
     paths = [root, *sorted(root.rglob("*"))] if root.is_dir() and not root.is_symlink() else [root]
     for path in paths:
