@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +33,7 @@ QUEUE = 1024
 """So many changes wait for a reader; then they are lost."""
 
 
-class ScriptedActions:
+class ScriptedActions(ABC):
     """What ScriptedSandbox has beside the contract's commands and files."""
 
     id: str
@@ -40,8 +41,9 @@ class ScriptedActions:
     files: Files
     started: dict[str, ScriptedProcess]
 
+    @abstractmethod
     async def touch(self) -> None:
-        raise NotImplementedError
+        """Whatever every action does first: the latency and the failures that were told beforehand."""
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
         await self.touch()
