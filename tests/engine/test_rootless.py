@@ -162,6 +162,24 @@ async def run(substrate):
     assert beside == "fine\n"
 
 
+def test_a_pause_by_signals_counts_for_no_timeout() -> None:
+    body = """
+async def run(substrate):
+    async with substrate.sandbox() as sandbox:
+        seen = []
+        async def wait():
+            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=2))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.sleep(0.2)
+            await sandbox.pause()
+            await anyio.sleep(3)
+            await sandbox.resume()
+        return [seen[0].stdout.decode(), seen[0].timed_out, (await sandbox.exec("true")).ok]
+"""
+    assert ask(body) == ["done\n", False, True]
+
+
 def test_a_sandbox_sees_nothing_of_its_owner() -> None:
     """Which has the same id on the host: neither its processes nor its files nor its sockets."""
     body = """
