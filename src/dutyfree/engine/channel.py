@@ -27,6 +27,9 @@ PATIENCE = 5.0
 """So long after its time, or after it was to be killed, an action may go unanswered. What runs in a sandbox
 can make its init wait for ever: then the sandbox is destroyed from outside."""
 
+LENIENCE = 6
+"""So many times as long if init says other things meanwhile: then it is slow, but at work."""
+
 _LAST = 1.0  # second of it
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
@@ -42,7 +45,7 @@ class Refused(DispatchError):  # noqa: N818 (names the answer)
 class Running:
     """A command under way, as its frames tell."""
 
-    __slots__ = ("ended", "on_output", "on_started", "overdue", "stderr", "stdout")
+    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "stderr", "stdout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stdout: list[bytes] = []
@@ -51,12 +54,13 @@ class Running:
         self.on_output: Callable[[int, bytes], None] | None = None
         self.on_started: Callable[[int], None] | None = None
         self.overdue: asyncio.TimerHandle | None = None
+        self.doubts = 0
 
 
 class Answer:
     """A file operation under way."""
 
-    __slots__ = ("data", "descriptor", "done", "on_output", "overdue")
+    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.data: list[bytes] = []
@@ -64,6 +68,7 @@ class Answer:
         self.done: asyncio.Future[int] = loop.create_future()
         self.on_output: Callable[[bytes], None] | None = None
         self.overdue: asyncio.TimerHandle | None = None
+        self.doubts = 0
 
 
 W = TypeVar("W", Running, Answer)
@@ -86,6 +91,7 @@ class Channel:
         self._closed: Exception | None = None
         self._held: dict[Running | Answer, float] | None = None
         self._detained = False
+        self._heard = 0.0
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
         # By its number: of a socket, the loop would make a description each time.
         self._descriptor = connected.fileno()
@@ -133,7 +139,7 @@ class Channel:
 
     def _doubt(self, waiting: Running | Answer) -> None:
         # It may be us who did not listen: what has come in the meantime is heard first.
-        waiting.overdue = self._loop.call_later(_LAST, self._give_up)
+        waiting.overdue = self._loop.call_later(_LAST, self._give_up, waiting)
 
     @property
     def held(self) -> bool:
@@ -324,6 +330,7 @@ class Channel:
         if not data:
             self._fail(ExecError(f"sandbox {self._name} died"))
             return
+        self._heard = self._loop.time()
         buffer: bytes | bytearray = data
         if self._received:
             self._received += data
@@ -410,8 +417,12 @@ class Channel:
 
     # --- The end ------------------------------------------------------------------------------------
 
-    def _give_up(self) -> None:
-        if self._closed is None:
+    def _give_up(self, waiting: Running | Answer) -> None:
+        waiting.doubts += 1
+        left = self._heard + PATIENCE - self._loop.time()
+        if left > 0 and waiting.doubts < LENIENCE:
+            waiting.overdue = self._loop.call_later(max(0.0, left - _LAST), self._doubt, waiting)
+        elif self._closed is None:
             self._fail(ExecError(f"sandbox {self._name} stopped answering, and was destroyed"))
             self._destroy()
 

@@ -1,0 +1,78 @@
+"""How long an owner waits for an init that does not answer: here the test is init."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from dutyfree.engine import channel, protocol
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.protocol import Frame
+from dutyfree.errors import ExecError
+
+pytestmark = pytest.mark.anyio
+
+OTHER = 999
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 0.5)
+    monkeypatch.setattr(channel, "_LAST", 0.1)
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[Channel, socket.socket, list[str]]]:
+    ours, theirs = socket.socketpair()
+    destroyed: list[str] = []
+    made = Channel(ours, "test", lambda: destroyed.append("test"))
+    try:
+        yield made, theirs, destroyed
+    finally:
+        made.close()
+        theirs.close()
+
+
+async def speak(init: socket.socket) -> None:
+    """As init does that is at work on something else."""
+    while True:
+        init.send(protocol.frame(Frame.DONE, OTHER, protocol.ERROR.pack(0)))
+        await anyio.sleep(0.05)
+
+
+async def test_a_silent_init_is_given_up() -> None:
+    with connected() as (owner, _, destroyed):
+        identity, running = owner.exec(b"")
+        owner.kill(identity)
+        with pytest.raises(ExecError, match="stopped answering"):
+            await running.ended
+        assert destroyed == ["test"]
+
+
+async def test_a_slow_init_is_waited_for() -> None:
+    with connected() as (owner, init, destroyed):
+        identity, running = owner.exec(b"")
+        owner.kill(identity)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(speak, init)
+            await anyio.sleep(3 * channel.PATIENCE)
+            init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
+            await running.ended
+            tasks.cancel_scope.cancel()
+        assert not destroyed
+
+
+async def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
+    with connected() as (owner, init, destroyed):
+        identity, running = owner.exec(b"")
+        owner.kill(identity)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(speak, init)
+            with pytest.raises(ExecError, match="stopped answering"):
+                await running.ended
+            tasks.cancel_scope.cancel()
+        assert destroyed == ["test"]
