@@ -1,4 +1,4 @@
-"""How long an owner waits for an init that does not answer: here the test is init."""
+"""How long an owner waits for an init that does not answer, and how init stays at work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
+from dutyfree.contract import Substrate
 from dutyfree.engine import channel, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.anyio
 OTHER = 999
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PATIENCE", 0.5)
     monkeypatch.setattr(channel, "_LAST", 0.1)
@@ -44,6 +45,7 @@ async def speak(init: socket.socket) -> None:
         await anyio.sleep(0.05)
 
 
+@pytest.mark.usefixtures("_short")
 async def test_a_silent_init_is_given_up() -> None:
     with connected() as (owner, _, destroyed):
         identity, running = owner.exec(b"")
@@ -53,6 +55,7 @@ async def test_a_silent_init_is_given_up() -> None:
         assert destroyed == ["test"]
 
 
+@pytest.mark.usefixtures("_short")
 async def test_a_slow_init_is_waited_for() -> None:
     with connected() as (owner, init, destroyed):
         identity, running = owner.exec(b"")
@@ -66,6 +69,7 @@ async def test_a_slow_init_is_waited_for() -> None:
         assert not destroyed
 
 
+@pytest.mark.usefixtures("_short")
 async def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
     with connected() as (owner, init, destroyed):
         identity, running = owner.exec(b"")
@@ -76,3 +80,22 @@ async def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
                 await running.ended
             tasks.cancel_scope.cancel()
         assert destroyed == ["test"]
+
+
+async def test_a_burst_of_commands_is_heard_in_turns(native: Substrate) -> None:
+    """More than init starts in one turn, and than its buffer holds: none is lost or mixed up."""
+    told: list[int] = []
+
+    async with native.sandbox() as sandbox:
+
+        async def one(number: int) -> None:
+            said = f"{number} ".encode() * 100
+            seen = await sandbox.exec("cat; echo $PADDING | wc -c", stdin=said, env={"PADDING": "x" * 1000})
+            assert seen.stdout == said + b"1001\n"
+            told.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(150):
+                tasks.start_soon(one, number)
+        assert sorted(told) == list(range(150))
+        assert (await sandbox.exec("echo usable")).stdout == b"usable\n"

@@ -218,6 +218,8 @@ static void speak(const uint8_t *data, size_t size)
 		for (size_t before = have + 1; before != have;) { /* until it has all of it */
 			before = have;
 			receive();
+			while (pending)
+				handle_frames();
 		}
 		turn(reaping);
 	}

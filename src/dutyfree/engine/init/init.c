@@ -17,10 +17,12 @@
 #define SMALL 65536u /* frames up to this size are read into one buffer that stays */
 #define FDS 16
 #define ANSWERS_MAX (1u << 20) /* with so much unsent, no further request is read */
+#define TURN 20000000u /* nanoseconds after which frames wait while we look after what runs, and answer */
 
 static char small[sizeof(struct frame) + SMALL + 1];
 static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
 static size_t have, space = sizeof small - 1;
+static bool pending; /* whole frames are in it that wait for the next turn */
 static int arrived[FDS]; /* descriptors, in the order of the frames that they belong to */
 static unsigned arrived_count;
 static int epoll;
@@ -134,13 +136,18 @@ static void handle_frames(void)
 {
 	struct frame head;
 	size_t used = 0;
+	uint64_t end = now() + TURN;
 
+	pending = false;
 	while (have - used >= sizeof head) {
 		memcpy(&head, inbox + used, sizeof head);
 		/* After a size that cannot be, nothing that follows makes sense. */
 		if (head.size > FRAME_MAX)
 			_exit(65);
 		if (have - used < sizeof head + head.size)
+			break;
+		pending = used && now() >= end;
+		if (pending)
 			break;
 		handle(inbox + used);
 		used += sizeof head + head.size;
@@ -241,11 +248,12 @@ _Noreturn void init_run(int payload)
 		if (outbox_due())
 			outbox_flush();
 		command_prepare();
-		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_due() ? EPOLLOUT : 0);
+		bool hearing = outbox_waiting() < ANSWERS_MAX, more = hearing && pending;
+		uint32_t wanted = (hearing && !pending ? EPOLLIN : 0) | (outbox_due() ? EPOLLOUT : 0);
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
-		int count = epoll_wait(epoll, events, 64, wait_ms());
+		int count = epoll_wait(epoll, events, 64, more ? 0 : wait_ms());
 		for (int i = 0; i < count; i++) {
 			uint64_t what = events[i].data.u64;
 			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
@@ -266,7 +274,11 @@ _Noreturn void init_run(int payload)
 			if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
-		command_deadlines();
+		if (more)
+			handle_frames();
+		/* Among those that wait may be one that postpones them. */
+		if (!pending || !hearing)
+			command_deadlines();
 		priority_turn(command_running());
 	}
 }
