@@ -83,6 +83,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_notify(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_VERIFY:
+		return verify_all(head->id, payload, size);
+	case FRAME_GIVE_WAY:
+		return priority_give_way(payload, size);
 	}
 	return -EPROTO;
 }
@@ -236,6 +240,7 @@ _Noreturn void init_run(int payload)
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
 	command_watch(epoll);
+	verify_open();
 	for (;;) {
 		queue_run(perform);
 		if (outbox_due())
