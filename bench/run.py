@@ -22,6 +22,7 @@ import native
 import network
 import peers
 import scheduling
+import warmth
 from measuring import Row, figure, interleaved, ratio
 
 import dutyfree
@@ -73,6 +74,7 @@ PARTS: dict[str, Part] = {
     "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "fork": ("native", native.forks, lambda rounds: max(20, rounds // 2)),
+    "warm": ("native", warmth.warm, lambda rounds: rounds),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),

@@ -74,7 +74,7 @@ class Keeping:
         try:
             for sandbox, served in zip(sandboxes, lease.served, strict=True):
                 sandbox.served = served
-                sandbox.spans = _spans(served.seconds, sandbox.staged)
+                sandbox.spans = spans(served.seconds, sandbox.staged)
                 sandbox.keep_output(limits.output)
                 if limits.network not in (None, "off") and isinstance(sandbox, NetworkedActingSandbox):
                     await sandbox.set_network(limits.network)
@@ -92,11 +92,11 @@ class Keeping:
             await pool.until_idle(recipe, count)
 
 
-def _spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
+def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
     """The stages that were run for it, and what else the hand-out took."""
     at = max(0.0, seconds - math.fsum(took for _, took in staged))
-    spans = [Span("pool", 0.0, at)]
+    found = [Span("pool", 0.0, at)]
     for kind, took in staged:
-        spans.append(Span(f"stage {kind}", at, took))
+        found.append(Span(f"stage {kind}", at, took))
         at += took
-    return tuple(spans)
+    return tuple(found)

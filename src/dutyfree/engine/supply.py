@@ -97,7 +97,7 @@ class Supply:
     async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool) -> Made:
         shared = self._shared(recipe, max(1, start, keep), depth)
         trace = Trace()
-        below = self._cut(recipe, shared)
+        below = self.cut(recipe, shared)
         base = await self._maker.state(below, background=background, trace=trace)
         own: Base | None = None
         took: list[float] = []
@@ -105,7 +105,7 @@ class Supply:
             async with self._maker.made(base, recipe.image, open_network=True) as builder:
                 if background:
                     builder.give_way(True)
-                own, took = await self._run(builder, recipe, shared, depth)
+                own, took = await self.run(builder, recipe, shared, depth)
         found = min(1 + trace.found, shared) if trace.image else 0
         joined = depth == shared and trace.number > trace.found and not trace.ran
         made = await self._made(recipe, depth, base, own, took, background=background)
@@ -129,7 +129,7 @@ class Supply:
             idle.give_way(True)
         if isinstance(idle, NetworkedActingSandbox):
             await idle.set_network("on")
-        own, took = await self._run(idle, recipe, start, depth)
+        own, took = await self.run(idle, recipe, start, depth)
         await self.destroy(idle)
         made = await self._made(recipe, depth, own, own, took, background=background)
         return msgspec.structs.replace(made, create_seconds=None)
@@ -168,7 +168,7 @@ class Supply:
         """A sandbox upon what was made for it, which is let go of if there will be none."""
         begun = perf_counter()
         try:
-            sandbox = await self._enter(self._cut(recipe, depth), depth, own or base, own=own is not None)
+            sandbox = await self._enter(self.cut(recipe, depth), depth, own or base, own=own is not None)
         finally:
             if own is not None:
                 self._maker.layers.release(own.trees)
@@ -189,7 +189,7 @@ class Supply:
         sandbox.on_death(lambda: self.on_lost(sandbox) if self.on_lost is not None else None)
         return sandbox
 
-    async def _run(
+    async def run(
         self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int
     ) -> tuple[Base, list[float]]:
         """Run the stages after ``start`` in a sandbox, and keep what it then has, held once."""
@@ -213,7 +213,7 @@ class Supply:
             kept = self._shared(recipe, depth, depth)
             if own is not None and kept == depth:
                 return await self._enter(recipe, depth, own, own=True), depth
-            recipe = self._cut(recipe, kept)
+            recipe = self.cut(recipe, kept)
             base = await self._maker.state(recipe, background=True, trace=Trace())
             return await self._enter(recipe, kept, base, own=False), kept
 
@@ -251,13 +251,18 @@ class Supply:
     def forget(self, recipe: Recipe, depth: int) -> None:
         self._maker.forget(recipe, depth)
 
+    def warm_part(self, recipe: Recipe) -> Recipe:
+        """As much of it as sandboxes can be warm with."""
+        depth = len(recipe.stages) + 1
+        return self.cut(recipe, self._shared(recipe, depth, depth))
+
     # --- Figures --------------------------------------------------------------------------------------
 
     def _shared(self, recipe: Recipe, wanted: int, depth: int) -> int:
         """Up to what depth layers serve all, of a sandbox at ``depth``."""
         return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
 
-    def _cut(self, recipe: Recipe, depth: int) -> Recipe:
+    def cut(self, recipe: Recipe, depth: int) -> Recipe:
         """The recipe up to a depth: the same one each time, since recipes are known by their identity."""
         if depth > len(recipe.stages):
             return recipe

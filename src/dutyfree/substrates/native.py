@@ -14,7 +14,7 @@ import math
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,11 @@ from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, 
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
-from dutyfree.engine.forking import entered
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
-from dutyfree.engine.pool import Pool
-from dutyfree.engine.pooling import POLICY, Keeping
+from dutyfree.engine.pooling import POLICY
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
@@ -45,9 +43,9 @@ from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Base, Layers, Snapshot, Snapshots
 from dutyfree.engine.stages import Haste, Stages, Trace
-from dutyfree.engine.supply import Supply, Warmth
-from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable, UsageError
+from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
+from dutyfree.substrates.pooled import OPEN, Pooled
 
 KERNEL = (6, 3)
 """The first whose tmpfs takes mapped ids."""
@@ -66,7 +64,6 @@ LEAST_CPUS = 0.01
 """Of a sandbox: what the smallest program needs, and what the kernel can count."""
 
 NO_STAGES = Recipe()
-OPEN = Limits(network="on")
 
 MEMORY_SHARE = 4
 """A sandbox without such a limit has one of this part of the host's memory."""
@@ -97,14 +94,13 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds after which a request that the pool could not serve is refused."""
 
 
-class Native:
+class Native(Pooled):
     """The substrate ``native``."""
 
     summary: ClassVar[str] = "isolated sandboxes at the speed of fork and exec: no daemon, no registry"
     Config: ClassVar[type[msgspec.Struct]] = NativeConfig
     name = "native"
     host_address = policy.HOST
-    _warmth: ClassVar[Warmth | None] = None
 
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
@@ -117,8 +113,11 @@ class Native:
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
         self._image_seconds: dict[str, float] = {}
-        self._supply = Supply(_Maker(self), self._warmth)
-        self._keeping = Keeping(self._supply, config.budget, config.policy, config.patience)
+        self._open_pool(config)
+
+    @property
+    def _options(self) -> NativeConfig:
+        return self._config
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
@@ -179,63 +178,6 @@ class Native:
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
         return self._made(recipe, limits)  # whose labels nothing would show: they go with it
-
-    @property
-    def pool(self) -> Pool | None:
-        """The pool, once something was asked for that wants one: ``prefetch``, ``group`` or ``pooled``."""
-        return self._keeping.pool
-
-    async def pooled(self) -> Pool:
-        """The pool, for leases with terms of their own, begun if it was not."""
-        return await self._keeping.started()
-
-    async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
-        """So many of each will be asked for soon, with the limits of the pool. Raises CreateError."""
-        await (await self._keeping.started()).prefetch(recipes, count)
-
-    @asynccontextmanager
-    async def group(
-        self,
-        recipe: Recipe,
-        count: int,
-        *,
-        limits: Limits | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
-        """So many in the same state, all or none: one that is prepared, and copies of it."""
-        if count < 1:
-            raise UsageError(f"a group of {count} makes no sense", remedy="ask for one or more")
-        limits = limits or self._config.limits
-        if self._is_pooled(recipe, limits):
-            async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:
-                self._alive.update(one.id for one in sandboxes)
-                try:
-                    yield sandboxes
-                finally:
-                    self._alive.difference_update([one.id for one in sandboxes])
-            return
-        base = await self._base(recipe)
-        async with entered([self._made(recipe, limits, base=base) for _ in range(count)]) as made:
-            yield tuple(made)
-
-    @asynccontextmanager
-    async def _lease(
-        self, recipe: Recipe, limits: Limits, labels: Mapping[str, str] | None
-    ) -> AsyncIterator[ActingSandbox]:
-        async with self.group(recipe, 1, limits=limits, labels=labels) as (sandbox,):
-            yield sandbox
-
-    def _is_pooled(self, recipe: Recipe, limits: Limits) -> bool:
-        """Whether a sandbox of the pool will do: what it may reach and print can still be changed."""
-        if recipe.image is not None and recipe.image.startswith(snapshots.PREFIX):
-            return False
-        if limits is self._config.limits:
-            return True
-        usual = self._config.limits
-        if self.features.mode != "root" and limits.network != usual.network:
-            return False
-        same = (limits.cpus, limits.memory, limits.pids, limits.disk)
-        return same == (usual.cpus, usual.memory, usual.pids, usual.disk)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._base(recipe or Recipe())
@@ -477,26 +419,27 @@ class Native:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
                 if name not in self._images:
                     begun = perf_counter()
-                    self._images[name] = await self._load(name)
+                    self._images[name], held = await self._load(name)
+                    # Until the substrate is closed nobody may remove the layers.
+                    self._held += held
                     self._image_seconds[name] = perf_counter() - begun
         return self._images[name]
 
-    async def _load(self, name: str) -> Base:
+    async def _load(self, name: str) -> tuple[Base, list[Held]]:
+        """An image as layers, and what keeps those on the disk."""
         if name == "host":
             rootless = self.features.mode == "rootless"
             self._identities[name] = await anyio.to_thread.run_sync(rootfs.host_identity)
-            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
+            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults()), []
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
-            return Base(await rootfs.directory(self._launcher, path), defaults())
+            return Base(await rootfs.directory(self._launcher, path), defaults()), []
         if name.startswith(library.DAEMON):
             from dutyfree.substrates.docker import export
 
             held = await export.bring(name)
         else:
             held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
-        # Until the substrate is closed nobody may remove the layers.
-        self._held.append(held)
         self._identities[name] = held.image.digest
         Store().settle_behind(held.image.keys)
         layers = [lease.tree for lease in held.leases]
@@ -504,7 +447,7 @@ class Native:
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
         home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
-        return Base(trees, usual)
+        return Base(trees, usual), [held]
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Base:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
@@ -532,40 +475,6 @@ class Native:
             sandbox=identity,
             recipe=self._keys(recipe)[-1] if recipe.stages else recipe.key(),
         )
-
-
-class _Maker:
-    """What the pool's supply needs of the engine."""
-
-    def __init__(self, substrate: Native) -> None:
-        self._substrate = substrate
-
-    @property
-    def layers(self) -> Layers:
-        return self._substrate._layers
-
-    async def state(self, recipe: Recipe, *, background: bool, trace: Trace) -> Base:
-        return await self._substrate._base(recipe, background=background, trace=trace)
-
-    def seconds(self, recipe: Recipe, depth: int) -> float:
-        return self._substrate._seconds(recipe, depth)
-
-    def size(self, recipe: Recipe, depth: int) -> int:
-        keys = self._substrate._keys(recipe)
-        return self._substrate._stages.sizes.get(keys[depth - 2], 0) if depth > 1 else 0
-
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        if depth > 1:
-            self._substrate._stages.forget(self._substrate._keys(recipe)[depth - 2])
-
-    def made(
-        self, base: Base, image: str | None, *, open_network: bool = False
-    ) -> AbstractAsyncContextManager[ActingSandbox]:
-        limits = OPEN if open_network else self._substrate._config.limits
-        return self._substrate._made(Recipe(image), limits, base=base, pooled=True)
-
-    async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
-        await stages.apply(builder, stage, number)
 
 
 class _Keeper(NamedTuple):
