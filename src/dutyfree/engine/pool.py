@@ -133,6 +133,8 @@ class Pool:
         """
         if size < 1:
             raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
+        if self._closed:
+            raise PoolError("the pool was closed")
         chain = await self._chain(recipe)
         now, key = anyio.current_time(), terms.get("idempotency_key")
         waiter = self._waiters.same(key, chain.key, size, now)
