@@ -3,8 +3,8 @@
     python examples/grpo_group.py
 
 The state (a small project with a bug, and its tests) is prepared once. Each attempt edits the source and runs
-the tests; its reward is whether they pass. An attempt whose sandbox broke has no reward at all: it is left out
-of the group's baseline, so that no broken machine teaches the model anything.
+the tests; its reward is whether they pass. An attempt whose sandbox broke has no reward at all: it is left
+out of the group's baseline, so that no broken machine teaches the model anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from dutyfree.abilities import Pooling
 from dutyfree.errors import SubstrateError
 
 SOURCE = "def middle(values):\n    return sorted(values)[len(values) // 2 + 1]\n"
-TEST = "from project import middle\nassert middle([3, 1, 2]) == 2\nassert middle([5]) == 5\nassert middle([30, 1, 2]) == 2\nprint('passed')\n"
+TEST = """\
+from project import middle
+assert middle([3, 1, 2]) == 2
+assert middle([5]) == 5
+assert middle([30, 1, 2]) == 2
+"""
 
 RECIPE = Recipe(
     stages=(

@@ -31,11 +31,14 @@ def default_budget() -> Budget:
 class Keeping:
     """Costs nothing until ``started`` is called."""
 
-    def __init__(self, supply: Supply, budget: Budget | None, policy: Policy, patience: float) -> None:
+    def __init__(
+        self, supply: Supply, budget: Budget | None, policy: Policy, usual: Limits, patience: float
+    ) -> None:
         self.pool: Pool | None = None
         self._supply = supply
         self._budget = budget
         self._policy = policy
+        self._network = usual.network or "off"
         self._patience = patience
         self._task: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
@@ -76,8 +79,9 @@ class Keeping:
                 sandbox.served = served
                 sandbox.spans = spans(served.seconds, sandbox.staged)
                 sandbox.keep_output(limits.output)
-                if limits.network not in (None, "off") and isinstance(sandbox, NetworkedActingSandbox):
-                    await sandbox.set_network(limits.network)
+                network = limits.network or "off"
+                if network != self._network and isinstance(sandbox, NetworkedActingSandbox):
+                    await sandbox.set_network(network)
             yield sandboxes
         finally:
             for sandbox in sandboxes:  # their holder's, so that nobody can use them any more

@@ -69,7 +69,9 @@ class Pooled(ABC):
 
     def _open_pool(self, options: Options) -> None:
         self._supply = Supply(Maker(self), self._warmth)
-        self._keeping = Keeping(self._supply, options.budget, options.policy, options.patience)
+        self._keeping = Keeping(
+            self._supply, options.budget, options.policy, options.limits, options.patience
+        )
 
     @property
     def pool(self) -> Pool | None:
@@ -123,7 +125,7 @@ class Pooled(ABC):
         if limits is self._options.limits:
             return True
         usual = self._options.limits
-        if self.features.mode != "root" and limits.network != usual.network:
+        if self.features.mode != "root" and (limits.network or "off") != (usual.network or "off"):
             return False
         same = (limits.cpus, limits.memory, limits.pids, limits.disk)
         return same == (usual.cpus, usual.memory, usual.pids, usual.disk)
