@@ -34,7 +34,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.scheduling.values import Budget
 from dutyfree.workloads import fixture
 
-LOAD = replace(mix.Workload(), groups=4, batches=6)
+LOAD = replace(mix.Workload(), groups=4, batches=5)
 FILES = 100
 LEARNING = 2.0
 """Seconds between two batches."""
