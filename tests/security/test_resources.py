@@ -298,7 +298,8 @@ async def test_programs_for_the_kernel(native: Substrate) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.setsockopt(socket.IPPROTO_TCP, 8, 5)
-        print(other.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR), other.getsockopt(socket.IPPROTO_TCP, 8))
+        for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.IPPROTO_TCP, 8)):
+            print(other.getsockopt(level, option))
     """
     async with native.sandbox(limits=LIMITS) as sandbox:
         assert (await python(sandbox, script)).split() == ["EPERM", "EPERM", "1", "5"]
