@@ -16,10 +16,38 @@ from dutyfree.engine import box as boxes
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.launcher import Launcher, Reply
 from dutyfree.engine.protocol import Request
-from dutyfree.errors import CleanupError, DispatchError, EditError, ExecError
+from dutyfree.errors import CleanupError, DispatchError, EditError, ExecError, LimitError, UsageError
 from dutyfree.substrates.native import Native
 
 pytestmark = pytest.mark.anyio
+
+
+# --- Numbers that cannot be --------------------------------------------------------------------------
+
+
+async def test_numbers_that_no_frame_can_carry(native: Native) -> None:
+    """Bad ones are said to be so; a time that is merely long is as long as can be told."""
+    async with native.sandbox() as sandbox:
+        for mode in (-1, 0o10000, 1 << 40):
+            with pytest.raises(LimitError, match="is no mode of a file"):
+                await sandbox.batch([Write("never", b"", mode)])
+        for rows in (0, -1, 1 << 16):
+            with pytest.raises(LimitError, match="a terminal of"):
+                async with sandbox.terminal(rows=rows):
+                    pass
+        for limit, width in ((0, 1), (-1, 1), (1, -1)):
+            with pytest.raises(LimitError, match="at least one match"):
+                await sandbox.search(".", "x", limit=limit, width=width)
+        for number in (-1, 0, 65, 1 << 40):
+            process = await sandbox.start("true")
+            with pytest.raises(LimitError, match="no signal"):
+                await process.signal(number)
+        for port in (-1, 0, 1 << 16):
+            with pytest.raises(UsageError, match="no port"):
+                await sandbox.connect(port)
+        for seconds in (1e18, float("inf"), float("nan")):
+            assert (await sandbox.exec("true", timeout=seconds)).ok
+            assert (await sandbox.search(".", "x", timeout=seconds, limit=1 << 70)).matches == ()
 
 
 # --- Batches -----------------------------------------------------------------------------------------
