@@ -34,6 +34,12 @@ def study(
     crash or a full disk loses at most the trial under way, and --resume goes on from there. The exit
     status is 1 when not a single trial succeeded.
 
+    For example:
+
+        dutyfree study
+        dutyfree study --plan paper --substrates bare,native,docker --out out/paper
+        dutyfree study --resume --out out/paper
+
     Parameters
     ----------
     plan
