@@ -284,6 +284,27 @@ async def test_buffers_of_tcp(native: Substrate) -> None:
     assert pages * os.sysconf("SC_PAGESIZE") < 300 << 20
 
 
+async def test_programs_for_the_kernel(native: Substrate) -> None:
+    """What it compiles of them has room for so many on the whole host, and then no sandbox can be made."""
+    script = """
+    import socket, struct
+    step = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0xFFFF), 8)
+    program = struct.pack("@HP", 1, ctypes.addressof(step))
+    for option in (26, 51):
+        try:
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).setsockopt(socket.SOL_SOCKET, option, program)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.setsockopt(socket.IPPROTO_TCP, 8, 5)
+        for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.IPPROTO_TCP, 8)):
+            print(other.getsockopt(level, option))
+    """
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        assert (await python(sandbox, script)).split() == ["EPERM", "EPERM", "1", "5"]
+
+
 UNDER_ANOTHER_LISTENER = """
 import asyncio, ctypes, struct, sys
 import dutyfree

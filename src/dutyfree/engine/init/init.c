@@ -17,7 +17,6 @@
 
 #define SMALL 65536u /* frames up to this size are read into one buffer that stays */
 #define FDS 16
-#define ANSWERS_MAX (1u << 20) /* with so much unsent, no further request is read */
 
 static char small[sizeof(struct frame) + SMALL + 1];
 static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
@@ -135,12 +134,13 @@ static void settle(size_t used)
 	}
 }
 
+/* As many as there is room for their answers. */
 static void handle_frames(void)
 {
 	struct frame head;
 	size_t used = 0;
 
-	while (have - used >= sizeof head) {
+	while (have - used >= sizeof head && !outbox_full()) {
 		memcpy(&head, inbox + used, sizeof head);
 		/* After a size that cannot be, nothing that follows makes sense. */
 		if (head.size > FRAME_MAX)
@@ -167,6 +167,27 @@ static void handle_frames(void)
 	}
 }
 
+static bool frame_waits(void)
+{
+	struct frame head;
+
+	if (have < sizeof head)
+		return false;
+	memcpy(&head, inbox, sizeof head);
+	return have >= sizeof head + head.size;
+}
+
+/* All that was asked for and can be done now. What answers leave no room for is done when they are gone. */
+static void serve(void)
+{
+	do {
+		handle_frames();
+		queue_run(perform);
+		if (outbox_due())
+			outbox_flush();
+	} while (!outbox_full() && (frame_waits() || queue_ready()));
+}
+
 static void receive(void)
 {
 	union {
@@ -178,8 +199,11 @@ static void receive(void)
 				 .msg_iovlen = 1,
 				 .msg_control = control.space,
 				 .msg_controllen = sizeof control.space};
-	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 
+	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
+	if (outbox_full())
+		return;
+	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	/* The owner is gone: we exit, and the kernel ends everything in here. */
@@ -243,11 +267,9 @@ _Noreturn void init_run(int payload)
 	command_watch(epoll);
 	verify_open();
 	for (;;) {
-		queue_run(perform);
-		if (outbox_due())
-			outbox_flush();
+		serve();
 		command_prepare();
-		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_due() ? EPOLLOUT : 0);
+		uint32_t wanted = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;

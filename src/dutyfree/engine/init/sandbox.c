@@ -29,8 +29,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What Docker covers of /proc. Of these, the files and directories of the host's root that others may not
- * read are closed to a sandbox anyway, whose users are all others: they need no cover. */
+/* What Docker covers of /proc, and what tells how busy the whole host is, where everybody may have the kernel watch
+ * it for them. Of these, the files and directories of the host's root that others may not read are closed to a
+ * sandbox anyway, whose users are all others: they need no cover. */
 static struct mask {
 	const char *path, *cover;
 	bool needed;
@@ -40,7 +41,7 @@ static struct mask {
 	{"proc/kcore", "/mask/file", false},          {"proc/keys", "/mask/file", false},
 	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
 	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
-	{"proc/timer_stats", "/mask/file", false},
+	{"proc/timer_stats", "/mask/file", false},    {"proc/pressure", "/mask/directory", false},
 };
 #define MASKS (sizeof masks / sizeof *masks)
 

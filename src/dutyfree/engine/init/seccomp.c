@@ -39,6 +39,8 @@
 #define SOCK_DGRAM_ 2u
 #define SOL_SOCKET_ 1u
 #define SO_RCVBUF_ 8u
+#define SO_ATTACH_FILTER_ 26u /* programs for the kernel, which has room for so many on the whole host */
+#define SO_ATTACH_REUSEPORT_CBPF_ 51u
 #define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
 
 enum verdict {
@@ -254,13 +256,16 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_SETSOCKOPT: /* how much may lie unread: it is for init to say, and not counted as memory */
+	case JUDGE_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
 		load(ARGUMENT(1));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 3);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 4);
 		load(ARGUMENT(2));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 0, 1);
-		answer(ERRNO(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 3, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER_, 3, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF_, 2, 0);
 		answer(SECCOMP_RET_ALLOW);
+		answer(ERRNO(0));
+		answer(ERRNO(EPERM));
 		break;
 	case JUDGE_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (sockets.c) */
 		load(ARGUMENT(0));
