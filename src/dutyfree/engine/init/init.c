@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "init.h"
 
+#include "sockets.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -16,13 +17,11 @@
 
 #define SMALL 65536u /* frames up to this size are read into one buffer that stays */
 #define FDS 16
-#define ANSWERS_MAX (1u << 20) /* with so much unsent, no further request is read */
-#define TURN 20000000u /* nanoseconds after which frames wait while we look after what runs, and answer */
+#define TURN 20000000u /* nanoseconds after which frames wait, while we look after what runs and answer */
 
 static char small[sizeof(struct frame) + SMALL + 1];
 static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
 static size_t have, space = sizeof small - 1;
-static bool pending; /* whole frames are in it that wait for the next turn */
 static int arrived[FDS]; /* descriptors, in the order of the frames that they belong to */
 static unsigned arrived_count;
 static int epoll;
@@ -85,6 +84,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_notify(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_VERIFY:
+		return verify_all(head->id, payload, size);
+	case FRAME_GIVE_WAY:
+		return priority_give_way(payload, size);
 	}
 	return -EPROTO;
 }
@@ -132,22 +135,19 @@ static void settle(size_t used)
 	}
 }
 
+/* As many as there is room for their answers, and time. */
 static void handle_frames(void)
 {
 	struct frame head;
 	size_t used = 0;
 	uint64_t end = now() + TURN;
 
-	pending = false;
-	while (have - used >= sizeof head) {
+	while (have - used >= sizeof head && !outbox_full()) {
 		memcpy(&head, inbox + used, sizeof head);
 		/* After a size that cannot be, nothing that follows makes sense. */
 		if (head.size > FRAME_MAX)
 			_exit(65);
-		if (have - used < sizeof head + head.size)
-			break;
-		pending = used && now() >= end;
-		if (pending)
+		if (have - used < sizeof head + head.size || (used && now() >= end))
 			break;
 		handle(inbox + used);
 		used += sizeof head + head.size;
@@ -169,6 +169,35 @@ static void handle_frames(void)
 	}
 }
 
+static bool frame_waits(void)
+{
+	struct frame head;
+
+	if (have < sizeof head)
+		return false;
+	memcpy(&head, inbox, sizeof head);
+	return have >= sizeof head + head.size;
+}
+
+/* Whether there is more to do, and room for its answers. */
+static bool can_go_on(void)
+{
+	return !outbox_full() && (frame_waits() || queue_ready());
+}
+
+/* What was asked for and can be done in this turn. What answers leave no room for is done when they are gone. */
+static void serve(void)
+{
+	uint64_t end = now() + TURN;
+
+	do {
+		handle_frames();
+		queue_run(perform);
+		if (outbox_due())
+			outbox_flush();
+	} while (can_go_on() && now() < end);
+}
+
 static void receive(void)
 {
 	union {
@@ -180,8 +209,11 @@ static void receive(void)
 				 .msg_iovlen = 1,
 				 .msg_control = control.space,
 				 .msg_controllen = sizeof control.space};
-	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 
+	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
+	if (outbox_full() || frame_waits())
+		return;
+	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	/* The owner is gone: we exit, and the kernel ends everything in here. */
@@ -225,8 +257,6 @@ static int wait_ms(void)
 	return wait > INT_MAX ? INT_MAX : (int)wait;
 }
 
-enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
-
 int payload_group = -1;
 
 _Noreturn void init_run(int payload)
@@ -242,18 +272,18 @@ _Noreturn void init_run(int payload)
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
+	if (sockets_listener() >= 0)
+		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
 	command_watch(epoll);
+	verify_open();
 	for (;;) {
-		queue_run(perform);
-		if (outbox_due())
-			outbox_flush();
+		serve();
 		command_prepare();
-		bool hearing = outbox_waiting() < ANSWERS_MAX, more = hearing && pending;
-		uint32_t wanted = (hearing && !pending ? EPOLLIN : 0) | (outbox_due() ? EPOLLOUT : 0);
+		uint32_t wanted = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
-		int count = epoll_wait(epoll, events, 64, more ? 0 : wait_ms());
+		int count = epoll_wait(epoll, events, 64, can_go_on() ? 0 : wait_ms());
 		for (int i = 0; i < count; i++) {
 			uint64_t what = events[i].data.u64;
 			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
@@ -271,13 +301,13 @@ _Noreturn void init_run(int payload)
 					;
 				command_reap();
 			}
+			if (what == EVENT_SOCKETS)
+				sockets_serve();
 			if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
-		if (more)
-			handle_frames();
-		/* Among those that wait may be one that postpones them. */
-		if (!pending || !hearing)
+		/* Among the frames that wait may be one that postpones them. */
+		if (!can_go_on())
 			command_deadlines();
 		priority_turn(command_running());
 	}
