@@ -209,6 +209,8 @@ int cgroup_open(int proc)
 		uint64_t total = (uint64_t)info.totalram * info.mem_unit;
 		snprintf(limit, sizeof limit, "%llu", (unsigned long long)(total - total / 10));
 		write_file(ours[CGROUP_MEMORY], unified ? "memory.max" : "memory.limit_in_bytes", limit);
+		/* Nor its swap: what has no room within a limit would go there. Groups inherit this. */
+		write_file(ours[CGROUP_MEMORY], unified ? "memory.swap.max" : "memory.swappiness", "0");
 	}
 	/* And a quarter of its process numbers. */
 	if (ours[CGROUP_PIDS] >= 0 && read_file(proc, "sys/kernel/pid_max", limit, sizeof limit) > 0) {
