@@ -442,6 +442,12 @@ def _refusal(
     if flags & Exit.NO_PROCESS or number in _EXHAUSTED:
         raise DispatchError(f"cannot start a process in the sandbox: {reason}")
     if flags & Exit.NO_USER:
+        if number == errno.EINVAL:
+            raise DispatchError(
+                f"cannot run a command as {user!r}: the sandbox has no such id",
+                remedy="those below 65536 need root, or newuidmap and a range in /etc/subuid: "
+                "see `dutyfree doctor`",
+            )
         raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
     name = "/bin/sh" if isinstance(command, str) else command[0]
     if flags & Exit.NO_DIRECTORY:
