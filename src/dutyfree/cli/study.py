@@ -44,7 +44,7 @@ def study(
     ----------
     plan
         A shipped plan (smoke: under a minute; quick: a few minutes; paper: 100 trials of everything,
-        an hour and a half) or a TOML file. "quick" by default.
+        two hours) or a TOML file. "quick" by default.
     substrates
         Substrates to measure instead of the plan's, separated by commas: "bare,docker". Those
         named here must be available.

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "init.h"
 
+#include "sockets.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -242,8 +243,6 @@ static int wait_ms(void)
 	return wait > INT_MAX ? INT_MAX : (int)wait;
 }
 
-enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
-
 int payload_group = -1;
 
 _Noreturn void init_run(int payload)
@@ -259,6 +258,8 @@ _Noreturn void init_run(int payload)
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
+	if (sockets_listener() >= 0)
+		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
 	command_watch(epoll);
 	for (;;) {
 		serve();
@@ -285,6 +286,8 @@ _Noreturn void init_run(int payload)
 					;
 				command_reap();
 			}
+			if (what == EVENT_SOCKETS)
+				sockets_serve();
 			if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
