@@ -24,7 +24,7 @@ from dutyfree import image, paths
 from dutyfree.engine import census
 from dutyfree.engine.images.store import Store
 from dutyfree.errors import CleanupError, Unavailable
-from dutyfree.substrates import bare
+from dutyfree.substrates.bare import leftovers as bare
 
 
 class Leftover(msgspec.Struct, frozen=True):

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import stat
 from time import perf_counter
-from typing import Literal
 
 from dutyfree.contract import KILLED, Command, Cut, Entry, Observation, Span, Usage
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Running
 from dutyfree.engine.protocol import Exit
 from dutyfree.errors import DispatchError
-
-KINDS: dict[int, Literal["file", "directory", "link"]] = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "link",
-}
+from dutyfree.substrates.kinds import entry, special
 
 # Plain numbers: arithmetic with those of an enumeration takes microseconds.
 _REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
@@ -100,10 +92,6 @@ def check(number: int, path: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
 
-def special(path: str) -> shutil.SpecialFileError:
-    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
-
-
 def entries(data: bytes) -> tuple[Entry, ...]:
     found: list[Entry] = []
     at = 0
@@ -112,5 +100,5 @@ def entries(data: bytes) -> tuple[Entry, ...]:
         at += protocol.ENTRY.size
         name = os.fsdecode(data[at : at + length])
         at += length
-        found.append(Entry(name, KINDS.get(stat.S_IFMT(mode), "other"), size, stat.S_IMODE(mode)))
-    return tuple(sorted(found, key=lambda entry: entry.name))
+        found.append(entry(name, mode, size))
+    return tuple(sorted(found, key=lambda one: one.name))

@@ -18,13 +18,14 @@ import anyio.to_thread
 from dutyfree.engine import observing, trees
 from dutyfree.engine.channel import PATIENCE, Channel
 from dutyfree.engine.protocol import Frame
+from dutyfree.substrates.kinds import KINDS, special
 
 
 async def upload(channel: Channel, source: Path, located: bytes, path: str) -> None:
     """``located`` is the path as init takes it."""
     found = await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
-    if stat.S_IFMT(found.st_mode) not in observing.KINDS:
-        raise observing.special(str(source))
+    if stat.S_IFMT(found.st_mode) not in KINDS:
+        raise special(str(source))
     theirs, ours = os.pipe()
     packing = _in_thread(partial(_pack, source, ours))
     answer = await channel.ask(Frame.UNPACK, located, theirs)
