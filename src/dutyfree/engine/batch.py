@@ -25,9 +25,10 @@ from dutyfree.contract import (
     check_mode,
 )
 from dutyfree.engine import contents, protocol, searching
-from dutyfree.engine.channel import Answer, Channel, Refused, Running
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.observing import check, entries, observe
 from dutyfree.engine.protocol import Frame
+from dutyfree.engine.waiting import Answer, Refused, Running
 from dutyfree.errors import EditError
 
 Asked = tuple[Frame, bytes, int | None, int]

@@ -8,8 +8,8 @@ from time import perf_counter
 
 from dutyfree.contract import KILLED, Command, Cut, Entry, Observation, Span, Usage
 from dutyfree.engine import protocol
-from dutyfree.engine.channel import Running
 from dutyfree.engine.protocol import Exit
+from dutyfree.engine.waiting import Running
 from dutyfree.errors import DispatchError
 from dutyfree.substrates.kinds import entry, special
 

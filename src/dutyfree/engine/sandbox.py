@@ -30,11 +30,12 @@ from dutyfree.contract import (
 )
 from dutyfree.engine import contents, feeding, policy, protocol, transfer
 from dutyfree.engine.box import Box
-from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.observing import check, entries, observe
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.shell import NativeShell
+from dutyfree.engine.waiting import Running
 from dutyfree.errors import DispatchError, SandboxClosed, UsageError
 
 WORKDIR = "/workspace"

@@ -16,8 +16,9 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.engine import observing, trees
-from dutyfree.engine.channel import PATIENCE, Channel
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
+from dutyfree.engine.waiting import PATIENCE
 from dutyfree.substrates.kinds import KINDS, special
 
 
