@@ -41,6 +41,8 @@ class Channel(Unanswered):
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
         self._detained = False
+        self.on_death: Callable[[], None] | None = None
+        """Told once, if the sandbox ends by itself."""
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
         # By its number: of a socket, the loop would make a description each time.
         self._descriptor = connected.fileno()
@@ -372,3 +374,5 @@ class Channel(Unanswered):
             os.close(descriptor)
         self._unsent.clear()
         self._arrived.clear()
+        if self.on_death is not None and not isinstance(error, SandboxClosed):
+            self.on_death()

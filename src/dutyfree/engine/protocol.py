@@ -63,6 +63,8 @@ class Frame(IntEnum):
     WATCH = 15
     NOTIFY = 16
     POSTPONE = 17
+    VERIFY = 90
+    GIVE_WAY = 91
     READY = 32
     FATAL = 33
     OUTPUT = 34

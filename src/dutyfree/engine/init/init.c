@@ -83,6 +83,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_notify(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_VERIFY:
+		return verify_all(head->id, payload, size);
+	case FRAME_GIVE_WAY:
+		return priority_give_way(payload, size);
 	}
 	return -EPROTO;
 }
@@ -261,6 +265,7 @@ _Noreturn void init_run(int payload)
 	if (sockets_listener() >= 0)
 		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
 	command_watch(epoll);
+	verify_open();
 	for (;;) {
 		serve();
 		command_prepare();
