@@ -112,7 +112,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise LimitError(f"{name} must be {few} and at most {most}, not {value}")
 
 
-_MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 1 << 22, "disk": 1 << 60, "output": (1 << 32) - 1}
+_MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
 """What the kernel can count."""
 
 
