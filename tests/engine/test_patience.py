@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from dutyfree.contract import Substrate
-from dutyfree.engine import channel, protocol
+from dutyfree.engine import protocol, waiting
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.errors import ExecError
@@ -22,8 +22,8 @@ OTHER = 999
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "PATIENCE", 0.5)
-    monkeypatch.setattr(channel, "_LAST", 0.1)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.5)
+    monkeypatch.setattr(waiting, "_LAST", 0.1)
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ async def test_a_slow_init_is_waited_for() -> None:
         owner.kill(identity)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(speak, init)
-            await anyio.sleep(3 * channel.PATIENCE)
+            await anyio.sleep(3 * waiting.PATIENCE)
             init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
             await running.ended
             tasks.cancel_scope.cancel()
