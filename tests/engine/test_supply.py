@@ -218,7 +218,7 @@ async def test_a_stage_that_fails_is_told_and_at_last_not_tried(pooled: Any) -> 
 
 
 async def test_an_exhausted_pool_says_so() -> None:
-    async with opened("native", budget=Budget(sandboxes=1), patience=0.2) as substrate:
+    async with opened("native", budget=Budget(sandboxes=1), patience=3) as substrate:
         await substrate.pooled()
         async with substrate.sandbox():
             with pytest.raises(Exhausted, match="1 of 1 sandboxes are leased"):

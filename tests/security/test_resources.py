@@ -164,7 +164,7 @@ async def test_many_names_of_one_file(
 
 
 async def test_a_directory_too_large_for_its_reader(native: Substrate) -> None:
-    async with native.sandbox() as sandbox:
+    async with native.sandbox(limits=Limits(memory=2 << 30, disk=1 << 30)) as sandbox:
         script = """
         import os
         os.mkdir("many")
@@ -175,6 +175,15 @@ async def test_a_directory_too_large_for_its_reader(native: Substrate) -> None:
         with pytest.raises(OSError, match="too large"):
             await sandbox.list("many")
         assert len(await sandbox.list(".")) == 1
+
+
+async def test_what_exceeds_its_memory_does_not_go_to_the_hosts_swap(native: Substrate) -> None:
+    swaps = (await anyio.Path("/proc/swaps").read_text()).splitlines()[1:]
+    if sum(int(line.split()[2]) for line in swaps) < 200 << 10:
+        pytest.skip("no swap here; to enable it: swapon, or make test-vm")
+    async with native.sandbox(limits=Limits(memory=64 << 20)) as sandbox:
+        seen = await sandbox.exec(["python3", "-c", "x = bytearray(range(256)) * (600 << 10)"])
+        assert seen.signal == 9
 
 
 def test_an_owner_that_is_preferred(tmp_path: Path) -> None:
