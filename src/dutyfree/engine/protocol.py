@@ -63,6 +63,9 @@ class Frame(IntEnum):
     WATCH = 15
     NOTIFY = 16
     POSTPONE = 17
+    SERVICE = 100
+    CALL = 101
+    AWAIT = 102
     READY = 32
     FATAL = 33
     OUTPUT = 34
@@ -104,6 +107,11 @@ class Watch(IntFlag):
     RECURSIVE = 1
 
 
+class Await(IntEnum):
+    FILE = 1
+    SOCKET = 2
+
+
 ERROR_SPECIAL = errno.ENOTBLK
 """The error of an operation on a pipe, a socket or a device, which are no files."""
 
@@ -133,6 +141,8 @@ MERGE = struct.Struct(f"=I{LAYERS_MAX}I")
 KEPT = struct.Struct("=QQ")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
+CALLING = struct.Struct("=I")
+AWAITED = struct.Struct("=I")
 WRITE = struct.Struct("=I")
 NUMBER = struct.Struct("=I")
 NANOSECONDS = struct.Struct("=Q")

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from dutyfree import paths
-from dutyfree.contract import Observation, Sandbox, Stage
+from dutyfree.contract import Observation, Recipe, Sandbox, Stage
 from dutyfree.errors import CreateError
 
 TAIL = 2000
@@ -41,6 +41,13 @@ async def apply(sandbox: Sandbox, stage: Stage) -> None:
                 f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}",
                 remedy=f"all that it printed is in {kept}" if kept else "",
             )
+
+
+def refuse_services(recipe: Recipe | None, substrate: str) -> None:
+    """For substrates that start no process of a recipe. Raises CreateError."""
+    if recipe is not None and recipe.services:
+        names = ", ".join(service.name for service in recipe.services)
+        raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
 
 
 def secrets_of(stage: Stage) -> dict[str, str]:

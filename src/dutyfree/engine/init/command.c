@@ -106,6 +106,7 @@ static void forget(unsigned index)
 		free(command->streams[number].buffer);
 		free(command->streams[number].tail);
 	}
+	call_free(command->call);
 	free(command);
 	commands[index] = NULL;
 	while (highest > 0 && !commands[highest - 1])
@@ -116,6 +117,7 @@ static void finish(unsigned index)
 {
 	struct command *command = commands[index];
 
+	calls_service_ended(command->id);
 	for (int number = 0; number < 2; number++)
 		output_finish(command, number);
 	if (command->worker) {
@@ -135,6 +137,7 @@ void command_reap(void)
 	int status;
 
 	for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+		calls_reaped(pid);
 		for (unsigned i = 0; i < highest; i++) {
 			if (!commands[i] || commands[i]->pid != pid)
 				continue;
@@ -150,12 +153,19 @@ void command_reap(void)
 	}
 }
 
-static void kill_tree(struct command *command)
+static void kill_tree(unsigned index)
 {
-	if (command->worker)
+	struct command *command = commands[index];
+
+	if (command->call) { /* there is no process yet, and none will be */
+		command->result.status = SIGKILL;
+		command->result.spawning = command->result.running = command->result.ended = now();
+		finish(index);
+	} else if (command->worker) {
 		kill(command->pid, SIGKILL);
-	else
+	} else {
 		process_kill_marked(command->mark, 0);
+	}
 }
 
 void command_kill(uint32_t id, bool spare)
@@ -163,11 +173,11 @@ void command_kill(uint32_t id, bool spare)
 	unsigned index = index_of(id);
 
 	/* It may have ended by itself: the owner has the result, or gets it soon. */
-	if (index < COMMANDS && spare && !commands[index]->worker) {
+	if (index < COMMANDS && spare && !commands[index]->worker && !commands[index]->call) {
 		process_kill_marked(commands[index]->mark, commands[index]->pid);
 	} else if (index < COMMANDS) {
 		commands[index]->result.flags |= EXIT_KILLED;
-		kill_tree(commands[index]);
+		kill_tree(index);
 	}
 }
 
@@ -193,7 +203,7 @@ int command_notify(uint32_t id, const char *payload, size_t size)
 		return -EPROTO;
 	memcpy(&number, payload, sizeof number);
 	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
-	if (index < COMMANDS && !commands[index]->worker && number > 0 && number < 65)
+	if (index < COMMANDS && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
 		kill(-commands[index]->pid, (int)number);
 	return 0;
 }
@@ -245,7 +255,7 @@ void command_deadlines(void)
 		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
 			commands[i]->deadline = UINT64_MAX;
 			commands[i]->result.flags |= EXIT_TIMED_OUT;
-			kill_tree(commands[i]);
+			kill_tree(i);
 		}
 }
 
@@ -331,7 +341,7 @@ static struct command *new_command(uint32_t id, unsigned *index)
 }
 
 /* With a terminal, that is all three of its streams, and its output is none of our business. */
-static int begin(uint32_t id, char *payload, size_t size, int input, int terminal)
+static int begin(uint32_t id, char *payload, size_t size, int input, int terminal, int socket)
 {
 	struct exec wanted;
 	uint64_t received = now();
@@ -366,6 +376,7 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 	if (!error && terminal < 0)
 		error = take_pipe(&command->streams[1], 1, &errors);
 	start.terminal = terminal >= 0;
+	start.socket = socket;
 	start.input = start.terminal ? terminal : input >= 0 ? input : null;
 	start.output = start.terminal ? terminal : output;
 	start.errors = start.terminal ? terminal : errors;
@@ -394,12 +405,17 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 
 int command_exec(uint32_t id, char *payload, size_t size, int input)
 {
-	return begin(id, payload, size, input, -1);
+	return begin(id, payload, size, input, -1, 0);
 }
 
 int command_terminal(uint32_t id, char *payload, size_t size, int terminal)
 {
-	return begin(id, payload, size, -1, terminal);
+	return begin(id, payload, size, -1, terminal, 0);
+}
+
+int command_service(uint32_t id, char *payload, size_t size, int input, int socket)
+{
+	return begin(id, payload, size, input, -1, socket);
 }
 
 int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout)
@@ -446,4 +462,72 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 		return error;
 	}
 	return 0;
+}
+
+/* --- Calls ------------------------------------------------------------------------------------------- */
+
+int command_call(uint32_t id, char *payload, size_t size, struct call *call)
+{
+	struct exec wanted;
+	uint64_t received = now();
+	unsigned index;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
+	free(strings);
+	if (!strings || wanted.tail > TAIL_MAX)
+		return -EPROTO;
+	struct command *command = new_command(id, &index);
+	if (!command)
+		return -EAGAIN;
+	command->wanted = wanted;
+	command->credit = wanted.head;
+	command->result.received = received;
+	priority_begin(received);
+	for (int number = 0; number < 2; number++) {
+		int error = take_pipe(&command->streams[number], number, &call->descriptors[1 + number]);
+		if (error) {
+			forget(index);
+			return error;
+		}
+		listen_to(index, number, true, EPOLL_CTL_ADD);
+	}
+	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
+		command->deadline = received + wanted.timeout;
+	command->call = call;
+	return 0;
+}
+
+struct command *command_waiting(uint32_t service)
+{
+	struct command *oldest = NULL;
+
+	for (unsigned i = 0; i < highest; i++) {
+		struct command *one = commands[i];
+		if (one && one->call && one->call->service == service &&
+		    (!oldest || one->result.received < oldest->result.received))
+			oldest = one;
+	}
+	return oldest;
+}
+
+void command_refuse(struct command *command, int error)
+{
+	outbox_done(command->id, error);
+	forget(index_of(command->id));
+}
+
+bool command_is(uint32_t id, pid_t pid)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && (commands[i]->id == id || (pid > 0 && commands[i]->pid == pid)))
+			return true;
+	return false;
+}
+
+int command_null(void)
+{
+	return null;
 }

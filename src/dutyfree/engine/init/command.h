@@ -14,10 +14,17 @@ struct stream {
 	uint64_t tail_total;
 };
 
+/* What waits for a service to fork: descriptors of its streams, and of what it is to do. */
+struct call {
+	uint32_t service;
+	int descriptors[4];
+};
+
 struct command {
 	uint32_t id;
-	pid_t pid;
+	pid_t pid; /* 0 of a call that waits */
 	bool worker;
+	struct call *call;
 	struct exec wanted;
 	uint64_t mark, deadline, credit;
 	struct exit result;
@@ -28,5 +35,17 @@ struct command {
 bool output_wanted(const struct command *command, const struct stream *stream);
 size_t output_read(struct command *command, int number); /* once: the count, 0 if there is nothing */
 void output_finish(struct command *command, int number); /* reads what is left, and sends all that is kept */
+
+/* --- Calls of services (calls.c) ---------------------------------------------------------------------- */
+
+int command_service(uint32_t id, char *payload, size_t size, int input, int socket); /* which is its descriptor 3 */
+int command_call(uint32_t id, char *payload, size_t size, struct call *call); /* a call that waits from now on */
+struct command *command_waiting(uint32_t service);        /* the oldest call that does */
+void command_refuse(struct command *command, int error);  /* a call that will not be served */
+bool command_is(uint32_t id, pid_t pid);                  /* whether there is one of this number, or process */
+int command_null(void);
+void call_free(struct call *call);
+void calls_reaped(pid_t pid);           /* a child that is no command */
+void calls_service_ended(uint32_t id);  /* if it was one */
 
 #endif

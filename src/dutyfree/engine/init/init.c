@@ -83,6 +83,12 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_notify(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_SERVICE:
+		return call_service(head->id, payload, size, fd);
+	case FRAME_CALL:
+		return call_start(head->id, payload, size, fd);
+	case FRAME_AWAIT:
+		return await_start(head->id, payload, size);
 	}
 	return -EPROTO;
 }
@@ -236,6 +242,7 @@ _Noreturn void init_run(int payload)
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
 	command_watch(epoll);
+	calls_watch(epoll);
 	for (;;) {
 		queue_run(perform);
 		if (outbox_due())
@@ -263,7 +270,9 @@ _Noreturn void init_run(int payload)
 					;
 				command_reap();
 			}
-			if (what >= EVENT_COMMANDS)
+			if (what >= CALLS_EVENT)
+				calls_event(what - CALLS_EVENT);
+			else if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
 		command_deadlines();

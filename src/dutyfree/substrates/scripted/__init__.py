@@ -52,6 +52,7 @@ from dutyfree.contract import (
     Span,
 )
 from dutyfree.errors import CreateError, Phase, SandboxClosed, UsageError
+from dutyfree.substrates import stages
 from dutyfree.substrates.output import Collector
 from dutyfree.substrates.scripted.actions import ScriptedActions
 from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
@@ -161,6 +162,7 @@ class Scripted:
             await self.spend("cleanup")
 
     def _image(self, recipe: Recipe) -> Mapping[str, Node]:
+        stages.refuse_services(recipe, "scripted")
         image = recipe.image or ""
         if not image.startswith("snapshot:"):
             return {}
