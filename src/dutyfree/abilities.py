@@ -211,7 +211,10 @@ class ManagedProcess(Process, Protocol):
     async def close_stdin(self) -> None: ...
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and its process group; nothing happens if it has ended."""
+        """Send a signal to it and its process group; nothing happens if it has ended.
+
+        Raises LimitError for a number that is no signal's.
+        """
         ...
 
 
@@ -254,7 +257,7 @@ class Terminal(Protocol):
         ...
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Raises ValueError for a size that cannot be."""
+        """Raises LimitError for a size that cannot be."""
         ...
 
     async def wait(self) -> Observation:

@@ -24,7 +24,18 @@ import anyio.to_thread
 from anyio.abc import SocketStream
 
 from dutyfree.abilities import Chunk
-from dutyfree.contract import KILLED, Command, Cut, Entry, Limits, NetworkPolicy, Observation, Span, Usage
+from dutyfree.contract import (
+    KILLED,
+    Command,
+    Cut,
+    Entry,
+    Limits,
+    NetworkPolicy,
+    Observation,
+    Span,
+    Usage,
+    check_mode,
+)
 from dutyfree.engine import contents, feeding, policy, protocol, trees
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import PATIENCE, Channel, Running
@@ -43,9 +54,6 @@ ENVIRONMENT = {
 
 TAIL = 256 << 10
 """At most so much of an output's tail is kept: init holds it in the sandbox's own memory."""
-
-FOREVER = 1e9
-"""Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
 
 CREDIT = 1 << 20
 """So much of a streamed output may be under way."""
@@ -214,7 +222,7 @@ class NativeSandbox:
             raise DispatchError(f"not a command that can be run: {error}") from error
         if strings.count(b"\0") != 2 + len(argv) + count:
             raise DispatchError("not a command that can be run: embedded null byte")
-        nanoseconds = 0 if timeout is None else max(1, int(min(FOREVER, timeout) * 1e9))
+        nanoseconds = 0 if timeout is None else max(1, int(min(protocol.FOREVER, timeout) * 1e9))
         head, tail = (CREDIT, 0) if flags else (self._head, self._tail)
         return protocol.EXEC.pack(nanoseconds, head, tail, flags, len(argv), count) + strings
 
@@ -229,6 +237,7 @@ class NativeSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
+        check_mode(mode)
         payload = protocol.WRITE.pack(mode) + self._path(path)
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)

@@ -33,6 +33,7 @@ from dutyfree.contract import (
     Observation,
     Recipe,
     Span,
+    check_mode,
 )
 from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
 from dutyfree.substrates import command as commands
@@ -277,6 +278,7 @@ class BareSandbox:
         return await self._file(partial(_read, self._path(path)))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        check_mode(mode)
         await self._file(partial(_write, self._path(path), data, mode))
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
