@@ -245,7 +245,10 @@ async def test_one_that_cannot_be_started_again_says_why(native: Any) -> None:
     service = recipes.python("library", env={"PYTHONPATH": "/workspace/lib"})
     async with native.sandbox(Recipe(stages=(stage,), services=(service,))) as sandbox:
         await sandbox.write("lib/library.py", b"raise RuntimeError('broken meanwhile')")
-        assert (await sandbox.exec("pkill -9 python3")).ok
+        await sandbox.exec("pkill -9 python3")
+        with anyio.fail_after(20):
+            while (await sandbox.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
+                await anyio.sleep(0.01)
         with pytest.raises(ExecError, match=r"(?s)service 'python'.*broken meanwhile"):
             await sandbox.call("python", ["-c", "1"])
         assert (await sandbox.exec("echo fine")).stdout == b"fine\n"

@@ -1,4 +1,4 @@
-"""Services that lie to PID 1 about their forks: built with sanitizers, which end it if they find something."""
+"""Services that lie to PID 1 about their forks. It has sanitizers, which end it if they find something."""
 
 from __future__ import annotations
 
