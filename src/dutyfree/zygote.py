@@ -223,6 +223,7 @@ def take(connected: socket.socket) -> tuple[list[str], dict[str, str]]:
     data, descriptors = receive(connected, 1, 4)
     if not data:
         os._exit(0)
+    connected.send(b"\0")  # from here on it is begun
     connected.close()
     for number in range(3):
         os.dup2(descriptors[number], number)

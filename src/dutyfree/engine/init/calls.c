@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define SERVERS 16
+#define TRIES 3 /* of a call, and of forks in a row, before it is given up */
 
 struct server {
 	uint32_t id; /* of the command that it is; 0 for none */
@@ -27,6 +28,7 @@ struct server {
 	int fork;      /* the socket of the fork that was asked for, -1 for none */
 	pid_t pid;     /* of the fork, once it is ready; else 0 */
 	uint64_t mark; /* that it has, or is to take */
+	unsigned failures; /* forks in a row that came to nothing */
 };
 
 static struct server servers[SERVERS];
@@ -87,7 +89,7 @@ static int ask_for_fork(struct server *server)
 	return error;
 }
 
-/* The pid of who said that it is ready, by the kernel's word; 0 if nobody did. */
+/* The pid of who said that it is ready, by the kernel's word; 0 if nobody will, -1 if nobody has. */
 static pid_t hear_fork(int fd)
 {
 	union {
@@ -101,8 +103,9 @@ static pid_t hear_fork(int fd)
 	struct ucred who;
 
 	/* Descriptors that come with it are not taken: there is no room for them. */
-	if (recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != 1)
-		return 0;
+	ssize_t size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (size != 1)
+		return size < 0 && errno == EAGAIN ? -1 : 0;
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at))
 		if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_CREDENTIALS &&
 		    at->cmsg_len == CMSG_LEN(sizeof who)) {
@@ -129,7 +132,7 @@ static struct call *new_call(const struct server *server)
 	struct call *call = malloc(sizeof *call);
 
 	if (call)
-		*call = (struct call){server->id, {-1, -1, -1, -1}};
+		*call = (struct call){server->id, {-1, -1, -1, -1}, -1, 0};
 	return call;
 }
 
@@ -137,6 +140,8 @@ void call_free(struct call *call)
 {
 	for (unsigned i = 0; call && i < 4; i++)
 		close_fd(&call->descriptors[i]);
+	if (call)
+		close_fd(&call->socket);
 	free(call);
 }
 
@@ -144,6 +149,15 @@ static void refuse_all(const struct server *server, int error)
 {
 	for (struct command *one; (one = command_waiting(server->id));)
 		command_refuse(one, error);
+}
+
+static void count_failure(struct server *server)
+{
+	drop_fork(server);
+	if (++server->failures >= TRIES) {
+		server->failures = 0;
+		refuse_all(server, EAGAIN);
+	}
 }
 
 /* Gives the oldest call to the fork that is ready, and has the next fork made meanwhile. */
@@ -155,22 +169,24 @@ static void serve(struct server *server)
 	if (!command)
 		return;
 	if (server->pid > 0) {
-		command->result.spawning = now();
-		int error = send_message(server->fork, &word, 1, NULL, 0, command->call->descriptors, 4);
-		if (error) {
-			drop_fork(server);
+		if (send_message(server->fork, &word, 1, NULL, 0, command->call->descriptors, 4) < 0) {
+			count_failure(server);
 		} else {
+			server->failures = 0;
 			command->pid = server->pid;
 			command->mark = server->mark;
 			command->result.running = now();
-			call_free(command->call);
-			command->call = NULL;
-			close_fd(&server->fork);
+			command->call->socket = server->fork;
+			epoll_ctl(epoll, EPOLL_CTL_DEL, server->fork, NULL);
+			server->fork = -1;
 			server->pid = 0;
 		}
 	}
 	int error = ask_for_fork(server);
-	if (error)
+	/* One that has hung up is of no use, if it has not ended already: whoever waits is told when it has. */
+	if (error == -EPIPE || error == -ECONNRESET)
+		kill(command_pid(server->id), SIGKILL);
+	else if (error)
 		refuse_all(server, error);
 }
 
@@ -178,20 +194,35 @@ void calls_event(uint64_t index)
 {
 	struct server *server = index < SERVERS ? &servers[index] : NULL;
 
-	/* The event may be one of a fork that was dropped in this same turn. */
+	/* The event may be one of a fork that was dropped, or given a call, in this same turn. */
 	if (!server || !server->id || server->fork < 0)
 		return;
 	pid_t said = hear_fork(server->fork);
-	if (said && !server->pid && is_good(said, server->mark)) {
-		server->pid = said;
-		serve(server);
+	if (said < 0)
 		return;
-	}
-	/* It has ended, says too much, or is none: whoever waits for it hears that there is no process. */
-	bool was_ready = server->pid > 0;
-	drop_fork(server);
-	if (!was_ready)
-		refuse_all(server, EAGAIN);
+	if (!server->pid && is_good(said, server->mark))
+		server->pid = said;
+	else
+		count_failure(server); /* it has ended, says too much, or is none */
+	serve(server);
+}
+
+bool call_goes_on(struct command *command)
+{
+	struct call *call = command->call;
+	char word;
+
+	/* Before it begins, a fork says so; we look only now. One that was to end has done so. */
+	if (!call || command->result.flags || recv(call->socket, &word, 1, MSG_DONTWAIT) == 1)
+		return false;
+	struct server *server = find(call->service);
+	close_fd(&call->socket);
+	command->pid = 0;
+	if (!server || ++call->tries >= TRIES)
+		command_refuse(command, server ? EAGAIN : ESRCH);
+	else
+		serve(server);
+	return true;
 }
 
 void calls_reaped(pid_t pid)
@@ -211,7 +242,8 @@ void calls_service_ended(uint32_t id)
 		return;
 	drop_fork(server);
 	close_fd(&server->socket);
-	refuse_all(server, ESRCH);
+	for (struct command *one; (one = command_waiting(id));)
+		command_refuse(one, ESRCH);
 	server->id = 0;
 }
 

@@ -140,6 +140,8 @@ void command_reap(void)
 		for (unsigned i = 0; i < highest; i++) {
 			if (!commands[i] || commands[i]->pid != pid)
 				continue;
+			if (call_goes_on(commands[i]))
+				break;
 			struct exit *result = &commands[i]->result;
 			result->status = status;
 			result->ended = now();
@@ -156,7 +158,7 @@ static void kill_tree(unsigned index)
 {
 	struct command *command = commands[index];
 
-	if (command->call) { /* there is no process yet, and none will be */
+	if (command->call && !command->pid) { /* there is no process yet, and none will be */
 		command->result.status = SIGKILL;
 		command->result.spawning = command->result.running = command->result.ended = now();
 		finish(index);
@@ -172,7 +174,7 @@ void command_kill(uint32_t id, bool spare)
 	unsigned index = index_of(id);
 
 	/* It may have ended by itself: the owner has the result, or gets it soon. */
-	if (index < COMMANDS && spare && !commands[index]->worker && !commands[index]->call) {
+	if (index < COMMANDS && spare && !commands[index]->worker && commands[index]->pid) {
 		process_kill_marked(commands[index]->mark, commands[index]->pid);
 	} else if (index < COMMANDS) {
 		commands[index]->result.flags |= EXIT_KILLED;
@@ -483,7 +485,7 @@ int command_call(uint32_t id, char *payload, size_t size, struct call *call)
 		return -EAGAIN;
 	command->wanted = wanted;
 	command->credit = wanted.head;
-	command->result.received = received;
+	command->result.received = command->result.spawning = received;
 	priority_begin(received);
 	for (int number = 0; number < 2; number++) {
 		int error = take_pipe(&command->streams[number], number, &call->descriptors[1 + number]);
@@ -505,7 +507,7 @@ struct command *command_waiting(uint32_t service)
 
 	for (unsigned i = 0; i < highest; i++) {
 		struct command *one = commands[i];
-		if (one && one->call && one->call->service == service &&
+		if (one && one->call && !one->pid && one->call->service == service &&
 		    (!oldest || one->result.received < oldest->result.received))
 			oldest = one;
 	}
@@ -524,6 +526,13 @@ bool command_is(uint32_t id, pid_t pid)
 		if (commands[i] && (commands[i]->id == id || (pid > 0 && commands[i]->pid == pid)))
 			return true;
 	return false;
+}
+
+pid_t command_pid(uint32_t id)
+{
+	unsigned index = index_of(id);
+
+	return index < COMMANDS ? commands[index]->pid : 0;
 }
 
 int command_null(void)

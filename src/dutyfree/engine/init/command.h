@@ -14,15 +14,17 @@ struct stream {
 	uint64_t tail_total;
 };
 
-/* What waits for a service to fork: descriptors of its streams, and of what it is to do. */
+/* What a fork of a service is to do: kept until the end, for one that ended before it began is no end of it. */
 struct call {
 	uint32_t service;
-	int descriptors[4];
+	int descriptors[4]; /* of its streams, and of what it is to do */
+	int socket;         /* to the fork that has it, -1 while it waits for one */
+	unsigned tries;
 };
 
 struct command {
 	uint32_t id;
-	pid_t pid; /* 0 of a call that waits */
+	pid_t pid; /* 0 of a call that waits for a fork */
 	bool worker;
 	struct call *call;
 	struct exec wanted;
@@ -43,8 +45,10 @@ int command_call(uint32_t id, char *payload, size_t size, struct call *call); /*
 struct command *command_waiting(uint32_t service);        /* the oldest call that does */
 void command_refuse(struct command *command, int error);  /* a call that will not be served */
 bool command_is(uint32_t id, pid_t pid);                  /* whether there is one of this number, or process */
+pid_t command_pid(uint32_t id);
 int command_null(void);
 void call_free(struct call *call);
+bool call_goes_on(struct command *command); /* its fork ended, and had not begun: another one is to do it */
 void calls_reaped(pid_t pid);           /* a child that is no command */
 void calls_service_ended(uint32_t id);  /* if it was one */
 

@@ -204,7 +204,8 @@ struct exec {
  * init → service: u64, a mark; fd: the fork's socket. The service forks, so that the fork becomes init's child. The
  * fork leads a session, makes the mark its hard and soft RLIMIT_RTTIME, and sends one byte on its socket, which
  * init takes for its word alone if the kernel says so. Then it waits.
- * init → fork: one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings. */
+ * init → fork: one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings.
+ * fork → init: one byte before it begins. If it ends without, another one gets the same. */
 struct calling {
 	uint32_t service; /* the number that its FRAME_SERVICE had */
 };
