@@ -58,6 +58,16 @@ class Pooling(Protocol):
 
 
 @runtime_checkable
+class Warmed(Protocol):
+    """Of a substrate that brings sandboxes through a workload's set-up itself, from where it is warm."""
+
+    @property
+    def warmth(self) -> str:
+        """What is ready before a sandbox is asked for: up to which stage."""
+        ...
+
+
+@runtime_checkable
 class Resettable(Protocol):
     async def reset(self) -> None:
         """Back to the state of the hand-out: no process, file or variable of the former use is left."""

@@ -381,7 +381,8 @@ class Substrate(Protocol):
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox in the recipe's state, gone when the context is left.
 
-        Raises CreateError on entering, and CleanupError on leaving, unless the body raised: then that.
+        Raises CreateError on entering (PoolError where a pool has none to give), and CleanupError on leaving,
+        unless the body raised: then that.
         """
         ...
 

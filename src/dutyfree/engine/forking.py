@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
@@ -26,6 +26,8 @@ from dutyfree.engine.protocol import Frame, Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.snapshots import Base, Snapshots
 from dutyfree.errors import ExecError, UsageError
+
+One = TypeVar("One")
 
 
 class Keeper(Protocol):
@@ -65,7 +67,7 @@ class ForkingSandbox(NativeSandbox):
             raise UsageError(f"there is no way to make {count} forks")
         recipe = await self.snapshot("fork")
         try:
-            async with _entered([self._keeper.child(recipe) for _ in range(count)]) as children:
+            async with entered([self._keeper.child(recipe) for _ in range(count)]) as children:
                 yield children
         finally:
             self._keeper.snapshots.forget(recipe)
@@ -88,8 +90,7 @@ class ForkingSandbox(NativeSandbox):
         self._stand_on(self._handed_out)
 
     async def close(self) -> None:
-        if not self._closed:
-            self._stand_on(self._handed_out)
+        self._stand_on(self._handed_out)
         await super().close()
 
     def _stand_on(self, trees: tuple[Tree, ...]) -> None:
@@ -158,9 +159,9 @@ class ForkingSandbox(NativeSandbox):
 
 
 @asynccontextmanager
-async def _entered(
-    managers: Sequence[AbstractAsyncContextManager[ForkingSandbox]],
-) -> AsyncIterator[list[ForkingSandbox]]:
+async def entered(
+    managers: Sequence[AbstractAsyncContextManager[One]],
+) -> AsyncIterator[list[One]]:
     """All of them, entered and left at the same time."""
     entering = [asyncio.ensure_future(manager.__aenter__()) for manager in managers]
     try:
@@ -174,8 +175,8 @@ async def _entered(
 
 
 async def _leave(
-    managers: Sequence[AbstractAsyncContextManager[ForkingSandbox]],
-    entering: Sequence[asyncio.Future[ForkingSandbox]],
+    managers: Sequence[AbstractAsyncContextManager[One]],
+    entering: Sequence[asyncio.Future[One]],
     *,
     quiet: bool,
 ) -> None:

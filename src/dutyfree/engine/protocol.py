@@ -63,6 +63,8 @@ class Frame(IntEnum):
     WATCH = 15
     NOTIFY = 16
     POSTPONE = 17
+    VERIFY = 90
+    GIVE_WAY = 91
     SERVICE = 100
     CALL = 101
     AWAIT = 102

@@ -25,6 +25,8 @@ from dutyfree.services import Service, ServiceState
 SHOWN = 40
 """Characters of each word of a command that an error tells."""
 
+WEIGH = "grep -h ^Pss: /proc/[0-9]*/smaps_rollup 2>/dev/null"
+
 STARTS = 3
 """So often a call has its service started, if that ends each time before it forks."""
 
@@ -34,12 +36,25 @@ class ServingSandbox(ForkingSandbox):
 
     def __init__(self, *arguments: Any, services: Sequence[Service] = (), **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.weight = 0
+        """Bytes of memory that its services were found to take."""
         self._services = {service.name: Warm(service) for service in services}
 
     async def serve(self) -> None:
         """Start all services, each when the one before it is ready. Raises CreateError."""
         for warm in self._services.values():
             await self._begin(warm)
+
+    async def weigh(self) -> None:
+        """Find out what its services take. Raises SubstrateError."""
+        if self._services:
+            seen = await self.exec(WEIGH)
+            self.weight = sum(int(word) for word in seen.stdout.split() if word.isdigit()) << 10
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing is known against it, nor against its services once they were ready."""
+        return super().alive and all(warm.running or not warm.settled for warm in self._services.values())
 
     async def services(self) -> tuple[ServiceState, ...]:
         self._usable()

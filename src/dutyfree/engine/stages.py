@@ -26,7 +26,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.engine import protocol
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.store import Lease, Store
+from dutyfree.engine.images.store import Facts, Lease, Store
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
 from dutyfree.engine.snapshots import Base, Layers
@@ -45,7 +45,39 @@ FORM = 1
 """Of what lies in the store: changed with it."""
 
 T = TypeVar("T")
-Build = Callable[[Base, Stage], Awaitable[Base]]
+
+
+class Haste:
+    """Whether somebody waits for a stage: what is made for the stock gives way to all other work."""
+
+    def __init__(self, *, background: bool) -> None:
+        self.background = background
+        self.on_hurry: Callable[[], None] | None = None
+
+    def hurry(self) -> None:
+        """Now somebody does."""
+        if self.background:
+            self.background = False
+            if self.on_hurry is not None:
+                self.on_hurry()
+
+
+Build = Callable[[Base, Stage, int, Haste], Awaitable[Base]]
+"""Of a prefix, the stage upon it and its number in the recipe."""
+
+
+@dataclass
+class Trace:
+    """What became of the stages of one recipe."""
+
+    found: int = 0
+    """So many were there."""
+    ran: int = 0
+    """So many were run for this request; the rest was under way for another."""
+    number: int = 0
+    """All of them."""
+    image: bool = True
+    """Whether the image was there."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -62,11 +94,22 @@ class _Below(NamedTuple):
     image: Base
 
 
+class _Wanted(NamedTuple):
+    """A prefix that is to be made, and the stage that makes it of the one below."""
+
+    key: str
+    below: _Below
+    stage: Stage
+    number: int
+    identity: str | None
+
+
 @dataclass
 class _Making:
     """A prefix under way: usable once ``built``, on the disk once ``task`` is done."""
 
     built: asyncio.Future[Base]
+    haste: Haste
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
@@ -82,29 +125,54 @@ class Stages:
     """None where nothing is kept on the disk."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What each prefix's last stage took, by the prefix's key."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of its layers, likewise."""
     failures: list[str] = field(default_factory=list)
     """Why something is not on the disk."""
     ready: dict[str, Base] = field(default_factory=dict)
     """By the key of the prefix."""
     _making: dict[str, _Making] = field(default_factory=dict)
-    _leases: list[Lease] = field(default_factory=list)
+    _leases: dict[int, Lease] = field(default_factory=dict)
+    _removing: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
 
-    async def base(self, recipe: Recipe, image: Base, identity: str | None) -> tuple[str, Base]:
-        """The recipe's key, and its state upon its image. Without an identity of that, no disk is used.
+    async def base(
+        self,
+        recipe: Recipe,
+        image: Base,
+        identity: str | None,
+        *,
+        background: bool = False,
+        trace: Trace | None = None,
+    ) -> tuple[tuple[str, ...], Base]:
+        """The keys of the recipe's prefixes, and its state upon its image.
 
-        Raises CreateError.
+        Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
         """
+        trace = trace or Trace()
         try:
             keys = await anyio.to_thread.run_sync(_keys, recipe)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
         at, base = await self._longest(keys, image, identity)
+        trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             below = _Below(keys[length - 2] if length > 1 else "", image)
-            kept = identity if length <= DEEPEST else None
-            base = await self._step(keys[length - 1], below, recipe.stages[length - 1], kept)
-        return keys[-1], base
+            wanted = _Wanted(
+                keys[length - 1],
+                below,
+                recipe.stages[length - 1],
+                length,
+                identity if length <= DEEPEST else None,
+            )
+            base = await self._step(wanted, trace, background=background)
+        return tuple(keys), base
+
+    def forget(self, key: str) -> None:
+        """No new sandbox stands on this prefix; when the last one is gone, its files go too."""
+        base = self.ready.pop(key, None)
+        if base is not None:
+            self.layers.release(base.trees)
 
     def _present(self, below: _Below) -> Base:
         """What lies there now: in memory first, then on the disk."""
@@ -125,13 +193,18 @@ class Stages:
             base = await self._adopt(key, base, lease)
         return min(len(keys), DEEPEST), base
 
-    async def _step(self, key: str, below: _Below, stage: Stage, identity: str | None) -> Base:
+    async def _step(self, wanted: _Wanted, trace: Trace, *, background: bool) -> Base:
+        key = wanted.key
         if key in self.ready:
             return self.ready[key]
         making = self._making.get(key)
         if making is None:
-            making = self._making[key] = _Making(asyncio.get_running_loop().create_future())
-            making.task = asyncio.create_task(self._make(making, key, below, stage, identity))
+            making = _Making(asyncio.get_running_loop().create_future(), Haste(background=background))
+            self._making[key] = making
+            making.task = asyncio.create_task(self._make(making, wanted))
+            trace.ran += 1
+        elif not background:
+            making.haste.hurry()
         making.waiters += 1
         try:
             return await asyncio.shield(making.built)
@@ -144,14 +217,13 @@ class Stages:
         finally:
             making.waiters -= 1
 
-    async def _make(
-        self, making: _Making, key: str, below: _Below, stage: Stage, identity: str | None
-    ) -> None:
+    async def _make(self, making: _Making, wanted: _Wanted) -> None:
+        stage = wanted.stage
         try:
-            if self.store is None or identity is None:
-                await self._run(making, key, below, stage, flat=True)
+            if self.store is None or wanted.identity is None:
+                await self._run(making, wanted, flat=True)
             else:
-                await self._kept(making, self.store, _name(key, identity), key, below, stage)
+                await self._kept(making, self.store, _name(wanted.key, wanted.identity), wanted)
         except BaseException as error:
             if not making.built.done():
                 failure = error if isinstance(error, SubstrateError) else _failure(stage, error)
@@ -162,13 +234,12 @@ class Stages:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._making.pop(key, None)
+            self._making.pop(wanted.key, None)
 
-    async def _run(
-        self, making: _Making, key: str, below: _Below, stage: Stage, *, flat: bool = False
-    ) -> Base:
-        begin = perf_counter()
-        base = await self.build(self._present(below), stage)
+    async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
+        begin, key = perf_counter(), wanted.key
+        base = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.haste)
+        self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
@@ -176,15 +247,14 @@ class Stages:
         making.built.set_result(base)
         return base
 
-    async def _kept(
-        self, making: _Making, store: Store, name: str, key: str, below: _Below, stage: Stage
-    ) -> None:
+    async def _kept(self, making: _Making, store: Store, name: str, wanted: _Wanted) -> None:
         """Make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
+        key, below, stage = wanted.key, wanted.below, wanted.stage
         halt = Halt()
 
         def make(tree: Path) -> tuple[int, int, int]:
-            base = _in_loop(loop, self._run(making, key, below, stage), halt)
+            base = _in_loop(loop, self._run(making, wanted), halt)
             own = [layers[0] for _, layers in base.trees]
             for index, layer in enumerate(own):
                 (tree / str(index)).mkdir(mode=0o755)
@@ -216,13 +286,15 @@ class Stages:
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below."""
-        self._leases.append(lease)
-        made = await anyio.to_thread.run_sync(_read, lease.tree / "stage")
+        made, facts = await anyio.to_thread.run_sync(_read, lease)
         if made is not None:
             self.seconds[key] = made.seconds
+        self.sizes[key] = facts.size
         own = [
             await rootfs.layer(self.launcher, lease.tree / str(index)) for index in range(len(below.trees))
         ]
+        self._leases[own[0]] = lease
+        self.layers.lend(own, self._unused)
         trees = tuple(
             (point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True)
         )
@@ -231,6 +303,22 @@ class Stages:
         self.ready[key] = Base(trees, below.usual)
         return self.ready[key]
 
+    def _unused(self, layer: int) -> None:
+        """Nobody stands on it any more, and nobody will."""
+        lease = self._leases.pop(layer, None)
+        if lease is None or self.store is None:
+            return
+        lease.close()
+        # It stays if another process uses it.
+        removal = asyncio.get_running_loop().run_in_executor(None, self.store.discard, lease.key)
+        self._removing.add(removal)
+        removal.add_done_callback(self._removed)
+
+    def _removed(self, removal: asyncio.Future[bool]) -> None:
+        self._removing.discard(removal)
+        if not removal.cancelled() and (error := removal.exception()) is not None:
+            self.failures.append(f"a layer could not be removed: {error}")
+
     async def close(self, *, finish: bool) -> None:
         """Wait for what is on its way to the disk, or have it stopped."""
         tasks = [making.task for making in self._making.values() if making.task is not None]
@@ -238,8 +326,10 @@ class Stages:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._removing:
+            await asyncio.wait(self._removing)
         while self._leases:
-            self._leases.pop().close()
+            self._leases.popitem()[1].close()
         if self._added and self.store is not None:
             await anyio.to_thread.run_sync(self.store.collect, SPARE)
 
@@ -256,10 +346,11 @@ def _failure(stage: Stage, error: BaseException) -> CreateError:
     return CreateError(f"stage {stage.kind!r} could not be made: {error or type(error).__name__}")
 
 
-def _read(path: Path) -> Made | None:
+def _read(lease: Lease) -> tuple[Made | None, Facts]:
+    facts = lease.facts
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Made)
-    return None
+        return msgspec.json.decode((lease.tree / "stage").read_bytes(), type=Made), facts
+    return None, facts
 
 
 def _measure(tree: Path) -> tuple[int, int, int]:

@@ -164,8 +164,8 @@ class Bare:
         builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits())
         async with _closing(builder):
             await builder.make(None)
-            for stage in recipe.stages:
-                await stages.apply(builder, stage)
+            for number, stage in enumerate(recipe.stages, 1):
+                await stages.apply(builder, stage, number)
             await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
 
     async def sandboxes(self) -> list[str]:

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from dutyfree import paths
 from dutyfree.contract import Observation, Recipe, Sandbox, Stage
-from dutyfree.errors import CreateError
+from dutyfree.errors import CreateError, StageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
@@ -19,17 +19,18 @@ TAIL = 2000
 HIDDEN = b"(secret)"
 
 
-async def apply(sandbox: Sandbox, stage: Stage) -> None:
+async def apply(sandbox: Sandbox, stage: Stage, number: int) -> None:
     """Copy the stage's files in, then run its commands.
 
-    Raises CreateError naming the stage, the command, its last output and the file that has all of it.
+    Raises StageError naming the stage, its number in the recipe (from 1), the command, its last output and
+    the file that has all of it.
     """
-    secrets = secrets_of(stage)
+    secrets = secrets_of(stage, number)
     for path, source in stage.files.items():
         try:
             await sandbox.upload(source, path)
         except OSError as error:
-            raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
+            raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
     for command in stage.commands:
         seen = await sandbox.exec(command, env=secrets or None)
@@ -37,9 +38,12 @@ async def apply(sandbox: Sandbox, stage: Stage) -> None:
         if not seen.ok:
             tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
-            raise CreateError(
+            raise StageError(
                 f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}",
                 remedy=f"all that it printed is in {kept}" if kept else "",
+                number=number,
+                command=command if isinstance(command, str) else " ".join(command),
+                output=tail,
             )
 
 
@@ -50,13 +54,14 @@ def refuse_services(recipe: Recipe | None, substrate: str) -> None:
         raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
 
 
-def secrets_of(stage: Stage) -> dict[str, str]:
-    """The variables that the stage's commands get from this process's environment. Raises CreateError."""
+def secrets_of(stage: Stage, number: int) -> dict[str, str]:
+    """The variables that the stage's commands get from this process's environment. Raises StageError."""
     missing = [name for name in stage.secrets if name not in os.environ]
     if missing:
-        raise CreateError(
+        raise StageError(
             f"stage {stage.kind!r} wants the secret {', '.join(missing)}",
             remedy="set it in the environment of this program",
+            number=number,
         )
     return {name: os.environ[name] for name in stage.secrets}
 

@@ -290,6 +290,10 @@ class Store:
                     in_use += 1
         return Collected(removed, size, in_use, half)
 
+    def discard(self, key: str) -> bool:
+        """Remove a layer that no image names; whether it is gone, which it is not while somebody uses it."""
+        return self._remove(key)
+
     def layers(self) -> list[Facts]:
         found = []
         for path in (self.root / "kept").glob("*/*/facts"):

@@ -83,6 +83,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_notify(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_VERIFY:
+		return verify_all(head->id, payload, size);
+	case FRAME_GIVE_WAY:
+		return priority_give_way(payload, size);
 	case FRAME_SERVICE:
 		return call_service(head->id, payload, size, fd);
 	case FRAME_CALL:
@@ -267,6 +271,7 @@ _Noreturn void init_run(int payload)
 	if (sockets_listener() >= 0)
 		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
 	command_watch(epoll);
+	verify_open();
 	calls_watch(epoll);
 	for (;;) {
 		serve();

@@ -124,5 +124,11 @@ void priority_open(bool unified);
 void priority_begin(uint64_t time);  /* a command begins */
 uint64_t priority_next(void);        /* when to look again, UINT64_MAX for never */
 void priority_turn(bool running);    /* look */
+int priority_give_way(const char *payload, size_t size); /* whether to, before all that wait */
+
+/* --- Whether it is as new (verify.c) ------------------------------------------------------------------ */
+
+void verify_open(void); /* remembers how it is */
+int verify_all(uint32_t id, const char *payload, size_t size);
 
 #endif

@@ -157,6 +157,8 @@ enum frame_kind {
 	FRAME_WATCH = 15,    /* struct watching, path */
 	FRAME_NOTIFY = 16,   /* u32: a signal to the command's first process and its group */
 	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
+	FRAME_VERIFY = 90,   /* u32: whether its network is closed → EBUSY and in words what is not as in the beginning */
+	FRAME_GIVE_WAY = 91, /* u32: whether commands give way to all other work from now on; no answer */
 	FRAME_SERVICE = 100, /* as FRAME_EXEC: one that forks for others, with a socket to init as descriptor 3 */
 	FRAME_CALL = 101,    /* struct calling, then as FRAME_EXEC: in a fork of a service; ESRCH if that has ended */
 	FRAME_AWAIT = 102,   /* struct awaited, path → done when it is there */
