@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from measuring import Measured, Row, figure, interleaved, ratio
@@ -12,27 +12,7 @@ from dutyfree import Exec, Recipe, Stage, paths, recipes
 from dutyfree.workloads import fixture, tiers
 from dutyfree.workloads.workload import Step
 
-PLUGINS = (
-    "assertion.rewrite",
-    "cacheprovider",
-    "capture",
-    "doctest",
-    "faulthandler",
-    "junitxml",
-    "legacypath",
-)
-PLUGINS += (
-    "logging",
-    "monkeypatch",
-    "nose",
-    "pastebin",
-    "pytester",
-    "python_api",
-    "recwarn",
-    "runner",
-    "setuponly",
-)
-PLUGINS += ("skipping", "stash", "stepwise", "terminal", "threadexception", "unittest", "unraisableexception")
+NOTHING = ("python3", "-c", "pass")
 
 
 async def preloaded(rounds: int) -> list[Row]:
@@ -49,9 +29,17 @@ async def preloaded(rounds: int) -> list[Row]:
         state = Recipe(stages=(checkout, wheels, dependencies))
         (search,) = [step for step in tiers.t1(given).actions if step.label == "symbols"]
         async with substrate.sandbox(_with(state, recipes.python("ast"))) as sandbox:
+            rows += await _compare(sandbox, "N", "nothing", tiers.run("none", "command", NOTHING), rounds)
             rows += await _compare(sandbox, "S", "T1's search by syntax", search, rounds)
         env = {**tiers.PYTHON, "PYTHONPATH": "/workspace/deps"}
-        modules = ["pytest", "hypothesis", "unittest.mock", *await _there(substrate, state, env)]
+        modules = [
+            "pytest",
+            "unittest.mock",
+            "urllib.request",
+            "pdb",
+            "asyncio",
+            *await _plugins(substrate, state, env),
+        ]
         failing = tiers.pytest("test", tiers.FAILING, exit_code=1, says=b"1 failed")
         wider = tiers.pytest("wider", *tiers.WIDER, exit_code=1, says=b"1 failed, 259 passed")
         async with substrate.sandbox(_with(state, recipes.python(*modules, env=env))) as sandbox:
@@ -64,12 +52,11 @@ def _with(state: Recipe, service: Any) -> Recipe:
     return Recipe(state.image, state.stages, (service,))
 
 
-async def _there(substrate: Any, state: Recipe, env: dict[str, str]) -> Sequence[str]:
-    """Those of pytest's own plugins that this release has."""
-    code = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n)))"
+async def _plugins(substrate: Any, state: Recipe, env: dict[str, str]) -> list[str]:
+    """Pytest's own, which it imports as it begins."""
+    code = "import _pytest.config as config; print(*('_pytest.' + name for name in config.default_plugins))"
     async with substrate.sandbox(state) as sandbox:
-        names = [f"_pytest.{plugin}" for plugin in PLUGINS]
-        seen = await sandbox.exec(["python3", "-c", code, *names], env=env)
+        seen = await sandbox.exec(["python3", "-c", code], env=env)
         assert seen.ok, seen
         return str(seen.stdout, "utf-8").split()
 
@@ -79,6 +66,10 @@ async def _compare(sandbox: Any, letter: str, what: str, step: Step, rounds: int
     assert isinstance(action, Exec)
     assert action.command[0] == "python3"
     arguments = list(action.command[1:])
+
+    explain = {**(action.env or {}), "DUTYFREE_EXPLAIN": "1"}
+    seen = await sandbox.call("python", arguments, cwd=action.cwd, env=explain)
+    assert not seen.stderr.startswith(b"a new interpreter"), seen.stderr
 
     def side(run: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[None]]:
         async def measured() -> None:
