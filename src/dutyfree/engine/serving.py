@@ -14,10 +14,12 @@ import msgspec
 
 from dutyfree.contract import Observation, Recipe
 from dutyfree.engine import contents, protocol
-from dutyfree.engine.channel import Channel, Refused
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.forking import ForkingSandbox
+from dutyfree.engine.observing import observe
 from dutyfree.engine.protocol import Await, Frame
-from dutyfree.engine.sandbox import _kill, _observe
+from dutyfree.engine.sandbox import _kill
+from dutyfree.engine.waiting import Refused
 from dutyfree.engine.warm import Warm
 from dutyfree.errors import CreateError, DispatchError, ExecError, SubstrateError, UsageError
 from dutyfree.services import Service, ServiceState
@@ -99,7 +101,7 @@ class ServingSandbox(ForkingSandbox):
                 if refused.number != errno.ESRCH:
                     raise DispatchError(f"the service {service!r} cannot fork: {refused.message}") from None
                 continue  # it ended before it forked, so nothing was done yet
-            return _observe(arguments, None, cwd, running, ended, asked)
+            return observe(arguments, None, cwd, running, ended, asked)
         raise ExecError(f"the service {service!r} ends whenever it is to fork: {warm.said()}")
 
     async def snapshot(self, name: str | None = None) -> Recipe:

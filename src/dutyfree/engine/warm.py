@@ -9,9 +9,10 @@ import anyio
 
 from dutyfree.contract import KILLED
 from dutyfree.engine import protocol
-from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.processes import PACE
 from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.waiting import Running
 from dutyfree.errors import SubstrateError
 from dutyfree.services import Service, ServiceState
 
