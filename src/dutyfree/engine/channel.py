@@ -113,13 +113,17 @@ class Channel:
             self._expect(running, timeout)
         return identity, running
 
-    def kill(self, identity: int) -> None:
-        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up."""
+    def kill(self, identity: int) -> bool:
+        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up.
+
+        False if it came before, or never will.
+        """
         waiting = self._waiting.get(identity)
         if self._closed is not None or waiting is None:
-            return
+            return False
         self.tell(Frame.KILL, identity)
         self._expect(waiting, 0.0)
+        return True
 
     def _expect(self, waiting: Running | Answer, seconds: float) -> None:
         if self._held is not None:
