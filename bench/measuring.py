@@ -13,15 +13,19 @@ Side = Callable[[], Awaitable[float | None]]
 Measured = dict[str, list[float]]
 Row = dict[str, Any]
 
+IN_A_ROW = 4
+"""Calls of a side, one after the other, where daemons had to settle before."""
+
 
 async def interleaved(rounds: int, sides: Mapping[str, Side], settle: float = 0) -> Measured:
     """Seconds of each side, one call of each a round; the first tenth warms up and is dropped.
 
     Each round has an order of its own, since what ran before a side leaves its caches warm or cold; daemons
-    go on working after their answer, for which ``settle`` seconds are left, and each side is then warmed by a
-    call of its own, as in a loop. A side that returns a number has measured itself.
+    go on working after their answer, for which ``settle`` seconds are left; each side is then warmed by a
+    call of its own, and measured in a short loop. A side that returns a number has measured itself.
     """
     found: Measured = {name: [] for name in sides}
+    times = IN_A_ROW if settle else 1
     order, chance = list(sides), random.Random(1)  # noqa: S311
     for _ in range(rounds + rounds // 10):
         chance.shuffle(order)
@@ -29,10 +33,11 @@ async def interleaved(rounds: int, sides: Mapping[str, Side], settle: float = 0)
             if settle:
                 await asyncio.sleep(settle)
                 await sides[name]()
-            start = perf_counter()
-            own = await sides[name]()
-            found[name].append(perf_counter() - start if own is None else own)
-    return {name: values[rounds // 10 :] for name, values in found.items()}
+            for _ in range(times):
+                start = perf_counter()
+                own = await sides[name]()
+                found[name].append(perf_counter() - start if own is None else own)
+    return {name: values[rounds // 10 * times :] for name, values in found.items()}
 
 
 def ratio(

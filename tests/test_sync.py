@@ -10,7 +10,8 @@ import pytest
 
 import dutyfree.sync
 from dutyfree import errors
-from dutyfree.contract import Chunk, Limits, Observation, Recipe, Stage
+from dutyfree.abilities import Chunk
+from dutyfree.contract import Limits, Observation, Recipe, Stage
 
 
 @pytest.fixture(params=["scripted", "bare"])

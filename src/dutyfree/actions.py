@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dutyfree.contract import (
-    Action,
-    Edit,
-    Editing,
-    Exec,
-    List,
-    Observation,
-    Read,
-    Result,
-    Sandbox,
-    Search,
-    Searching,
-    Write,
-)
+from dutyfree.abilities import Editing, Searching
+from dutyfree.contract import Action, Edit, Exec, List, Observation, Read, Result, Sandbox, Search, Write
 from dutyfree.errors import DispatchError, EditError
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from dutyfree.contract import Ports
+from dutyfree.abilities import Ports
 
 _CHUNK = 256 << 10
 

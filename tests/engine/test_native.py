@@ -18,7 +18,8 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
-from dutyfree.contract import Chunk, Observation, Resettable, ShellSessions, Streaming, Substrate
+from dutyfree.abilities import Chunk, Resettable, ShellSessions, Streaming
+from dutyfree.contract import Observation, Substrate
 from dutyfree.engine import census
 from dutyfree.errors import DispatchError, ExecError
 from dutyfree.substrates.native import Native

@@ -15,7 +15,8 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.contract import Forkable, Limits, Snapshottable
+from dutyfree.abilities import Forkable, Snapshottable
+from dutyfree.contract import Limits
 from dutyfree.engine.snapshots import worth_merging
 from dutyfree.errors import CreateError, ExecError, UsageError
 

@@ -15,7 +15,8 @@ import anyio.to_thread
 import pytest
 
 from dutyfree import Limits
-from dutyfree.contract import NetworkControl, NetworkPolicy, Sandbox
+from dutyfree.abilities import NetworkControl
+from dutyfree.contract import NetworkPolicy, Sandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from dutyfree import Limits
-from dutyfree.contract import Sandbox, ShellSessions, Substrate
+from dutyfree.abilities import ShellSessions
+from dutyfree.contract import Sandbox, Substrate
 from dutyfree.engine import channel, shell
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed
 

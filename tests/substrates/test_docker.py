@@ -27,7 +27,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, substrates
 from dutyfree import image as study
-from dutyfree.contract import Pausable
+from dutyfree.abilities import Pausable
 from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, SandboxClosed, Unavailable
 from dutyfree.image import REFERENCE
 from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, socket_path

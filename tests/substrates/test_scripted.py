@@ -6,20 +6,20 @@ import anyio
 import pytest
 
 import dutyfree
-from dutyfree import contract, errors
+from dutyfree import abilities, errors
 from dutyfree.contract import Cut, Exec, Limits, Observation, Recipe, Span, Stage
 from dutyfree.substrates.scripted import Scripted
 
 pytestmark = pytest.mark.anyio
 
 ABILITIES = (
-    contract.Resettable,
-    contract.Snapshottable,
-    contract.Forkable,
-    contract.Pausable,
-    contract.ShellSessions,
-    contract.BackgroundProcesses,
-    contract.Streaming,
+    abilities.Resettable,
+    abilities.Snapshottable,
+    abilities.Forkable,
+    abilities.Pausable,
+    abilities.ShellSessions,
+    abilities.BackgroundProcesses,
+    abilities.Streaming,
 )
 
 

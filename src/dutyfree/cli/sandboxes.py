@@ -15,9 +15,10 @@ import msgspec
 from cyclopts import Parameter
 
 import dutyfree
+from dutyfree.abilities import Chunk, Programmed, Streaming
 from dutyfree.cli import amounts, standard
 from dutyfree.cli.running import run as run_to_the_end
-from dutyfree.contract import Chunk, Limits, Observation, Programmed, Recipe, Sandbox, Streaming
+from dutyfree.contract import Limits, Observation, Recipe, Sandbox
 from dutyfree.errors import UsageError
 
 TIMED_OUT = 124

@@ -6,10 +6,11 @@ import os
 import sys
 from functools import partial
 
+from dutyfree.abilities import Shell, ShellSessions, Terminals
 from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
 from dutyfree.cli.sandboxes import Wanted, fetch, opened
-from dutyfree.contract import Sandbox, Shell, ShellSessions, Terminals
+from dutyfree.contract import Sandbox
 from dutyfree.errors import ExecError, UsageError
 
 

@@ -12,8 +12,9 @@ import termios
 import tty
 from collections.abc import Iterator, Mapping
 
+from dutyfree.abilities import Terminal, Terminals
 from dutyfree.cli import standard
-from dutyfree.contract import Observation, Terminal, Terminals
+from dutyfree.contract import Observation
 
 
 async def attach(

@@ -6,22 +6,20 @@ import itertools
 
 import anyio
 
-from dutyfree.conformance import expect
-from dutyfree.conformance.processes import beat
-from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate
-from dutyfree.contract import (
+from dutyfree.abilities import (
     BackgroundProcesses,
     Chunk,
     Forkable,
-    Observation,
     Pausable,
     Resettable,
-    Sandbox,
     ShellSessions,
     Snapshottable,
     Streaming,
-    Substrate,
 )
+from dutyfree.conformance import expect
+from dutyfree.conformance.processes import beat
+from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate
+from dutyfree.contract import Observation, Sandbox, Substrate
 
 
 @in_sandbox()

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
+from dutyfree.abilities import Batching, Editing, ManagedProcesses, Searching, Terminal, Terminals, Watching
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import Skipped, in_sandbox
-from dutyfree.contract import (
-    Batching,
-    Edit,
-    Editing,
-    Exec,
-    List,
-    ManagedProcesses,
-    Match,
-    Observation,
-    Read,
-    Sandbox,
-    Searching,
-    Terminal,
-    Terminals,
-    Watching,
-    Write,
-)
+from dutyfree.contract import Edit, Exec, List, Match, Observation, Read, Sandbox, Write
 from dutyfree.errors import EditError
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from dutyfree.abilities import Countable
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox, on_substrate
 from dutyfree.conformance.trees import local_directory
-from dutyfree.contract import Countable, Recipe, Sandbox, Stage, Substrate
+from dutyfree.contract import Recipe, Sandbox, Stage, Substrate
 from dutyfree.errors import CreateError, SandboxClosed
 
 

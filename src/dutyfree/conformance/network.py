@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
+from dutyfree.abilities import NetworkControl, Ports
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
-from dutyfree.contract import NetworkControl, NetworkPolicy, Ports, Sandbox, Substrate
+from dutyfree.contract import NetworkPolicy, Sandbox, Substrate
 from dutyfree.errors import UsageError
 
 _REACH = (

@@ -12,7 +12,8 @@ from typing import Any
 
 import anyio
 
-from dutyfree.contract import Action, Change, Command, Found, Result, Search
+from dutyfree.abilities import Change
+from dutyfree.contract import Action, Command, Found, Result, Search
 from dutyfree.engine import batch, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.forking import ForkingSandbox

@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from dutyfree.contract import Command, Cut, Observation, Piece
+from dutyfree.abilities import Piece
+from dutyfree.contract import Command, Cut, Observation
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel, Running
 from dutyfree.engine.descriptor import Descriptor

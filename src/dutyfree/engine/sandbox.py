@@ -23,18 +23,8 @@ import anyio
 import anyio.to_thread
 from anyio.abc import SocketStream
 
-from dutyfree.contract import (
-    KILLED,
-    Chunk,
-    Command,
-    Cut,
-    Entry,
-    Limits,
-    NetworkPolicy,
-    Observation,
-    Span,
-    Usage,
-)
+from dutyfree.abilities import Chunk
+from dutyfree.contract import KILLED, Command, Cut, Entry, Limits, NetworkPolicy, Observation, Span, Usage
 from dutyfree.engine import contents, feeding, policy, protocol, trees
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import PATIENCE, Channel, Running

@@ -6,7 +6,8 @@ import os
 import posixpath
 from typing import Final
 
-from dutyfree.contract import Change, Found, Match, Search
+from dutyfree.abilities import Change
+from dutyfree.contract import Found, Match, Search
 from dutyfree.engine import protocol
 from dutyfree.errors import CollectError
 

@@ -38,9 +38,9 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree import errors
+from dutyfree.abilities import Chunk
 from dutyfree.contract import (
     Availability,
-    Chunk,
     Command,
     Cut,
     Entry,

@@ -13,19 +13,8 @@ from contextlib import asynccontextmanager
 import anyio
 
 from dutyfree import actions as performing
-from dutyfree.contract import (
-    KILLED,
-    Action,
-    BackgroundProcesses,
-    Change,
-    Command,
-    Found,
-    Match,
-    Observation,
-    Process,
-    Result,
-    Sandbox,
-)
+from dutyfree.abilities import BackgroundProcesses, Change, Process
+from dutyfree.contract import KILLED, Action, Command, Found, Match, Observation, Result, Sandbox
 from dutyfree.substrates.scripted.files import Files, Kind, Node
 from dutyfree.substrates.scripted.processes import ScriptedProcess
 

@@ -9,7 +9,8 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from dutyfree.contract import KILLED, Command, Observation, Piece
+from dutyfree.abilities import Piece
+from dutyfree.contract import KILLED, Command, Observation
 
 
 class Collecting(Protocol):
