@@ -45,7 +45,7 @@ def repository(
     """A repository: cloned from a URL, or a local directory or archive copied in.
 
     Of a URL a commit names one content for ever. Of a branch, or of nothing, it is the commit that is there
-    when the stage is made, and stays that: ``git rev-parse HEAD`` tells it; ``pin`` finds it beforehand.
+    when the stage is made, and stays that: ``dutyfree layer ls`` tells it; ``pin`` finds it beforehand.
     ``token`` names a variable of the caller's environment with a password for the server.
     Raises UsageError.
     """
@@ -98,6 +98,7 @@ def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: 
         known = f"git cat-file -e {commit} 2>/dev/null || {git} fetch --quiet origin {commit}"
         how = f"-B {shlex.quote(branch)}" if branch else "--detach"
         commands.append(f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}")
+    commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
 
 

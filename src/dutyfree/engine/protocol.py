@@ -167,7 +167,7 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
 
 
 def merge(own: Sequence[int], below: Sequence[int] = ()) -> bytes:
-    """The body of a Request.MERGE: layers of one tree, uppermost first, and those below that they refer to."""
+    """The body of a Request.MERGE: layers of a tree, uppermost first, and those that they refer to."""
     padding = [0] * (LAYERS_MAX - len(own) - len(below))
     return MERGE.pack(len(own) + len(below), len(own), *own, *below, *padding)
 

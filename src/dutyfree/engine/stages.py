@@ -8,51 +8,40 @@ process, waits for the one who makes it; a maker who dies leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import os
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+import shlex
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine import protocol
-from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded
+from dutyfree.engine.images import made
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Lease, Store
-from dutyfree.engine.launcher import Launcher, LauncherError
-from dutyfree.engine.protocol import Request
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.snapshots import Layers
 from dutyfree.errors import CreateError, SubstrateError
-
-DEEPEST = 8
-"""Stages of a recipe that have a layer each; further ones are kept in memory alone, several in one."""
 
 SPARE = 16 << 30
 """Bytes of layers that no image has, stages among them, which may stay in the store: the last used ones."""
 
-HEARING = 0.05
-"""Seconds until a thread hears that it is to halt."""
-
-FORM = 1
+FORM = 2
 """Of what lies in the store: changed with it."""
 
-T = TypeVar("T")
-Build = Callable[[Base, Stage], Awaitable[Base]]
+
+class Built(NamedTuple):
+    base: Base
+    commit: str = ""
+    """What a repository was at when it was cloned."""
 
 
-class Made(msgspec.Struct, frozen=True):
-    """Beside a stage's layers in the store."""
-
-    kind: str
-    seconds: float
+Build = Callable[[Base, Stage], Awaitable[Built]]
 
 
 class _Below(NamedTuple):
@@ -60,6 +49,8 @@ class _Below(NamedTuple):
 
     key: str
     image: Base
+    names: tuple[str, ...]
+    """Keys in the store of all prefixes down to the image, the shortest first."""
 
 
 @dataclass
@@ -75,7 +66,7 @@ class _Making:
 class Stages:
     """Those of one open substrate."""
 
-    launcher: Launcher
+    disk: Disk
     layers: Layers
     build: Build
     store: Store | None
@@ -87,7 +78,7 @@ class Stages:
     ready: dict[str, Base] = field(default_factory=dict)
     """By the key of the prefix."""
     _making: dict[str, _Making] = field(default_factory=dict)
-    _leases: list[Lease] = field(default_factory=list)
+    _commits: dict[str, str] = field(default_factory=dict)
     _added: bool = False
 
     async def base(self, recipe: Recipe, image: Base, identity: str | None) -> tuple[str, Base]:
@@ -99,10 +90,12 @@ class Stages:
             keys = await anyio.to_thread.run_sync(_keys, recipe)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
-        at, base = await self._longest(keys, image, identity)
+        room = DEEPEST - len(image.origin.keys)
+        at, base = await self._longest(keys[:room], keys, image, identity)
         for length in range(at + 1, len(keys) + 1):
-            below = _Below(keys[length - 2] if length > 1 else "", image)
-            kept = identity if length <= DEEPEST else None
+            names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
+            below = _Below(keys[length - 2] if length > 1 else "", image, names)
+            kept = identity if length <= room else None
             base = await self._step(keys[length - 1], below, recipe.stages[length - 1], kept)
         return keys[-1], base
 
@@ -110,7 +103,9 @@ class Stages:
         """What lies there now: in memory first, then on the disk."""
         return self.ready.get(below.key, below.image)
 
-    async def _longest(self, keys: list[str], image: Base, identity: str | None) -> tuple[int, Base]:
+    async def _longest(
+        self, kept: list[str], keys: list[str], image: Base, identity: str | None
+    ) -> tuple[int, Base]:
         """The longest prefix that is there: in memory, being made, or on the disk with all below it."""
         for length in range(len(keys), 0, -1):
             if keys[length - 1] in self.ready:
@@ -118,12 +113,12 @@ class Stages:
         if self.store is None or identity is None:
             return 0, image
         base, store = image, self.store
-        for length, key in enumerate(keys[:DEEPEST], 1):
-            lease = await anyio.to_thread.run_sync(store.lease, _name(key, identity))
+        for length, key in enumerate(kept, 1):
+            lease = await anyio.to_thread.run_sync(store.lease, name(key, identity))
             if lease is None:
                 return length - 1, base
             base = await self._adopt(key, base, lease)
-        return min(len(keys), DEEPEST), base
+        return len(kept), base
 
     async def _step(self, key: str, below: _Below, stage: Stage, identity: str | None) -> Base:
         if key in self.ready:
@@ -151,7 +146,7 @@ class Stages:
             if self.store is None or identity is None:
                 await self._run(making, key, below, stage, flat=True)
             else:
-                await self._kept(making, self.store, _name(key, identity), key, below, stage)
+                await self._kept(making, self.store, identity, key, below, stage)
         except BaseException as error:
             if not making.built.done():
                 failure = error if isinstance(error, SubstrateError) else _failure(stage, error)
@@ -168,7 +163,7 @@ class Stages:
         self, making: _Making, key: str, below: _Below, stage: Stage, *, flat: bool = False
     ) -> Base:
         begin = perf_counter()
-        base = await self.build(self._present(below), stage)
+        base, self._commits[key] = await self.build(self._present(below), stage)
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
@@ -177,22 +172,21 @@ class Stages:
         return base
 
     async def _kept(
-        self, making: _Making, store: Store, name: str, key: str, below: _Below, stage: Stage
+        self, making: _Making, store: Store, identity: str, key: str, below: _Below, stage: Stage
     ) -> None:
         """Make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
         halt = Halt()
 
         def make(tree: Path) -> tuple[int, int, int]:
-            base = _in_loop(loop, self._run(making, key, below, stage), halt)
-            own = [layers[0] for _, layers in base.trees]
-            for index, layer in enumerate(own):
+            base = in_loop(loop, self._run(making, key, below, stage), halt)
+            for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
-                _in_loop(loop, self._copy(layer, tree / str(index)), halt)
-            (tree / "stage").write_bytes(msgspec.json.encode(Made(stage.kind, self.seconds[key])))
-            return _measure(tree)
+                in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
+            made.write(tree, self._described(key, identity, below, stage))
+            return measure(tree)
 
-        lease = await _threaded(lambda: store.obtain(name, make, halt), halt)
+        lease = await threaded(lambda: store.obtain(name(key, identity), make, halt), halt)
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])
@@ -202,33 +196,31 @@ class Stages:
             self.layers.release(former.trees)
         if not making.built.done():
             making.built.set_result(base)
-        store.settle_behind([name])
+        store.settle_behind([lease.key])
         self._added = True
 
-    async def _copy(self, layer: int, target: Path) -> None:
-        descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            await self.launcher.ask(Request.MERGE, 0, protocol.merge([layer]), descriptor)
-        except LauncherError as error:
-            raise CreateError(f"a stage cannot be written to {target}: {error.message}") from error
-        finally:
-            os.close(descriptor)
+    def _described(self, key: str, identity: str, below: _Below, stage: Stage) -> Made:
+        origin = below.image.origin
+        return Made(
+            kind=stage.kind,
+            seconds=self.seconds[key],
+            image=origin.image,
+            identity=identity,
+            mounted=origin.mounted,
+            below=(*origin.keys, *below.names),
+            recipe=key,
+            commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
+            commit=self._commits[key],
+        )
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below."""
-        self._leases.append(lease)
-        made = await anyio.to_thread.run_sync(_read, lease.tree / "stage")
-        if made is not None:
-            self.seconds[key] = made.seconds
-        own = [
-            await rootfs.layer(self.launcher, lease.tree / str(index)) for index in range(len(below.trees))
-        ]
-        trees = tuple(
-            (point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True)
-        )
+        found = await anyio.to_thread.run_sync(made.read, lease.tree)
+        if found is not None:
+            self.seconds[key] = found.seconds
         # Those who stand on the ones in memory go on so; all others are upon these.
-        self.layers.hold(trees)
-        self.ready[key] = Base(trees, below.usual)
+        self.ready[key] = await self.disk.adopt(below, lease)
+        self.layers.hold(self.ready[key].trees)
         return self.ready[key]
 
     async def close(self, *, finish: bool) -> None:
@@ -238,8 +230,6 @@ class Stages:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        while self._leases:
-            self._leases.pop().close()
         if self._added and self.store is not None:
             await anyio.to_thread.run_sync(self.store.collect, SPARE)
 
@@ -248,57 +238,10 @@ def _keys(recipe: Recipe) -> list[str]:
     return [recipe.key(length) for length in range(1, len(recipe.stages) + 1)]
 
 
-def _name(key: str, identity: str) -> str:
-    return f"stage:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
+def name(key: str, identity: str) -> str:
+    """The key in the store of a recipe's prefix upon an image."""
+    return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
 
 
 def _failure(stage: Stage, error: BaseException) -> CreateError:
     return CreateError(f"stage {stage.kind!r} could not be made: {error or type(error).__name__}")
-
-
-def _read(path: Path) -> Made | None:
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Made)
-    return None
-
-
-def _measure(tree: Path) -> tuple[int, int, int]:
-    size = files = 0
-    for directory, _, names in os.walk(tree):
-        for name in names:
-            files += 1
-            size += os.lstat(os.path.join(directory, name)).st_blocks * 512
-    return size, files, 0
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], halt: Halt) -> T:
-    """From a thread: have the loop do it, to its end. Raises Stopped once the halt is set."""
-    ended: Future[asyncio.Task[T]] = Future()
-    begun: list[asyncio.Task[T]] = []
-
-    def begin() -> None:
-        begun.append(loop.create_task(work))
-        begun[0].add_done_callback(ended.set_result)
-
-    loop.call_soon_threadsafe(begin)
-    while True:
-        try:
-            task = ended.result(HEARING)
-        except TimeoutError:
-            if begun and halt.is_set():
-                loop.call_soon_threadsafe(begun[0].cancel)
-            continue
-        if task.cancelled():
-            raise Stopped
-        return task.result()
-
-
-async def _threaded(function: Callable[[], T], halt: Halt) -> T:
-    running = asyncio.ensure_future(anyio.to_thread.run_sync(function))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        halt.set()
-        with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
-            await running
-        raise

@@ -29,15 +29,17 @@ from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, 
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.disk import Base, Disk, Origin
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
+from dutyfree.engine.named import Named
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
-from dutyfree.engine.snapshots import Base, Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Stages
+from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
+from dutyfree.engine.stages import Built, Stages
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 
@@ -110,7 +112,9 @@ class Native:
         self._launcher = Launcher(process, connected)
         self._layers = Layers(self._launcher, self._config.kept or _memory() // MEMORY_SHARE)
         self._snapshots = Snapshots(self._layers)
-        self._stages = Stages(self._launcher, self._layers, self._build, None)
+        self._disk = Disk(self._launcher)
+        self._named = Named(self._disk, self._image)
+        self._stages = Stages(self._disk, self._layers, self._build, None)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -121,7 +125,7 @@ class Native:
             self.features = features.parse(hello.text.decode())
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
-                self._stages.store = Store()
+                self._stages.store = self._named.store = Store()
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -139,6 +143,7 @@ class Native:
     async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
             await self._stages.close(finish=finish)
+            self._disk.close()
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
             while self._held:
@@ -161,7 +166,7 @@ class Native:
         return sorted(self._alive)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Those that were taken of its sandboxes, and not forgotten."""
+        """Those that were taken of its sandboxes without a name, and not forgotten."""
         return self._snapshots.all()
 
     @property
@@ -235,7 +240,7 @@ class Native:
             keeper = _Keeper(self, limits, reach, make)
             sandbox = kind(
                 identity, limits, base.usual, make, channel, box, reach, self._resolvers,
-                keeper=keeper, trees=base.trees,
+                keeper=keeper, base=base,
             )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             try:
@@ -368,21 +373,32 @@ class Native:
     async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
         if name.startswith(snapshots.PREFIX):
-            return self._snapshots.base(name)
+            return await self._snapshot(name)
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
                 if name not in self._images:
                     self._images[name] = await self._load(name)
         return self._images[name]
 
+    async def _snapshot(self, image: str) -> Base:
+        name = image.removeprefix(snapshots.PREFIX)
+        if name.startswith(snapshots.NAMELESS):
+            return self._snapshots.base(image)
+        async with self._locks.setdefault(f"image {image}", anyio.Lock()):
+            base = await self._named.base(name)
+        self._identities[image] = self._named.identity(name)
+        return base
+
     async def _load(self, name: str) -> Base:
         if name == "host":
             rootless = self.features.mode == "rootless"
-            self._identities[name] = await anyio.to_thread.run_sync(rootfs.host_identity)
-            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults())
+            self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
+            trees = await rootfs.host(self._launcher, rootless=rootless)
+            return Base(trees, defaults(), Origin(name, identity, (), (), trees))
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
-            return Base(await rootfs.directory(self._launcher, path), defaults())
+            trees = await rootfs.directory(self._launcher, path)
+            return Base(trees, defaults(), Origin(name, None, (), (), trees))
         if name.startswith(library.DAEMON):
             from dutyfree.substrates.docker import export
 
@@ -398,13 +414,14 @@ class Native:
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
         home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
-        return Base(trees, usual)
+        mounted = tuple(lease.key for lease in held.leases)
+        return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees))
 
-    async def _build(self, below: Base, stage: Stage) -> Base:
+    async def _build(self, below: Base, stage: Stage) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
         async with self._made(Recipe(), Limits(network="on"), plain=True, base=below) as builder:
-            await stages.apply(builder, stage)
-            return await builder.final()
+            commit = await stages.apply(builder, stage)
+            return Built(await builder.final(), commit)
 
 
 class _Keeper(NamedTuple):
@@ -418,6 +435,10 @@ class _Keeper(NamedTuple):
     @property
     def snapshots(self) -> Snapshots:
         return self.substrate._snapshots
+
+    @property
+    def named(self) -> Named:
+        return self.substrate._named
 
     def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
         # Of the parent as it is: its policy may be another than at its creation.

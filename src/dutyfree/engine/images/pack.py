@@ -1,8 +1,8 @@
 """A directory in overlayfs' form becomes a layer's tar: what ``unpack`` reads, and every OCI tool.
 
-The same tree gives the same bytes, whenever and wherever: names in order, times to the nanosecond, nothing of the
-disk it lies on. Holes stay holes, files with several names are stored once. Whiteouts are written as OCI has
-them. Sockets are left out: without their process they are nothing.
+The same tree gives the same bytes, whenever and wherever: names in order, times to the nanosecond, nothing
+of the disk it lies on. Holes stay holes, files with several names are stored once. Whiteouts are written as
+OCI has them. Sockets are left out: without their process they are nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHITEOUT = WHITEOUT.encode()
 def pack(root: int) -> Iterator[bytes]:
     """The tar of the directory that ``root`` is open at, in pieces of bounded size.
 
-    Raises OSError; Refused for what no tar can tell: a name like that of a whiteout, a reference to other layers.
+    Raises OSError; Refused for what no tar can tell: names like those of whiteouts, references to layers.
     """
     yield from _Packer().tree(root)
 

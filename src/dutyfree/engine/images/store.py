@@ -6,7 +6,9 @@
                               /facts      size, number of files, when it was made (JSON)
                               /settled    there once all of it is known to be on the disk
                               /lease      who uses the layer holds a shared lock; its time: the last use
+                              /packed     as it travels to other machines, if it did lately
                   /images/<hex>           an image's name, its layers and its settings (JSON)
+                  /snapshots/<hex>        a snapshot's name and its layers (JSON)
                   /parts/<hex>            a blob that is being downloaded
                   /making/<random>        a layer that is being made, under an exclusive lock
                   /locks/<hex>            whoever makes the layer of that key
@@ -31,6 +33,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,12 +43,13 @@ import msgspec
 from dutyfree import paths
 from dutyfree.engine.images import locking
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.labels import SCRATCH, Label, Labels
 from dutyfree.engine.images.locking import abandoned, locked, same
 from dutyfree.engine.images.manifest import Settings
 from dutyfree.errors import CreateError
 
 PART_SECONDS = 7 * 86400.0
-"""So long a cut download may wait to be taken up again."""
+"""So long a cut download may wait to be taken up again, and a packed layer for the next who wants it."""
 
 _KEY = re.compile(r"[a-z0-9]+:[0-9a-f]{64}")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -83,18 +87,35 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         return {*self.layers, *self.mounted}
 
 
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a sandbox by their name: a layer, and all that lies below it."""
+
+    name: str
+    layer: str
+    below: tuple[str, ...]
+    """Keys of the layers that it needs, the image's too."""
+    size: int
+    """Bytes of its own layer."""
+    made: float
+    """Seconds since the epoch."""
+
+    @property
+    def keys(self) -> set[str]:
+        return {self.layer, *self.below}
+
+
 class Lease:
     """A layer in use. Nobody removes it before ``close``, or the end of this process."""
 
     def __init__(self, key: str, path: Path, descriptor: int) -> None:
         self.key = key
+        self.path = path
         self.tree = path / "tree"
-        self._path = path
         self._descriptor = descriptor
 
     @property
     def facts(self) -> Facts:
-        return msgspec.json.decode((self._path / "facts").read_bytes(), type=Facts)
+        return msgspec.json.decode((self.path / "facts").read_bytes(), type=Facts)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -124,6 +145,8 @@ class Store:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or paths.cache() / "layers"
+        self._images = Labels(Image, partial(self._directory, "images"))
+        self.snapshots = Labels(Snapshot, partial(self._directory, "snapshots"))
 
     # --- Layers -------------------------------------------------------------------------------------
 
@@ -235,32 +258,18 @@ class Store:
     # --- Images -------------------------------------------------------------------------------------
 
     def image(self, name: str) -> Image | None:
-        return self._record(self._image_path(name))
+        return self._images.get(name)
 
     def images(self) -> list[Image]:
-        found = (self._record(path) for path in self._directory("images").glob("*"))
-        return sorted((image for image in found if image), key=lambda image: image.name)
+        return self._images.all()
 
     def name(self, image: Image) -> None:
         """Put an image under its name. Its layers must be leased by the caller."""
-        target = self._image_path(image.name)
-        with locked(self._directory() / "lock", fcntl.LOCK_SH):
-            descriptor, scratch = tempfile.mkstemp(dir=self._directory(), prefix=".image-")
-            try:
-                with open(descriptor, "wb") as file:  # one that a crash tears is none, as its layers are
-                    file.write(msgspec.json.encode(image))
-                Path(scratch).rename(target)
-            except BaseException:
-                Path(scratch).unlink(missing_ok=True)
-                raise
+        self._images.put(image)
 
     def forget(self, name: str) -> bool:
         """Take a name away; whether there was one. Its layers stay until they are collected."""
-        try:
-            self._image_path(name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
+        return self._images.remove(name)
 
     def used(self, image: Image) -> float:
         """When one of its layers was last used."""
@@ -276,7 +285,8 @@ class Store:
         """
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
             half = self._sweep(dry_run)
-            named = {key for image in self.images() for key in image.keys} | set(keep)
+            labels: list[Label] = [*self.images(), *self.snapshots.all()]
+            named = {key for label in labels for key in label.keys} | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
             unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
             kept = removed = size = in_use = 0
@@ -325,10 +335,14 @@ class Store:
 
     def _sweep(self, dry_run: bool) -> int:
         """Remove what killed processes left half made, and locks that nobody holds; or only count it."""
-        left = list(self.root.glob(".image-*"))  # nobody writes one while we hold the lock
+        left = list(self.root.glob(f"{SCRATCH}*"))  # nobody writes one while we hold the lock
         for path in self._directory("parts").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > PART_SECONDS and abandoned(path):
+                    left.append(path)
+        for path in (self.root / "kept").glob("*/*/packed"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > PART_SECONDS:
                     left.append(path)
         making = self._directory("making")
         with locked(making / ".lock", fcntl.LOCK_EX):
@@ -371,15 +385,6 @@ class Store:
             return (self._path(key) / "lease").stat().st_mtime
         except OSError:
             return None
-
-    def _image_path(self, name: str) -> Path:
-        return self._directory("images") / hashlib.sha256(name.encode()).hexdigest()[:32]
-
-    @staticmethod
-    def _record(path: Path) -> Image | None:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(path.read_bytes(), type=Image)
-        return None
 
 
 def _bytes(path: Path) -> int:
