@@ -35,6 +35,7 @@ _COMMANDS = {
     "dutyfree.cli.machine:substrates": "List the substrates: available here, or why not.",
     "dutyfree.cli.machine:doctor": "Look at what this machine offers, and what is missing.",
     "dutyfree.cli.images:image": "Pull, import, list and remove images; make the study's.",
+    "dutyfree.cli.layers:layer": "Build recipes; list, export, import and remove them and snapshots.",
 }
 for path, summary in _COMMANDS.items():
     app.command(path, help=summary)

@@ -152,7 +152,7 @@ class Store:
 
     def lease(self, key: str) -> Lease | None:
         """The layer, if the store has it, to be kept until the lease is closed."""
-        path = self._path(key)
+        path = self.path(key)
         while True:
             try:
                 descriptor = os.open(path / "lease", os.O_RDWR | os.O_CLOEXEC)
@@ -161,7 +161,7 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if not (path / "settled").exists() and not self._trusted(path):
                 os.close(descriptor)
-                self._remove(key)
+                self.remove(key)
                 return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
@@ -199,7 +199,7 @@ class Store:
             descriptor = os.open(scratch / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)  # from its first moment on nobody removes it
-                path = self._path(key)
+                path = self.path(key)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 scratch.rename(path)
                 (path / "lock").unlink()
@@ -215,7 +215,7 @@ class Store:
             for key in keys:
                 with contextlib.suppress(FileNotFoundError):
                     # Not by its name: another may be made under it while we wait.
-                    directory = os.open(self._path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    directory = os.open(self.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     stack.callback(os.close, directory)
                     if "settled" not in os.listdir(directory):
                         new.append(directory)
@@ -273,7 +273,7 @@ class Store:
 
     def used(self, image: Image) -> float:
         """When one of its layers was last used."""
-        times = [self._last_use(key) for key in image.mounted]
+        times = [self.last_use(key) for key in image.mounted]
         return max([moment for moment in times if moment is not None], default=image.added)
 
     # --- Order --------------------------------------------------------------------------------------
@@ -288,13 +288,13 @@ class Store:
             labels: list[Label] = [*self.images(), *self.snapshots.all()]
             named = {key for label in labels for key in label.keys} | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
-            unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
+            unnamed.sort(key=lambda facts: self.last_use(facts.key) or 0.0, reverse=True)
             kept = removed = size = in_use = 0
             for facts in unnamed:
                 kept += facts.size
                 if kept <= spare:
                     continue
-                if self._unused(facts.key) if dry_run else self._remove(facts.key):
+                if self._unused(facts.key) if dry_run else self.remove(facts.key):
                     removed, size = removed + 1, size + facts.size
                 else:
                     in_use += 1
@@ -305,20 +305,21 @@ class Store:
         for path in (self.root / "kept").glob("*/*/facts"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 facts = msgspec.json.decode(path.read_bytes(), type=Facts)
-                if self._path(facts.key) == path.parent:
+                if self.path(facts.key) == path.parent:
                     found.append(facts)
         return found
 
     def _unused(self, key: str) -> bool:
         try:
-            with open(self._path(key) / "lease") as lease:
+            with open(self.path(key) / "lease") as lease:
                 fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
 
-    def _remove(self, key: str) -> bool:
-        path = self._path(key)
+    def remove(self, key: str) -> bool:
+        """Remove a layer, whoever names it; not while somebody uses it. Whether it is gone by that."""
+        path = self.path(key)
         try:
             descriptor = os.open(path / "lease", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -374,15 +375,17 @@ class Store:
             ) from error
         return path
 
-    def _path(self, key: str) -> Path:
+    def path(self, key: str) -> Path:
+        """Where a layer lies, or would."""
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no key of a layer")
         kind, _, name = key.partition(":")
         return self.root / "kept" / kind / name
 
-    def _last_use(self, key: str) -> float | None:
+    def last_use(self, key: str) -> float | None:
+        """Of a layer that is there."""
         try:
-            return (self._path(key) / "lease").stat().st_mtime
+            return (self.path(key) / "lease").stat().st_mtime
         except OSError:
             return None
 
