@@ -197,7 +197,7 @@ def serve() -> int:
     from dutyfree.engine.images.store import Store
     from dutyfree.engine.travel import peers
 
-    blocking.run(lambda halt: peers.serve(Store(), sys.stdin.buffer, sys.stdout.buffer, halt))
+    blocking.run(lambda halt: peers.serve(Store(), peers.Patient(0, halt), sys.stdout.buffer, halt))
     return 0
 
 

@@ -69,7 +69,8 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def snapshot(self) -> str:
         """Its name, if it is one."""
-        return self.name.removeprefix(SNAPSHOT) if self.upper[-1].key.startswith(SNAPSHOT) else ""
+        is_one = bool(self.upper) and self.upper[-1].key.startswith(SNAPSHOT)
+        return self.name.removeprefix(SNAPSHOT) if is_one else ""
 
 
 def find(store: Store, wanted: Iterable[str]) -> list[Chain]:

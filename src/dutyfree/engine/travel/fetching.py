@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +154,11 @@ class Fetcher:
 
     def _bring(self, missing: Sequence[Layer], mounted: tuple[str, ...], leases: contextlib.ExitStack) -> int:
         blobs = {blob.digest: blob for layer in missing for blob in layer.blobs}
+        if missing and os.geteuid() != 0:
+            raise CreateError(
+                "only root can import layers, whose files have many owners",
+                remedy="run as root; without, recipes are made in memory by each process",
+            )
         self._check_room(sum(blob.whole for layer in missing for blob in layer.blobs))
         with contextlib.ExitStack() as stack:
             # In one order, so that no two wait for each other.
@@ -161,6 +166,7 @@ class Fetcher:
                 digest: stack.enter_context(locked(self._store.part(digest), fcntl.LOCK_EX, self._halt))
                 for digest in sorted(blobs)
             }
+            stack.callback(self._forget_empty, parts)
             missing = [
                 layer for layer in missing if not self._lease(layer.key, leases)
             ]  # another was quicker
@@ -173,14 +179,23 @@ class Fetcher:
                         self._receive(layer, blob, parts[blob.digest], stream)
                         received.add(blob.digest)
                 make = partial(self._make, layer, mounted)
-                leases.enter_context(self._store.obtain(layer.key, make, self._halt))
+                try:
+                    leases.enter_context(self._store.obtain(layer.key, make, self._halt))
+                except CreateError:  # it came whole, and is wrong: it would be so again
+                    self._forget(blob.digest for blob in layer.blobs)
+                    raise
                 self._progress(Event(layer.key, "done"))
                 later = {blob.digest for blob in _each(missing[number + 1 :])}
-                for digest in {blob.digest for blob in layer.blobs} - later:
-                    self._store.part(digest).unlink(missing_ok=True)
-            for digest in blobs.keys() - received:  # of what another made meanwhile
-                self._store.part(digest).unlink(missing_ok=True)
+                self._forget({blob.digest for blob in layer.blobs} - later)
+            self._forget(blobs.keys() - received)  # of what another made meanwhile
         return sum(blobs[want.digest].size - want.position for want in wanted)
+
+    def _forget(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._store.part(digest).unlink(missing_ok=True)
+
+    def _forget_empty(self, parts: dict[str, int]) -> None:
+        self._forget(digest for digest, part in parts.items() if os.fstat(part).st_size == 0)
 
     def _check_room(self, size: int) -> None:
         if size > self._largest:

@@ -10,6 +10,8 @@ Each answers three questions, in this order, and so can whatever else carries by
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, NamedTuple, Protocol
@@ -24,6 +26,9 @@ from dutyfree.engine.images.streams import CHUNK, Readable
 from dutyfree.engine.travel import chains, packing
 from dutyfree.engine.travel.chains import Blob, Chain
 from dutyfree.errors import CreateError, DutyfreeError
+
+PATIENCE = 0.1
+"""Seconds between two looks whether anybody still wants what is waited for."""
 
 
 class Want(NamedTuple):
@@ -138,10 +143,45 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     remedy: str = ""
 
 
+class Reader(Protocol):
+    """A file as far as it is needed here: nothing is read of it twice."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+class Patient:
+    """A pipe or a socket that may be silent for long: whoever reads it can be halted meanwhile."""
+
+    def __init__(self, descriptor: int, halt: Halt) -> None:
+        self._descriptor = descriptor
+        self._halt = halt
+        self._rest = b""
+
+    def read(self, size: int, /) -> bytes:
+        if not self._rest:
+            self._rest = self._more()
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def readline(self, size: int, /) -> bytes:
+        while b"\n" not in self._rest and len(self._rest) < size and (more := self._more()):
+            self._rest += more
+        end = self._rest.find(b"\n") + 1 or size
+        data, self._rest = self._rest[:end], self._rest[end:]
+        return data
+
+    def _more(self) -> bytes:
+        while not select.select([self._descriptor], [], [], PATIENCE)[0]:
+            self._halt.check()
+        return os.read(self._descriptor, CHUNK)
+
+
 class StreamPeer:
     """One who answers by ``serve`` at the other end."""
 
-    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
+    def __init__(self, reader: Reader, writer: IO[bytes]) -> None:
         self._reader = reader
         self._writer = writer
 
@@ -174,7 +214,7 @@ class StreamPeer:
 class _Bounded:
     """So much of a stream, and no more."""
 
-    def __init__(self, reader: IO[bytes], left: int) -> None:
+    def __init__(self, reader: Reader, left: int) -> None:
         self._reader = reader
         self._left = left
 
@@ -184,7 +224,7 @@ class _Bounded:
         return data
 
 
-def serve(store: Store, reader: IO[bytes], writer: IO[bytes], halt: Halt) -> None:
+def serve(store: Store, reader: Reader, writer: IO[bytes], halt: Halt) -> None:
     """Answer until the other end hangs up. Raises Stopped; what goes wrong is told to the other end."""
     peer = StorePeer(store, halt)
     while (line := reader.readline(DOCUMENT_MAX)).endswith(b"\n"):

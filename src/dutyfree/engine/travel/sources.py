@@ -15,7 +15,7 @@ from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import Refused
 from dutyfree.engine.travel.layout import LayoutPeer
-from dutyfree.engine.travel.peers import Peer, StorePeer, StreamPeer
+from dutyfree.engine.travel.peers import Patient, Peer, StorePeer, StreamPeer
 from dutyfree.errors import CreateError, UsageError
 
 EXEC = "exec:"
@@ -29,7 +29,7 @@ def opened(source: str, store: Store, halt: Halt) -> Iterator[Peer]:
     Raises UsageError, CreateError.
     """
     if source.startswith(EXEC):
-        with _commanded(source.removeprefix(EXEC)) as peer:
+        with _commanded(source.removeprefix(EXEC), halt) as peer:
             yield peer
     elif source == STANDARD:
         with store.scratch() as scratch:
@@ -69,7 +69,7 @@ def _archive(path: Path, scratch: Path, what: str, halt: Halt) -> Peer:
 
 
 @contextlib.contextmanager
-def _commanded(command: str) -> Iterator[Peer]:
+def _commanded(command: str, halt: Halt) -> Iterator[Peer]:
     try:
         process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     except (OSError, ValueError, IndexError) as error:
@@ -77,7 +77,7 @@ def _commanded(command: str) -> Iterator[Peer]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield StreamPeer(process.stdout, process.stdin)
+        yield StreamPeer(Patient(process.stdout.fileno(), halt), process.stdin)
     finally:
         with contextlib.suppress(OSError):
             process.stdin.close()  # it ends by that
