@@ -21,7 +21,9 @@ from pathlib import Path
 import native
 import network
 import peers
+import realmix
 import scheduling
+import warmth
 from measuring import Row, figure, interleaved, ratio
 
 import dutyfree
@@ -73,6 +75,8 @@ PARTS: dict[str, Part] = {
     "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "fork": ("native", native.forks, lambda rounds: max(20, rounds // 2)),
+    "warm": ("native", warmth.warm, lambda rounds: rounds),
+    "mix": ("native", realmix.real_mix, lambda _: 1),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),

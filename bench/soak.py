@@ -137,8 +137,14 @@ async def cycles(asked: argparse.Namespace) -> list[Row]:
                 for _ in range(asked.parallel):
                     tasks.start_soon(worker)
 
+        # Warms up: as many slots as the cycles can ever use, those that lie ready beside them included; then
+        # caches and the heap.
+        async with AsyncExitStack() as stack:
+            for _ in range(asked.parallel):
+                await stack.enter_async_context(substrate.sandbox())
+            await settled(pid)
         done, total = 0, min(500, asked.cycles)
-        await batch()  # warms up: slots, caches, the heap
+        await batch()
         done, total = 0, asked.cycles
         before, begun = await settled(pid), perf_counter()
         ticker = asyncio.create_task(progress(lambda: done, lambda: total, "cycles"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Span, Stage, Write, tree_digest
-from dutyfree.errors import DutyfreeError, SandboxClosed, SubstrateError
+from dutyfree.errors import DutyfreeError, LimitError, SandboxClosed, SubstrateError
 from dutyfree.workloads.workload import Expect
 
 commands = st.one_of(st.text(max_size=5), st.tuples(st.text(max_size=3), st.text(max_size=3)))
@@ -175,6 +176,22 @@ ENTRIES = (Entry("setup.py", "file", 1, 0o644), Entry("src", "directory", 0, 0o7
 )
 def test_expectations(expect, result, complaint):
     assert expect.complaint(result) == complaint
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("cpus", (0, -1, math.nan, math.inf, 1 << 17)),
+        ("memory", (0, -1, 1 << 63)),
+        ("pids", (0, -1, 1 << 23)),
+        ("disk", (0, -1, 1 << 61)),
+        ("output", (-1, 1 << 32)),
+    ],
+)
+def test_limits_that_cannot_be(name, values):
+    for value in values:
+        with pytest.raises(LimitError, match=f"^{name} must be .*, not "):
+            Limits(**{name: value})
 
 
 def test_the_examples_of_the_documentation_run(tmp_path):

@@ -57,6 +57,16 @@ class Pooling(Protocol):
 
 
 @runtime_checkable
+class Warmed(Protocol):
+    """Of a substrate that brings sandboxes through a workload's set-up itself, from where it is warm."""
+
+    @property
+    def warmth(self) -> str:
+        """What is ready before a sandbox is asked for: up to which stage."""
+        ...
+
+
+@runtime_checkable
 class Resettable(Protocol):
     async def reset(self) -> None:
         """Back to the state of the hand-out: no process, file or variable of the former use is left."""
@@ -210,7 +220,10 @@ class ManagedProcess(Process, Protocol):
     async def close_stdin(self) -> None: ...
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and its process group; nothing happens if it has ended."""
+        """Send a signal to it and its process group; nothing happens if it has ended.
+
+        Raises LimitError for a number that is no signal's.
+        """
         ...
 
 
@@ -253,7 +266,7 @@ class Terminal(Protocol):
         ...
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Raises ValueError for a size that cannot be."""
+        """Raises LimitError for a size that cannot be."""
         ...
 
     async def wait(self) -> Observation:

@@ -9,7 +9,6 @@ not be able to do everywhere is an *ability*: see ``dutyfree.abilities``.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -91,7 +90,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a sandbox may use. None leaves a resource to the substrate's default.
 
     A substrate that cannot enforce a limit it is asked for refuses with CreateError. Raises LimitError for
-    one that is none: zero, or less.
+    one that is none: zero or less, or more than any machine has.
     """
 
     cpus: float | None = None
@@ -106,12 +105,21 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
 
     def __post_init__(self) -> None:
-        for name in ("cpus", "memory", "pids", "disk"):
+        for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise LimitError(f"{name} must be more than nothing, not {value}")
-        if self.output < 0:
-            raise LimitError(f"output must not be less than nothing: {self.output}")
+            if value is not None and not (value > least and value <= most):
+                few = "at least nothing" if least < 0 else "more than nothing"
+                raise LimitError(f"{name} must be {few} and at most {most}, not {value}")
+
+
+_BOUNDS = {
+    "cpus": (0, 1 << 16),
+    "memory": (0, 1 << 62),
+    "pids": (0, 1 << 22),
+    "disk": (0, 1 << 60),
+    "output": (-1, (1 << 32) - 1),
+}
+"""More than the first, at most the second: what the kernel can count."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -121,6 +129,12 @@ class Entry(msgspec.Struct, frozen=True):
     kind: Literal["file", "directory", "link", "other"]
     size: int
     mode: int
+
+
+def check_mode(mode: int) -> None:
+    """Raises LimitError for what are no permissions of a file."""
+    if not 0 <= mode <= 0o7777:
+        raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,7 +312,10 @@ class Sandbox(Protocol):
         ...
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write the whole file, making missing parents. Raises IsADirectoryError, PermissionError."""
+        """Write the whole file, making missing parents.
+
+        Raises IsADirectoryError, PermissionError, and LimitError for a mode that is none.
+        """
         ...
 
     async def list(self, path: str) -> tuple[Entry, ...]:
@@ -351,7 +368,8 @@ class Substrate(Protocol):
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox in the recipe's state, gone when the context is left.
 
-        Raises CreateError on entering, and CleanupError on leaving, unless the body raised: then that.
+        Raises CreateError on entering (PoolError where a pool has none to give), and CleanupError on leaving,
+        unless the body raised: then that.
         """
         ...
 

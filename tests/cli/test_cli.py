@@ -7,6 +7,23 @@ import subprocess
 import sys
 
 import pytest
+from cyclopts import App
+
+from dutyfree.cli import app
+
+COMMANDS = (
+    "run",
+    "shell",
+    "ps",
+    "gc",
+    "study",
+    "report",
+    "compare",
+    "export",
+    "substrates",
+    "doctor",
+    "image",
+)
 
 PLAN = """
 name = "tiny"
@@ -55,12 +72,29 @@ def study(tmp_path_factory):
     return folder / "out", done
 
 
-def test_help_teaches():
-    said = dutyfree("--help").stdout
-    for command in ("study", "report", "compare", "export", "substrates", "doctor", "image"):
-        assert command in said
-    assert "--resume" in dutyfree("study", "--help").stdout
-    assert "--from" in dutyfree("image", "build", "--help").stdout
+def test_help_names_the_commands_and_loads_none():
+    script = "import sys; from dutyfree.cli import app; app(['--help']); print(*sys.modules, sep='\\n')"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    for command in COMMANDS:
+        assert f"│ {command} " in said
+    assert not [line for line in said.splitlines() if line.startswith(("dutyfree.engine", "dutyfree.cli."))]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "image pull", "image import", "image build", "image gc"])
+def test_help_of_a_command_teaches(command):
+    """More than the summary of the list, and examples whose options there are."""
+    said = dutyfree(*command.split(), "--help").stdout
+    before, examples = said.split("For example:")
+    about: App = app
+    for name in command.split():
+        about = about[name]
+    text = (about.default_command.__doc__ if about.default_command else None) or about.help
+    assert " ".join(before.split()).endswith(" ".join(text.split("For example:")[0].split()))
+    shown = [line.split(" -- ")[0] for line in examples.splitlines() if f"dutyfree {command} " in line]
+    assert shown
+    if about.default_command:
+        known = {option for argument in about.assemble_argument_collection() for option in argument.names}
+        assert known.issuperset(word for line in shown for word in line.split() if word.startswith("--"))
 
 
 def test_a_study_ends_with_a_report(study):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -64,6 +65,16 @@ def test_the_readmes_program_runs():
     (program,) = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("0 b'hello\\n'")
+
+
+@pytest.mark.native
+def test_the_program_with_a_pool_runs(tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", text("docs/pools.md"), re.DOTALL)
+    cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
+    )
+    assert done.stdout.startswith("Served(kind=")
 
 
 def test_the_plan_that_is_shown_is_a_good_one(tmp_path):

@@ -105,11 +105,11 @@ class ScriptedSource:
         self.most = max(self.most, len(self.existing))
         return made
 
-    async def reset(self, sandbox: Any) -> int:
+    async def reset(self, sandbox: Any) -> tuple[Sandbox, int]:
         self._refuse_dead(sandbox)
         self._perhaps(ExecError("chance"))
         await sandbox.reset()
-        return self.depths[sandbox.id]
+        return sandbox, self.depths[sandbox.id]
 
     async def verify(self, sandbox: Any) -> None:
         self._perhaps(ExecError("chance"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
 import time
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,10 +18,39 @@ from dutyfree.engine import box as boxes
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.launcher import Launcher, Reply
 from dutyfree.engine.protocol import Request
-from dutyfree.errors import CleanupError, DispatchError, EditError, ExecError
+from dutyfree.errors import CleanupError, DispatchError, EditError, ExecError, LimitError, UsageError
 from dutyfree.substrates.native import Native
+from tests.engine import counts
 
 pytestmark = pytest.mark.anyio
+
+
+# --- Numbers that cannot be --------------------------------------------------------------------------
+
+
+async def test_numbers_that_no_frame_can_carry(native: Native) -> None:
+    """Bad ones are said to be so; a time that is merely long is as long as can be told."""
+    async with native.sandbox() as sandbox:
+        for mode in (-1, 0o10000, 1 << 40):
+            with pytest.raises(LimitError, match="is no mode of a file"):
+                await sandbox.batch([Write("never", b"", mode)])
+        for rows in (0, -1, 1 << 16):
+            with pytest.raises(LimitError, match="a terminal of"):
+                async with sandbox.terminal(rows=rows):
+                    pass
+        for limit, width in ((0, 1), (-1, 1), (1, -1)):
+            with pytest.raises(LimitError, match="at least one match"):
+                await sandbox.search(".", "x", limit=limit, width=width)
+        for number in (-1, 0, 65, 1 << 40):
+            process = await sandbox.start("true")
+            with pytest.raises(LimitError, match="no signal"):
+                await process.signal(number)
+        for port in (-1, 0, 1 << 16):
+            with pytest.raises(UsageError, match="no port"):
+                await sandbox.connect(port)
+        for seconds in (1e18, float("inf"), float("nan")):
+            assert (await sandbox.exec("true", timeout=seconds)).ok
+            assert (await sandbox.search(".", "x", timeout=seconds, limit=1 << 70)).matches == ()
 
 
 # --- Batches -----------------------------------------------------------------------------------------
@@ -69,6 +100,29 @@ async def test_everything_in_one_batch(native: Native) -> None:
         assert len(results[8].stdout) == 3_000_000
         # Nothing is kept of it.
         assert (await sandbox.batch([Exec("true")], stop_on_failure=False))[0].ok  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+async def test_answers_wait_in_files_and_not_in_memory(native: Native, batched: bool) -> None:
+    """However much is asked for at once, init holds a few answers of it."""
+    others = counts.sandboxes(os.getpid())
+    content = os.urandom(256 << 10)
+    async with native.sandbox() as sandbox:
+        (init,) = counts.sandboxes(os.getpid()) - others
+        await sandbox.write("file", content)
+        before = _peak_memory(init)
+        if batched:
+            assert await sandbox.batch([Read("file")] * 200) == (content,) * 200
+        else:
+            results = await asyncio.gather(*(sandbox.read("file") for _ in range(200)))
+            assert results == [content] * 200
+        assert _peak_memory(init) - before < 8 << 10
+
+
+def _peak_memory(process: int) -> int:
+    """KiB."""
+    text = Path(f"/proc/{process}/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmHWM")))
 
 
 async def test_batches_at_once_do_not_mix(native: Native) -> None:

@@ -123,6 +123,32 @@ def test_a_fork_of_the_owner_is_not_the_owner(program: str) -> None:
     assert gone(int(launcher))
 
 
+@pytest.mark.native
+def test_a_fork_does_not_keep_an_input_open() -> None:
+    """What the owner feeds to a command ends when the owner says so, whatever a copy of it does."""
+    program = """
+    import anyio, dutyfree, os, signal
+    async def main():
+        children = []
+        async def said():
+            yield b"said"
+            children.append(os.fork())
+            if children[0] == 0:
+                signal.pause()
+        async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
+            heard = b""
+            async for item in sandbox.stream("cat", stdin=said(), timeout=10):
+                heard += getattr(item, "data", b"")
+            os.kill(children[0], signal.SIGKILL)
+            os.waitpid(children[0], 0)
+            print(heard, item.ok, flush=True)
+    anyio.run(main)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "b'said' True\n", done.stderr
+
+
 def gone(process: int) -> bool:
     deadline = time.monotonic() + 20
     while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:

@@ -172,9 +172,7 @@ static void turn(bool reaping)
 {
 	struct epoll_event events[16];
 
-	queue_run(perform);
-	if (outbox_due())
-		outbox_flush();
+	serve();
 	command_prepare();
 	int count = epoll_wait(epoll, events, 16, 0);
 	for (int i = 0; i < count; i++) {
@@ -207,34 +205,30 @@ static void speak(const uint8_t *data, size_t size)
 
 	data += 3;
 	size -= 3;
-	if (setjmp(gone))
+	if (setjmp(gone)) {
+		have = 0; /* what was heard last may still stand there */
 		return;
+	}
 	while (size > 0) {
 		size_t part = size < piece ? size : piece;
 		send_piece(data, part, descriptors);
 		descriptors = 0;
 		data += part;
 		size -= part;
-		for (size_t before = have + 1; before != have;) { /* until it has all of it */
+		for (size_t before = have + 1; before != have || outbox_full();) { /* until it has all of it */
 			before = have;
 			receive();
+			if (outbox_full())
+				turn(reaping);
 		}
 		turn(reaping);
 	}
 }
 
-static bool next_turn(void)
-{
-	for (const struct waiting *one = first; one; one = one->next)
-		if (one->ready)
-			return true;
-	return false;
-}
-
 /* Everything ends; what waited is done. */
 static void settle_all(void)
 {
-	while (command_running() || next_turn())
+	while (command_running() || frame_waits() || queue_ready())
 		turn(true);
 	/* Some wait for what is never answered. */
 	while (first)
@@ -263,7 +257,7 @@ static void check_answers(const uint8_t *data, size_t size)
 			break;
 		most++;
 		least += head.kind != FRAME_KILL && head.kind != FRAME_CREDIT && head.kind != FRAME_NOTIFY &&
-			 head.kind != FRAME_POSTPONE;
+			 head.kind != FRAME_POSTPONE && head.kind != FRAME_GIVE_WAY;
 	}
 	claim(answered >= least, "every frame is answered");
 	claim(answered <= most, "no frame is answered twice");

@@ -152,6 +152,8 @@ def _frames() -> list[bytes]:
         protocol.frame(Frame.WATCH, 30, protocol.WATCH.pack(Watch.RECURSIVE, 100) + b".\0"),
         protocol.frame(Frame.NOTIFY, 1, number(15)),
         protocol.frame(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(10**9)),
+        protocol.frame(Frame.VERIFY, 60, protocol.NUMBER.pack(1)),
+        protocol.frame(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(1)),
     ]
     chained = [
         frame[:6] + SIZE.pack(SIZE.unpack_from(frame, 6)[0] | protocol.AFTER | flags) + frame[8:]

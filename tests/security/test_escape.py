@@ -183,6 +183,26 @@ async def test_the_kernels_files(native: Substrate, path: str) -> None:
             assert (await sandbox.exec(["head", "-c", "1", path])).stdout == b""
 
 
+async def test_nothing_of_the_hosts_in_proc_can_be_written(native: Substrate) -> None:
+    """Whatever this kernel has there, such as triggers on the pressure of the whole host."""
+    async with native.sandbox() as sandbox:
+        script = """
+            import os
+            for folder, folders, names in os.walk("/proc"):
+                if folder == "/proc":
+                    folders[:] = [name for name in folders if not name.isdigit()]
+                for path in (os.path.join(folder, name) for name in names if name != "mounts"):
+                    try:
+                        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                        print(path)
+                    except OSError:
+                        pass
+        """
+        seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)])
+        assert (seen.exit_code, seen.stdout) == (0, b"")
+        assert (await sandbox.exec("ls /proc/pressure")).stdout == b""
+
+
 async def test_masks_cannot_be_lifted(native: Substrate) -> None:
     async with native.sandbox() as sandbox:
         for path in ("/proc/keys", "/proc/timer_list", "/proc/interrupts", "/proc/kcore"):

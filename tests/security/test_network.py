@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import socket
+import subprocess
 import textwrap
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from dutyfree import Limits
 from dutyfree.abilities import NetworkControl
 from dutyfree.contract import NetworkPolicy, Sandbox
+from dutyfree.engine import protocol
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
@@ -267,6 +269,63 @@ async def test_a_flood_of_connections_disturbs_no_neighbour(
                         assert _memory(process) < 64 << 10
                         assert len(os.listdir(f"/proc/{process}/fd")) < 3000
     everywhere.visits = 0
+
+
+TWO_CALLS = """
+import socket, sys
+address = (sys.argv[1], int(sys.argv[2]))
+first = socket.create_connection(address)
+assert first.recv(9) == b"greetings"
+print("first", flush=True)
+sys.stdin.readline()
+second = socket.create_connection(address)
+print("second", flush=True)
+sys.stdin.readline()
+first.close()
+assert second.recv(9) == b"greetings"
+print("heard", flush=True)
+"""
+"""One connection that is served, and one that waits in the kernel until the first is closed."""
+
+
+async def test_without_descriptors_the_egress_process_waits_for_one(everywhere: Greeter) -> None:
+    """It has none left for a connection: that waits, costs nothing meanwhile, and is served afterwards."""
+    others = _egress_processes()
+    async with Native(NativeConfig()) as substrate, substrate.sandbox(limits=Limits(network="on")) as sandbox:
+        (egress,) = _egress_processes() - others
+        address = [str(substrate.host_address), str(everywhere.port)]
+        process = await sandbox.start(["python3", "-c", TWO_CALLS, *address], stdin=True)
+        output = process.output()
+        assert (await anext(output)).data == b"first\n"
+        used = {int(name) for name in os.listdir(f"/proc/{egress}/fd")}
+        await anyio.to_thread.run_sync(_limit_descriptors, egress, len(used))
+        assert max(used) < len(used)  # not one is free below the limit
+        await process.write(b"\n")
+        assert (await anext(output)).data == b"second\n"
+        before = _cpu(egress)
+        await anyio.sleep(1)
+        assert _cpu(egress) - before < 0.1
+        await process.write(b"\n")
+        assert (await anext(output)).data == b"heard\n"
+        assert (await process.wait()).ok
+
+
+def _egress_processes() -> set[int]:
+    """Those of our own launchers."""
+    ours = {child for launcher in counts.children(os.getpid()) for child in counts.children(launcher)}
+    return ours & set(counts.processes(("dutyfree-egress",)))
+
+
+def _limit_descriptors(process: int, count: int) -> None:
+    """As the process's own user, who needs no privilege for it."""
+    user = protocol.FIRST_ID - 1
+    command = ["prlimit", "--pid", str(process), f"--nofile={count}:"]
+    subprocess.run(command, check=True, user=user, group=user, extra_groups=[])
+
+
+def _cpu(process: int) -> float:
+    """Seconds of the processor's time."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
 async def test_a_flood_of_questions_disturbs_no_neighbour(networked: Native, resolver: Resolver) -> None:

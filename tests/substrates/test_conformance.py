@@ -18,6 +18,8 @@ SUBSTRATES = [
     "scripted",
     "bare",
     pytest.param("native", marks=pytest.mark.native),
+    pytest.param("native-cold", marks=pytest.mark.native),
+    pytest.param("native-warm", marks=pytest.mark.native),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
 

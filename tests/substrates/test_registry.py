@@ -36,12 +36,13 @@ def distribution(tmp_path, monkeypatch):
 
 
 def test_ours_are_known():
-    assert substrates.names()[:4] == ("bare", "native", "docker", "scripted")
+    assert substrates.names()[:2] == ("bare", "native")
+    assert substrates.names()[8:10] == ("docker", "scripted")
 
 
 def test_an_unknown_name():
     with pytest.raises(
-        OptionError, match=r"unknown substrate 'dokcer' \(known are: bare, native, docker, scripted"
+        OptionError, match=r"unknown substrate 'dokcer' \(known are: bare, native, native-cold"
     ):
         dutyfree.open("dokcer")
 

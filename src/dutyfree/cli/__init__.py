@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 
 import dutyfree
 from dutyfree.errors import DutyfreeError, UsageError
 
-app = App(
+
+class _Listing(App):
+    """Tells of its commands by their summaries, without loading them; of a loaded one, all it has to say."""
+
+    def help_print(
+        self,
+        tokens: Annotated[str | Iterable[str] | None, Parameter(show=False)] = None,
+        *,
+        console: Annotated[Any, Parameter(parse=False)] = None,
+    ) -> None:
+        _, chain, _ = self.parse_commands(tokens)
+        for command in chain[1:]:
+            if command.default_command is not None:
+                command.help = None  # its docstring, then
+        super().help_print(tokens, console=console)
+
+
+app = _Listing(
     name="dutyfree",
     help="""Measure the rollout infrastructure tax of coding-agent reinforcement learning, and stop paying it.
 
@@ -34,8 +52,31 @@ _COMMANDS = {
     "dutyfree.cli.reports:export": "Write the trials and the actions as CSV or Parquet.",
     "dutyfree.cli.machine:substrates": "List the substrates: available here, or why not.",
     "dutyfree.cli.machine:doctor": "Look at what this machine offers, and what is missing.",
-    "dutyfree.cli.images:image": "Pull, import, list and remove images; make the study's.",
-    "dutyfree.cli.layers:layer": "Build recipes; list, export, import and remove them and snapshots.",
+    "dutyfree.cli.images:image": """Pull, import, list and remove images; make the study's.
+
+    The native engine pulls an image by itself when a sandbox asks for it; here it is done beforehand. Layers
+    are kept once for all images, under DUTYFREE_CACHE or ~/.cache/dutyfree. See docs/images.md.
+
+    For example:
+
+        dutyfree image pull debian:12
+        dutyfree image import ./rootfs.tar mine
+        dutyfree run --image mine -- cat /etc/os-release
+        dutyfree image gc --spare 20G
+    """,
+    "dutyfree.cli.layers:layer": """Build recipes; list, export, import and remove layers and snapshots.
+
+    Every stage of a recipe is a layer, made once per machine. A snapshot with a name is one too. Each stands
+    on others, down to an image: all of them are exported together, and what is missing is imported. They are
+    named by a recipe's file, by digits of 'dutyfree layer ls', or as snapshot:NAME. See docs/layers.md.
+
+    For example, build here and use there, by a file or straight from the machine that has it:
+
+        dutyfree layer build recipe.toml
+        dutyfree layer export recipe.toml --to recipe.tar
+        dutyfree layer import recipe.tar
+        dutyfree layer import "exec:ssh node dutyfree layer serve" recipe.toml
+    """,
 }
 for path, summary in _COMMANDS.items():
     app.command(path, help=summary)

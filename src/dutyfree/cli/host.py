@@ -20,6 +20,11 @@ def ps(*, json: bool = False) -> int:
     Nobody is asked and nothing is disturbed: it is what /proc and the control groups tell, so root sees
     all of it.
 
+    For example:
+
+        dutyfree ps
+        dutyfree ps --json
+
     Parameters
     ----------
     json
@@ -65,6 +70,11 @@ def gc(
 
     What belongs to a process that lives, or that may live on another machine, is not touched. The exit
     status is 1 when something could not be removed.
+
+    For example:
+
+        dutyfree gc --dry-run
+        dutyfree gc
 
     Parameters
     ----------

@@ -17,14 +17,7 @@ from dutyfree.errors import UsageError
 if TYPE_CHECKING:
     from dutyfree.engine.images.pull import Held
 
-image = App(
-    name="image",
-    help="""Images: those that the native engine keeps, and the root filesystem of the study.
-
-    The engine pulls an image by itself when a sandbox asks for it; here it is done beforehand. Layers are
-    kept once for all images, under DUTYFREE_CACHE or ~/.cache/dutyfree. See docs/images.md.
-    """,
-)
+image = App(name="image")
 
 
 @image.command
@@ -37,6 +30,11 @@ def build(
 
     From Debian packages by default, with debootstrap, kept in the cache (needs root, and about a
     minute). The study does it by itself when the image is missing.
+
+    For example:
+
+        dutyfree image build
+        dutyfree image build --from python:3.12
 
     Parameters
     ----------
@@ -73,6 +71,11 @@ def pull(
 
     What was fetched before an interruption is not fetched again. Logins are those of 'docker login'.
 
+    For example:
+
+        dutyfree image pull debian:12
+        dutyfree image pull --mirror https://mirror.example:5000 ghcr.io/team/name:tag
+
     Parameters
     ----------
     reference
@@ -103,6 +106,11 @@ def import_(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
     """Take an image that is on this machine.
+
+    For example:
+
+        dutyfree image import ./rootfs.tar mine
+        dutyfree image import docker-daemon:team/name:tag
 
     Parameters
     ----------
@@ -205,6 +213,11 @@ def remove(
 @image.command
 def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Remove layers that no image has and no sandbox uses, and what killed processes left.
+
+    For example:
+
+        dutyfree image gc --dry-run
+        dutyfree image gc --spare 20G
 
     Parameters
     ----------

@@ -21,27 +21,7 @@ if TYPE_CHECKING:
     from dutyfree.cli.sandboxes import Wanted
     from dutyfree.contract import Recipe
 
-layer = App(
-    name="layer",
-    help="""Layers: what recipes and snapshots of the native engine are made of.
-
-    Every stage of a recipe is a layer, made once per machine. A snapshot with a name is one too. Each stands
-    on others, down to an image: all of them are exported together, and what is missing is imported.
-
-    Build here, use there:
-
-        dutyfree layer build recipe.toml
-        dutyfree layer export recipe.toml --to recipe.tar
-        dutyfree layer import recipe.tar
-
-    or without a file, from a machine that has it:
-
-        dutyfree layer import "exec:ssh node dutyfree layer serve" recipe.toml
-
-    Layers are named by a recipe's file, by the digits that 'dutyfree layer ls' shows, or as snapshot:NAME.
-    See docs/layers.md.
-    """,
-)
+layer = App(name="layer")
 
 
 @layer.command

@@ -13,6 +13,11 @@ from dutyfree.cli.running import run
 def substrates(*, json: bool = False) -> int:
     """List the substrates: available here, or why not and how to enable them.
 
+    For example:
+
+        dutyfree substrates
+        dutyfree substrates --json
+
     Parameters
     ----------
     json
@@ -45,6 +50,11 @@ def doctor(*, json: bool = False) -> int:
     """Look at what this machine offers, and say what is missing, why, and what to do.
 
     The exit status is 1 when something is missing that even the study on bare needs.
+
+    For example:
+
+        dutyfree doctor
+        dutyfree doctor --json
 
     Parameters
     ----------

@@ -17,6 +17,10 @@ from dutyfree.report.wording import notes
 def report(directory: Path, /, *, json: bool = False) -> int:
     """Write figures, tables and report anew from the records in DIRECTORY.
 
+    For example:
+
+        dutyfree report out/paper
+
     Parameters
     ----------
     directory
@@ -42,6 +46,11 @@ def compare(
 
     A change counts when its interval leaves out "no change" and a Mann-Whitney test, corrected for
     the number of comparisons, agrees. The exit status is 1 when something became slower.
+
+    For example:
+
+        dutyfree compare out/before out/after
+        dutyfree compare --across-hosts out/here out/there
 
     Parameters
     ----------
@@ -69,6 +78,11 @@ def compare(
 
 def export(directory: Path, /, *, format: Format = "csv", out: Path | None = None) -> int:  # noqa: A002
     """Write the trials and the actions as flat tables.
+
+    For example:
+
+        dutyfree export out/paper
+        dutyfree export --format parquet --out tables out/paper
 
     Parameters
     ----------

@@ -149,11 +149,19 @@ def run(
     timeout: float | None = None,
     json: bool = False,
 ) -> int:
-    """Run one command in a fresh sandbox: 'dutyfree run -- python3 -c "print(1)"'.
+    """Run one command in a fresh sandbox.
 
     What it prints comes as it comes, on the same streams; a pipe or a file given as standard input is
     its input. The exit status is the command's own, 128 + n if signal n killed it, 124 if its time was
     up. Ctrl-C ends it. Nothing of the sandbox is left.
+
+    For example:
+
+        dutyfree run -- python3 -c "print(1)"
+        dutyfree run --image debian:12 --memory 512M --timeout 60 -- sh -c "df /"
+        dutyfree run --upload .:/src --cwd /src --download /src/out:out -- make
+        dutyfree run --network example.org:443 -- curl https://example.org
+        echo "print(1)" | dutyfree run --json -- python3
 
     Parameters
     ----------

@@ -20,6 +20,12 @@ def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
     On a terminal it is one in the sandbox too: editors and Ctrl-C work, and the size follows the window.
     Lines from a pipe are run one after the other, and variables, functions and the directory live on. The
     exit status is the last command's.
+
+    For example:
+
+        dutyfree shell
+        dutyfree shell --image debian:12 --upload .:/src --cwd /src --user nobody
+        echo "cd /tmp; pwd" | dutyfree shell
     """
     return run(partial(_shell, wanted))
 

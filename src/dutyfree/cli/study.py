@@ -34,11 +34,17 @@ def study(
     crash or a full disk loses at most the trial under way, and --resume goes on from there. The exit
     status is 1 when not a single trial succeeded.
 
+    For example:
+
+        dutyfree study
+        dutyfree study --plan paper --substrates bare,native,docker --out out/paper
+        dutyfree study --resume --out out/paper
+
     Parameters
     ----------
     plan
         A shipped plan (smoke: under a minute; quick: a few minutes; paper: 100 trials of everything,
-        an hour and a half) or a TOML file. "quick" by default.
+        two hours) or a TOML file. "quick" by default.
     substrates
         Substrates to measure instead of the plan's, separated by commas: "bare,docker". Those
         named here must be available.

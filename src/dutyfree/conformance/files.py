@@ -13,6 +13,7 @@ from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox
 from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Sandbox
+from dutyfree.errors import LimitError
 
 HOSTILE = [
     "with space",
@@ -97,6 +98,16 @@ async def write_modes(sandbox: Sandbox) -> None:
     await sandbox.write("plain", b"")
     modes = {entry.name: entry.mode & 0o7777 for entry in await sandbox.list(".")}
     expect.equal(modes, {"file600": 0o600, "file755": 0o755, "file666": 0o666, "plain": 0o644}, "modes")
+
+
+@in_sandbox()
+async def write_modes_that_cannot_be(sandbox: Sandbox) -> None:
+    """Numbers that are no permissions are refused, and nothing is written."""
+    for mode in (-1, 0o10000, 1 << 40):
+        with expect.raises(LimitError, f"write with mode {mode}"):
+            await sandbox.write("never", b"", mode=mode)
+    with expect.raises(FileNotFoundError, "read of what was not written"):
+        await sandbox.read("never")
 
 
 @in_sandbox("commands")

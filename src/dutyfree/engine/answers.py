@@ -17,7 +17,8 @@ def error(reason: Shortage | Quarantine | Failure, request: Request) -> PoolErro
             last = reason.failure
             return Quarantined(
                 f"stage {reason.stage!r} failed {reason.failures} times in a row, last: {last.message}",
-                remedy=f"mend the recipe; the next try is in {reason.retry_in:.1f} s",
+                remedy=f"mend the recipe; the next try is in {reason.retry_in:.1f} s"
+                + (f"; {last.remedy}" if last.remedy else ""),
                 stage=reason.stage,
                 command=last.command,
                 output=last.output,
@@ -28,7 +29,11 @@ def error(reason: Shortage | Quarantine | Failure, request: Request) -> PoolErro
         case Failure():
             assert reason.depth is not None
             return StageError(
-                reason.message, number=reason.depth - 1, command=reason.command, output=reason.output
+                reason.message,
+                remedy=reason.remedy,
+                number=reason.depth - 1,
+                command=reason.command,
+                output=reason.output,
             )
 
 

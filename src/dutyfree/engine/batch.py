@@ -11,7 +11,19 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.contract import Action, Edit, Exec, Found, List, Observation, Read, Result, Search, Write
+from dutyfree.contract import (
+    Action,
+    Edit,
+    Exec,
+    Found,
+    List,
+    Observation,
+    Read,
+    Result,
+    Search,
+    Write,
+    check_mode,
+)
 from dutyfree.engine import contents, protocol, searching
 from dutyfree.engine.channel import Answer, Channel, Refused, Running
 from dutyfree.engine.protocol import Frame
@@ -52,6 +64,7 @@ async def _frame(
         case Read(path):
             return Frame.READ, located(path), None
         case Write(path, data, mode):
+            check_mode(mode)
             head = protocol.WRITE.pack(mode) + located(path)
             if len(data) <= protocol.INLINE_MAX:
                 return Frame.WRITE, head + data, None

@@ -86,6 +86,8 @@ class Channel:
         self._closed: Exception | None = None
         self._held: dict[Running | Answer, float] | None = None
         self._detained = False
+        self.on_death: Callable[[], None] | None = None
+        """Told once, if the sandbox ends by itself."""
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
         # By its number: of a socket, the loop would make a description each time.
         self._descriptor = connected.fileno()
@@ -463,3 +465,5 @@ class Channel:
             os.close(descriptor)
         self._unsent.clear()
         self._arrived.clear()
+        if self.on_death is not None and not isinstance(error, SandboxClosed):
+            self.on_death()

@@ -65,19 +65,15 @@ class Disk:
 
     async def adopt(self, below: Base, lease: Lease) -> Base:
         """A layer of the store upon others. Raises CreateError."""
-        key = lease.key
         self.hold([lease])
-        if key not in self._numbers:
-            parts = [self._leases[key].tree / str(index) for index in range(len(below.trees))]
-            self._numbers[key] = tuple([await rootfs.layer(self.launcher, part) for part in parts])
-        trees = tuple(
-            (point, (layer, *layers))
-            for layer, (point, layers) in zip(self._numbers[key], below.trees, strict=True)
-        )
-        origin = below.origin
-        if origin.trees == below.trees:  # else what lies between is in memory alone
-            origin = origin._replace(keys=(*origin.keys, key), trees=trees)
-        return Base(trees, below.usual, origin)
+        if lease.key not in self._numbers:
+            self._numbers[lease.key] = await self.layers(lease, len(below.trees))
+        return upon(below, self._numbers[lease.key], lease.key)
+
+    async def layers(self, lease: Lease, count: int) -> tuple[int, ...]:
+        """A layer of the store in the launcher's hands: one for each file system. Raises CreateError."""
+        parts = [lease.tree / str(index) for index in range(count)]
+        return tuple([await rootfs.layer(self.launcher, part) for part in parts])
 
     def hold(self, leases: Sequence[Lease]) -> None:
         """So that nobody removes the layers."""
@@ -101,6 +97,15 @@ class Disk:
     def close(self) -> None:
         while self._leases:
             self._leases.popitem()[1].close()
+
+
+def upon(below: Base, own: Sequence[int], key: str) -> Base:
+    """Layers, one for each file system, upon others."""
+    trees = tuple((point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True))
+    origin = below.origin
+    if origin.trees == below.trees:  # else what lies between is in memory alone
+        origin = origin._replace(keys=(*origin.keys, key), trees=trees)
+    return Base(trees, below.usual, origin)
 
 
 def measure(tree: Path) -> tuple[int, int, int]:

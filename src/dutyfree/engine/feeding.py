@@ -7,6 +7,8 @@ import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator
 
+from dutyfree.engine.descriptor import Descriptor
+
 
 @contextlib.asynccontextmanager
 async def fed(source: AsyncIterable[bytes]) -> AsyncIterator[int]:
@@ -15,9 +17,9 @@ async def fed(source: AsyncIterable[bytes]) -> AsyncIterator[int]:
     Raises what the source raises, on leaving.
     """
     theirs, ours = os.pipe()
-    os.set_blocking(ours, False)
-    task = asyncio.get_running_loop().create_task(_write(source, ours))
-    task.add_done_callback(lambda _: os.close(ours))
+    pipe = Descriptor(ours)
+    task = asyncio.get_running_loop().create_task(_write(source, pipe))
+    task.add_done_callback(lambda _: pipe.close())
     try:
         yield theirs
     finally:
@@ -28,28 +30,8 @@ async def fed(source: AsyncIterable[bytes]) -> AsyncIterator[int]:
         task.result()
 
 
-async def _write(source: AsyncIterable[bytes], pipe: int) -> None:
+async def _write(source: AsyncIterable[bytes], pipe: Descriptor) -> None:
     # A command that reads no more is none the worse for it.
     with contextlib.suppress(BrokenPipeError):
         async for part in source:
-            rest = memoryview(part)
-            while rest:
-                try:
-                    rest = rest[os.write(pipe, rest) :]
-                except BlockingIOError:
-                    await _writable(pipe)
-
-
-async def _writable(pipe: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(pipe, _settle, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(pipe)
-
-
-def _settle(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+            await pipe.write(part)

@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
@@ -28,6 +28,8 @@ from dutyfree.engine.protocol import Frame, Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.snapshots import Snapshots
 from dutyfree.errors import ExecError, UsageError
+
+One = TypeVar("One")
 
 
 class Keeper(Protocol):
@@ -77,7 +79,7 @@ class ForkingSandbox(NativeSandbox):
             raise UsageError(f"there is no way to make {count} forks")
         recipe = await self.snapshot()
         try:
-            async with _entered([self._keeper.child(recipe) for _ in range(count)]) as children:
+            async with entered([self._keeper.child(recipe) for _ in range(count)]) as children:
                 yield children
         finally:
             self._keeper.snapshots.forget(recipe)
@@ -100,8 +102,7 @@ class ForkingSandbox(NativeSandbox):
         self._stand_on(self._handed_out)
 
     async def close(self) -> None:
-        if not self._closed:
-            self._stand_on(self._handed_out)
+        self._stand_on(self._handed_out)
         await super().close()
 
     def _stand_on(self, trees: tuple[Tree, ...]) -> None:
@@ -170,9 +171,9 @@ class ForkingSandbox(NativeSandbox):
 
 
 @asynccontextmanager
-async def _entered(
-    managers: Sequence[AbstractAsyncContextManager[ForkingSandbox]],
-) -> AsyncIterator[list[ForkingSandbox]]:
+async def entered(
+    managers: Sequence[AbstractAsyncContextManager[One]],
+) -> AsyncIterator[list[One]]:
     """All of them, entered and left at the same time."""
     entering = [asyncio.ensure_future(manager.__aenter__()) for manager in managers]
     try:
@@ -186,8 +187,8 @@ async def _entered(
 
 
 async def _leave(
-    managers: Sequence[AbstractAsyncContextManager[ForkingSandbox]],
-    entering: Sequence[asyncio.Future[ForkingSandbox]],
+    managers: Sequence[AbstractAsyncContextManager[One]],
+    entering: Sequence[asyncio.Future[One]],
     *,
     quiet: bool,
 ) -> None:

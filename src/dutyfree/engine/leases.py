@@ -54,6 +54,8 @@ class Waiter:
         self.people = 0
         self.answered = anyio.Event()
         self.lease = Lease(request.id, request.labels)
+        self.members: tuple[str, ...] = ()
+        """What the pool calls its sandboxes."""
         self.error: PoolError | CreateError | None = None
 
 

@@ -70,12 +70,14 @@ class Pool:
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
         self._sandboxes: dict[str, Sandbox] = {}
+        """By the id of the first of those that took each other's place in resets."""
         self._gone: dict[str, anyio.Event] = {}
         self._chains: OrderedDict[int, tuple[Recipe, Chain]] = OrderedDict()
         self._layers: dict[str, tuple[Recipe, int]] = {}
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
+        self._moved = anyio.Event()
 
     def __repr__(self) -> str:
         state = self._state
@@ -131,6 +133,8 @@ class Pool:
         """
         if size < 1:
             raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
+        if self._closed:
+            raise PoolError("the pool was closed")
         chain = await self._chain(recipe)
         now, key = anyio.current_time(), terms.get("idempotency_key")
         waiter = self._waiters.same(key, chain.key, size, now)
@@ -190,8 +194,12 @@ class Pool:
 
     def lost(self, sandbox: Sandbox) -> None:
         """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
-        self._state.died(sandbox.id, anyio.current_time())
-        self._advance()
+        for identity, known in self._sandboxes.items():
+            if known is sandbox:
+                if self._state.held[identity].status == "idle":
+                    self._state.died(identity, anyio.current_time())
+                    self._advance()
+                return
 
     async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
         """So many of each will be asked for soon: make them ready, after all that is asked for now."""
@@ -203,6 +211,12 @@ class Pool:
         """At least and at most so many idle."""
         self._state.bound(await self._chain(recipe), minimum, maximum)
         self._advance()
+
+    async def until_idle(self, recipe: Recipe, count: int) -> None:
+        """Wait until so many are."""
+        node = self._state.stock.nodes(await self._chain(recipe))[-1]
+        while len(node.idle) < count:
+            await self._moved.wait()
 
     async def _chain(self, recipe: Recipe) -> Chain:
         known = self._chains.get(id(recipe))
@@ -233,6 +247,8 @@ class Pool:
         while operations := decide(self._state, now):
             for operation in operations:
                 self._carry_out(operation, now)
+        self._moved.set()
+        self._moved = anyio.Event()
         at = wake(self._state)
         if at is not None and at < self._armed:
             self._rearm.set()
@@ -282,7 +298,8 @@ class Pool:
         waiter = self._waiters.of(given.request)
         assert waiter is not None
         chain, lease = waiter.request.chain, waiter.lease
-        lease.sandboxes = tuple(self._sandboxes[member.sandbox] for member in given.members)
+        waiter.members = tuple(member.sandbox for member in given.members)
+        lease.sandboxes = tuple(self._sandboxes[identity] for identity in waiter.members)
         lease.until = given.until
         lease.served = tuple(
             Served(
@@ -290,10 +307,10 @@ class Pool:
                 stage=chain.kinds[member.start] if member.start or member.kind == "promoted" else "none",
                 seconds=now - waiter.asked,
                 cold_seconds=given.cold_seconds,
-                sandbox=member.sandbox,
+                sandbox=sandbox.id,
                 recipe=chain.key,
             )
-            for member in given.members
+            for member, sandbox in zip(given.members, lease.sandboxes, strict=True)
         )
         for served in lease.served:
             self.ledger.record(served)
@@ -301,7 +318,7 @@ class Pool:
 
     def _expire(self, sandbox: str) -> None:
         for waiter in self._waiters.all():
-            if any(held.id == sandbox for held in waiter.lease.sandboxes):
+            if sandbox in waiter.members:
                 self._waiters.dismiss(waiter, anyio.current_time())
 
     # --- Work ---------------------------------------------------------------------------------------
@@ -324,7 +341,7 @@ class Pool:
                 await self._remove(make.origin)
             self._failed((make.job,), failed)
         else:
-            self._made(make.job, made, make.chain)
+            self._made(make.job, made, make.chain, make.origin)
 
     async def _fork(self, fork: Fork) -> None:
         await self._until_gone(fork.after)
@@ -337,18 +354,21 @@ class Pool:
             for job, made in zip(fork.jobs, children, strict=True):
                 self._made(job, made, fork.chain)
 
-    def _made(self, job: int, made: Made, chain: Chain) -> None:
-        self._sandboxes[made.sandbox.id] = made.sandbox
+    def _made(self, job: int, made: Made, chain: Chain, origin: str | None = None) -> None:
+        identity = made.sandbox.id if origin is None else origin
+        self._sandboxes[identity] = made.sandbox
         for depth in made.layers:
             self._layers[chain.keys[depth]] = (chain.recipe, depth)
         self._state.made(
             job,
-            made.sandbox.id,
+            identity,
             anyio.current_time(),
             create_seconds=made.create_seconds,
             stage_seconds=made.stage_seconds,
             layers=made.layers,
             memory=made.memory,
+            found=made.found,
+            joined=made.joined,
         )
         self._advance()
 
@@ -356,17 +376,23 @@ class Pool:
         self.ledger.events["failures"] += 1
         failure = Failure(str(failed) or type(failed).__name__)
         if isinstance(failed, StageError):
-            failure = Failure(failed.message, 1 + failed.number, failed.command, failed.output)
+            failure = Failure(failed.message, 1 + failed.number, failed.command, failed.output, failed.remedy)
         for job in jobs:
             self._state.failed(job, failure, anyio.current_time())
         self._advance()
 
     async def _reset(self, identity: str) -> None:
         sandbox = self._sandboxes[identity]
+        self.ledger.events["resets"] += 1
         try:
-            depth = await self._source.reset(sandbox)
-            await self._source.verify(sandbox)
+            fresh, depth = await self._source.reset(sandbox)
+            if identity not in self._sandboxes:  # the pool was closed meanwhile
+                await self._source.destroy(fresh)
+                return
+            self._sandboxes[identity] = fresh
+            await self._source.verify(fresh)
         except Exception:  # noqa: BLE001 (a sandbox that cannot be verified is discarded, whatever the reason)
+            self.ledger.events["discarded"] += 1
             self._state.died(identity, anyio.current_time())
         else:
             self._state.clean(identity, depth, anyio.current_time())

@@ -15,6 +15,7 @@ from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel, Running
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.protocol import Frame
+from dutyfree.errors import LimitError
 from dutyfree.substrates.output import Collector
 
 LOG = 1 << 20
@@ -153,9 +154,9 @@ class NativeProcess:
             await asyncio.shield(self._running.ended)
 
     async def signal(self, number: int) -> None:
-        """Raises ValueError for a number that is no signal's."""
+        """Raises LimitError for a number that is no signal's."""
         if not 0 < number < 65:
-            raise ValueError(f"there is no signal {number}")
+            raise LimitError(f"there is no signal {number}")
         if self.running:
             self._channel.tell(Frame.NOTIFY, self._identity, protocol.NUMBER.pack(number))
 

@@ -63,6 +63,8 @@ class Frame(IntEnum):
     WATCH = 15
     NOTIFY = 16
     POSTPONE = 17
+    VERIFY = 90
+    GIVE_WAY = 91
     READY = 32
     FATAL = 33
     OUTPUT = 34
@@ -115,6 +117,8 @@ ERROR_PATTERN = errno.EILSEQ
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
+FOREVER = 1e9
+"""Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
 FIRST_ID = 1 << 30
 """The ids of users in sandboxes begin here (``slot.c``)."""
 MOUNTPOINT_MAX = 64

@@ -24,14 +24,26 @@ import anyio.to_thread
 from anyio.abc import SocketStream
 
 from dutyfree.abilities import Chunk
-from dutyfree.contract import KILLED, Command, Cut, Entry, Limits, NetworkPolicy, Observation, Span, Usage
+from dutyfree.contract import (
+    KILLED,
+    Command,
+    Cut,
+    Entry,
+    Limits,
+    NetworkPolicy,
+    Observation,
+    Span,
+    Usage,
+    check_mode,
+)
 from dutyfree.engine import contents, feeding, policy, protocol, trees
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import PATIENCE, Channel, Running
 from dutyfree.engine.protocol import Exit, Frame
 from dutyfree.engine.reach import Reach
+from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.shell import NativeShell
-from dutyfree.errors import DispatchError, SandboxClosed, UsageError
+from dutyfree.errors import DispatchError, ExecError, SandboxClosed, UsageError
 
 WORKDIR = "/workspace"
 
@@ -43,9 +55,6 @@ ENVIRONMENT = {
 
 TAIL = 256 << 10
 """At most so much of an output's tail is kept: init holds it in the sandbox's own memory."""
-
-FOREVER = 1e9
-"""Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
 
 CREDIT = 1 << 20
 """So much of a streamed output may be under way."""
@@ -109,15 +118,34 @@ class NativeSandbox:
         """What the image would run by itself; nothing does, unless it is handed to ``exec``."""
         self._usual = usual
         self.spans: tuple[Span, ...] = ()
-        self._tail = min(limits.output // 2, TAIL)
-        self._head = limits.output - self._tail
+        self.keep_output(limits.output)
+        self._born_closed = limits.network in (None, "off")
         self._remake = remake
         self._channel = channel
         self._box = box
         self._reach = reach
         self._resolvers = resolvers
         self._closed = False
+        self._ended = False
         self._paused: float | None = None
+        self.served: Served | None = None
+        """How it was handed out, at what cost, and what that would have been with nothing at hand."""
+        self.staged: tuple[tuple[str, float], ...] = ()
+        """Stages that were run for it alone: their kinds, and the seconds that they took."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing is known against it."""
+        return not self._closed and not self._channel.closed
+
+    def on_death(self, tell: Callable[[], None]) -> None:
+        """Have it told when the sandbox ends by itself, until its first reset."""
+        self._channel.on_death = tell
+
+    def keep_output(self, most: int) -> None:
+        """At most so many bytes of each stream, from now on."""
+        self._tail = min(most // 2, TAIL)
+        self._head = most - self._tail
 
     # --- Commands -----------------------------------------------------------------------------------
 
@@ -214,7 +242,7 @@ class NativeSandbox:
             raise DispatchError(f"not a command that can be run: {error}") from error
         if strings.count(b"\0") != 2 + len(argv) + count:
             raise DispatchError("not a command that can be run: embedded null byte")
-        nanoseconds = 0 if timeout is None else max(1, int(min(FOREVER, timeout) * 1e9))
+        nanoseconds = 0 if timeout is None else max(1, int(min(protocol.FOREVER, timeout) * 1e9))
         head, tail = (CREDIT, 0) if flags else (self._head, self._tail)
         return protocol.EXEC.pack(nanoseconds, head, tail, flags, len(argv), count) + strings
 
@@ -229,6 +257,7 @@ class NativeSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
+        check_mode(mode)
         payload = protocol.WRITE.pack(mode) + self._path(path)
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)
@@ -297,6 +326,18 @@ class NativeSandbox:
         self._usable().abandon()
         self._channel, self._box = await self._remake()
 
+    async def verify(self) -> None:
+        """See that it is as it was before its first command. Raises ExecError, saying what is left."""
+        closed = protocol.NUMBER.pack(self._born_closed and not self._reach.policy)
+        answer = await self._usable().ask(Frame.VERIFY, closed)
+        if answer.done.result():
+            left = b"".join(answer.data).decode(errors="replace") or os.strerror(answer.done.result())
+            raise ExecError(f"sandbox {self.id} is not as new: {left}")
+
+    def give_way(self, yes: bool) -> None:
+        """Whether what runs in it gives way to all other work."""
+        self._usable().tell(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(yes))
+
     async def connect(self, port: int) -> SocketStream:
         self._usable()
         if not 0 < port < 65536:
@@ -339,10 +380,16 @@ class NativeSandbox:
 
     # --- The end ------------------------------------------------------------------------------------
 
+    def abandon(self) -> None:
+        """It is of no use from now on, and ends by itself; ``close`` waits for that."""
+        if not self._closed:
+            self._closed = True
+            self._channel.close()
+
     async def close(self) -> None:
-        if self._closed:
+        if self._ended:
             return
-        self._closed = True
+        self._closed = self._ended = True
         self._channel.close()
         with anyio.CancelScope(shield=True):
             await self._box.destroy()

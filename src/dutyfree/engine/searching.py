@@ -9,7 +9,7 @@ from typing import Final
 from dutyfree.abilities import Change
 from dutyfree.contract import Found, Match, Search
 from dutyfree.engine import protocol
-from dutyfree.errors import CollectError
+from dutyfree.errors import CollectError, LimitError
 
 DIRECTORIES = 4096
 """At most so many directories are watched at once."""
@@ -40,14 +40,14 @@ def payload(asked: Search, located: bytes) -> bytes:
     if len(asked.names) + len(asked.skip) > 256:
         raise ValueError("more than 256 patterns of names")
     if asked.limit < 1 or asked.width < 0:
-        raise ValueError("a search needs a limit of at least one match, and no negative width")
+        raise LimitError("a search needs a limit of at least one match, and no negative width")
     flags = (
         (protocol.Search.REGEX if asked.regex else 0)
         | (protocol.Search.NOCASE if asked.ignore_case else 0)
         | (protocol.Search.BINARY if asked.binary else 0)
     )
     head = protocol.SEARCH.pack(
-        0 if asked.timeout is None else max(1, int(asked.timeout * 1e9)),
+        0 if asked.timeout is None else max(1, int(min(protocol.FOREVER, asked.timeout) * 1e9)),
         flags,
         min(asked.limit, 0xFFFFFFFF),
         min(asked.width, 1 << 20),

@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -50,6 +50,7 @@ class Layers:
         self._users: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self._weights: dict[int, int] = {}  # what lies in them at most
+        self._lent: dict[int, Callable[[int], None]] = {}  # those that lie on the disk
 
     @property
     def size(self) -> int:
@@ -66,8 +67,16 @@ class Layers:
         for layer in self._kept(trees):
             self._users[layer] -= 1
             if self._users[layer] <= 0:
-                del self._users[layer], self._sizes[layer], self._weights[layer]
+                del self._users[layer]
+                self._sizes.pop(layer, None)
+                self._weights.pop(layer, None)
                 self._launcher.tell(Request.FORGET, layer)
+                if (unused := self._lent.pop(layer, None)) is not None:
+                    unused(layer)
+
+    def lend(self, layers: Sequence[int], unused: Callable[[int], None]) -> None:
+        """Layers of the disk, whose users are counted too; told of each that is used no more."""
+        self._lent.update(dict.fromkeys(layers, unused))
 
     async def keep(
         self, kind: Request, number: int, below: Sequence[Tree], *, final: bool = False
@@ -129,7 +138,9 @@ class Layers:
         return one
 
     def _kept(self, trees: Sequence[Tree]) -> list[int]:
-        return [layer for _, layers in trees for layer in layers if layer in self._sizes]
+        return [
+            layer for _, layers in trees for layer in layers if layer in self._sizes or layer in self._lent
+        ]
 
 
 def worth_merging(sizes: Sequence[int]) -> int:

@@ -26,6 +26,10 @@ class Made(msgspec.Struct, frozen=True):
     """Depth → bytes, of the layers that were kept and are still there."""
     memory: int | None = None
     """Bytes that it takes while it is idle."""
+    found: int | None = None
+    """The depth that was there already, where that is another than the pool thought."""
+    joined: bool = False
+    """What was missing was being made for somebody else, and not made twice."""
 
 
 class Source(Protocol):
@@ -48,8 +52,12 @@ class Source(Protocol):
         """
         ...
 
-    async def reset(self, sandbox: Sandbox) -> int:
-        """Remove every trace of its use; the depth of the state that it has now. Raises SubstrateError."""
+    async def reset(self, sandbox: Sandbox) -> tuple[Sandbox, int]:
+        """Remove every trace of its use; the depth of the state that it has now. Raises SubstrateError.
+
+        What comes back is for the next holder: it may be another object with another id, so that the former
+        holder's leads nowhere.
+        """
         ...
 
     async def verify(self, sandbox: Sandbox) -> None:

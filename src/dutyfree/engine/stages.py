@@ -20,11 +20,11 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded
+from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded, upon
 from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.made import Made
-from dutyfree.engine.images.store import Lease, Store
+from dutyfree.engine.images.store import Facts, Lease, Store
 from dutyfree.engine.snapshots import Layers
 from dutyfree.errors import CreateError, SubstrateError
 
@@ -35,13 +35,43 @@ FORM = 2
 """Of what lies in the store: changed with it."""
 
 
+class Haste:
+    """Whether somebody waits for a stage: what is made for the stock gives way to all other work."""
+
+    def __init__(self, *, background: bool) -> None:
+        self.background = background
+        self.on_hurry: Callable[[], None] | None = None
+
+    def hurry(self) -> None:
+        """Now somebody does."""
+        if self.background:
+            self.background = False
+            if self.on_hurry is not None:
+                self.on_hurry()
+
+
 class Built(NamedTuple):
     base: Base
     commit: str = ""
     """What a repository was at when it was cloned."""
 
 
-Build = Callable[[Base, Stage], Awaitable[Built]]
+Build = Callable[[Base, Stage, int, Haste], Awaitable[Built]]
+"""Of a prefix, the stage upon it and its number in the recipe."""
+
+
+@dataclass
+class Trace:
+    """What became of the stages of one recipe."""
+
+    found: int = 0
+    """So many were there."""
+    ran: int = 0
+    """So many were run for this request; the rest was under way for another."""
+    number: int = 0
+    """All of them."""
+    image: bool = True
+    """Whether the image was there."""
 
 
 class _Below(NamedTuple):
@@ -53,11 +83,22 @@ class _Below(NamedTuple):
     """Keys in the store of all prefixes down to the image, the shortest first."""
 
 
+class _Wanted(NamedTuple):
+    """A prefix that is to be made, and the stage that makes it of the one below."""
+
+    key: str
+    below: _Below
+    stage: Stage
+    number: int
+    identity: str | None
+
+
 @dataclass
 class _Making:
     """A prefix under way: usable once ``built``, on the disk once ``task`` is done."""
 
     built: asyncio.Future[Base]
+    haste: Haste
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
@@ -73,31 +114,57 @@ class Stages:
     """None where nothing is kept on the disk."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What each prefix's last stage took, by the prefix's key."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of its layers, likewise."""
     failures: list[str] = field(default_factory=list)
     """Why something is not on the disk."""
     ready: dict[str, Base] = field(default_factory=dict)
     """By the key of the prefix."""
     _making: dict[str, _Making] = field(default_factory=dict)
+    _leases: dict[int, Lease] = field(default_factory=dict)
     _commits: dict[str, str] = field(default_factory=dict)
+    _removing: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
 
-    async def base(self, recipe: Recipe, image: Base, identity: str | None) -> tuple[str, Base]:
-        """The recipe's key, and its state upon its image. Without an identity of that, no disk is used.
+    async def base(
+        self,
+        recipe: Recipe,
+        image: Base,
+        identity: str | None,
+        *,
+        background: bool = False,
+        trace: Trace | None = None,
+    ) -> tuple[tuple[str, ...], Base]:
+        """The keys of the recipe's prefixes, and its state upon its image.
 
-        Raises CreateError.
+        Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
         """
+        trace = trace or Trace()
         try:
             keys = await anyio.to_thread.run_sync(_keys, recipe)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
         room = DEEPEST - len(image.origin.keys)
         at, base = await self._longest(keys[:room], keys, image, identity)
+        trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
             below = _Below(keys[length - 2] if length > 1 else "", image, names)
-            kept = identity if length <= room else None
-            base = await self._step(keys[length - 1], below, recipe.stages[length - 1], kept)
-        return keys[-1], base
+            wanted = _Wanted(
+                keys[length - 1],
+                below,
+                recipe.stages[length - 1],
+                length,
+                identity if length <= room else None,
+            )
+            base = await self._step(wanted, trace, background=background)
+        return tuple(keys), base
+
+    def forget(self, key: str) -> None:
+        """No new sandbox stands on this prefix; when the last one is gone, its files go too."""
+        base = self.ready.pop(key, None)
+        if base is not None:
+            self.layers.release(base.trees)
 
     def _present(self, below: _Below) -> Base:
         """What lies there now: in memory first, then on the disk."""
@@ -120,13 +187,18 @@ class Stages:
             base = await self._adopt(key, base, lease)
         return len(kept), base
 
-    async def _step(self, key: str, below: _Below, stage: Stage, identity: str | None) -> Base:
+    async def _step(self, wanted: _Wanted, trace: Trace, *, background: bool) -> Base:
+        key = wanted.key
         if key in self.ready:
             return self.ready[key]
         making = self._making.get(key)
         if making is None:
-            making = self._making[key] = _Making(asyncio.get_running_loop().create_future())
-            making.task = asyncio.create_task(self._make(making, key, below, stage, identity))
+            making = _Making(asyncio.get_running_loop().create_future(), Haste(background=background))
+            self._making[key] = making
+            making.task = asyncio.create_task(self._make(making, wanted))
+            trace.ran += 1
+        elif not background:
+            making.haste.hurry()
         making.waiters += 1
         try:
             return await asyncio.shield(making.built)
@@ -139,14 +211,13 @@ class Stages:
         finally:
             making.waiters -= 1
 
-    async def _make(
-        self, making: _Making, key: str, below: _Below, stage: Stage, identity: str | None
-    ) -> None:
+    async def _make(self, making: _Making, wanted: _Wanted) -> None:
+        stage = wanted.stage
         try:
-            if self.store is None or identity is None:
-                await self._run(making, key, below, stage, flat=True)
+            if self.store is None or wanted.identity is None:
+                await self._run(making, wanted, flat=True)
             else:
-                await self._kept(making, self.store, identity, key, below, stage)
+                await self._kept(making, self.store, name(wanted.key, wanted.identity), wanted)
         except BaseException as error:
             if not making.built.done():
                 failure = error if isinstance(error, SubstrateError) else _failure(stage, error)
@@ -157,13 +228,14 @@ class Stages:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._making.pop(key, None)
+            self._making.pop(wanted.key, None)
 
-    async def _run(
-        self, making: _Making, key: str, below: _Below, stage: Stage, *, flat: bool = False
-    ) -> Base:
-        begin = perf_counter()
-        base, self._commits[key] = await self.build(self._present(below), stage)
+    async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
+        begin, key = perf_counter(), wanted.key
+        base, self._commits[key] = await self.build(
+            self._present(wanted.below), wanted.stage, wanted.number, making.haste
+        )
+        self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
@@ -171,22 +243,21 @@ class Stages:
         making.built.set_result(base)
         return base
 
-    async def _kept(
-        self, making: _Making, store: Store, identity: str, key: str, below: _Below, stage: Stage
-    ) -> None:
+    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
         """Make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
+        key, below = wanted.key, wanted.below
         halt = Halt()
 
         def make(tree: Path) -> tuple[int, int, int]:
-            base = in_loop(loop, self._run(making, key, below, stage), halt)
+            base = in_loop(loop, self._run(making, wanted), halt)
             for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
                 in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
-            made.write(tree, self._described(key, identity, below, stage))
+            made.write(tree, self._described(wanted))
             return measure(tree)
 
-        lease = await threaded(lambda: store.obtain(name(key, identity), make, halt), halt)
+        lease = await threaded(lambda: store.obtain(kept_as, make, halt), halt)
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])
@@ -196,32 +267,52 @@ class Stages:
             self.layers.release(former.trees)
         if not making.built.done():
             making.built.set_result(base)
-        store.settle_behind([lease.key])
+        store.settle_behind([kept_as])
         self._added = True
 
-    def _described(self, key: str, identity: str, below: _Below, stage: Stage) -> Made:
-        origin = below.image.origin
+    def _described(self, wanted: _Wanted) -> Made:
+        origin, stage = wanted.below.image.origin, wanted.stage
         return Made(
             kind=stage.kind,
-            seconds=self.seconds[key],
+            seconds=self.seconds[wanted.key],
             image=origin.image,
-            identity=identity,
+            identity=wanted.identity or "",
             mounted=origin.mounted,
-            below=(*origin.keys, *below.names),
-            recipe=key,
+            below=(*origin.keys, *wanted.below.names),
+            recipe=wanted.key,
             commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
-            commit=self._commits[key],
+            commit=self._commits[wanted.key],
         )
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below."""
-        found = await anyio.to_thread.run_sync(made.read, lease.tree)
-        if found is not None:
-            self.seconds[key] = found.seconds
+        told, facts = await anyio.to_thread.run_sync(_read, lease)
+        if told is not None:
+            self.seconds[key] = told.seconds
+        self.sizes[key] = facts.size
+        own = await self.disk.layers(lease, len(below.trees))
+        self._leases[own[0]] = lease
+        self.layers.lend(own, self._unused)
         # Those who stand on the ones in memory go on so; all others are upon these.
-        self.ready[key] = await self.disk.adopt(below, lease)
+        self.ready[key] = upon(below, own, lease.key)
         self.layers.hold(self.ready[key].trees)
         return self.ready[key]
+
+    def _unused(self, layer: int) -> None:
+        """Nobody stands on it any more, and nobody will."""
+        lease = self._leases.pop(layer, None)
+        if lease is None or self.store is None:
+            return
+        lease.close()
+        # It stays if another process uses it.
+        removal = asyncio.get_running_loop().run_in_executor(None, self.store.discard, lease.key)
+        self._removing.add(removal)
+        removal.add_done_callback(self._removed)
+
+    def _removed(self, removal: asyncio.Future[bool]) -> None:
+        self._removing.discard(removal)
+        if not removal.cancelled() and (error := removal.exception()) is not None:
+            self.failures.append(f"a layer could not be removed: {error}")
 
     async def close(self, *, finish: bool) -> None:
         """Wait for what is on its way to the disk, or have it stopped."""
@@ -230,6 +321,10 @@ class Stages:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._removing:
+            await asyncio.wait(self._removing)
+        while self._leases:
+            self._leases.popitem()[1].close()
         if self._added and self.store is not None:
             await anyio.to_thread.run_sync(self.store.collect, SPARE)
 
@@ -245,3 +340,7 @@ def name(key: str, identity: str) -> str:
 
 def _failure(stage: Stage, error: BaseException) -> CreateError:
     return CreateError(f"stage {stage.kind!r} could not be made: {error or type(error).__name__}")
+
+
+def _read(lease: Lease) -> tuple[Made | None, Facts]:
+    return made.read(lease.tree), lease.facts

@@ -15,7 +15,7 @@ import anyio
 from dutyfree.contract import Observation
 from dutyfree.engine.channel import Channel, Running
 from dutyfree.engine.descriptor import Descriptor
-from dutyfree.errors import CollectError, SubstrateError
+from dutyfree.errors import CollectError, LimitError, SubstrateError
 
 GRACE = 0.5
 """So long a command may take to end by itself after its terminal was hung up."""
@@ -24,9 +24,9 @@ _SIZE_MAX = 0xFFFF
 
 
 def check_size(rows: int, columns: int) -> None:
-    """Raises ValueError."""
+    """Raises LimitError."""
     if not (0 < rows <= _SIZE_MAX and 0 < columns <= _SIZE_MAX):
-        raise ValueError(f"a terminal of {rows} rows and {columns} columns cannot be")
+        raise LimitError(f"a terminal of {rows} rows and {columns} columns cannot be")
 
 
 class NativeTerminal:
@@ -80,7 +80,7 @@ class NativeTerminal:
         await self._open().write(data)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Raises ValueError for a size that cannot be. Whoever runs there is told by SIGWINCH."""
+        """Raises LimitError for a size that cannot be. Whoever runs there is told by SIGWINCH."""
         check_size(rows, columns)
         with contextlib.suppress(OSError):  # it has ended: there is nobody to see it
             fcntl.ioctl(self._open().number, termios.TIOCSWINSZ, struct.pack("=HHHH", rows, columns, 0, 0))

@@ -22,6 +22,7 @@ import msgspec
 
 import dutyfree
 from dutyfree import paths, substrates, workloads
+from dutyfree.abilities import Warmed
 from dutyfree.contract import Substrate
 from dutyfree.errors import DutyfreeError, PlanError, RecordsError, Unavailable
 from dutyfree.study import machine, records, trial
@@ -195,6 +196,8 @@ class _Running:
             workload = await anyio.to_thread.run_sync(
                 workloads.build, name, fixture, url, self._plan.full_tests
             )
+            if isinstance(substrate, Warmed):
+                workload = workload.with_setup_in_recipe()
             self._workloads[name, label] = workload
             await substrate.prepare(workload.recipe)
         return await substrate.facts()

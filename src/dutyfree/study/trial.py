@@ -19,6 +19,10 @@ PATH_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Permiss
 """What the contract lets a file operation raise about its path; any other OSError is the machinery's."""
 
 
+STAGE = "stage "
+"""How the spans of a creation begin that are those of a stage."""
+
+
 class WrongAnswer(Exception):  # noqa: N818 (a verdict on the task)
     """The sandbox worked, its answer is not the expected one."""
 
@@ -85,11 +89,22 @@ class _Meter:
         self.actions: list[ActionRecord] = []
         self.left: float | None = None
 
+    def set_up(self) -> None:
+        """Stages that were run in the creation count as what they are: set-up."""
+        stages = [span for span in self.creation_spans if span.name.startswith(STAGE)]
+        self.setup = [
+            _record(f"{span.name.removeprefix(STAGE)}-{number}", "setup", span.seconds, None)
+            for number, span in enumerate(stages, 1)
+        ]
+        self.creation -= sum(span.seconds for span in stages)
+        self.creation_spans = tuple(span for span in self.creation_spans if span not in stages)
+
 
 async def _rollout(substrate: Substrate, workload: Workload, meter: _Meter, asked: float) -> None:
     async with substrate.sandbox(workload.recipe, limits=workload.limits) as sandbox:
         handed = perf_counter()
         meter.creation, meter.creation_spans = handed - asked, sandbox.spans
+        meter.set_up()
         try:
             meter.phase = "ready"
             meter.first = await _step(sandbox, workload.first, "ready", meter)

@@ -20,6 +20,12 @@ GROUP = "dutyfree.substrates"
 BUILT_IN = {
     "bare": "dutyfree.substrates.bare:Bare",
     "native": "dutyfree.substrates.native:Native",
+    "native-cold": "dutyfree.substrates.warmth:Cold",
+    "native-base": "dutyfree.substrates.warmth:BaseWarm",
+    "native-image": "dutyfree.substrates.warmth:ImageWarm",
+    "native-repository": "dutyfree.substrates.warmth:RepositoryWarm",
+    "native-dependencies": "dutyfree.substrates.warmth:DependencyWarm",
+    "native-warm": "dutyfree.substrates.warmth:Warm",
     "docker": "dutyfree.substrates.docker:Docker",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }

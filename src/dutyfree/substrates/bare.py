@@ -33,6 +33,7 @@ from dutyfree.contract import (
     Observation,
     Recipe,
     Span,
+    check_mode,
 )
 from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
 from dutyfree.substrates import command as commands
@@ -161,8 +162,8 @@ class Bare:
         builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits())
         async with _closing(builder):
             await builder.make(None)
-            for stage in recipe.stages:
-                await stages.apply(builder, stage)
+            for number, stage in enumerate(recipe.stages, 1):
+                await stages.apply(builder, stage, number)
             await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
 
     async def sandboxes(self) -> list[str]:
@@ -275,6 +276,7 @@ class BareSandbox:
         return await self._file(partial(_read, self._path(path)))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        check_mode(mode)
         await self._file(partial(_write, self._path(path), data, mode))
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:

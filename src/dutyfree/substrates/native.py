@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -35,13 +37,17 @@ from dutyfree.engine.images.pull import Held
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
+from dutyfree.engine.pooling import POLICY
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
+from dutyfree.engine.scheduling.ledger import Served
+from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Built, Stages
+from dutyfree.engine.stages import Built, Haste, Stages, Trace
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
+from dutyfree.substrates.pooled import OPEN, Pooled
 
 KERNEL = (6, 3)
 """The first whose tmpfs takes mapped ids."""
@@ -58,6 +64,8 @@ KNOWN = 1024
 LEAST_MEMORY = 1 << 20
 LEAST_CPUS = 0.01
 """Of a sandbox: what the smallest program needs, and what the kernel can count."""
+
+NO_STAGES = Recipe()
 
 MEMORY_SHARE = 4
 """A sandbox without such a limit has one of this part of the host's memory."""
@@ -78,9 +86,17 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of memory that snapshots may take together. A quarter of the host's by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
+    limits: Limits = Limits()
+    """Of sandboxes for which none are asked; and those of the pool (docs/pools.md)."""
+    budget: Budget | None = None
+    """What the pool may take: a quarter of the host's memory by default."""
+    policy: Policy = POLICY
+    """How the pool decides."""
+    patience: float = 600.0
+    """Seconds after which a request that the pool could not serve is refused."""
 
 
-class Native:
+class Native(Pooled):
     """The substrate ``native``."""
 
     summary: ClassVar[str] = "isolated sandboxes at the speed of fork and exec: no daemon, no registry"
@@ -94,10 +110,16 @@ class Native:
         self._images: dict[str, Base] = {}
         self._held: list[Held] = []
         self._identities: dict[str, str] = {}
-        self._known: dict[int, tuple[Recipe, str]] = {}
+        self._known: dict[int, tuple[Recipe, tuple[str, ...]]] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
+        self._image_seconds: dict[str, float] = {}
+        self._open_pool(config)
+
+    @property
+    def _options(self) -> NativeConfig:
+        return self._config
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
@@ -142,6 +164,7 @@ class Native:
 
     async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
+            await self._keeping.close()
             await self._stages.close(finish=finish)
             self._disk.close()
             process = self._launcher.disconnect()
@@ -156,8 +179,10 @@ class Native:
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
-        del labels  # nothing outlives the sandbox that could carry them
-        return self._made(recipe or Recipe(), limits or Limits())
+        recipe, limits = recipe or NO_STAGES, limits or self._config.limits
+        if self._keeping.pool is not None and self._is_pooled(recipe, limits):
+            return self._lease(recipe, limits, labels)
+        return self._made(recipe, limits)  # whose labels nothing would show: they go with it
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._base(recipe or Recipe())
@@ -213,12 +238,14 @@ class Native:
         reachable: bytes | None = None,
         plain: bool = False,
         base: Base | None = None,
+        pooled: bool = False,
     ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
-        base = base or await self._base(recipe)
+        trace = Trace()
+        base = base or await self._base(recipe, trace=trace)
         label = protocol.label(number, image)
 
         handed_out = base.trees
@@ -232,7 +259,8 @@ class Native:
             raise CreateError(str(error)) from error
         reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
         begun = perf_counter()
-        self._alive.add(identity)
+        if not pooled:
+            self._alive.add(identity)
         self._layers.hold(base.trees)
         try:
             channel, box = await make()
@@ -243,6 +271,8 @@ class Native:
                 keeper=keeper, base=base,
             )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
+            if not pooled:
+                sandbox.served = self._served(recipe, trace, identity, perf_counter() - asked)
             try:
                 yield sandbox
             except BaseException:
@@ -354,21 +384,37 @@ class Native:
 
     # --- Images and stages --------------------------------------------------------------------------
 
-    async def _base(self, recipe: Recipe) -> Base:
+    async def _base(self, recipe: Recipe, *, background: bool = False, trace: Trace | None = None) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
+        trace = trace or Trace()
+        trace.image = (recipe.image or self._config.image) in self._images
         if not recipe.stages:
             return await self._image(recipe.image)
         known = self._known.get(id(recipe))
-        if known is not None:
-            return self._stages.ready[known[1]]
+        if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
+            trace.found = trace.number = len(recipe.stages)
+            return base
         image = await self._image(recipe.image)
         identity = self._identities.get(recipe.image or self._config.image)
-        key, base = await self._stages.base(recipe, image, identity)
+        keys, base = await self._stages.base(recipe, image, identity, background=background, trace=trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
         if len(self._known) >= KNOWN:
             self._known.clear()
-        self._known[id(recipe)] = (recipe, key)
+        self._known[id(recipe)] = (recipe, keys)
         return base
+
+    def _keys(self, recipe: Recipe) -> tuple[str, ...]:
+        """Of its prefixes; reads the recipe's files only if it was not asked for lately."""
+        known = self._known.get(id(recipe))
+        if known is not None:
+            return known[1]
+        return tuple(recipe.key(length) for length in range(1, len(recipe.stages) + 1))
+
+    def _seconds(self, recipe: Recipe, depth: int) -> float:
+        """What the image (depth 1) or the stage that leads to a depth took when it was made."""
+        if depth > 1:
+            return self._stages.seconds.get(self._keys(recipe)[depth - 2], 0.0)
+        return self._image_seconds.get(recipe.image or self._config.image, 0.0)
 
     async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
@@ -377,7 +423,11 @@ class Native:
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
                 if name not in self._images:
-                    self._images[name] = await self._load(name)
+                    begun = perf_counter()
+                    self._images[name], held = await self._load(name)
+                    # Until the substrate is closed nobody may remove the layers.
+                    self._held += held
+                    self._image_seconds[name] = perf_counter() - begun
         return self._images[name]
 
     async def _snapshot(self, image: str) -> Base:
@@ -389,24 +439,23 @@ class Native:
         self._identities[image] = self._named.identity(name)
         return base
 
-    async def _load(self, name: str) -> Base:
+    async def _load(self, name: str) -> tuple[Base, list[Held]]:
+        """An image as layers, and what keeps those on the disk."""
         if name == "host":
             rootless = self.features.mode == "rootless"
             self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
             trees = await rootfs.host(self._launcher, rootless=rootless)
-            return Base(trees, defaults(), Origin(name, identity, (), (), trees))
+            return Base(trees, defaults(), Origin(name, identity, (), (), trees)), []
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
             trees = await rootfs.directory(self._launcher, path)
-            return Base(trees, defaults(), Origin(name, None, (), (), trees))
+            return Base(trees, defaults(), Origin(name, None, (), (), trees)), []
         if name.startswith(library.DAEMON):
             from dutyfree.substrates.docker import export
 
             held = await export.bring(name)
         else:
             held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
-        # Until the substrate is closed nobody may remove the layers.
-        self._held.append(held)
         self._identities[name] = held.image.digest
         Store().settle_behind(held.image.keys)
         layers = [lease.tree for lease in held.leases]
@@ -415,13 +464,34 @@ class Native:
         home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         mounted = tuple(lease.key for lease in held.leases)
-        return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees))
+        return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees)), [held]
 
-    async def _build(self, below: Base, stage: Stage) -> Built:
+    async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
-        async with self._made(Recipe(), Limits(network="on"), plain=True, base=below) as builder:
-            commit = await stages.apply(builder, stage)
+        async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
+            if haste.background:
+                builder.give_way(True)
+                haste.on_hurry = partial(builder.give_way, False)
+            try:
+                commit = await stages.apply(builder, stage, number)
+            finally:
+                haste.on_hurry = None
             return Built(await builder.final(), commit)
+
+    def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
+        """How a sandbox was handed out that came from no pool."""
+        ready = trace.found + 1 if trace.image else 0
+        ran = trace.number > trace.found
+        return Served(
+            kind="joined" if ran and not trace.ran else "layer" if ready else "cold",
+            stage="none" if not ready else recipe.stages[trace.found - 1].kind if trace.found else "image",
+            seconds=seconds,
+            cold_seconds=math.fsum(
+                self._seconds(recipe, depth) for depth in range(1, len(recipe.stages) + 2)
+            ),
+            sandbox=identity,
+            recipe=self._keys(recipe)[-1] if recipe.stages else recipe.key(),
+        )
 
 
 class _Keeper(NamedTuple):

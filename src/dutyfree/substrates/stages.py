@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from dutyfree import paths
 from dutyfree.contract import Observation, Sandbox, Stage
-from dutyfree.errors import CreateError
+from dutyfree.errors import StageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
@@ -22,17 +22,18 @@ HIDDEN = b"(secret)"
 _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-async def apply(sandbox: Sandbox, stage: Stage) -> str:
+async def apply(sandbox: Sandbox, stage: Stage, number: int) -> str:
     """Copy the stage's files in, then run its commands. Of a clone, the commit that it says to be at.
 
-    Raises CreateError naming the stage, the command, its last output and the file that has all of it.
+    Raises StageError naming the stage, its number in the recipe (from 1), the command, its last output and
+    the file that has all of it.
     """
-    secrets = secrets_of(stage)
+    secrets = secrets_of(stage, number)
     for path, source in stage.files.items():
         try:
             await sandbox.upload(source, path)
         except OSError as error:
-            raise CreateError(f"stage {stage.kind!r}: cannot copy {source}: {error}") from error
+            raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
     said = b""
     for command in stage.commands:
@@ -42,20 +43,24 @@ async def apply(sandbox: Sandbox, stage: Stage) -> str:
         if not seen.ok:
             tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
-            raise CreateError(
+            raise StageError(
                 f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}",
                 remedy=f"all that it printed is in {kept}" if kept else "",
+                number=number,
+                command=command if isinstance(command, str) else " ".join(command),
+                output=tail,
             )
     return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
 
 
-def secrets_of(stage: Stage) -> dict[str, str]:
-    """The variables that the stage's commands get from this process's environment. Raises CreateError."""
+def secrets_of(stage: Stage, number: int) -> dict[str, str]:
+    """The variables that the stage's commands get from this process's environment. Raises StageError."""
     missing = [name for name in stage.secrets if name not in os.environ]
     if missing:
-        raise CreateError(
+        raise StageError(
             f"stage {stage.kind!r} wants the secret {', '.join(missing)}",
             remedy="set it in the environment of this program",
+            number=number,
         )
     return {name: os.environ[name] for name in stage.secrets}
 

@@ -60,3 +60,8 @@ class Workload(msgspec.Struct, frozen=True):
     setup: tuple[Stage, ...] = ()
     actions: tuple[Step, ...] = ()
     limits: Limits = Limits()
+
+    def with_setup_in_recipe(self) -> Workload:
+        """The same for a substrate that sees to the set-up itself, as far as it is not warm."""
+        recipe = Recipe(self.recipe.image, (*self.recipe.stages, *self.setup))
+        return msgspec.structs.replace(self, recipe=recipe, setup=())

@@ -285,8 +285,7 @@ class Store:
         """
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
             half = self._sweep(dry_run)
-            labels: list[Label] = [*self.images(), *self.snapshots.all()]
-            named = {key for label in labels for key in label.keys} | set(keep)
+            named = self._named() | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
             unnamed.sort(key=lambda facts: self.last_use(facts.key) or 0.0, reverse=True)
             kept = removed = size = in_use = 0
@@ -299,6 +298,15 @@ class Store:
                 else:
                     in_use += 1
         return Collected(removed, size, in_use, half)
+
+    def discard(self, key: str) -> bool:
+        """Remove a layer that no name needs; whether it is gone, which it is not while somebody uses it."""
+        with locked(self._directory() / "lock", fcntl.LOCK_EX):
+            return key not in self._named() and self.remove(key)
+
+    def _named(self) -> set[str]:
+        labels: list[Label] = [*self.images(), *self.snapshots.all()]
+        return {key for label in labels for key in label.keys}
 
     def layers(self) -> list[Facts]:
         found = []

@@ -17,6 +17,8 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#define TCP_BUFFERS "134217728"
+
 const char *const cgroup_names[CGROUP_KINDS] = {"cpu", "memory", "pids"};
 static const char prefix[] = "dutyfree-";
 
@@ -247,6 +249,10 @@ int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 	}
 	if (freezer_ours >= 0 && mkdirat(freezer_ours, path, 0755) < 0 && errno != EEXIST)
 		return -errno;
+	/* On version 1 what lies in buffers of TCP is counted apart, and without a limit here for the whole host. */
+	snprintf(path, sizeof path, "s%u/memory.kmem.tcp.limit_in_bytes", number);
+	if (!unified && ours[CGROUP_MEMORY] >= 0)
+		write_file(ours[CGROUP_MEMORY], path, TCP_BUFFERS);
 	return cgroup_reopen(group);
 }
 

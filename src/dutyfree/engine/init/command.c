@@ -15,7 +15,6 @@
 
 #define COMMANDS 1024
 #define TAIL_MAX (16u << 20)
-#define FIRST_EVENT 2
 #define SPEAKER_CREDIT (256u << 10)
 
 static struct command *commands[COMMANDS];
@@ -48,7 +47,7 @@ static unsigned free_index(void)
 static void listen_to(unsigned index, int number, bool on, int operation)
 {
 	struct stream *stream = &commands[index]->streams[number];
-	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = FIRST_EVENT + index * 2 + (unsigned)number};
+	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = EVENT_COMMANDS + index * 2 + (unsigned)number};
 
 	stream->muted = !on;
 	/* One that is not listened to must not wake us with its end either. */

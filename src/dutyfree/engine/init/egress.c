@@ -24,10 +24,11 @@
 #define ROUTES_FD 4
 #define NOBODY ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
 #define EVENTS 16               /* of one sandbox in one turn */
-#define TICK_MS 250             /* while a lookup is under way */
+#define TICK_MS 250             /* while a lookup is under way, or a descriptor wanted */
 
 static int epoll;
 static struct client *clients;
+static bool starved; /* not every listener is listened to */
 static struct doomed {
 	struct doomed *next;
 } *doomed;
@@ -42,6 +43,20 @@ void watch_for(struct client *client, struct watch *watch, uint32_t interest)
 	if (epoll_ctl(client->watch.fd, operation, watch->fd, &event) < 0)
 		abort(); /* the launcher notices, and says so */
 	watch->interest = interest;
+}
+
+/* A listener with something to accept, for which there is no descriptor, would wake us for ever. */
+void accept_later(struct client *client)
+{
+	watch_for(client, &client->listener, 0);
+	starved = true;
+}
+
+static void accept_again(void)
+{
+	starved = false;
+	for (struct client *client = clients; client; client = client->next)
+		watch_for(client, &client->listener, EPOLLIN);
 }
 
 void forget_later(void *memory)
@@ -229,6 +244,8 @@ static int serve(const struct request *request, const void *body, const int *fds
 		close(fds[i]);
 	if (request->kind == EGRESS_CHANGE && client)
 		return change_client(client, body, request->size);
+	if (request->kind == EGRESS_OPEN && !client)
+		return -EMFILE; /* the kernel could not give us what the launcher sent */
 	if (request->kind != EGRESS_CLOSE)
 		return -EPROTO;
 	if (client)
@@ -349,8 +366,8 @@ static _Noreturn void run(void)
 	if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0)
 		_exit(71);
 	for (uint64_t swept = 0;;) {
-		bool looking = lookups_under_way() > 0;
-		int count = epoll_wait(epoll, events, 64, looking ? TICK_MS : -1);
+		bool ticking = starved || lookups_under_way() > 0;
+		int count = epoll_wait(epoll, events, 64, ticking ? TICK_MS : -1);
 		/* The launcher's word counts before what sandboxes still want; a client that it ended is
 		 * not to be served in this turn. */
 		for (int i = 0; i < count; i++)
@@ -361,11 +378,15 @@ static _Noreturn void run(void)
 		for (int i = 0; i < count; i++)
 			serve_client(events[i].data.ptr);
 		uint64_t moment = now();
-		if (looking && moment - swept > TICK_MS * 1000000ull) {
+		bool tick = ticking && moment - swept > TICK_MS * 1000000ull;
+		if (tick) {
 			swept = moment;
 			for (struct client *client = clients; client; client = client->next)
 				lookup_overdue(client, moment);
 		}
+		/* What ended gave its descriptors back; so may others on this machine, who tell nobody. */
+		if (starved && (doomed || tick))
+			accept_again();
 		forget_now();
 	}
 }

@@ -51,6 +51,7 @@ struct client {
 };
 
 void watch_for(struct client *client, struct watch *watch, uint32_t interest); /* 0 for nothing */
+void accept_later(struct client *client); /* no descriptor is left for what its listener has */
 void forget_later(void *memory); /* events of the same turn may still name it */
 bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
 

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "init.h"
 
+#include "sockets.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -16,7 +17,6 @@
 
 #define SMALL 65536u /* frames up to this size are read into one buffer that stays */
 #define FDS 16
-#define ANSWERS_MAX (1u << 20) /* with so much unsent, no further request is read */
 
 static char small[sizeof(struct frame) + SMALL + 1];
 static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
@@ -83,6 +83,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_notify(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_VERIFY:
+		return verify_all(head->id, payload, size);
+	case FRAME_GIVE_WAY:
+		return priority_give_way(payload, size);
 	}
 	return -EPROTO;
 }
@@ -130,12 +134,13 @@ static void settle(size_t used)
 	}
 }
 
+/* As many as there is room for their answers. */
 static void handle_frames(void)
 {
 	struct frame head;
 	size_t used = 0;
 
-	while (have - used >= sizeof head) {
+	while (have - used >= sizeof head && !outbox_full()) {
 		memcpy(&head, inbox + used, sizeof head);
 		/* After a size that cannot be, nothing that follows makes sense. */
 		if (head.size > FRAME_MAX)
@@ -162,6 +167,27 @@ static void handle_frames(void)
 	}
 }
 
+static bool frame_waits(void)
+{
+	struct frame head;
+
+	if (have < sizeof head)
+		return false;
+	memcpy(&head, inbox, sizeof head);
+	return have >= sizeof head + head.size;
+}
+
+/* All that was asked for and can be done now. What answers leave no room for is done when they are gone. */
+static void serve(void)
+{
+	do {
+		handle_frames();
+		queue_run(perform);
+		if (outbox_due())
+			outbox_flush();
+	} while (!outbox_full() && (frame_waits() || queue_ready()));
+}
+
 static void receive(void)
 {
 	union {
@@ -173,8 +199,11 @@ static void receive(void)
 				 .msg_iovlen = 1,
 				 .msg_control = control.space,
 				 .msg_controllen = sizeof control.space};
-	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 
+	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
+	if (outbox_full())
+		return;
+	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	/* The owner is gone: we exit, and the kernel ends everything in here. */
@@ -218,8 +247,6 @@ static int wait_ms(void)
 	return wait > INT_MAX ? INT_MAX : (int)wait;
 }
 
-enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_COMMANDS };
-
 int payload_group = -1;
 
 _Noreturn void init_run(int payload)
@@ -235,13 +262,14 @@ _Noreturn void init_run(int payload)
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
+	if (sockets_listener() >= 0)
+		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
 	command_watch(epoll);
+	verify_open();
 	for (;;) {
-		queue_run(perform);
-		if (outbox_due())
-			outbox_flush();
+		serve();
 		command_prepare();
-		uint32_t wanted = (outbox_waiting() < ANSWERS_MAX ? EPOLLIN : 0) | (outbox_due() ? EPOLLOUT : 0);
+		uint32_t wanted = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
@@ -263,6 +291,8 @@ _Noreturn void init_run(int payload)
 					;
 				command_reap();
 			}
+			if (what == EVENT_SOCKETS)
+				sockets_serve();
 			if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}

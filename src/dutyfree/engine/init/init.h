@@ -23,6 +23,8 @@
 /* Init also reads the limits of processes that have changed their user, by which it knows its own. */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
+enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_SOCKETS, EVENT_COMMANDS /* and on: two for each command */ };
+
 _Noreturn void init_run(int payload);
 extern int payload_group; /* what is started is born there; -1 where that is where we are */
 
@@ -33,6 +35,7 @@ void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, 
 void outbox_done(uint32_t id, int error); /* FRAME_DONE without more */
 size_t outbox_waiting(void);
 bool outbox_due(void);                    /* whether what waits should go now */
+bool outbox_full(void);                   /* so much waits that nothing further is to be answered */
 void outbox_flush(void);                  /* sends what the owner takes now; exits if it is gone */
 
 /* --- Frames that wait for others (queue.c) ---------------------------------------------------------- */
@@ -42,6 +45,7 @@ void queue_began(uint32_t id);          /* the owner's latest, which the next ma
 void queue_ended(uint32_t id, bool ok); /* whatever was asked for under this number */
 bool queue_holds(uint32_t id);          /* whether another waits for it */
 bool queue_cancel(uint32_t id);
+bool queue_ready(void);                 /* whether one need not wait any more */
 void queue_run(int (*handle)(const struct frame *head, char *payload, int fd));
 
 /* --- Commands (command.c) --------------------------------------------------------------------------- */
@@ -108,5 +112,11 @@ void priority_open(bool unified);
 void priority_begin(uint64_t time);  /* a command begins */
 uint64_t priority_next(void);        /* when to look again, UINT64_MAX for never */
 void priority_turn(bool running);    /* look */
+int priority_give_way(const char *payload, size_t size); /* whether to, before all that wait */
+
+/* --- Whether it is as new (verify.c) ------------------------------------------------------------------ */
+
+void verify_open(void); /* remembers how it is */
+int verify_all(uint32_t id, const char *payload, size_t size);
 
 #endif

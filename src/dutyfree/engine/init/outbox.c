@@ -12,6 +12,7 @@
 
 #define FDS 64
 #define HELD_MAX (64u << 10) /* so much may wait for the rest of a batch */
+#define ANSWERS_MAX (1u << 20) /* and so much in all, before another answer is added */
 #define KEPT (512u << 10) /* a buffer larger than this is given back when it is empty */
 
 static char *buffer;
@@ -23,10 +24,21 @@ static struct {
 static unsigned rider_count;
 static bool urgent; /* something that is no part of a batch under way */
 
+/* What was sent makes room. */
+static void compact(void)
+{
+	if (begin < end)
+		memmove(buffer, buffer + begin, end - begin);
+	for (unsigned i = 0; i < rider_count; i++)
+		riders[i].at -= begin;
+	end -= begin;
+	begin = 0;
+}
+
 static char *reserve(size_t size)
 {
-	if (begin == end)
-		begin = end = 0;
+	if (begin == end || (begin && end + size > space))
+		compact();
 	if (end + size > space) {
 		size_t wanted = (end + size) * 2 < 65536 ? 65536 : (end + size) * 2;
 		char *larger = realloc(buffer, wanted);
@@ -70,7 +82,7 @@ void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, 
 		outbox_flush();
 	}
 	if (begin == end)
-		begin = end = 0;
+		compact();
 	riders[rider_count].at = end;
 	riders[rider_count++].fd = fd;
 	outbox_frame(kind, flags | FRAME_WITH_FD, id, a, a_size, NULL, 0);
@@ -91,6 +103,11 @@ size_t outbox_waiting(void)
 bool outbox_due(void)
 {
 	return end - begin > 0 && (urgent || end - begin > HELD_MAX);
+}
+
+bool outbox_full(void)
+{
+	return end - begin >= ANSWERS_MAX;
 }
 
 static void drop_rider(void)

@@ -18,8 +18,8 @@
 #define LONG 30000000u /* nanoseconds */
 #define TURN 10000000u /* likewise: longer than the kernel's own, a few milliseconds */
 
-static const char *full = "1024", *little = "51";
-static bool watching, demoted;
+static const char *full = "1024", *little = "51", *least = "2";
+static bool watching, demoted, yielding;
 static uint64_t since;
 
 /* Inherited by what is forked. Kernels before 6.12 know of no such wish: little is lost. */
@@ -62,6 +62,7 @@ void priority_open(bool unified)
 	if (unified) {
 		full = "100";
 		little = "5";
+		least = "1";
 	}
 }
 
@@ -81,6 +82,18 @@ void priority_begin(uint64_t time)
 		weigh(full);
 }
 
+int priority_give_way(const char *payload, size_t size)
+{
+	uint32_t wanted;
+
+	if (size != sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	yielding = wanted;
+	weigh(yielding ? least : full);
+	return 0;
+}
+
 uint64_t priority_next(void)
 {
 	return watching ? since + LONG : UINT64_MAX;
@@ -93,7 +106,8 @@ void priority_turn(bool running)
 	watching = false;
 	/* What a command left behind may compute as well. */
 	if (running || kill(-1, 0) == 0) {
-		weigh(little);
+		if (!yielding)
+			weigh(little);
 		lengthen_turns();
 	}
 }

@@ -158,6 +158,8 @@ enum frame_kind {
 	FRAME_WATCH = 15,    /* struct watching, path */
 	FRAME_NOTIFY = 16,   /* u32: a signal to the command's first process and its group */
 	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
+	FRAME_VERIFY = 90,   /* u32: whether its network is closed → EBUSY and in words what is not as in the beginning */
+	FRAME_GIVE_WAY = 91, /* u32: whether commands give way to all other work from now on; no answer */
 	/* init → owner */
 	FRAME_READY = 32,  /* struct ready: its files stand; what comes now is read when it is sealed, too */
 	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */

@@ -107,23 +107,31 @@ bool queue_cancel(uint32_t id)
 	return false;
 }
 
-static struct waiting *next_ready(void)
+static struct waiting **next_ready(void)
 {
-	for (struct waiting **at = &first; *at; at = &(*at)->next)
-		if ((*at)->ready)
-			return unlink_at(at);
-	return NULL;
+	struct waiting **at = &first;
+
+	while (*at && !(*at)->ready)
+		at = &(*at)->next;
+	return at;
+}
+
+bool queue_ready(void)
+{
+	return *next_ready() != NULL;
 }
 
 void queue_run(int (*handle)(const struct frame *head, char *payload, int fd))
 {
 	/* From the beginning each time: whatever is handled may end, or cancel, others. */
-	for (struct waiting *one; (one = next_ready()); free(one)) {
+	for (struct waiting **at; !outbox_full() && *(at = next_ready());) {
+		struct waiting *one = unlink_at(at);
 		if (one->head.flags & FRAME_IF_OK && !one->ok) {
 			close_fd(&one->fd);
 			outbox_done(one->head.id, -ECANCELED);
 		} else {
 			handle(&one->head, one->payload, one->fd);
 		}
+		free(one);
 	}
 }

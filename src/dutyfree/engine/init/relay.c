@@ -161,8 +161,11 @@ void relay_accept(struct client *client)
 		int inside = accept4(client->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (inside < 0 && errno == ECONNABORTED)
 			continue;
-		if (inside < 0)
+		if (inside < 0) {
+			if (errno != EAGAIN && errno != EINTR)
+				accept_later(client);
 			return;
+		}
 		begin(client, inside);
 	}
 }

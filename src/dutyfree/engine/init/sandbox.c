@@ -7,6 +7,7 @@
 #include "init.h"
 #include "layers.h"
 #include "seccomp.h"
+#include "sockets.h"
 #include "sys.h"
 #include "title.h"
 
@@ -28,8 +29,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What Docker covers of /proc. Of these, the files and directories of the host's root that others may not
- * read are closed to a sandbox anyway, whose users are all others: they need no cover. */
+/* What Docker covers of /proc, and what tells how busy the whole host is, where everybody may have the kernel watch
+ * it for them. Of these, the files and directories of the host's root that others may not read are closed to a
+ * sandbox anyway, whose users are all others: they need no cover. */
 static struct mask {
 	const char *path, *cover;
 	bool needed;
@@ -39,7 +41,7 @@ static struct mask {
 	{"proc/kcore", "/mask/file", false},          {"proc/keys", "/mask/file", false},
 	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
 	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
-	{"proc/timer_stats", "/mask/file", false},
+	{"proc/timer_stats", "/mask/file", false},    {"proc/pressure", "/mask/directory", false},
 };
 #define MASKS (sizeof masks / sizeof *masks)
 
@@ -329,7 +331,9 @@ static int work(void *unused)
 	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close_range");
 	priority_open(payload >= 0);
 	keep_capabilities(INIT_CAPABILITIES);
-	must(seccomp_enter(), "seccomp");
+	int asked = seccomp_enter();
+	must(asked == -EBUSY ? 0 : asked, "seccomp");
+	sockets_open(asked, order.wanted.flags & CREATE_SHARED_NETWORK);
 	init_run(payload);
 }
 

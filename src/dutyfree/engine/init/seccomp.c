@@ -35,6 +35,12 @@
 #define AF_INET_ 2u
 #define AF_INET6_ 10u
 #define AF_NETLINK_ 16u    /* of its protocols only the first, for routes and interfaces */
+#define SOCKET_KIND 0xfu   /* of its second argument; the rest are flags */
+#define SOCK_DGRAM_ 2u
+#define SOL_SOCKET_ 1u
+#define SO_RCVBUF_ 8u
+#define SO_ATTACH_FILTER_ 26u /* programs for the kernel, which has room for so many on the whole host */
+#define SO_ATTACH_REUSEPORT_CBPF_ 51u
 #define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
 
 enum verdict {
@@ -48,7 +54,9 @@ enum verdict {
 	JUDGE_PERSONALITY,
 	JUDGE_PRLIMIT,
 	JUDGE_SETRLIMIT,
+	JUDGE_SETSOCKOPT,
 	JUDGE_SOCKET,
+	JUDGE_SOCKETPAIR,
 	VERDICTS
 };
 
@@ -82,6 +90,7 @@ static struct {
 	enum verdict verdict;
 } patches[512];
 static unsigned patched;
+static unsigned asking; /* the step that asks init */
 
 static unsigned emit(uint16_t operation, uint32_t value, uint8_t yes, uint8_t no)
 {
@@ -108,9 +117,12 @@ static enum verdict verdict_of(uint32_t number)
 		return JUDGE_SETRLIMIT;
 	case SYS_clone3:
 		return JUDGE_CLONE3;
+	case SYS_setsockopt:
+		return JUDGE_SETSOCKOPT;
 	case SYS_socket:
-	case SYS_socketpair:
 		return JUDGE_SOCKET;
+	case SYS_socketpair:
+		return JUDGE_SOCKETPAIR;
 	case SYS_io_setup: /* all of the host share its requests */
 	case 425: /* io_uring_setup and its two companions: what they are told lies where no filter looks */
 	case 426:
@@ -166,6 +178,17 @@ static void answer(uint32_t action)
 #define ERRNO(number) (SECCOMP_RET_ERRNO | (number))
 #define ARGUMENT(n) offsetof(struct seccomp_data, args[n])
 
+/* Allowed with the pass in this argument and the next; what follows is for others. Nine steps. */
+static void place_pass(unsigned argument)
+{
+	for (unsigned i = 0; i < 4; i++) {
+		uint32_t part = (uint32_t)(seccomp_pass[i / 2] >> (i % 2 * 32));
+		load(ARGUMENT(argument + i / 2) + i % 2 * 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, part, 0, (uint8_t)(7 - 2 * i));
+	}
+	answer(SECCOMP_RET_ALLOW);
+}
+
 static void place_verdict(enum verdict verdict)
 {
 	static const uint32_t personalities[] = {0, 8, 0x20000, 0x20008, 0xffffffff};
@@ -187,12 +210,7 @@ static void place_verdict(enum verdict verdict)
 		answer(SECCOMP_RET_ALLOW);
 		break;
 	case JUDGE_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
-		for (unsigned i = 0; i < 4; i++) {
-			uint32_t part = (uint32_t)(seccomp_pass[i / 2] >> (i % 2 * 32));
-			load(ARGUMENT(2 + i / 2) + i % 2 * 4);
-			emit(BPF_JMP | BPF_JEQ | BPF_K, part, 0, (uint8_t)(7 - 2 * i));
-		}
-		answer(SECCOMP_RET_ALLOW);
+		place_pass(2);
 		answer(ERRNO(ENOSYS));
 		break;
 	case JUDGE_FCNTL:
@@ -238,14 +256,35 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_SOCKET:
+	case JUDGE_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
+		load(ARGUMENT(1));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 4);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 3, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER_, 3, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF_, 2, 0);
+		answer(SECCOMP_RET_ALLOW);
+		answer(ERRNO(0));
+		answer(ERRNO(EPERM));
+		break;
+	case JUDGE_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (sockets.c) */
 		load(ARGUMENT(0));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 6, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET_, 5, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 4, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 0, 2);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 17, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 5, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET_, 1, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 0, 5);
+		load(ARGUMENT(1));
+		emit(BPF_ALU | BPF_AND | BPF_K, SOCKET_KIND, 0, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM_, 3, 11);
 		load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+		answer(ERRNO(EAFNOSUPPORT));
+		place_pass(3);
+		asking = emit(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF, 0, 0);
+		break;
+	case JUDGE_SOCKETPAIR:
+		load(ARGUMENT(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 1, 0);
 		answer(ERRNO(EAFNOSUPPORT));
 		answer(SECCOMP_RET_ALLOW);
 		break;
@@ -288,9 +327,15 @@ unsigned seccomp_prepare(void)
 
 int seccomp_enter(void)
 {
+	const unsigned all = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
 	struct sock_fprog program = {(unsigned short)length, code};
+	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
 
-	if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
-		return errno ? -errno : -ESRCH;
-	return 0;
+	if (listener >= 0)
+		return (int)listener;
+	if (errno != EBUSY)
+		return -errno;
+	/* Somebody around us is asked already, and the kernel knows but one: these sockets are not counted. */
+	code[asking].k = SECCOMP_RET_ALLOW;
+	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all, &program) < 0 ? -errno : -EBUSY;
 }

@@ -5,10 +5,11 @@
 #include <stdint.h>
 
 unsigned seccomp_prepare(void); /* builds the program, once: of so many steps */
-int seccomp_enter(void); /* for all threads of the process: 0 or -errno */
+/* For all threads of the process: where they ask for sockets (sockets.h), -EBUSY if they need not, or -errno. */
+int seccomp_enter(void);
 
-/* clone3 is for whoever knows this: init, which starts commands in a control group of their own. No
- * process of the sandbox can read it, neither in init's memory nor in the filter. */
+/* Some calls are for whoever knows this: init, which starts commands in a control group of their own, and makes
+ * sockets. No process of the sandbox can read it, neither in init's memory nor in the filter. */
 extern uint64_t seccomp_pass[2];
 
 #endif

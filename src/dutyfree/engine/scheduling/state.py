@@ -24,6 +24,7 @@ from dutyfree.engine.scheduling.values import (
     Deliver,
     Destroy,
     Failure,
+    Kind,
     Member,
     Operation,
     Policy,
@@ -192,8 +193,13 @@ class State:
         stage_seconds: Iterable[float] = (),
         layers: Mapping[int, int] | None = None,
         memory: int | None = None,
+        found: int | None = None,
+        joined: bool = False,
     ) -> None:
-        """A job is done. ``layers`` has the sizes of those kept, by depth; ``memory`` that of the sandbox."""
+        """A job is done. ``layers`` has the sizes of those kept, by depth; ``memory`` that of the sandbox.
+
+        ``found`` and ``joined`` tell what its making was really spared, where that was not known before.
+        """
         done = self._end(job, now)
         claim = done.claim
         chain = done.top.chain if claim is None else claim.request.chain
@@ -221,7 +227,7 @@ class State:
         else:
             held.status = "ready"
             del claim.jobs[done.id]
-            claim.ready.append((held, done.kind, done.start))
+            claim.ready.append((held, *_spared(done, found, joined)))
             self.changed.append(claim)
         self.wishes.consider(done.top)
 
@@ -395,3 +401,13 @@ class State:
         """Who has it; a death is rare, so this may look at all."""
         everyone = [*self.claims.values(), *(lease.claim for lease in self.leases.values())]
         return [claim for claim in everyone if any(entry[0] is held for entry in claim.ready)]
+
+
+def _spared(done: Job, found: int | None, joined: bool) -> tuple[Kind, int]:
+    """How the sandbox of a job was made, and from where on."""
+    start = done.start if found is None else found
+    if joined and done.kind in ("layer", "cold"):
+        return "joined", start
+    if done.kind == "cold" and start:
+        return "layer", start
+    return done.kind, start

@@ -138,6 +138,7 @@ class Failure(msgspec.Struct, frozen=True):
     depth: int | None = None
     command: str = ""
     output: str = ""
+    remedy: str = ""
 
 
 class Shortage(msgspec.Struct, frozen=True):

@@ -83,7 +83,7 @@ class Images:
 
     async def _build(self, stage: Stage, number: int, base: str, key: str) -> str:
         title = f"stage {number} ({stage.kind})"
-        secrets = stages.secrets_of(stage)
+        secrets = stages.secrets_of(stage, number)
         async with self._builder(base) as sandbox:
             for path, source in stage.files.items():
                 try:

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import anyio
 import anyio.to_thread
 
-from dutyfree.contract import Command, Entry, Limits, Observation, Span
+from dutyfree.contract import Command, Entry, Limits, Observation, Span, check_mode
 from dutyfree.errors import CollectError, DispatchError, SandboxClosed, UsageError
 from dutyfree.substrates.docker import files
 from dutyfree.substrates.docker.execution import Execution, Request, refusal
@@ -82,6 +82,7 @@ class DockerSandbox:
         return (await self._script(files.READ, path)).stdout
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        check_mode(mode)
         await self._script(files.WRITE, path, f"{mode:o}", stdin=bytes(data))
 
     async def list(self, path: str) -> tuple[Entry, ...]:

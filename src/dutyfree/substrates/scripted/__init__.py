@@ -50,6 +50,7 @@ from dutyfree.contract import (
     Observation,
     Recipe,
     Span,
+    check_mode,
 )
 from dutyfree.errors import CreateError, Phase, SandboxClosed, UsageError
 from dutyfree.substrates.output import Collector
@@ -260,6 +261,7 @@ class ScriptedSandbox(ScriptedActions):
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await self.touch()
+        check_mode(mode)
         self.files.write(path, Node("file", mode, bytes(data)))
 
     async def list(self, path: str) -> tuple[Entry, ...]:

@@ -15,6 +15,7 @@ import anyio
 from dutyfree import actions as performing
 from dutyfree.abilities import BackgroundProcesses, Change, Process
 from dutyfree.contract import KILLED, Action, Command, Found, Match, Observation, Result, Sandbox
+from dutyfree.errors import LimitError
 from dutyfree.substrates.scripted.files import Files, Kind, Node
 from dutyfree.substrates.scripted.processes import ScriptedProcess
 
@@ -202,7 +203,7 @@ class ScriptedTerminal:
 
     async def resize(self, rows: int, columns: int) -> None:
         if not (0 < rows < 1 << 16 and 0 < columns < 1 << 16):
-            raise ValueError(f"a terminal of {rows} rows and {columns} columns cannot be")
+            raise LimitError(f"a terminal of {rows} rows and {columns} columns cannot be")
         self.size = (rows, columns)
 
     async def wait(self) -> Observation:

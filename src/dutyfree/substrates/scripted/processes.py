@@ -11,6 +11,7 @@ import msgspec
 
 from dutyfree.abilities import Piece
 from dutyfree.contract import KILLED, Command, Observation
+from dutyfree.errors import LimitError
 
 
 class Collecting(Protocol):
@@ -61,7 +62,7 @@ class ScriptedProcess:
 
     async def signal(self, number: int) -> None:
         if not 0 < number < 65:
-            raise ValueError(f"there is no signal {number}")
+            raise LimitError(f"there is no signal {number}")
         await anyio.lowlevel.checkpoint()
         self.stop(number)
 

@@ -1,0 +1,108 @@
+"""A group of rollouts for GRPO: eight sandboxes copied from one prepared state, one attempt in each.
+
+    python examples/grpo_group.py
+
+The state (a small project with a bug, and its tests) is prepared once. Each attempt edits the source and runs
+the tests; its reward is whether they pass. An attempt whose sandbox broke has no reward at all: it is left
+out of the group's baseline, so that no broken machine teaches the model anything.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import anyio
+
+import dutyfree
+from dutyfree import Recipe, Sandbox, Stage
+from dutyfree.abilities import Pooling
+from dutyfree.errors import SubstrateError
+
+SOURCE = "def middle(values):\n    return sorted(values)[len(values) // 2 + 1]\n"
+TEST = """\
+from project import middle
+assert middle([3, 1, 2]) == 2
+assert middle([5]) == 5
+assert middle([30, 1, 2]) == 2
+"""
+
+RECIPE = Recipe(
+    stages=(
+        Stage("repository", (f"cat > project.py <<'.'\n{SOURCE}.", f"cat > test.py <<'.'\n{TEST}.")),
+        Stage("dependencies", ("python3 -m compileall -q project.py",)),
+    )
+)
+
+SAMPLES = (
+    "sorted(values)[len(values) // 2]",
+    "sorted(values)[len(values) // 2 + 1]",
+    "sorted(values)[1]",
+    "sum(values) / len(values)",
+    "sorted(values)[(len(values) - 1) // 2]",
+    "values[len(values) // 2]",
+    "sorted(values)[-1",
+    "[only for only in iter(lambda: 0, 1)]",
+)
+"""What a model might have written; the seventh is no Python, the last never ends."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one attempt: a reward, or why there is none."""
+
+    sample: str
+    reward: float | None = None
+    failure: str = ""
+    served: str = ""
+
+
+async def attempt(sandbox: Sandbox, sample: str) -> Outcome:
+    served = getattr(sandbox, "served", None)
+    how = "" if served is None else f"{served.kind} in {served.seconds * 1e3:.1f} ms"
+    try:
+        await sandbox.write("project.py", f"def middle(values):\n    return {sample}\n".encode())
+        seen = await sandbox.exec(["python3", "test.py"], timeout=2)
+    except SubstrateError as error:  # the machinery, not the model
+        return Outcome(sample, failure=f"{error.phase}: {error}", served=how)
+    return Outcome(sample, reward=float(seen.ok), served=how)
+
+
+def advantages(outcomes: Sequence[Outcome]) -> list[float | None]:
+    """Each reward against its group's; None for an attempt that has none, or where all are alike."""
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    spread = statistics.pstdev(rewards) if rewards else 0.0
+    if not spread:
+        return [None for _ in outcomes]
+    mean = statistics.fmean(rewards)
+    return [None if found.reward is None else (found.reward - mean) / spread for found in outcomes]
+
+
+async def rollouts(samples: Sequence[str]) -> list[Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    async with AsyncExitStack() as stack:
+        substrate = await stack.enter_async_context(dutyfree.open("native"))
+        assert isinstance(substrate, Pooling)
+        group = await stack.enter_async_context(substrate.group(RECIPE, len(samples)))
+
+        async def one(number: int) -> None:
+            outcomes[number] = await attempt(group[number], samples[number])
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(len(samples)):
+                tasks.start_soon(one, number)
+    return [outcomes[number] for number in range(len(samples))]
+
+
+async def main() -> None:
+    outcomes = await rollouts(SAMPLES)
+    for outcome, advantage in zip(outcomes, advantages(outcomes), strict=True):
+        weight = "none" if advantage is None else f"{advantage:+.2f}"
+        verdict = outcome.failure or f"reward {outcome.reward:g}"
+        print(f"{verdict:10} advantage {weight:>5}  ({outcome.served})  {outcome.sample}")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

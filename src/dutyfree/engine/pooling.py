@@ -1,0 +1,106 @@
+"""The pool of one open substrate: begun by whoever first wants something warm, and leases as sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+
+from dutyfree.contract import Limits, Recipe, Span
+from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
+from dutyfree.engine.pool import Pool
+from dutyfree.engine.scheduling.values import Budget, Policy
+from dutyfree.engine.supply import SANDBOX, Supply
+
+POLICY = Policy(starting=64, idle_seconds=600.0)
+"""Of the native engine: who waits for a stage that another makes holds up nobody, so many may."""
+
+SHARE = 4
+"""The pool may take this part of the host's memory, unless it is told otherwise."""
+
+
+def default_budget() -> Budget:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
+    return Budget(sandboxes=memory // SANDBOX, memory=memory, sandbox_memory=SANDBOX)
+
+
+class Keeping:
+    """Costs nothing until ``started`` is called."""
+
+    def __init__(
+        self, supply: Supply, budget: Budget | None, policy: Policy, usual: Limits, patience: float
+    ) -> None:
+        self.pool: Pool | None = None
+        self._supply = supply
+        self._budget = budget
+        self._policy = policy
+        self._network = usual.network or "off"
+        self._patience = patience
+        self._task: asyncio.Task[None] | None = None
+        self._end = asyncio.Event()
+
+    async def started(self) -> Pool:
+        """The pool, which lives until ``close``."""
+        if self.pool is not None:
+            return self.pool
+        if self._task is None:
+            self._begun: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
+            # In a task of its own: it outlives whoever wanted it first.
+            self._task = asyncio.create_task(self._run())
+        return await asyncio.shield(self._begun)
+
+    async def _run(self) -> None:
+        budget = self._budget or default_budget()
+        async with Pool(self._supply, budget=budget, policy=self._policy) as pool:
+            self._supply.on_lost = pool.lost
+            self.pool = pool
+            self._begun.set_result(pool)
+            await self._end.wait()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._end.set()
+            await asyncio.wait([self._task])
+
+    @asynccontextmanager
+    async def leased(
+        self, recipe: Recipe, count: int, limits: Limits, labels: Mapping[str, str] | None
+    ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
+        """Sandboxes for as long as the context lasts. Raises PoolError, StageError and CreateError."""
+        pool = await self.started()
+        lease = await pool.acquire(recipe, count, deadline=self._patience, lease_seconds=None, labels=labels)
+        sandboxes = tuple(one for one in lease.sandboxes if isinstance(one, ActingSandbox))
+        try:
+            for sandbox, served in zip(sandboxes, lease.served, strict=True):
+                sandbox.served = served
+                sandbox.spans = spans(served.seconds, sandbox.staged)
+                sandbox.keep_output(limits.output)
+                network = limits.network or "off"
+                if network != self._network and isinstance(sandbox, NetworkedActingSandbox):
+                    await sandbox.set_network(network)
+            yield sandboxes
+        finally:
+            for sandbox in sandboxes:  # their holder's, so that nobody can use them any more
+                sandbox.abandon()
+            pool.release(lease)
+
+    async def stocked(self, recipe: Recipe, count: int) -> None:
+        """Keep so many idle from now on, and wait until they are. Raises TimeoutError."""
+        pool = await self.started()
+        await pool.keep(recipe, count)
+        with anyio.fail_after(self._patience):
+            await pool.until_idle(recipe, count)
+
+
+def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
+    """The stages that were run for it, and what else the hand-out took."""
+    at = max(0.0, seconds - math.fsum(took for _, took in staged))
+    found = [Span("pool", 0.0, at)]
+    for kind, took in staged:
+        found.append(Span(f"stage {kind}", at, took))
+        at += took
+    return tuple(found)

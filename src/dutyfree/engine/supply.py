@@ -1,0 +1,294 @@
+"""Where the pool's sandboxes come from: the native engine, behind the protocols of ``source``.
+
+What layers may be shared is made once, by whoever asks first (``stages``). What may not is run in a sandbox
+of its own: a new one, or the idle one that is promoted. Either way a sandbox is handed out upon what its
+stages left, with none of their processes; and nothing is ever used twice: a reset is another sandbox on the
+same layers, which is then looked at as a whole (``verify``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal, Protocol, TypeAlias
+
+import anyio
+import msgspec
+
+from dutyfree.contract import Recipe, Sandbox, Stage
+from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
+from dutyfree.engine.disk import Base
+from dutyfree.engine.snapshots import Layers
+from dutyfree.engine.source import Made
+from dutyfree.engine.stages import Trace
+from dutyfree.errors import CleanupError, CreateError, SubstrateError
+
+SANDBOX = 600_000
+"""Bytes of memory that an idle sandbox takes without what it wrote."""
+
+FIRST = ("/bin/sh", "-c", ":")
+"""Run in what is put into stock, so that the kernel knows the way to a program when somebody's is run."""
+
+KNOWN = 4096
+"""Of so many recipes the shorter ones are remembered."""
+
+Warmth: TypeAlias = Literal["image", "repository", "dependencies"]
+"""A stage up to which state is kept, and no further."""
+
+
+class Maker(Protocol):
+    """What the engine does for the pool."""
+
+    @property
+    def layers(self) -> Layers: ...
+
+    async def state(self, recipe: Recipe, *, background: bool, trace: Trace) -> Base:
+        """Layers with the recipe's state, shared by all. Raises StageError and CreateError."""
+        ...
+
+    def seconds(self, recipe: Recipe, depth: int) -> float:
+        """What reaching this depth from the one before took, when it was done last."""
+        ...
+
+    def size(self, recipe: Recipe, depth: int) -> int:
+        """Bytes of its layer."""
+        ...
+
+    def forget(self, recipe: Recipe, depth: int) -> None: ...
+
+    def made(
+        self, base: Base, image: str | None, *, open_network: bool = False
+    ) -> AbstractAsyncContextManager[ActingSandbox]:
+        """A sandbox of the pool upon these layers. Raises CreateError."""
+        ...
+
+    async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
+        """Run a stage in a sandbox. Raises StageError."""
+        ...
+
+
+@dataclass
+class _Unit:
+    """One sandbox of the pool, and what a reset brings it back to."""
+
+    recipe: Recipe
+    """Up to its depth."""
+    depth: int
+    base: Base | None
+    """Of its own, held; None where it is everybody's."""
+    stack: AsyncExitStack
+
+
+class Supply:
+    """A ``ForkingSource``; with a ``warmth`` every stage after that is run for each sandbox anew."""
+
+    def __init__(self, maker: Maker, warmth: Warmth | None = None) -> None:
+        self._maker = maker
+        self._warmth = warmth
+        self._units: dict[str, _Unit] = {}
+        self._cuts: dict[tuple[int, int], tuple[Recipe, Recipe]] = {}
+        self.on_lost: Callable[[Sandbox], None] | None = None
+        """Told of sandboxes that end by themselves."""
+
+    # --- Made -----------------------------------------------------------------------------------------
+
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool) -> Made:
+        shared = self._shared(recipe, max(1, start, keep), depth)
+        trace = Trace()
+        below = self.cut(recipe, shared)
+        base = await self._maker.state(below, background=background, trace=trace)
+        own: Base | None = None
+        took: list[float] = []
+        if depth > shared:
+            async with self._maker.made(base, recipe.image, open_network=True) as builder:
+                if background:
+                    builder.give_way(True)
+                own, took = await self.run(builder, recipe, shared, depth)
+        found = min(1 + trace.found, shared) if trace.image else 0
+        joined = depth == shared and trace.number > trace.found and not trace.ran
+        made = await self._made(recipe, depth, base, own, took, background=background)
+        return msgspec.structs.replace(
+            made,
+            stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
+            layers={at: self._maker.size(below, at) for at in range(1, shared + 1)},
+            found=found,
+            joined=joined,
+        )
+
+    async def promote(
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool
+    ) -> Made:
+        if self._shared(recipe, max(1, keep), depth) == depth:
+            await self.destroy(sandbox)  # what it has, the layers have too
+            made = await self.create(recipe, start, depth, keep=keep, background=background)
+            return msgspec.structs.replace(made, create_seconds=None)
+        idle = self._held(sandbox)
+        if background:
+            idle.give_way(True)
+        if isinstance(idle, NetworkedActingSandbox):
+            await idle.set_network("on")
+        own, took = await self.run(idle, recipe, start, depth)
+        await self.destroy(idle)
+        made = await self._made(recipe, depth, own, own, took, background=background)
+        return msgspec.structs.replace(made, create_seconds=None)
+
+    async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
+        unit = self._units[sandbox.id]
+        base = unit.base or await self._maker.state(unit.recipe, background=False, trace=Trace())
+        begun = perf_counter()
+        tasks = [
+            asyncio.ensure_future(self._enter(unit.recipe, unit.depth, base, own=unit.base is not None))
+            for _ in range(count)
+        ]
+        try:
+            children = await asyncio.gather(*tasks)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for task in tasks:
+                    task.cancel()
+                for came in await asyncio.gather(*tasks, return_exceptions=True):
+                    if not isinstance(came, BaseException):
+                        await self._discard(came)
+            raise
+        each = (perf_counter() - begun) / max(1, count)
+        return [Made(child, each, memory=self._memory(unit.base)) for child in children]
+
+    async def _made(
+        self,
+        recipe: Recipe,
+        depth: int,
+        base: Base,
+        own: Base | None,
+        took: list[float],
+        *,
+        background: bool,
+    ) -> Made:
+        """A sandbox upon what was made for it, which is let go of if there will be none."""
+        begun = perf_counter()
+        try:
+            sandbox = await self._enter(self.cut(recipe, depth), depth, own or base, own=own is not None)
+        finally:
+            if own is not None:
+                self._maker.layers.release(own.trees)
+        create_seconds = perf_counter() - begun
+        if background:
+            await self._touch(sandbox)
+        ran = recipe.stages[depth - 1 - len(took) : depth - 1]
+        sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
+        return Made(sandbox, create_seconds, took, memory=self._memory(own))
+
+    async def _enter(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+        stack = AsyncExitStack()
+        sandbox = await stack.enter_async_context(self._maker.made(base, recipe.image))
+        if own:
+            self._maker.layers.hold(base.trees)
+            stack.callback(self._maker.layers.release, base.trees)
+        self._units[sandbox.id] = _Unit(recipe, depth, base if own else None, stack)
+        sandbox.on_death(lambda: self.on_lost(sandbox) if self.on_lost is not None else None)
+        return sandbox
+
+    async def run(
+        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int
+    ) -> tuple[Base, list[float]]:
+        """Run the stages after ``start`` in a sandbox, and keep what it then has, held once."""
+        seconds = []
+        for number in range(start, depth):
+            begun = perf_counter()
+            await self._maker.apply(builder, recipe.stages[number - 1], number)
+            seconds.append(perf_counter() - begun)
+        return await builder.final(), seconds
+
+    # --- Used again -----------------------------------------------------------------------------------
+
+    async def reset(self, sandbox: Sandbox) -> tuple[Sandbox, int]:
+        unit = self._units.pop(sandbox.id)
+        recipe, depth, own = unit.recipe, unit.depth, unit.base
+        async with AsyncExitStack() as held:
+            if own is not None:
+                self._maker.layers.hold(own.trees)
+                held.callback(self._maker.layers.release, own.trees)
+            await unit.stack.aclose()
+            kept = self._shared(recipe, depth, depth)
+            if own is not None and kept == depth:
+                return await self._enter(recipe, depth, own, own=True), depth
+            recipe = self.cut(recipe, kept)
+            base = await self._maker.state(recipe, background=True, trace=Trace())
+            return await self._enter(recipe, kept, base, own=False), kept
+
+    async def verify(self, sandbox: Sandbox) -> None:
+        held = self._held(sandbox)
+        await held.verify()
+        await self._touch(held)
+        if not held.alive:
+            raise CreateError(f"sandbox {held.id} died")
+
+    def alive(self, sandbox: Sandbox) -> bool:
+        return isinstance(sandbox, ActingSandbox) and sandbox.alive
+
+    async def _touch(self, sandbox: ActingSandbox) -> None:
+        try:
+            await sandbox.exec(FIRST)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._discard(sandbox)
+            raise
+
+    # --- Gone -----------------------------------------------------------------------------------------
+
+    async def destroy(self, sandbox: Sandbox) -> None:
+        unit = self._units.pop(sandbox.id, None)
+        if unit is not None:
+            await unit.stack.aclose()
+
+    async def _discard(self, sandbox: Sandbox) -> None:
+        try:
+            await self.destroy(sandbox)
+        except CleanupError:
+            return  # there is another error to tell
+
+    def forget(self, recipe: Recipe, depth: int) -> None:
+        self._maker.forget(recipe, depth)
+
+    def warm_part(self, recipe: Recipe) -> Recipe:
+        """As much of it as sandboxes can be warm with."""
+        depth = len(recipe.stages) + 1
+        return self.cut(recipe, self._shared(recipe, depth, depth))
+
+    # --- Figures --------------------------------------------------------------------------------------
+
+    def _shared(self, recipe: Recipe, wanted: int, depth: int) -> int:
+        """Up to what depth layers serve all, of a sandbox at ``depth``."""
+        return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
+
+    def cut(self, recipe: Recipe, depth: int) -> Recipe:
+        """The recipe up to a depth: the same one each time, since recipes are known by their identity."""
+        if depth > len(recipe.stages):
+            return recipe
+        known = self._cuts.get((id(recipe), depth))
+        if known is None:
+            if len(self._cuts) >= KNOWN:
+                self._cuts.clear()
+            known = recipe, Recipe(recipe.image, recipe.stages[: depth - 1])
+            self._cuts[id(recipe), depth] = known
+        return known[1]
+
+    def _memory(self, own: Base | None) -> int | None:
+        return None if own is None else SANDBOX + self._maker.layers.size_of(own.trees)
+
+    def _held(self, sandbox: Sandbox) -> ActingSandbox:
+        if not isinstance(sandbox, ActingSandbox) or sandbox.id not in self._units:
+            raise SubstrateError(f"{sandbox.id} is no sandbox of this pool")
+        return sandbox
+
+
+def warm_depth(recipe: Recipe, warmth: Warmth) -> int:
+    """The depth of the last stage of this kind, or of one that comes before; of the image at least."""
+    kinds = {"image": (), "repository": ("repository",), "dependencies": ("repository", "dependencies")}[
+        warmth
+    ]
+    return 1 + max(
+        (number for number, stage in enumerate(recipe.stages, 1) if stage.kind in kinds), default=0
+    )

@@ -1,0 +1,166 @@
+"""Warm sandboxes of the native engine: how they are asked for, and what their pool needs of the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import ClassVar, Protocol
+
+from dutyfree.contract import Limits, Recipe, Stage
+from dutyfree.engine import snapshots
+from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.disk import Base
+from dutyfree.engine.features import Features
+from dutyfree.engine.forking import entered
+from dutyfree.engine.pool import Pool
+from dutyfree.engine.pooling import Keeping
+from dutyfree.engine.scheduling.values import Budget, Policy
+from dutyfree.engine.snapshots import Layers
+from dutyfree.engine.stages import Stages, Trace
+from dutyfree.engine.supply import Supply, Warmth
+from dutyfree.errors import UsageError
+from dutyfree.substrates import stages
+
+OPEN = Limits(network="on")
+"""Of sandboxes in which stages are run, as image builds have it."""
+
+
+class Options(Protocol):
+    """Those of the substrate's that concern the pool."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def budget(self) -> Budget | None: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def patience(self) -> float: ...
+
+
+class Pooled(ABC):
+    """The part of the substrate that keeps sandboxes warm. Nothing is, until somebody wants it."""
+
+    features: Features
+    _layers: Layers
+    _stages: Stages
+    _alive: set[str]
+    _warmth: ClassVar[Warmth | None] = None
+
+    @property
+    @abstractmethod
+    def _options(self) -> Options: ...
+
+    @abstractmethod
+    def _made(
+        self, recipe: Recipe, limits: Limits, *, base: Base | None = None, pooled: bool = False
+    ) -> AbstractAsyncContextManager[ActingSandbox]: ...
+
+    @abstractmethod
+    async def _base(
+        self, recipe: Recipe, *, background: bool = False, trace: Trace | None = None
+    ) -> Base: ...
+
+    @abstractmethod
+    def _keys(self, recipe: Recipe) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def _seconds(self, recipe: Recipe, depth: int) -> float: ...
+
+    def _open_pool(self, options: Options) -> None:
+        self._supply = Supply(Maker(self), self._warmth)
+        self._keeping = Keeping(
+            self._supply, options.budget, options.policy, options.limits, options.patience
+        )
+
+    @property
+    def pool(self) -> Pool | None:
+        """The pool, once something was asked for that wants one: ``prefetch``, ``group`` or ``pooled``."""
+        return self._keeping.pool
+
+    async def pooled(self) -> Pool:
+        """The pool, for leases with terms of their own, begun if it was not."""
+        return await self._keeping.started()
+
+    async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
+        """So many of each will be asked for soon, with the limits of the pool. Raises CreateError."""
+        await (await self._keeping.started()).prefetch(recipes, count)
+
+    @asynccontextmanager
+    async def group(
+        self,
+        recipe: Recipe,
+        count: int,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
+        """So many in the same state, all or none: one that is prepared, and copies of it."""
+        if count < 1:
+            raise UsageError(f"a group of {count} makes no sense", remedy="ask for one or more")
+        limits = limits or self._options.limits
+        if self._is_pooled(recipe, limits):
+            async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:
+                self._alive.update(one.id for one in sandboxes)
+                try:
+                    yield sandboxes
+                finally:
+                    self._alive.difference_update([one.id for one in sandboxes])
+            return
+        base = await self._base(recipe)
+        async with entered([self._made(recipe, limits, base=base) for _ in range(count)]) as made:
+            yield tuple(made)
+
+    @asynccontextmanager
+    async def _lease(
+        self, recipe: Recipe, limits: Limits, labels: Mapping[str, str] | None
+    ) -> AsyncIterator[ActingSandbox]:
+        async with self.group(recipe, 1, limits=limits, labels=labels) as (sandbox,):
+            yield sandbox
+
+    def _is_pooled(self, recipe: Recipe, limits: Limits) -> bool:
+        """Whether a sandbox of the pool will do: what it may reach and print can still be changed."""
+        if recipe.image is not None and recipe.image.startswith(snapshots.PREFIX):
+            return False
+        if limits is self._options.limits:
+            return True
+        usual = self._options.limits
+        if self.features.mode != "root" and (limits.network or "off") != (usual.network or "off"):
+            return False
+        same = (limits.cpus, limits.memory, limits.pids, limits.disk)
+        return same == (usual.cpus, usual.memory, usual.pids, usual.disk)
+
+
+class Maker:
+    """What the pool's supply needs of the engine."""
+
+    def __init__(self, substrate: Pooled) -> None:
+        self._substrate = substrate
+
+    @property
+    def layers(self) -> Layers:
+        return self._substrate._layers
+
+    async def state(self, recipe: Recipe, *, background: bool, trace: Trace) -> Base:
+        return await self._substrate._base(recipe, background=background, trace=trace)
+
+    def seconds(self, recipe: Recipe, depth: int) -> float:
+        return self._substrate._seconds(recipe, depth)
+
+    def size(self, recipe: Recipe, depth: int) -> int:
+        keys = self._substrate._keys(recipe)
+        return self._substrate._stages.sizes.get(keys[depth - 2], 0) if depth > 1 else 0
+
+    def forget(self, recipe: Recipe, depth: int) -> None:
+        if depth > 1:
+            self._substrate._stages.forget(self._substrate._keys(recipe)[depth - 2])
+
+    def made(
+        self, base: Base, image: str | None, *, open_network: bool = False
+    ) -> AbstractAsyncContextManager[ActingSandbox]:
+        limits = OPEN if open_network else self._substrate._options.limits
+        return self._substrate._made(Recipe(image), limits, base=base, pooled=True)
+
+    async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
+        await stages.apply(builder, stage, number)

@@ -1,0 +1,462 @@
+"""The pool on real sandboxes: how requests are served, what is reused, what is thrown away, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree.abilities import Pooling
+from dutyfree.contract import Limits, Recipe, Stage
+from dutyfree.engine.scheduling.values import Budget, Policy
+from dutyfree.errors import (
+    CreateError,
+    ExecError,
+    Exhausted,
+    LeaseEnded,
+    Quarantined,
+    SandboxClosed,
+    StageError,
+    SubstrateError,
+    UsageError,
+)
+from tests.engine import counts
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+async def pooled() -> AsyncIterator[Any]:
+    async with opened("native") as substrate:
+        yield substrate
+
+
+def opened(name: str, **options: Any) -> Any:
+    return dutyfree.open(name, **options)
+
+
+def recipe(name: str = "one", *, seconds: float = 0.0) -> Recipe:
+    """Its stages say in ``log`` how often they were run for this state."""
+    clone = Stage("repository", (f"mkdir -p repository; echo clone >> log; sleep {seconds}",))
+    install = Stage("dependencies", (f"echo {name} >> log; date +%s%N > stamp; sleep {seconds}",))
+    return Recipe(stages=(clone, install))
+
+
+async def idle(substrate: Any, wanted: Recipe, count: int) -> None:
+    with anyio.fail_after(60):
+        await substrate.pool.until_idle(wanted, count)
+
+
+# --- How requests are served --------------------------------------------------------------------------------
+
+
+async def test_nothing_is_kept_until_somebody_wants_it(pooled: Any) -> None:
+    wanted = recipe()
+    async with pooled.sandbox(wanted) as sandbox:
+        assert (sandbox.served.kind, sandbox.served.stage) == ("cold", "none")
+    async with pooled.sandbox(wanted) as sandbox:
+        assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
+        assert sandbox.served.cold_seconds > sandbox.served.seconds
+    assert pooled.pool is None
+    offered: object = pooled
+    assert isinstance(offered, Pooling)
+    assert await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()) == set()
+
+
+async def test_what_was_prefetched_is_warm_and_never_used_twice(pooled: Any) -> None:
+    wanted = recipe()
+    await pooled.prefetch([wanted], 2)
+    await idle(pooled, wanted, 2)
+    seen = set()
+    for _ in range(4):
+        async with pooled.sandbox(wanted) as sandbox:
+            assert (sandbox.served.kind, sandbox.served.stage) == ("warm", "dependencies")
+            assert sandbox.id not in seen
+            seen.add(sandbox.id)
+            assert await sandbox.read("log") == b"clone\none\n"
+            assert await pooled.sandboxes() == [sandbox.id]
+            await sandbox.write("trace", b"")
+            await sandbox.exec("sleep 100 & echo > /dev/shm/trace; echo > /tmp/trace")
+        with pytest.raises(SandboxClosed):
+            await sandbox.exec("true")
+        assert await pooled.sandboxes() == []
+        await idle(pooled, wanted, 2)
+    assert pooled.pool.ledger.served["warm", "dependencies"] == 4
+    assert pooled.pool.ledger.events["resets"] == 4
+
+
+async def test_a_sandbox_of_the_pool_is_as_any_other(pooled: Any) -> None:
+    await pooled.prefetch([Recipe()])
+    await idle(pooled, Recipe(), 1)
+    look = "env; id; umask; hostname; pwd; ls -A . /tmp /dev/shm; ulimit -a; cat /proc/self/cgroup | wc -l"
+    async with pooled.sandbox() as warm, pooled.sandbox(limits=Limits(pids=2048)) as new:
+        assert (warm.served.kind, new.served.kind) == ("warm", "layer")
+        assert (await warm.exec(look)).stdout == (await new.exec(look)).stdout
+
+
+async def test_limits_of_its_own_are_not_the_pools(pooled: Any) -> None:
+    await pooled.prefetch([Recipe()])
+    await idle(pooled, Recipe(), 1)
+    async with pooled.sandbox(limits=Limits(memory=64 << 20)) as sandbox:
+        assert sandbox.served.kind == "layer"
+    async with pooled.sandbox(limits=Limits(output=10)) as sandbox:
+        assert sandbox.served.kind == "warm"
+        assert (await sandbox.exec("seq 1000")).cut.stdout > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the network is changed in life with root only; run as root")
+async def test_the_network_is_opened_at_the_hand_out_and_closed_after(pooled: Any) -> None:
+    await pooled.prefetch([Recipe()], 1)
+    await idle(pooled, Recipe(), 1)
+    connects = "import socket; socket.create_connection(('{}', {}), 2)"
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        command = ["python3", "-c", connects.format(pooled.host_address, server.sockets[0].getsockname()[1])]
+        async with pooled.sandbox(limits=Limits(network="on")) as sandbox:
+            assert (await sandbox.exec(command)).ok
+        await idle(pooled, Recipe(), 1)
+        async with pooled.sandbox() as sandbox:
+            assert sandbox.served.kind == "warm"
+            assert not (await sandbox.exec(command)).ok
+
+
+async def test_a_shorter_prefix_is_promoted_by_what_is_missing() -> None:
+    wanted = recipe()
+    shorter = Recipe(stages=wanted.stages[:1])
+    # Where only images have layers, an idle sandbox is all that there is of a repository.
+    async with opened("native", policy={"deepest_layer": 1, "refill": False}) as substrate:
+        await substrate.prefetch([shorter])
+        await idle(substrate, shorter, 1)
+        async with substrate.sandbox(wanted) as sandbox:
+            assert (sandbox.served.kind, sandbox.served.stage) == ("promoted", "repository")
+            assert await sandbox.read("log") == b"clone\none\n"
+            assert [span.name for span in sandbox.spans] == ["pool", "stage dependencies"]
+            await sandbox.write("log", b"")
+            await sandbox.reset()
+            assert await sandbox.read("log") == b"clone\none\n"
+        await idle(substrate, wanted, 1)
+        async with substrate.sandbox(wanted) as sandbox:
+            assert sandbox.served.kind == "warm"
+            assert await sandbox.read("log") == b"clone\none\n"
+
+
+async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) -> None:
+    await pooled.pooled()
+    wanted, stamps, kinds = recipe(seconds=0.3), set(), []
+
+    async def one() -> None:
+        async with pooled.sandbox(wanted) as sandbox:
+            stamps.add(await sandbox.read("stamp"))
+            kinds.append(sandbox.served.kind)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(one)
+    assert len(stamps) == 1
+    assert sorted(kinds) == ["cold", *["joined"] * 7]
+
+
+async def test_a_group_is_one_prepared_state() -> None:
+    wanted = recipe()
+    async with opened("native", policy={"deepest_layer": 1}) as substrate:
+        async with substrate.group(wanted, 8) as group:
+            assert len({sandbox.id for sandbox in group}) == 8
+            assert len({await sandbox.read("stamp") for sandbox in group}) == 1
+            assert sorted(sandbox.served.kind for sandbox in group) == ["cold", *["forked"] * 7]
+            await group[0].write("mine", b"")
+            with pytest.raises(FileNotFoundError):
+                await group[1].read("mine")
+        with pytest.raises(SandboxClosed):
+            await group[7].exec("true")
+        with pytest.raises(UsageError):
+            async with substrate.group(wanted, 0):
+                pass
+
+
+async def test_a_group_with_limits_of_its_own(pooled: Any) -> None:
+    async with pooled.group(recipe(), 3, limits=Limits(pids=100)) as group:
+        assert len({await sandbox.read("stamp") for sandbox in group}) == 1
+    assert pooled.pool is None
+
+
+# --- What fails ---------------------------------------------------------------------------------------------
+
+
+async def test_a_stage_that_fails_is_told_and_at_last_not_tried(pooled: Any) -> None:
+    await pooled.pooled()
+    broken = Recipe(stages=(*recipe().stages, Stage("setup", ("echo what went wrong >&2; exit 3",))))
+    for _ in range(3):
+        with pytest.raises(StageError, match="ended with 3: what went wrong") as failed:
+            async with pooled.sandbox(broken):
+                pass
+        assert (failed.value.number, failed.value.command) == (3, "echo what went wrong >&2; exit 3")
+        assert failed.value.output == "what went wrong"
+        assert "all that it printed is in" in failed.value.remedy
+    with pytest.raises(Quarantined, match="what went wrong"):
+        async with pooled.sandbox(broken):
+            pass
+    async with pooled.sandbox(recipe()) as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
+async def test_an_exhausted_pool_says_so() -> None:
+    async with opened("native", budget=Budget(sandboxes=1), patience=0.2) as substrate:
+        await substrate.pooled()
+        async with substrate.sandbox():
+            with pytest.raises(Exhausted, match="1 of 1 sandboxes are leased"):
+                async with substrate.sandbox():
+                    pass
+        async with substrate.sandbox() as sandbox:
+            assert (await sandbox.exec("true")).ok
+
+
+DIRT = {
+    "processes": "sleep 100 & true",
+    "files": "echo > file",
+    "files elsewhere": "rm /etc/hosts",
+    "files of a size": "truncate -s 0 /etc/hosts",
+    "files in memory": "echo > /dev/shm/file",
+    "shared memory": "ipcmk -M 4096",
+}
+
+
+@pytest.mark.parametrize("dirt", DIRT)
+async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str) -> None:
+    """As if a reset had left something: what is found is named, and nobody gets the sandbox."""
+    pool, supply = await pooled.pooled(), pooled._supply
+    reset = supply.reset
+
+    async def half_done(sandbox: Any) -> Any:
+        fresh, depth = await reset(sandbox)
+        await fresh.exec(DIRT[dirt])
+        with pytest.raises(ExecError, match=f"not as new: .*{dirt.split()[0]}"):
+            await fresh.verify()
+        return fresh, depth
+
+    supply.reset = half_done
+    async with pooled.sandbox() as sandbox:
+        assert (await sandbox.exec("true")).ok
+    with anyio.fail_after(30):
+        while pool.ledger.events["died"] < 1 or "0 going" not in repr(pool):
+            await pool._moved.wait()
+    assert pool.ledger.events["discarded"] == 1
+    assert repr(pool).startswith("<Pool: 0 idle, 0 leased")
+
+
+async def test_verification_finds_a_socket_and_passes_a_new_one(pooled: Any) -> None:
+    async with pooled.sandbox() as sandbox:
+        await sandbox.verify()
+        listen = "import socket; held = socket.socket(); print(flush=True); input()"
+        process = await sandbox.start(["python3", "-c", listen], stdin=True)
+        async for _ in process.output():
+            break
+        with pytest.raises(ExecError, match=r"processes.*sockets"):
+            await sandbox.verify()
+        await process.kill()
+
+
+async def test_an_idle_sandbox_that_dies_is_replaced(pooled: Any) -> None:
+    await pooled.prefetch([Recipe()])
+    await idle(pooled, Recipe(), 1)
+    (init,) = counts.sandboxes(os.getpid())
+    os.kill(init, signal.SIGKILL)
+    with anyio.fail_after(30):
+        while pooled.pool.ledger.events["died"] < 1:
+            await pooled.pool._moved.wait()
+    await idle(pooled, Recipe(), 1)
+    async with pooled.sandbox() as sandbox:
+        assert sandbox.served.kind == "warm"
+        assert (await sandbox.exec("echo whole")).stdout == b"whole\n"
+
+
+# --- Leases -------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
+    pool = await pooled.pooled()
+    lease = await pool.acquire(Recipe(), lease_seconds=0.3, labels={"run": "7"}, idempotency_key="once")
+    assert lease.labels == {"run": "7"}
+    assert await pool.acquire(Recipe(), idempotency_key="once") is lease
+    for _ in range(4):
+        await anyio.sleep(0.15)
+        pool.keep_alive(lease, 0.3)
+    assert (await lease.sandbox.exec("true")).ok
+    with anyio.fail_after(30):
+        while not lease.over or "0 going" not in repr(pool):
+            await pool._moved.wait()
+    with pytest.raises(SubstrateError):
+        await lease.sandbox.exec("true")
+    with pytest.raises(LeaseEnded):
+        pool.keep_alive(lease)
+    with pytest.raises(LeaseEnded):
+        await pool.acquire(Recipe(), idempotency_key="once")
+
+
+async def test_layers_go_when_the_disk_is_full() -> None:
+    """The least valuable one that nobody stands on; its files too."""
+    from dutyfree.engine.images.store import Store
+
+    budget = Budget(disk=1 << 20, layer_disk=300_000)
+    async with opened("native", budget=budget) as substrate:
+        await substrate.pooled()
+        for number in range(6):
+            fill = Stage("setup", (f"head -c 300000 /dev/urandom > {number}",))
+            async with substrate.sandbox(Recipe(stages=(fill,))):
+                pass
+        assert substrate.pool.ledger.events["layers forgotten"] >= 2
+        with anyio.fail_after(30):
+            size = math.inf
+            while size > 2 << 20:  # what is on its way to the disk, and from there, takes a moment
+                layers = await anyio.to_thread.run_sync(Store().layers)
+                size = sum(facts.size for facts in layers)
+
+
+# --- Under fire ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
+    """Sandboxes and stage builds are killed at random: every request is served, and nothing is left."""
+    before = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid()).launchers)
+    chance = random.Random(3)
+    recipes = [recipe(str(number), seconds=0.05) for number in range(6)]
+    done = died = killed = 0
+    policy = Policy(starting=64, attempts=100, tolerated=1000)
+    async with opened("native", policy=policy, budget=Budget(sandboxes=80)) as substrate:
+        pool = await substrate.pooled()
+        family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
+
+        async def task(number: int) -> None:
+            nonlocal done, died
+            for turn in range(6):
+                wanted = recipes[(number + turn) % len(recipes)]
+                size = 4 if number % 8 == 0 else 1
+                try:
+                    async with substrate.group(wanted, size) as group:
+                        for sandbox in group:
+                            assert (await sandbox.read("log")).startswith(b"clone\n")
+                            await sandbox.write("trace", b"")
+                            await sandbox.exec("sleep 0.01")
+                            assert [e.name for e in await sandbox.list(".")].count("trace") == 1
+                except (ExecError, SandboxClosed):  # killed in our hands: told as what it is
+                    died += 1
+                done += 1
+
+        async def killer() -> None:
+            nonlocal killed
+            while done < 64 * 6:
+                found = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
+                for init in chance.sample(sorted(found), min(2, len(found))):
+                    try:
+                        os.kill(init, signal.SIGKILL)
+                        killed += 1
+                    except ProcessLookupError:
+                        pass
+                await anyio.sleep(0.05)
+
+        with anyio.fail_after(240):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(killer)
+                for number in range(64):
+                    tasks.start_soon(task, number)
+        assert done == 64 * 6
+        assert killed > 10
+        assert died < done / 2
+        with anyio.fail_after(60):
+            while "0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting" not in repr(pool):
+                await pool._moved.wait()
+    assert await anyio.to_thread.run_sync(family.remains) == set()
+
+
+OWNER = """
+import anyio, dutyfree
+from dutyfree.contract import Recipe, Stage
+
+async def main():
+    async with opened("native") as substrate:
+        slow = Recipe(stages=(Stage("setup", ("sleep 1000",)),))
+        await substrate.prefetch([Recipe()], 8)
+        await substrate.pool.until_idle(Recipe(), 8)
+        async with substrate.group(Recipe(), 4):
+            await substrate.prefetch([slow])
+            print("warm", flush=True)
+            await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_owner_of_a_warm_pool_leaves_nothing(signum: int) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    with owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "warm\n"
+        deadline = time.monotonic() + 30
+        while len(counts.sandboxes(owner.pid)) < 9 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        family = counts.Family(owner.pid)
+        assert len(counts.sandboxes(owner.pid)) >= 9
+        owner.send_signal(signum)
+    assert family.remains() == set()
+
+
+# --- At one warmth ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "ran"),
+    [
+        ("native-cold", ("cold", "none"), ["repository", "dependencies", "setup"]),
+        ("native-base", ("cold", "none"), ["repository", "dependencies", "setup"]),
+        ("native-image", ("promoted", "image"), ["repository", "dependencies", "setup"]),
+        ("native-repository", ("promoted", "repository"), ["dependencies", "setup"]),
+        ("native-dependencies", ("promoted", "dependencies"), ["setup"]),
+        ("native-warm", ("warm", "setup"), []),
+    ],
+)
+async def test_a_fixed_warmth_runs_what_comes_after_for_each(
+    name: str, found: tuple[str, str], ran: list[str]
+) -> None:
+    wanted = Recipe(stages=(*recipe().stages, Stage("setup", ("date +%s%N > own",))))
+    async with opened(name) as substrate:
+        assert substrate.name == name
+        await substrate.prepare(wanted)
+        stamps, own = set(), set()
+        for _ in range(3):
+            async with substrate.sandbox(wanted) as sandbox:
+                assert (sandbox.served.kind, sandbox.served.stage) == found
+                assert [span.name for span in sandbox.spans[1:]] == [f"stage {kind}" for kind in ran]
+                assert await sandbox.read("log") == b"clone\none\n"
+                stamps.add(await sandbox.read("stamp"))
+                own.add(await sandbox.read("own"))
+                await sandbox.remove("log")
+                await sandbox.reset()
+                assert await sandbox.read("log") == b"clone\none\n"
+            await anyio.sleep(0.05)
+        assert len(stamps) == (3 if "dependencies" in ran else 1)
+        assert len(own) == (3 if ran else 1)
+
+
+async def test_a_recipe_that_cannot_be_prepared(pooled: Any) -> None:
+    async with opened("native-warm") as substrate:
+        with pytest.raises(CreateError, match="setup"):
+            await substrate.prepare(Recipe(stages=(Stage("setup", ("false",)),)))

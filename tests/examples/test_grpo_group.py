@@ -1,0 +1,66 @@
+"""The example as it is written, and what it makes of a sandbox that breaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from tests.engine import counts
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_group.py"
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+
+
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("grpo_group", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_runs_as_written() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["1", "0", "0", "0", "1", "0", "0", "0"]
+    assert "advantage +1.73" in lines[0]
+    assert "advantage -0.58" in lines[1]
+    assert sum("(forked in" in line for line in lines) == 7
+
+
+@pytest.mark.anyio
+async def test_a_sandbox_that_breaks_is_no_reward() -> None:
+    module = example()
+    async with dutyfree.open("native") as substrate, substrate.sandbox(module.RECIPE) as sandbox:
+
+        async def kill() -> None:
+            await sandbox.exec("until [ -e /proc/2 ]; do :; done")
+            for init in await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()):
+                os.kill(init, signal.SIGKILL)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            broken = await module.attempt(sandbox, "[only for only in iter(lambda: 0, 1)]")
+    assert broken.reward is None
+    assert broken.failure.startswith("exec: sandbox")
+    good, bad = module.Outcome("", reward=1.0), module.Outcome("", reward=0.0)
+    assert module.advantages([good, broken, bad]) == [1.0, None, -1.0]
+    assert module.advantages([good, broken, good]) == [None, None, None]
