@@ -147,12 +147,13 @@ def npm(directory: str = REPOSITORY, *, lock: Path | None = None, secrets: Seque
 
 
 def apt(*packages: str) -> Stage:
-    """Packages of Debian and its kin. Raises UsageError."""
+    """Packages of Debian and its kin, ``name`` or ``name=version``, for images with apt. Raises UsageError."""
     if not packages:
         raise UsageError("apt has nothing to install", remedy="name packages")
     install = shlex.join(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     quiet = "export DEBIAN_FRONTEND=noninteractive"
-    return command(f"{quiet}; apt-get update -qq && {install} && rm -rf /var/lib/apt/lists/*")
+    tidy = "apt-get clean && rm -rf /var/lib/apt/lists/*"  # the layer needs neither
+    return command(f"{quiet}; apt-get update -qq && {install} && {tidy}")
 
 
 def command(
