@@ -147,7 +147,7 @@ def npm(directory: str = REPOSITORY, *, lock: Path | None = None, secrets: Seque
 
 
 def apt(*packages: str) -> Stage:
-    """Packages of Debian and its kin, ``name`` or ``name=version``, for images with apt. Raises UsageError."""
+    """Packages of Debian and its kin, ``name`` or ``name=version``; the image has apt. Raises UsageError."""
     if not packages:
         raise UsageError("apt has nothing to install", remedy="name packages")
     install = shlex.join(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])

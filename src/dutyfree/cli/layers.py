@@ -101,7 +101,7 @@ def export(
     what: tuple[str, ...],
     /,
     *,
-    to: str,
+    to: Annotated[str, Parameter(allow_leading_hyphen=True)],
     image: Annotated[bool, Parameter(negative="--no-image")] = True,
 ) -> int:
     """Write layers, with all that they stand on, to one archive, or add them to a directory.
@@ -127,7 +127,7 @@ def export(
 
 @layer.command(name="import")
 def import_(
-    source: str,
+    source: Annotated[str, Parameter(allow_leading_hyphen=True)],
     what: tuple[str, ...] = (),
     /,
     *,
@@ -190,8 +190,6 @@ def remove(what: tuple[str, ...], /) -> int:
     what
         snapshot:NAME, digits, or recipes' files (their last stage).
     """
-    if not what:
-        raise UsageError("no layer is named", remedy="see `dutyfree layer ls`")
     for name in layers.remove(_meant(what)):
         print(f"removed {name}")  # noqa: T201
     return 0
