@@ -105,21 +105,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and not (value > least and value <= most):
-                few = "at least nothing" if least < 0 else "more than nothing"
+            least, few = (-1, "at least nothing") if name == "output" else (0, "more than nothing")
+            if value is not None and not least < value <= most:
                 raise LimitError(f"{name} must be {few} and at most {most}, not {value}")
 
 
-_BOUNDS = {
-    "cpus": (0, 1 << 16),
-    "memory": (0, 1 << 62),
-    "pids": (0, 1 << 22),
-    "disk": (0, 1 << 60),
-    "output": (-1, (1 << 32) - 1),
-}
-"""More than the first, at most the second: what the kernel can count."""
+_MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
+"""What the kernel can count."""
 
 
 class Entry(msgspec.Struct, frozen=True):

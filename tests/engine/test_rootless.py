@@ -19,7 +19,7 @@ pytestmark = pytest.mark.native
 SESSION = """
 import anyio, dutyfree, json, os, sys
 from dutyfree import Limits, Recipe, Stage
-from dutyfree.errors import CreateError
+from dutyfree.errors import CreateError, DispatchError
 
 async def main():
     async with dutyfree.open("native") as substrate:
@@ -76,6 +76,32 @@ async def run(substrate):
         assert "cannot limit memory here" in found["refused"][0][1]
         assert "no limit of memory" in found["lost"]
     assert "no other user than root" in found["lost"]
+
+
+def test_another_user_is_refused_with_what_to_do() -> None:
+    body = """
+async def run(substrate):
+    refused = []
+    async with substrate.sandbox() as sandbox:
+        try:
+            await sandbox.exec("id", user="nobody")
+        except DispatchError as error:
+            refused.append(str(error))
+        try:
+            async with sandbox.terminal("id", user="nobody") as held:
+                await held.wait()
+        except DispatchError as error:
+            refused.append(str(error))
+        assert (await sandbox.exec("id -u")).stdout == b"0\\n"
+    return refused
+"""
+    found = ask(body)
+    assert isinstance(found, list)
+    assert len(found) == 2
+    for said in found:
+        assert "cannot run a command as 'nobody': the sandbox has no such id" in said
+        assert "/etc/subuid" in said
+        assert "dutyfree doctor" in said
 
 
 def test_the_hosts_software_can_be_added_to_and_replaced() -> None:

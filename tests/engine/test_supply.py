@@ -391,7 +391,7 @@ import anyio, dutyfree
 from dutyfree.contract import Recipe, Stage
 
 async def main():
-    async with opened("native") as substrate:
+    async with dutyfree.open("native") as substrate:
         slow = Recipe(stages=(Stage("setup", ("sleep 1000",)),))
         await substrate.prefetch([Recipe()], 8)
         await substrate.pool.until_idle(Recipe(), 8)

@@ -113,7 +113,7 @@ class Supply:
         return msgspec.structs.replace(
             made,
             stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
-            layers={at: self._maker.size(below, at) for at in range(1, shared + 1)},
+            layers=self._layers(below, shared),
             found=found,
             joined=joined,
         )
@@ -262,6 +262,12 @@ class Supply:
     def _shared(self, recipe: Recipe, wanted: int, depth: int) -> int:
         """Up to what depth layers serve all, of a sandbox at ``depth``."""
         return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
+
+    def _layers(self, recipe: Recipe, depth: int) -> dict[int, int]:
+        """What the pool may make sandboxes on: at a fixed warmth it is to use those that wait."""
+        if self._warmth is not None:
+            return {}
+        return {at: self._maker.size(recipe, at) for at in range(1, depth + 1)}
 
     def cut(self, recipe: Recipe, depth: int) -> Recipe:
         """The recipe up to a depth: the same one each time, since recipes are known by their identity."""

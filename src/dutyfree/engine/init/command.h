@@ -1,4 +1,4 @@
-/* A command under way, as command.c (its life) and output.c (what it says) know it. */
+/* A command under way, as starting.c (its beginning), command.c (its life) and output.c (what it says) know it. */
 #ifndef DUTYFREE_COMMAND_H
 #define DUTYFREE_COMMAND_H
 
@@ -23,6 +23,14 @@ struct command {
 	struct exit result;
 	struct stream streams[2];
 };
+
+/* In a table, by its index there; NULL if that is full, or has one of this id. */
+struct command *command_new(uint32_t id, unsigned *index);
+void command_listen(unsigned index, int number, bool on, int operation); /* to one of its streams */
+void command_finish(unsigned index); /* tells the owner, and forgets it */
+
+/* A pipe: our end for the stream, and theirs, which is the caller's to close. 0 or -errno. */
+int starting_pipe(struct stream *stream, int number, int *theirs);
 
 /* Whether more output can be taken: bounded memory here, and the owner's pace. */
 bool output_wanted(const struct command *command, const struct stream *stream);

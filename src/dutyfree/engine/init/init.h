@@ -48,7 +48,7 @@ bool queue_cancel(uint32_t id);
 bool queue_ready(void);                 /* whether one need not wait any more */
 void queue_run(int (*handle)(const struct frame *head, char *payload, int fd));
 
-/* --- Commands (command.c) --------------------------------------------------------------------------- */
+/* --- Commands (command.c, starting.c) --------------------------------------------------------------- */
 
 /* Owner's frames; the descriptor is theirs to close. A negative errno refuses the frame. */
 int command_exec(uint32_t id, char *payload, size_t size, int input);
