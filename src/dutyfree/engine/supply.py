@@ -20,7 +20,8 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox, Stage
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.disk import Base
+from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
 from dutyfree.errors import CleanupError, CreateError, StageError, SubstrateError

@@ -18,11 +18,11 @@ import msgspec
 from dutyfree.contract import Limits, Recipe
 from dutyfree.engine import snapshots
 from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.disk import Base
 from dutyfree.engine.forking import entered
 from dutyfree.engine.pooling import spans
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Policy
-from dutyfree.engine.snapshots import Base
 from dutyfree.engine.supply import Warmth
 from dutyfree.errors import CreateError
 from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig
