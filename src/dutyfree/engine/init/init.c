@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "init.h"
 
-#include "sockets.h"
+#include "asked.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -268,8 +268,8 @@ _Noreturn void init_run(int payload)
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
-	if (sockets_listener() >= 0)
-		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
+	if (asked_listener() >= 0)
+		watch(EPOLL_CTL_ADD, asked_listener(), EPOLLIN, EVENT_ASKED);
 	command_watch(epoll);
 	verify_open();
 	calls_watch(epoll);
@@ -298,8 +298,8 @@ _Noreturn void init_run(int payload)
 					;
 				command_reap();
 			}
-			if (what == EVENT_SOCKETS)
-				sockets_serve();
+			if (what == EVENT_ASKED)
+				asked_serve();
 			if (what >= CALLS_EVENT)
 				calls_event(what - CALLS_EVENT);
 			else if (what >= EVENT_COMMANDS)

@@ -24,7 +24,7 @@
 /* Init also reads the limits of processes that have changed their user, by which it knows its own. */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
-enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_SOCKETS, EVENT_COMMANDS /* and on: two for each command */ };
+enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_ASKED, EVENT_COMMANDS /* and on: two for each command */ };
 
 _Noreturn void init_run(int payload);
 extern int payload_group; /* what is started is born there; -1 where that is where we are */
