@@ -28,7 +28,7 @@ MANY = "for i in $(seq 200); do echo $i > many-$i; done"
 DESCRIBE = r"""
 find . /usr/local /tmp /etc \
   -type d -printf '%P d %m %U %G\n' -o -printf '%P %y %m %U %G %s %n %l\n' 2>/dev/null | sort
-find . -type f -exec sha256sum {} + | sort
+find . -type f -size -100M -exec sha256sum {} + | sort
 getfattr -dR . 2>/dev/null || true
 """
 

@@ -244,6 +244,7 @@ class Channel(Unanswered):
         if not data:
             self._fail(ExecError(f"sandbox {self._name} died"))
             return
+        self._heard = self._loop.time()
         buffer: bytes | bytearray = data
         if self._received:
             self._received += data

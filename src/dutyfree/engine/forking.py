@@ -18,13 +18,12 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from dutyfree.contract import Recipe
-from dutyfree.engine import protocol
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.disk import Base
 from dutyfree.engine.launcher import LauncherError
 from dutyfree.engine.named import Named
-from dutyfree.engine.protocol import Frame, Request, Tree
+from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.snapshots import Snapshots
 from dutyfree.errors import ExecError, UsageError
@@ -152,22 +151,11 @@ class ForkingSandbox(NativeSandbox):
 
     async def _copy(self, channel: Channel) -> tuple[Tree, ...]:
         begin = perf_counter()
-        channel.hold()
         try:
-            if self._box.freezer:
-                await self._box.freeze()
-            else:
-                await self._signal(channel, signal.SIGSTOP)
+            await self._stand_still(channel)
             return await self._layers.keep(Request.COPY, self._box.number, self._trees)
         finally:
-            pause = int((perf_counter() - begin) * 1e9)
-            channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
-            if self._box.freezer:
-                self._box.thaw()
-            else:
-                with anyio.CancelScope(shield=True):
-                    await self._signal(channel, signal.SIGCONT)
-            channel.release()
+            await self._go_on(channel, begin)
 
 
 @asynccontextmanager
