@@ -23,7 +23,7 @@ HARMLESS = {
     "os.read": ("subprocess.py", "_execute_child"),  # ends with the child's exec
     "io.BufferedReader.read": ("substrates/reaper.py", "last_pid"),  # of /proc, which never waits for a disk
     "io.TextIOWrapper.read": ("substrates/reaper.py", "last_pid"),
-    "os.stat": ("substrates/bare.py", "_template"),  # once for a recipe
+    "os.stat": ("substrates/bare/__init__.py", "_template"),  # once for a recipe
 }
 """Calls that BlockBuster takes for blocking, and where they are not."""
 

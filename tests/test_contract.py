@@ -181,7 +181,7 @@ def test_expectations(expect, result, complaint):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("cpus", (0, -1, math.nan, math.inf, 1 << 17)),
+        ("cpus", (0, -1, math.nan, math.inf, 1 << 18)),
         ("memory", (0, -1, 1 << 63)),
         ("pids", (0, -1, 1 << 23)),
         ("disk", (0, -1, 1 << 61)),

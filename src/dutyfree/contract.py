@@ -17,7 +17,8 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from dutyfree.errors import LimitError
+from dutyfree.errors import LimitError, RecipeError
+from dutyfree.services import Service
 
 Command: TypeAlias = str | Sequence[str]
 """A string runs in ``/bin/sh -c``; a sequence is an argument vector and runs without a shell."""
@@ -105,21 +106,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and not (value > least and value <= most):
-                few = "at least nothing" if least < 0 else "more than nothing"
+            least, few = (-1, "at least nothing") if name == "output" else (0, "more than nothing")
+            if value is not None and not least < value <= most:
                 raise LimitError(f"{name} must be {few} and at most {most}, not {value}")
 
 
-_BOUNDS = {
-    "cpus": (0, 1 << 16),
-    "memory": (0, 1 << 62),
-    "pids": (0, 1 << 22),
-    "disk": (0, 1 << 60),
-    "output": (-1, (1 << 32) - 1),
-}
-"""More than the first, at most the second: what the kernel can count."""
+_MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
+"""What the kernel can count."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -149,14 +144,24 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state a sandbox must be in: an image, then stages upon it. Every prefix has a content key."""
+    """The state a sandbox must be in: an image, then stages upon it, then services that run.
+
+    Every prefix has a content key. Raises RecipeError for services of the same name.
+    """
 
     image: str | None = None
     """None is the substrate's own default: the host for bare, the study's image for Docker."""
     stages: tuple[Stage, ...] = ()
+    services: tuple[Service, ...] = ()
+    """Started one after the other when the files of all stages are there."""
+
+    def __post_init__(self) -> None:
+        names = [service.name for service in self.services]
+        if len(names) > len(set(names)):
+            raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
 
     def key(self, length: int | None = None) -> str:
-        """The content key of the first ``length`` stages (all of them by default)."""
+        """The content key of the first ``length`` stages; by default of all, and of the services."""
         import hashlib  # it takes longer to load than all of this module
 
         digest = hashlib.sha256(repr(self.image).encode())
@@ -164,6 +169,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             digest.update(repr((stage.kind, stage.commands, sorted(stage.files))).encode())
             for _, source in sorted(stage.files.items()):
                 digest.update(tree_digest(source))
+        if length is None and self.services:
+            digest.update(repr([service.identity() for service in self.services]).encode())
         return digest.hexdigest()[:32]
 
 

@@ -24,7 +24,7 @@ from dutyfree import image, paths
 from dutyfree.engine import census
 from dutyfree.engine.images.store import Store
 from dutyfree.errors import CleanupError, Unavailable
-from dutyfree.substrates import bare
+from dutyfree.substrates.bare import leftovers as bare
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -137,22 +137,22 @@ def _size(path: Path) -> int:
 
 
 async def _docker(dry_run: bool) -> list[Leftover]:
-    from dutyfree.substrates.docker import http, substrate
+    from dutyfree.substrates.docker import http, leftovers, reaching
     from dutyfree.substrates.docker import images as pictures
 
     found = []
     try:
-        async with substrate.connected() as engine:
-            for container in await substrate.leftovers(engine, "containers"):
+        async with reaching.connected() as engine:
+            for container in await leftovers.leftovers(engine, "containers"):
                 facts = await engine.request("GET", f"/containers/{container}/json", query={"size": "1"})
                 failure = ""
                 try:
                     if not dry_run:
-                        await substrate.remove(engine, container)
+                        await leftovers.remove(engine, container)
                 except CleanupError as error:
                     failure = error.message
                 found.append(Leftover("Docker container", container[:12], facts.get("SizeRw"), failure))
-            orphans = await substrate.leftovers(engine, "images")
+            orphans = await leftovers.leftovers(engine, "images")
             for orphan in orphans:
                 held = await pictures.inspect(engine, orphan) or {}
                 found.append(Leftover("Docker image", orphan.removeprefix("sha256:")[:12], held.get("Size")))

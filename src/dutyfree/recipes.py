@@ -6,6 +6,7 @@ contents, and a repository by its commit.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -19,7 +20,8 @@ from typing import TypeAlias
 import msgspec
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.errors import UsageError
+from dutyfree.errors import RecipeError, UsageError
+from dutyfree.services import Ready, Service
 
 REPOSITORY = "repository"
 """Where a repository lies, relative to the working directory, if nothing else is said."""
@@ -165,6 +167,34 @@ def command(
     return Stage("dependencies", commands=(*commands, *tidy), files=files, secrets=tuple(secrets))
 
 
+def python(
+    *modules: str,
+    name: str = "python",
+    python: str = "python3",
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    seconds: float = 60.0,
+) -> Service:
+    """An interpreter that has imported these modules, and forks for each ``sandbox.call(name, arguments)``.
+
+    Not for the code under test: a module that has changed since is not used (docs/warm-processes.md).
+    """
+    return Service(
+        name=name,
+        command=(python, "-c", _zygote(), *modules),
+        ready=Ready(line="ready\n"),
+        seconds=seconds,
+        cwd=cwd,
+        env=dict(env or {}),
+        forks=True,
+    )
+
+
+@functools.cache
+def _zygote() -> str:
+    return Path(__file__).with_name("zygote.py").read_text(encoding="utf-8")
+
+
 # --- From a file ---------------------------------------------------------------------------------------
 
 
@@ -244,9 +274,30 @@ class _Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 _Described: TypeAlias = _Repository | _Pip | _Npm | _Apt | _Dependencies | _Files | _Setup
 
 
+class _Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    modules: tuple[str, ...]
+    name: str = "python"
+    python: str = "python3"
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    seconds: float = 60.0
+
+    def service(self) -> Service:
+        return python(
+            *self.modules,
+            name=self.name,
+            python=self.python,
+            cwd=self.cwd,
+            env=self.env,
+            seconds=self.seconds,
+        )
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str | None = None
     stages: tuple[_Described, ...] = ()
+    services: tuple[Service, ...] = ()
+    python: tuple[_Python, ...] = ()
 
 
 def load(path: Path) -> Recipe:
@@ -269,4 +320,8 @@ def load(path: Path) -> Recipe:
         for source in stages[-1].files.values():
             if not os.path.lexists(source):
                 raise UsageError(f"{path}: stage {number}: there is no {source}")
-    return Recipe(described.image, tuple(stages))
+    services = (*described.services, *(one.service() for one in described.python))
+    try:
+        return Recipe(described.image, tuple(stages), services)
+    except RecipeError as error:
+        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.native
 SESSION = """
 import anyio, dutyfree, json, os, sys
 from dutyfree import Limits, Recipe, Stage
-from dutyfree.errors import CreateError
+from dutyfree.errors import CreateError, DispatchError
 
 async def main():
     async with dutyfree.open("native") as substrate:
@@ -76,6 +77,32 @@ async def run(substrate):
         assert "cannot limit memory here" in found["refused"][0][1]
         assert "no limit of memory" in found["lost"]
     assert "no other user than root" in found["lost"]
+
+
+def test_another_user_is_refused_with_what_to_do() -> None:
+    body = """
+async def run(substrate):
+    refused = []
+    async with substrate.sandbox() as sandbox:
+        try:
+            await sandbox.exec("id", user="nobody")
+        except DispatchError as error:
+            refused.append(str(error))
+        try:
+            async with sandbox.terminal("id", user="nobody") as held:
+                await held.wait()
+        except DispatchError as error:
+            refused.append(str(error))
+        assert (await sandbox.exec("id -u")).stdout == b"0\\n"
+    return refused
+"""
+    found = ask(body)
+    assert isinstance(found, list)
+    assert len(found) == 2
+    for said in found:
+        assert "cannot run a command as 'nobody': the sandbox has no such id" in said
+        assert "/etc/subuid" in said
+        assert "dutyfree doctor" in said
 
 
 def test_the_hosts_software_can_be_added_to_and_replaced() -> None:
@@ -253,3 +280,21 @@ def test_what_the_launcher_says(text: str, wanted: features.Features) -> None:
 def test_what_no_launcher_says() -> None:
     with pytest.raises(ValueError, match="not what a launcher says"):
         features.parse("cgroup=v3 mode=none")
+
+
+def test_services_run_and_fork() -> None:
+    program = """
+    import anyio, dutyfree
+    from dutyfree import Ready, Recipe, Service, recipes
+    services = Service("sleeper", "touch up; exec sleep 1000", Ready(file="up")), recipes.python("json")
+
+    async def main():
+        async with dutyfree.open("native") as native, native.sandbox(Recipe(services=services)) as sandbox:
+            seen = await sandbox.call("python", ["-c", "print(1)"], env={"DUTYFREE_EXPLAIN": "1"})
+            assert (seen.stdout, seen.stderr) == (b"1\\n", b""), seen
+            assert (await sandbox.call("python", ["-c", "import time; time.sleep(9)"], timeout=0.5)).timed_out
+            assert all(state.running for state in await sandbox.services())
+
+    anyio.run(main)
+    """
+    unprivileged.run("-c", textwrap.dedent(program))

@@ -19,6 +19,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
+from dutyfree import Ready, Service
 from dutyfree.abilities import Pooling
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine.scheduling.values import Budget, Policy
@@ -391,7 +392,7 @@ import anyio, dutyfree
 from dutyfree.contract import Recipe, Stage
 
 async def main():
-    async with opened("native") as substrate:
+    async with dutyfree.open("native") as substrate:
         slow = Recipe(stages=(Stage("setup", ("sleep 1000",)),))
         await substrate.prefetch([Recipe()], 8)
         await substrate.pool.until_idle(Recipe(), 8)
@@ -460,3 +461,55 @@ async def test_a_recipe_that_cannot_be_prepared(pooled: Any) -> None:
     async with opened("native-warm") as substrate:
         with pytest.raises(CreateError, match="setup"):
             await substrate.prepare(Recipe(stages=(Stage("setup", ("false",)),)))
+
+
+# --- Services -----------------------------------------------------------------------------------------------
+
+SERVED = Recipe(services=(Service("sleeper", "echo up; exec sleep 1000", Ready(line="up")),))
+
+
+async def test_services_run_in_what_is_warm_and_in_what_was_reset(pooled: Any) -> None:
+    bare = Recipe()
+    await pooled.prefetch([SERVED], 1)
+    await idle(pooled, SERVED, 1)
+    for _ in range(3):
+        async with pooled.sandbox(SERVED) as sandbox:
+            assert sandbox.served.kind == "warm"
+            (state,) = await sandbox.services()
+            assert (state.running, state.starts) == (True, 1)
+            assert sandbox.weight > 50_000
+            await sandbox.exec("pkill sleep; echo > trace")
+        await idle(pooled, SERVED, 1)
+        async with pooled.sandbox(SERVED) as sandbox:
+            assert (await sandbox.exec("test -e trace")).exit_code == 1
+        await idle(pooled, SERVED, 1)
+    async with pooled.sandbox(bare) as sandbox:  # which is another state, though its files are the same
+        assert await sandbox.services() == ()
+    assert pooled.pool.ledger.events["discarded"] == 0
+
+
+async def test_an_idle_one_whose_service_ended_is_not_handed_out(pooled: Any) -> None:
+    brief = Recipe(services=(Service("brief", "echo up; sleep 1.5", Ready(line="up")),))
+    await pooled.prefetch([brief], 1)
+    await idle(pooled, brief, 1)
+    await anyio.sleep(2)
+    async with pooled.sandbox(brief) as sandbox:
+        assert (await sandbox.services())[0].running
+
+
+async def test_a_group_has_services_each(pooled: Any) -> None:
+    wanted = Recipe(stages=recipe().stages, services=SERVED.services)
+    async with pooled.group(wanted, 3) as sandboxes:
+        for sandbox in sandboxes:
+            assert (await sandbox.services())[0].running
+            assert (await sandbox.exec("cat log")).stdout == b"clone\none\n"
+
+
+async def test_a_service_that_fails_is_a_failure_of_its_recipe(pooled: Any) -> None:
+    wrong = Recipe(services=(Service("wrong", "echo not so; exit 3", Ready(line="up")),))
+    await pooled.pooled()
+    with pytest.raises((StageError, Quarantined), match=r"service 'wrong'.*not so"):
+        async with pooled.sandbox(wrong):
+            pass
+    async with pooled.sandbox(Recipe()) as sandbox:
+        assert (await sandbox.exec("echo fine")).ok

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from dutyfree.engine import policy, protocol
-from dutyfree.engine.protocol import Create, Frame, Request, Search, Watch
+from dutyfree.engine.protocol import Await, Create, Frame, Request, Search, Watch
 
 SIZE = struct.Struct("=H")
 REQUEST, EGRESS, ENDED, FROZEN = range(4)
@@ -154,6 +154,13 @@ def _frames() -> list[bytes]:
         protocol.frame(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(10**9)),
         protocol.frame(Frame.VERIFY, 60, protocol.NUMBER.pack(1)),
         protocol.frame(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(1)),
+        protocol.frame(Frame.SERVICE, 40, streamed),
+        protocol.frame(Frame.CALL, 41, protocol.CALLING.pack(40) + command),
+        protocol.frame(Frame.CALL, 42, protocol.CALLING.pack(40) + command, protocol.WITH_FD),
+        protocol.frame(Frame.KILL, 42),
+        protocol.frame(Frame.CALL, 43, protocol.CALLING.pack(1) + command),
+        protocol.frame(Frame.AWAIT, 44, protocol.AWAITED.pack(Await.FILE) + b"f\0"),
+        protocol.frame(Frame.AWAIT, 45, protocol.AWAITED.pack(Await.SOCKET) + b"s\0"),
     ]
     chained = [
         frame[:6] + SIZE.pack(SIZE.unpack_from(frame, 6)[0] | protocol.AFTER | flags) + frame[8:]

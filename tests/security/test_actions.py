@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from dutyfree import Limits, List, Read, Sandbox
-from dutyfree.engine import channel
+from dutyfree.engine import waiting
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed
 from dutyfree.substrates.native import Native
@@ -108,7 +108,7 @@ async def test_a_terminal_goes_with_its_sandbox(native: Native) -> None:
 
 async def test_workers_that_are_killed_or_stopped(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs in the sandbox can end a search or a watch of it, and nothing else."""
-    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         async with sandbox.watch(".") as changes:
             await sandbox.exec("kill -9 -1")

@@ -18,8 +18,8 @@ import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.engine import trees
+from dutyfree.engine.observing import refusal
 from dutyfree.engine.protocol import Exit
-from dutyfree.engine.sandbox import _refusal
 from dutyfree.errors import DispatchError
 
 pytestmark = pytest.mark.anyio
@@ -148,7 +148,7 @@ async def test_memory_has_a_limit_by_default(native: Substrate) -> None:
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN])
 def test_a_program_without_memory_is_no_observation(number: int) -> None:
     with pytest.raises(DispatchError, match="cannot start a process"):
-        _refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)
+        refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)
 
 
 async def test_many_names_of_one_file(

@@ -12,7 +12,7 @@ import pytest
 from dutyfree import Limits
 from dutyfree.abilities import ShellSessions
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import channel, shell
+from dutyfree.engine import shell, waiting
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def cancel_until_it_fails(sandbox: Sandbox) -> None:
 async def test_an_init_that_is_held_up_ends_the_sandbox(
     native: Substrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
         with anyio.fail_after(20):
@@ -66,7 +66,7 @@ async def test_an_init_that_is_held_up_ends_the_sandbox(
 
 
 async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
         with anyio.fail_after(20), pytest.raises(SandboxClosed):
@@ -123,7 +123,7 @@ async def test_a_tracer_does_not_hide_the_end(native: Substrate) -> None:
 
 
 async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "PATIENCE", 1.5)
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     monkeypatch.setattr(shell, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         assert isinstance(sandbox, ShellSessions)

@@ -18,8 +18,8 @@ import pytest
 
 import dutyfree
 from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, Unavailable
-from dutyfree.substrates import bare
-from dutyfree.substrates.bare import PREFIX, remove_leftovers
+from dutyfree.substrates.bare import leftovers
+from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.owner import identity
 
 OWNER = """
@@ -116,10 +116,10 @@ def test_what_cannot_be_judged_is_left_alone(tmp_path):
     ]
     for number, owner in enumerate(elsewhere):
         (tmp_path / f"{PREFIX}{number}").mkdir()
-        (tmp_path / f"{PREFIX}{number}" / bare.OWNER).write_text(owner)
+        (tmp_path / f"{PREFIX}{number}" / leftovers.OWNER).write_text(owner)
     (tmp_path / f"{PREFIX}new").mkdir()
     assert remove_leftovers(tmp_path) == 0
-    (tmp_path / f"{PREFIX}0" / bare.OWNER).write_text(f"other-boot/{space}/{pid}/{start}/{machine}")
+    (tmp_path / f"{PREFIX}0" / leftovers.OWNER).write_text(f"other-boot/{space}/{pid}/{start}/{machine}")
     assert remove_leftovers(tmp_path) == 1
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -304,7 +304,7 @@ async def test_a_command_that_cannot_be_watched_does_not_live_on(monkeypatch):
 def test_nothing_is_left_in_the_temporary_directory():
     mine = [
         path.parent
-        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{bare.OWNER}")
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{leftovers.OWNER}")
         if f"/{os.getpid()}/" in path.read_text()
     ]
     assert not mine

@@ -25,19 +25,19 @@ import msgspec
 import pytest
 
 import dutyfree
-from dutyfree import Limits, Recipe, Stage, substrates
+from dutyfree import Limits, Recipe, Stage, debian, substrates
 from dutyfree import image as study
 from dutyfree.abilities import Pausable
 from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, SandboxClosed, Unavailable
 from dutyfree.image import REFERENCE
-from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, socket_path
+from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, reaching, socket_path
 from dutyfree.substrates.docker import images as image_module
-from dutyfree.substrates.docker import substrate as substrate_module
 from dutyfree.substrates.docker.execution import Execution, Request
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.images import identify, inspect
+from dutyfree.substrates.docker.leftovers import PROCESS
 from dutyfree.substrates.docker.processes import KEEPER
-from dutyfree.substrates.docker.substrate import PROCESS, DockerSubstrate
+from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.owner import identity
 
 real = pytest.mark.docker
@@ -402,7 +402,7 @@ async def test_engine_that_dies_under_a_command(
 @real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_engine_that_hangs(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(substrate_module, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(reaching, "LOOK_SECONDS", 0.5)
     monkeypatch.setattr(image_module, "REMOVE_SECONDS", 0.5)
     label = ""
     async with proxied(tmp_path) as proxy:
@@ -653,7 +653,7 @@ def test_the_image_asked_for_last_is_the_studys(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path))
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "image.tar").write_bytes(b"held")
-    built = study._publish(tmp_path / "images" / "image.tar", study.suite())
+    built = study._publish(tmp_path / "images" / "image.tar", debian.suite())
     adopted: dict[str, Any] = {"Config": {"Labels": None}}
     imported = {"Config": {"Labels": {image_module.DIGEST_LABEL: built.digest}}}
     older = {"Config": {"Labels": {image_module.DIGEST_LABEL: "sha256:other"}}}

@@ -16,14 +16,15 @@ from dutyfree.abilities import Change
 from dutyfree.contract import Action, Command, Found, Result, Search
 from dutyfree.engine import batch, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
-from dutyfree.engine.forking import ForkingSandbox
+from dutyfree.engine.observing import check, observe
 from dutyfree.engine.processes import NativeProcess, Registry
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.sandbox import NetworkedSandbox, _check, _observe
+from dutyfree.engine.sandbox import NetworkedSandbox
+from dutyfree.engine.serving import ServingSandbox
 from dutyfree.engine.terminal import NativeTerminal, check_size
 
 
-class ActingSandbox(ForkingSandbox):
+class ActingSandbox(ServingSandbox):
     """Terminals, background processes, edits, searches, watches and batches."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -91,7 +92,7 @@ class ActingSandbox(ForkingSandbox):
             while not begun:
                 taken = await take()
                 if taken is None:
-                    _check(answer.done.result(), path)
+                    check(answer.done.result(), path)
                     return
                 early += taken[0]
                 begun = taken[1]
@@ -126,7 +127,7 @@ class ActingSandbox(ForkingSandbox):
             channel,
             identity,
             running,
-            partial(_observe, command, self._usual.user, cwd, running, asked=asked),
+            partial(observe, command, self._usual.user, cwd, running, asked=asked),
             self._head + self._tail,
             None if ours is None else Descriptor(ours),
         )
@@ -161,8 +162,8 @@ class ActingSandbox(ForkingSandbox):
             wanted, cwd, env, None, user, protocol.EXEC_STREAM
         )
         identity, running = channel.exec(payload, kind=Frame.TERMINAL)
-        observe = partial(_observe, wanted, user or self._usual.user, cwd, running, asked=asked)
-        terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observe)
+        observed = partial(observe, wanted, user or self._usual.user, cwd, running, asked=asked)
+        terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observed)
         try:
             await terminal.opened()
             yield terminal

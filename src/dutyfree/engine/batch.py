@@ -25,9 +25,10 @@ from dutyfree.contract import (
     check_mode,
 )
 from dutyfree.engine import contents, protocol, searching
-from dutyfree.engine.channel import Answer, Channel, Refused, Running
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.observing import check, entries, observe
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.sandbox import _check, _entries, _observe
+from dutyfree.engine.waiting import Answer, Refused, Running
 from dutyfree.errors import EditError
 
 Asked = tuple[Frame, bytes, int | None, int]
@@ -142,14 +143,14 @@ async def _result(action: Action, waiting: Running | Answer) -> Result:
             return search_result(action, waiting)
         case Exec():
             raise AssertionError("a command's answer is not a file's")
-    _check(error, action.path)
+    check(error, action.path)
     match action:
         case Read():
             if waiting.descriptor is not None:
                 return await contents.read_whole(waiting.descriptor, action.path)
             return waiting.data[0]
         case List():
-            return _entries(b"".join(waiting.data))
+            return entries(b"".join(waiting.data))
         case Write():
             return None
 
@@ -158,7 +159,7 @@ def _observation(action: Exec, running: Running) -> Observation:
     """Its time begins when its turn came, and ends with it: the rest of the batch is none of it."""
     ended = running.ended.result()
     received, sent = ended[2], ended[6]
-    seen = _observe(action.command, action.user, action.cwd, running, ended, received / 1e9)
+    seen = observe(action.command, action.user, action.cwd, running, ended, received / 1e9)
     if len(seen.spans) == 1:
         return seen  # it never ran
     return msgspec.structs.replace(seen, seconds=(sent - received) / 1e9, spans=seen.spans[:-1])
@@ -181,7 +182,7 @@ def check_edit(answer: Answer, path: str) -> None:
     if error == protocol.ERROR_NOT_ONCE and len(said) >= protocol.NUMBER.size:
         count, *lines = struct.unpack(f"={len(said) // 4}I", said[: len(said) // 4 * 4])
         raise EditError(path, count, tuple(lines))
-    _check(error, path)
+    check(error, path)
 
 
 def search_result(asked: Search, answer: Answer) -> Found:
@@ -192,5 +193,5 @@ def search_result(asked: Search, answer: Answer) -> Found:
         raise ValueError(f"not a regular expression: {asked.text!r}: {said.decode(errors='replace')}")
     if error == errno.ETIMEDOUT:
         raise TimeoutError(f"the search took more than {asked.timeout:g} s")
-    _check(error, asked.path)
+    check(error, asked.path)
     return searching.found(asked, said)

@@ -14,77 +14,32 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from dutyfree.engine import forks, protocol
 from dutyfree.engine.protocol import FRAME, Frame
+from dutyfree.engine.waiting import Answer, Refused, Running, Unanswered, W
 from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError, SandboxClosed
 
 _CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
 
-PATIENCE = 5.0
-"""So long after its time, or after it was to be killed, an action may go unanswered. What runs in a sandbox
-can make its init wait for ever: then the sandbox is destroyed from outside."""
-
-_LAST = 1.0  # second of it
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
-class Refused(DispatchError):  # noqa: N818 (names the answer)
-    """Init did not take a command."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"the command could not be handed over: {os.strerror(number)}")
-        self.number = number
-
-
-class Running:
-    """A command under way, as its frames tell."""
-
-    __slots__ = ("ended", "on_output", "on_started", "overdue", "stderr", "stdout")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.stdout: list[bytes] = []
-        self.stderr: list[bytes] = []
-        self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
-        self.on_output: Callable[[int, bytes], None] | None = None
-        self.on_started: Callable[[int], None] | None = None
-        self.overdue: asyncio.TimerHandle | None = None
-
-
-class Answer:
-    """A file operation under way."""
-
-    __slots__ = ("data", "descriptor", "done", "on_output", "overdue")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.data: list[bytes] = []
-        self.descriptor: int | None = None
-        self.done: asyncio.Future[int] = loop.create_future()
-        self.on_output: Callable[[bytes], None] | None = None
-        self.overdue: asyncio.TimerHandle | None = None
-
-
-W = TypeVar("W", Running, Answer)
-
-
-class Channel:
+class Channel(Unanswered):
     """Frames of one sandbox. Belongs to the event loop that it was made in."""
 
     def __init__(self, connected: socket.socket, name: str, destroy: Callable[[], None]) -> None:
+        super().__init__()
         connected.setblocking(False)
         self._socket = connected
         self._name = name
         self._destroy = destroy
-        self._loop = asyncio.get_running_loop()
         self._identities = itertools.count(1)
-        self._waiting: dict[int, Running | Answer] = {}
         self._received = bytearray()
         self._arrived: deque[int] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
-        self._held: dict[Running | Answer, float] | None = None
         self._detained = False
         self.on_death: Callable[[], None] | None = None
         """Told once, if the sandbox ends by itself."""
@@ -110,7 +65,7 @@ class Channel:
         """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
         identity, running = self._post(kind, payload, stdin, Running(self._loop))
         if timeout is not None:
-            self._expect(running, timeout)
+            self.expect(running, timeout)
         return identity, running
 
     def kill(self, identity: int) -> None:
@@ -119,44 +74,7 @@ class Channel:
         if self._closed is not None or waiting is None:
             return
         self.tell(Frame.KILL, identity)
-        self._expect(waiting, 0.0)
-
-    def _expect(self, waiting: Running | Answer, seconds: float) -> None:
-        if self._held is not None:
-            left = seconds + PATIENCE - _LAST
-            self._held[waiting] = min(left, self._held.get(waiting, left))
-            return
-        when = self._loop.time() + seconds + PATIENCE - _LAST
-        if waiting.overdue is not None:
-            if waiting.overdue.when() <= when:
-                return
-            waiting.overdue.cancel()
-        waiting.overdue = self._loop.call_at(when, self._doubt, waiting)
-
-    def _doubt(self, waiting: Running | Answer) -> None:
-        # It may be us who did not listen: what has come in the meantime is heard first.
-        waiting.overdue = self._loop.call_later(_LAST, self._give_up)
-
-    @property
-    def held(self) -> bool:
-        return self._held is not None
-
-    def hold(self) -> None:
-        """Init is about to be frozen: that it does not answer is no fault of it, until ``release``."""
-        self._held = {}
-        now = self._loop.time()
-        for waiting in self._waiting.values():
-            if waiting.overdue is not None:
-                self._held[waiting] = max(0.0, waiting.overdue.when() - now)
-                waiting.overdue.cancel()
-                waiting.overdue = None
-
-    def release(self) -> None:
-        held, self._held = self._held or {}, None
-        now = self._loop.time()
-        for waiting in self._waiting.values():
-            if waiting in held:
-                waiting.overdue = self._loop.call_at(now + held[waiting], self._doubt, waiting)
+        self.expect(waiting, 0.0)
 
     async def detain(self) -> bool:
         """Whether nothing runs in the sandbox; then what is asked of it waits, until ``carry_on``."""
@@ -202,7 +120,7 @@ class Channel:
         """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
         identity, answer = self._post(kind, payload, descriptor, Answer(self._loop))
         if timeout is not None:
-            self._expect(answer, timeout)
+            self.expect(answer, timeout)
         try:
             await answer.done
         except asyncio.CancelledError:
@@ -217,10 +135,6 @@ class Channel:
         answer = Answer(self._loop)
         answer.on_output = on_output
         return self._post(kind, payload, None, answer)
-
-    def expect(self, waiting: Running | Answer, seconds: float) -> None:
-        """It must be done after so many seconds; if init is silent then, the sandbox is given up."""
-        self._expect(waiting, seconds)
 
     def post_all(
         self, frames: Sequence[tuple[Frame, bytes, int | None, int]]
@@ -404,11 +318,6 @@ class Channel:
         self._forget(identity)
         if isinstance(waiting, Running) and not waiting.ended.done():
             waiting.ended.set_exception(Refused(error))
-
-    def _forget(self, identity: int) -> None:
-        waiting = self._waiting.pop(identity, None)
-        if waiting is not None and waiting.overdue is not None:
-            waiting.overdue.cancel()
 
     # --- The end ------------------------------------------------------------------------------------
 

@@ -109,6 +109,7 @@ class Pool:
                 waiter.lease.over = True
                 waiter.error = PoolError("the pool was closed")
                 waiter.answered.set()
+            self._moved.set()
 
     # --- What users ask -----------------------------------------------------------------------------
 
@@ -213,9 +214,11 @@ class Pool:
         self._advance()
 
     async def until_idle(self, recipe: Recipe, count: int) -> None:
-        """Wait until so many are."""
+        """Wait until so many are. Raises PoolError if the pool is closed meanwhile."""
         node = self._state.stock.nodes(await self._chain(recipe))[-1]
         while len(node.idle) < count:
+            if self._closed:
+                raise PoolError("the pool was closed")
             await self._moved.wait()
 
     async def _chain(self, recipe: Recipe) -> Chain:

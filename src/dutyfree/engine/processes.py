@@ -12,9 +12,10 @@ import msgspec
 from dutyfree.abilities import Piece
 from dutyfree.contract import Command, Cut, Observation
 from dutyfree.engine import protocol
-from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.protocol import Frame
+from dutyfree.engine.waiting import Running
 from dutyfree.errors import LimitError
 from dutyfree.substrates.output import Collector
 

@@ -65,6 +65,9 @@ class Frame(IntEnum):
     POSTPONE = 17
     VERIFY = 90
     GIVE_WAY = 91
+    SERVICE = 100
+    CALL = 101
+    AWAIT = 102
     READY = 32
     FATAL = 33
     OUTPUT = 34
@@ -106,6 +109,11 @@ class Watch(IntFlag):
     RECURSIVE = 1
 
 
+class Await(IntEnum):
+    FILE = 1
+    SOCKET = 2
+
+
 ERROR_SPECIAL = errno.ENOTBLK
 """The error of an operation on a pipe, a socket or a device, which are no files."""
 
@@ -137,6 +145,8 @@ MERGE = struct.Struct(f"=I{LAYERS_MAX}I")
 KEPT = struct.Struct("=QQ")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
+CALLING = struct.Struct("=I")
+AWAITED = struct.Struct("=I")
 WRITE = struct.Struct("=I")
 NUMBER = struct.Struct("=I")
 NANOSECONDS = struct.Struct("=Q")

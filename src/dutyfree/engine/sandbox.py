@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import posixpath
-import shutil
 import signal
-import stat
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -25,24 +20,23 @@ from anyio.abc import SocketStream
 
 from dutyfree.abilities import Chunk
 from dutyfree.contract import (
-    KILLED,
     Command,
-    Cut,
     Entry,
     Limits,
     NetworkPolicy,
     Observation,
     Span,
-    Usage,
     check_mode,
 )
-from dutyfree.engine import contents, feeding, policy, protocol, trees
+from dutyfree.engine import contents, feeding, policy, protocol, transfer
 from dutyfree.engine.box import Box
-from dutyfree.engine.channel import PATIENCE, Channel, Running
-from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.observing import check, entries, observe
+from dutyfree.engine.protocol import Frame
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.shell import NativeShell
+from dutyfree.engine.waiting import Running
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed, UsageError
 
 WORKDIR = "/workspace"
@@ -58,17 +52,6 @@ TAIL = 256 << 10
 
 CREDIT = 1 << 20
 """So much of a streamed output may be under way."""
-
-_KINDS: dict[int, Literal["file", "directory", "link"]] = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "link",
-}
-
-# Plain numbers: arithmetic with those of an enumeration takes microseconds.
-_REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
-_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN)  # no answer of the command, which never ran
-_TIMED_OUT = int(Exit.TIMED_OUT)
 
 Remake = Callable[[], Awaitable[tuple[Channel, Box]]]
 
@@ -169,7 +152,7 @@ class NativeSandbox:
         except asyncio.CancelledError:
             await _kill(channel, identity, running)
             raise
-        return _observe(command, user or self._usual.user, cwd, running, ended, asked)
+        return observe(command, user or self._usual.user, cwd, running, ended, asked)
 
     async def stream(
         self,
@@ -203,7 +186,7 @@ class NativeSandbox:
             finally:
                 if not running.ended.done():
                     await _kill(channel, identity, running)
-        yield _observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
+        yield observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
 
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[NativeShell]:
@@ -250,7 +233,7 @@ class NativeSandbox:
 
     async def read(self, path: str) -> bytes:
         answer = await self._usable().ask(Frame.READ, self._path(path))
-        _check(answer.done.result(), path)
+        check(answer.done.result(), path)
         if answer.descriptor is None:
             return answer.data[0]
         return await contents.read_whole(answer.descriptor, path)
@@ -264,56 +247,22 @@ class NativeSandbox:
         else:
             source = await contents.memory_file(data)
             answer = await channel.ask(Frame.WRITE, payload, source)
-        _check(answer.done.result(), path)
+        check(answer.done.result(), path)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         answer = await self._usable().ask(Frame.LIST, self._path(path))
-        _check(answer.done.result(), path)
-        return _entries(b"".join(answer.data))
+        check(answer.done.result(), path)
+        return entries(b"".join(answer.data))
 
     async def remove(self, path: str) -> None:
         answer = await self._usable().ask(Frame.REMOVE, self._path(path))
-        _check(answer.done.result(), path)
+        check(answer.done.result(), path)
 
     async def upload(self, source: Path, path: str) -> None:
-        channel = self._usable()
-        source = Path(source)
-        found = await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
-        if stat.S_IFMT(found.st_mode) not in _KINDS:
-            raise _special(str(source))
-        named = self._path(path)
-        theirs, ours = os.pipe()
-        packing = _in_thread(partial(_pack, source, ours))
-        answer = await channel.ask(Frame.UNPACK, named, theirs)
-        error = await packing
-        # Init's word counts more: a pipe that broke is only its consequence.
-        _check(answer.done.result(), path)
-        if error is not None:
-            raise error
+        await transfer.upload(self._usable(), Path(source), self._path(path), path)
 
     async def download(self, path: str, target: Path) -> None:
-        channel = self._usable()
-        target = Path(target)
-        named = self._path(path)
-        existed = await anyio.to_thread.run_sync(os.path.lexists, target)
-        ours, theirs = os.pipe()
-        unpacking = _in_thread(partial(_unpack, ours, target))
-        try:
-            answer = await channel.ask(Frame.PACK, named, theirs)
-            error = await asyncio.shield(unpacking)
-            if isinstance(error, OSError) and error.errno == errno.EFBIG:
-                raise error
-            # Init's word counts more: a tree that ends too early is only its consequence.
-            _check(answer.done.result(), path)
-            if error is not None:
-                raise error
-        except BaseException:
-            # The other end is closed by now, or soon: the thread ends, and what it made can go.
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([unpacking], timeout=2 * PATIENCE)
-                if not existed:
-                    await anyio.to_thread.run_sync(trees.discard, target)
-            raise
+        await transfer.download(self._usable(), self._path(path), path, Path(target))
 
     # --- Abilities ----------------------------------------------------------------------------------
 
@@ -376,7 +325,7 @@ class NativeSandbox:
 
     async def _signal(self, channel: Channel, number: signal.Signals) -> None:
         answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number))
-        _check(answer.done.result(), "/")
+        check(answer.done.result(), "/")
 
     # --- The end ------------------------------------------------------------------------------------
 
@@ -434,116 +383,3 @@ async def _kill(channel: Channel, identity: int, running: Running) -> None:
     with anyio.CancelScope(shield=True):
         await asyncio.wait([running.ended])
         running.ended.exception()
-
-
-def _observe(
-    command: Command,
-    user: str | None,
-    cwd: str | None,
-    running: Running,
-    ended: tuple[int, ...],
-    asked: float,
-) -> Observation:
-    status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
-    if flags & _REFUSED:
-        return _refusal(command, user, cwd, status, flags, asked)
-    code = os.waitstatus_to_exitcode(status)
-    done = perf_counter()
-    # Both clocks are CLOCK_MONOTONIC.
-    at = [moment / 1e9 - asked for moment in (received, spawning, began, finished, sent)]
-    return Observation(
-        exit_code=KILLED - code if code < 0 else code,
-        signal=-code if code < 0 else None,
-        stdout=b"".join(running.stdout),
-        stderr=b"".join(running.stderr),
-        timed_out=flags & _TIMED_OUT != 0,
-        cut=Cut(cut_out, cut_err) if cut_out or cut_err else _NO_CUT,
-        seconds=done - asked,
-        spans=(
-            Span("dispatch", 0.0, at[0]),
-            Span("spawn", at[1], at[2] - at[1]),
-            Span("run", at[2], at[3] - at[2]),
-            Span("collect", at[3], at[4] - at[3]),
-            Span("return", at[4], done - asked - at[4]),
-        ),
-        usage=Usage(cpu / 1e6, peak << 10),
-    )
-
-
-_NO_CUT = Cut()
-
-
-def _refusal(
-    command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
-) -> Observation:
-    reason = os.strerror(number)
-    if flags & Exit.NO_PROCESS or number in _EXHAUSTED:
-        raise DispatchError(f"cannot start a process in the sandbox: {reason}")
-    if flags & Exit.NO_USER:
-        raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
-    name = "/bin/sh" if isinstance(command, str) else command[0]
-    if flags & Exit.NO_DIRECTORY:
-        name = cwd or "the image's directory"
-    seconds = perf_counter() - asked
-    return Observation(
-        exit_code=127 if number == errno.ENOENT else 126,
-        stderr=f"{name}: {reason}\n".encode(errors="surrogateescape"),
-        seconds=seconds,
-        spans=(Span("spawn", 0.0, seconds),),
-    )
-
-
-def _check(number: int, path: str) -> None:
-    if number == protocol.ERROR_SPECIAL:
-        raise _special(path)
-    if number:
-        raise OSError(number, os.strerror(number), path)
-
-
-def _special(path: str) -> shutil.SpecialFileError:
-    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
-
-
-def _entries(data: bytes) -> tuple[Entry, ...]:
-    entries, at = [], 0
-    while at < len(data):
-        size, mode, length = protocol.ENTRY.unpack_from(data, at)
-        at += protocol.ENTRY.size
-        name = os.fsdecode(data[at : at + length])
-        at += length
-        entries.append(Entry(name, _KINDS.get(stat.S_IFMT(mode), "other"), size, stat.S_IMODE(mode)))
-    return tuple(sorted(entries, key=lambda entry: entry.name))
-
-
-def _pack(source: Path, pipe: int) -> Exception | None:
-    try:
-        trees.pack(source, pipe)
-    except (OSError, ValueError) as error:
-        return error
-    return None
-
-
-def _unpack(pipe: int, target: Path) -> Exception | None:
-    try:
-        trees.unpack(pipe, target)
-    except Exception as error:  # noqa: BLE001 (told to whoever waits)
-        return error
-    return None
-
-
-def _in_thread(function: Callable[[], Exception | None]) -> asyncio.Future[Exception | None]:
-    """Run beside the event loop in a thread of its own, which a cancelled caller need not wait for."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Exception | None] = loop.create_future()
-
-    def finish(result: Exception | None) -> None:
-        if not done.done():
-            done.set_result(result)
-
-    def run() -> None:
-        result = function()
-        with contextlib.suppress(RuntimeError):  # the loop may be gone
-            loop.call_soon_threadsafe(finish, result)
-
-    threading.Thread(target=run, name="dutyfree-tree", daemon=True).start()
-    return done

@@ -19,8 +19,9 @@ import anyio
 
 from dutyfree.contract import KILLED, Cut, Observation, Span
 from dutyfree.engine import protocol
-from dutyfree.engine.channel import PATIENCE, Channel
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
+from dutyfree.engine.waiting import PATIENCE
 from dutyfree.errors import ExecError, SandboxClosed
 from dutyfree.substrates.output import Collector
 

@@ -3,7 +3,7 @@
 What layers may be shared is made once, by whoever asks first (``stages``). What may not is run in a sandbox
 of its own: a new one, or the idle one that is promoted. Either way a sandbox is handed out upon what its
 stages left, with none of their processes; and nothing is ever used twice: a reset is another sandbox on the
-same layers, which is then looked at as a whole (``verify``).
+same layers, which is then looked at as a whole (``verify``), and whose services are started after that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.snapshots import Base, Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
-from dutyfree.errors import CleanupError, CreateError, SubstrateError
+from dutyfree.errors import CleanupError, CreateError, StageError, SubstrateError
+from dutyfree.services import Service
 
 SANDBOX = 600_000
 """Bytes of memory that an idle sandbox takes without what it wrote."""
@@ -59,9 +60,14 @@ class Maker(Protocol):
     def forget(self, recipe: Recipe, depth: int) -> None: ...
 
     def made(
-        self, base: Base, image: str | None, *, open_network: bool = False
+        self,
+        base: Base,
+        image: str | None,
+        *,
+        services: tuple[Service, ...] = (),
+        open_network: bool = False,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
-        """A sandbox of the pool upon these layers. Raises CreateError."""
+        """A sandbox of the pool upon these layers, whose services do not run yet. Raises CreateError."""
         ...
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
@@ -112,7 +118,7 @@ class Supply:
         return msgspec.structs.replace(
             made,
             stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
-            layers={at: self._maker.size(below, at) for at in range(1, shared + 1)},
+            layers=self._layers(below, shared),
             found=found,
             joined=joined,
         )
@@ -139,7 +145,7 @@ class Supply:
         base = unit.base or await self._maker.state(unit.recipe, background=False, trace=Trace())
         begun = perf_counter()
         tasks = [
-            asyncio.ensure_future(self._enter(unit.recipe, unit.depth, base, own=unit.base is not None))
+            asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
             for _ in range(count)
         ]
         try:
@@ -153,7 +159,7 @@ class Supply:
                         await self._discard(came)
             raise
         each = (perf_counter() - begun) / max(1, count)
-        return [Made(child, each, memory=self._memory(unit.base)) for child in children]
+        return [Made(child, each, memory=self._memory(child, unit.base)) for child in children]
 
     async def _made(
         self,
@@ -168,7 +174,7 @@ class Supply:
         """A sandbox upon what was made for it, which is let go of if there will be none."""
         begun = perf_counter()
         try:
-            sandbox = await self._enter(self.cut(recipe, depth), depth, own or base, own=own is not None)
+            sandbox = await self._served(self.cut(recipe, depth), depth, own or base, own=own is not None)
         finally:
             if own is not None:
                 self._maker.layers.release(own.trees)
@@ -177,11 +183,33 @@ class Supply:
             await self._touch(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
         sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
-        return Made(sandbox, create_seconds, took, memory=self._memory(own))
+        return Made(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
+
+    async def _served(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+        """One whose services run."""
+        sandbox = await self._enter(recipe, depth, base, own=own)
+        await self._serve(sandbox)
+        return sandbox
+
+    async def _serve(self, sandbox: ActingSandbox) -> None:
+        """Raises StageError if one does not become ready: the last thing that the recipe wants."""
+        recipe = self._units[sandbox.id].recipe
+        try:
+            await sandbox.serve()
+            await sandbox.weigh()
+        except BaseException as error:
+            alive = sandbox.alive
+            with anyio.CancelScope(shield=True):
+                await self._discard(sandbox)
+            if isinstance(error, CreateError) and alive:
+                raise StageError(error.message, remedy=error.remedy, number=len(recipe.stages)) from error
+            raise
 
     async def _enter(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
         stack = AsyncExitStack()
-        sandbox = await stack.enter_async_context(self._maker.made(base, recipe.image))
+        sandbox = await stack.enter_async_context(
+            self._maker.made(base, recipe.image, services=recipe.services)
+        )
         if own:
             self._maker.layers.hold(base.trees)
             stack.callback(self._maker.layers.release, base.trees)
@@ -220,6 +248,7 @@ class Supply:
     async def verify(self, sandbox: Sandbox) -> None:
         held = self._held(sandbox)
         await held.verify()
+        await self._serve(held)  # only now: they are what it has beyond its layers
         await self._touch(held)
         if not held.alive:
             raise CreateError(f"sandbox {held.id} died")
@@ -262,6 +291,12 @@ class Supply:
         """Up to what depth layers serve all, of a sandbox at ``depth``."""
         return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
 
+    def _layers(self, recipe: Recipe, depth: int) -> dict[int, int]:
+        """What the pool may make sandboxes on: at a fixed warmth it is to use those that wait."""
+        if self._warmth is not None:
+            return {}
+        return {at: self._maker.size(recipe, at) for at in range(1, depth + 1)}
+
     def cut(self, recipe: Recipe, depth: int) -> Recipe:
         """The recipe up to a depth: the same one each time, since recipes are known by their identity."""
         if depth > len(recipe.stages):
@@ -274,8 +309,10 @@ class Supply:
             self._cuts[id(recipe), depth] = known
         return known[1]
 
-    def _memory(self, own: Base | None) -> int | None:
-        return None if own is None else SANDBOX + self._maker.layers.size_of(own.trees)
+    def _memory(self, sandbox: ActingSandbox, own: Base | None) -> int | None:
+        if own is None and not sandbox.weight:
+            return None
+        return SANDBOX + sandbox.weight + (0 if own is None else self._maker.layers.size_of(own.trees))
 
     def _held(self, sandbox: Sandbox) -> ActingSandbox:
         if not isinstance(sandbox, ActingSandbox) or sandbox.id not in self._units:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import anyio
 
 from dutyfree.contract import Observation
-from dutyfree.engine.channel import Channel, Running
+from dutyfree.engine.channel import Channel
 from dutyfree.engine.descriptor import Descriptor
+from dutyfree.engine.waiting import Running
 from dutyfree.errors import CollectError, LimitError, SubstrateError
 
 GRACE = 0.5

@@ -263,12 +263,15 @@ class Native(Pooled):
             keeper = _Keeper(self, limits, reach, make)
             sandbox = kind(
                 identity, limits, base.usual, make, channel, box, reach, self._resolvers,
-                keeper=keeper, trees=base.trees,
+                keeper=keeper, trees=base.trees, services=recipe.services,
             )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             if not pooled:
                 sandbox.served = self._served(recipe, trace, identity, perf_counter() - asked)
             try:
+                if recipe.services and not pooled:  # the pool looks at it before
+                    await sandbox.serve()
+                    sandbox.spans += (_following(asked, sandbox.spans, "services"),)
                 yield sandbox
             except BaseException:
                 with contextlib.suppress(CleanupError):
@@ -515,6 +518,11 @@ def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ..
         Span("mount", at[0], at[1] - at[0]),
         Span("return", at[1], done - at[1]),
     )
+
+
+def _following(asked: float, spans: tuple[Span, ...], name: str) -> Span:
+    start = spans[-1].start + spans[-1].seconds
+    return Span(name, start, perf_counter() - asked - start)
 
 
 def _probe(program: Path) -> Availability:

@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio.to_thread
 
 from dutyfree import paths
-from dutyfree.contract import Observation, Sandbox, Stage
-from dutyfree.errors import StageError
+from dutyfree.contract import Observation, Recipe, Sandbox, Stage
+from dutyfree.errors import CreateError, StageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
@@ -45,6 +45,13 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int) -> None:
                 command=command if isinstance(command, str) else " ".join(command),
                 output=tail,
             )
+
+
+def refuse_services(recipe: Recipe | None, substrate: str) -> None:
+    """For substrates that start no process of a recipe. Raises CreateError."""
+    if recipe is not None and recipe.services:
+        names = ", ".join(service.name for service in recipe.services)
+        raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
 
 
 def secrets_of(stage: Stage, number: int) -> dict[str, str]:

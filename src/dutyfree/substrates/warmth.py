@@ -79,7 +79,7 @@ class BaseWarm(Native):
                 async with self._made(NO_STAGES, OPEN, base=image, pooled=True) as builder:
                     base, took = await self._supply.run(builder, recipe, 1, len(recipe.stages) + 1)
                 stack.callback(self._layers.release, base.trees)
-            made = self._made(Recipe(recipe.image), limits, base=base)
+            made = self._made(Recipe(recipe.image, services=recipe.services), limits, base=base)
             sandbox = await stack.enter_async_context(made)
             seconds = perf_counter() - asked
             sandbox.staged = tuple(zip((stage.kind for stage in recipe.stages), took, strict=True))

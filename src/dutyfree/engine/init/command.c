@@ -3,7 +3,6 @@
 #include "command.h"
 #include "sys.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,18 +13,16 @@
 #include <unistd.h>
 
 #define COMMANDS 1024
-#define TAIL_MAX (16u << 20)
 #define SPEAKER_CREDIT (256u << 10)
 
 static struct command *commands[COMMANDS];
 static unsigned highest; /* no command beyond this index */
-static int epoll, null = -1;
+static int epoll;
 static bool late; /* some deadline is due, and what the owner may have said since was not heard yet */
 
 void command_watch(int fd)
 {
 	epoll = fd;
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 }
 
 static unsigned index_of(uint32_t id)
@@ -44,7 +41,7 @@ static unsigned free_index(void)
 	return COMMANDS;
 }
 
-static void listen_to(unsigned index, int number, bool on, int operation)
+void command_listen(unsigned index, int number, bool on, int operation)
 {
 	struct stream *stream = &commands[index]->streams[number];
 	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = EVENT_COMMANDS + index * 2 + (unsigned)number};
@@ -66,7 +63,7 @@ void command_readable(unsigned index, int number)
 	if (output_wanted(command, &command->streams[number]))
 		output_read(command, number);
 	else
-		listen_to(index, number, false, 0);
+		command_listen(index, number, false, 0);
 }
 
 void command_read_on(void)
@@ -75,7 +72,7 @@ void command_read_on(void)
 		for (int number = 0; commands[i] && number < 2; number++) {
 			struct stream *stream = &commands[i]->streams[number];
 			if (stream->fd >= 0 && stream->muted && output_wanted(commands[i], stream))
-				listen_to(i, number, true, EPOLL_CTL_ADD);
+				command_listen(i, number, true, EPOLL_CTL_ADD);
 		}
 }
 
@@ -96,7 +93,7 @@ int command_credit(uint32_t id, const char *payload, size_t size)
 
 /* --- The end ---------------------------------------------------------------------------------------- */
 
-static void forget(unsigned index)
+void command_forget(unsigned index)
 {
 	struct command *command = commands[index];
 
@@ -105,16 +102,18 @@ static void forget(unsigned index)
 		free(command->streams[number].buffer);
 		free(command->streams[number].tail);
 	}
+	call_free(command->call);
 	free(command);
 	commands[index] = NULL;
 	while (highest > 0 && !commands[highest - 1])
 		highest--;
 }
 
-static void finish(unsigned index)
+void command_finish(unsigned index)
 {
 	struct command *command = commands[index];
 
+	calls_service_ended(command->id);
 	for (int number = 0; number < 2; number++)
 		output_finish(command, number);
 	if (command->worker) {
@@ -125,7 +124,7 @@ static void finish(unsigned index)
 		command->result.sent = now();
 		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
 	}
-	forget(index);
+	command_forget(index);
 }
 
 void command_reap(void)
@@ -134,27 +133,37 @@ void command_reap(void)
 	int status;
 
 	for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+		calls_reaped(pid);
 		for (unsigned i = 0; i < highest; i++) {
 			if (!commands[i] || commands[i]->pid != pid)
 				continue;
+			if (call_goes_on(commands[i]))
+				break;
 			struct exit *result = &commands[i]->result;
 			result->status = status;
 			result->ended = now();
 			result->cpu_us = (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000u +
 					 (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 			result->peak_kb = (uint64_t)usage.ru_maxrss;
-			finish(i);
+			command_finish(i);
 			break;
 		}
 	}
 }
 
-static void kill_tree(struct command *command)
+static void kill_tree(unsigned index)
 {
-	if (command->worker)
+	struct command *command = commands[index];
+
+	if (command->call && !command->pid) { /* there is no process yet, and none will be */
+		command->result.status = SIGKILL;
+		command->result.spawning = command->result.running = command->result.ended = now();
+		command_finish(index);
+	} else if (command->worker) {
 		kill(command->pid, SIGKILL);
-	else
+	} else {
 		process_kill_marked(command->mark, 0);
+	}
 }
 
 void command_kill(uint32_t id, bool spare)
@@ -162,11 +171,11 @@ void command_kill(uint32_t id, bool spare)
 	unsigned index = index_of(id);
 
 	/* It may have ended by itself: the owner has the result, or gets it soon. */
-	if (index < COMMANDS && spare && !commands[index]->worker) {
+	if (index < COMMANDS && spare && !commands[index]->worker && commands[index]->pid) {
 		process_kill_marked(commands[index]->mark, commands[index]->pid);
 	} else if (index < COMMANDS) {
 		commands[index]->result.flags |= EXIT_KILLED;
-		kill_tree(commands[index]);
+		kill_tree(index);
 	}
 }
 
@@ -192,7 +201,7 @@ int command_notify(uint32_t id, const char *payload, size_t size)
 		return -EPROTO;
 	memcpy(&number, payload, sizeof number);
 	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
-	if (index < COMMANDS && !commands[index]->worker && number > 0 && number < 65)
+	if (index < COMMANDS && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
 		kill(-commands[index]->pid, (int)number);
 	return 0;
 }
@@ -244,76 +253,13 @@ void command_deadlines(void)
 		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
 			commands[i]->deadline = UINT64_MAX;
 			commands[i]->result.flags |= EXIT_TIMED_OUT;
-			kill_tree(commands[i]);
+			kill_tree(i);
 		}
 }
 
 /* --- The beginning ---------------------------------------------------------------------------------- */
 
-/* Splits the strings of a frame; NULL if they are not exactly those it promises. */
-static char **split(const struct exec *wanted, char *at, const char *end)
-{
-	size_t count = 2 + (size_t)wanted->argc + wanted->envc;
-	char **strings;
-
-	if (wanted->argc == 0 || wanted->argc > FRAME_MAX || wanted->envc > FRAME_MAX || count > (size_t)(end - at))
-		return NULL;
-	/* Two more: each list ends with a NULL. */
-	strings = calloc(count + 2, sizeof *strings);
-	for (size_t i = 0; strings && i < count; i++) {
-		char *next = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
-		if (!next) {
-			free(strings);
-			return NULL;
-		}
-		strings[i < 2 + (size_t)wanted->argc ? i : i + 1] = at;
-		at = next + 1;
-	}
-	if (at != end) {
-		free(strings);
-		return NULL;
-	}
-	return strings;
-}
-
-/* Pipes for the next command, made while nobody waits for them. */
-static struct {
-	int ours, theirs;
-} spare[2] = {{-1, -1}, {-1, -1}};
-
-static int open_pipe(int number)
-{
-	int ends[2];
-
-	if (spare[number].ours >= 0)
-		return 0;
-	if (pipe2(ends, O_CLOEXEC) < 0)
-		return -errno;
-	fcntl(ends[0], F_SETFL, O_NONBLOCK);
-	spare[number].ours = ends[0];
-	spare[number].theirs = ends[1];
-	return 0;
-}
-
-void command_prepare(void)
-{
-	open_pipe(0);
-	open_pipe(1);
-}
-
-static int take_pipe(struct stream *stream, int number, int *theirs)
-{
-	int error = open_pipe(number);
-
-	if (!error) {
-		stream->fd = spare[number].ours;
-		*theirs = spare[number].theirs;
-		spare[number].ours = spare[number].theirs = -1;
-	}
-	return error;
-}
-
-static struct command *new_command(uint32_t id, unsigned *index)
+struct command *command_new(uint32_t id, unsigned *index)
 {
 	*index = free_index();
 	struct command *command = *index < COMMANDS && index_of(id) == COMMANDS ? calloc(1, sizeof *command) : NULL;
@@ -329,83 +275,35 @@ static struct command *new_command(uint32_t id, unsigned *index)
 	return command;
 }
 
-/* With a terminal, that is all three of its streams, and its output is none of our business. */
-static int begin(uint32_t id, char *payload, size_t size, int input, int terminal)
+/* Of one that is a copy of ourselves; starting.c has those that run a program. */
+int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd)
 {
-	struct exec wanted;
-	uint64_t received = now();
-	AUTOCLOSE int output = -1;
-	AUTOCLOSE int errors = -1;
 	unsigned index;
+	struct command *command = command_new(id, &index);
 
-	if (size < sizeof wanted)
-		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
-	if (!strings || wanted.tail > TAIL_MAX) {
-		free(strings);
-		return -EPROTO;
-	}
-	struct command *command = new_command(id, &index);
-	if (!command) {
-		free(strings);
+	if (!command)
 		return -EAGAIN;
+	command->worker = true;
+	command->pid = fork_into(payload_group);
+	if (command->pid == 0) {
+		/* It has its own copy of everything but the one descriptor that it needs. */
+		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
+		syscall(SYS_close_range, kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD, ~0u, 0);
+		_exit(-body(path, kept));
 	}
-	command->wanted = wanted;
-	command->credit = wanted.head;
-	command->mark = process_mark();
-	command->result.received = received;
-	priority_begin(received);
-	struct start start = {.user = strings[0],
-			      .directory = strings[1],
-			      .arguments = strings + 2,
-			      .environment = strings + 2 + wanted.argc + 1,
-			      .mark = command->mark};
-	int error = terminal >= 0 ? 0 : take_pipe(&command->streams[0], 0, &output);
-	if (!error && terminal < 0)
-		error = take_pipe(&command->streams[1], 1, &errors);
-	start.terminal = terminal >= 0;
-	start.input = start.terminal ? terminal : input >= 0 ? input : null;
-	start.output = start.terminal ? terminal : output;
-	start.errors = start.terminal ? terminal : errors;
-	command->result.spawning = now();
-	if (error)
-		start = (struct start){.flags = EXIT_NO_PROCESS, .error = -error};
-	command->pid = error ? -1 : process_start(&start);
-	/* We go on only after its exec, when it may well have ended: the time is its own. */
-	command->result.running = start.executing ? start.executing : now();
-	free(strings);
 	if (command->pid < 0) {
-		command->result.flags = start.flags;
-		command->result.status = start.error;
-		command->result.ended = command->result.running;
-		close_fd(&output);
-		close_fd(&errors);
-		finish(index);
-		return 0;
+		int error = command->pid;
+		command_forget(index);
+		return error;
 	}
-	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
-		command->deadline = received + wanted.timeout;
-	for (int number = 0; number < 2 && terminal < 0; number++)
-		listen_to(index, number, true, EPOLL_CTL_ADD);
 	return 0;
-}
-
-int command_exec(uint32_t id, char *payload, size_t size, int input)
-{
-	return begin(id, payload, size, input, -1);
-}
-
-int command_terminal(uint32_t id, char *payload, size_t size, int terminal)
-{
-	return begin(id, payload, size, -1, terminal);
 }
 
 int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout)
 {
 	AUTOCLOSE int theirs = -1;
 	struct stream stream = {.fd = -1};
-	int error = take_pipe(&stream, 0, &theirs);
+	int error = starting_pipe(&stream, 0, &theirs);
 
 	if (!error)
 		error = command_worker(id, body, argument, theirs);
@@ -420,29 +318,42 @@ int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), cons
 	command->credit = SPEAKER_CREDIT;
 	if (timeout && timeout < UINT64_MAX - now())
 		command->deadline = now() + timeout;
-	listen_to(index, 0, true, EPOLL_CTL_ADD);
+	command_listen(index, 0, true, EPOLL_CTL_ADD);
 	return 0;
 }
 
-int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd)
-{
-	unsigned index;
-	struct command *command = new_command(id, &index);
+/* --- Calls (calls.c) ---------------------------------------------------------------------------------- */
 
-	if (!command)
-		return -EAGAIN;
-	command->worker = true;
-	command->pid = fork_into(payload_group);
-	if (command->pid == 0) {
-		/* It has its own copy of everything but the one descriptor that it needs. */
-		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
-		syscall(SYS_close_range, kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD, ~0u, 0);
-		_exit(-body(path, kept));
+struct command *command_waiting(uint32_t service)
+{
+	struct command *oldest = NULL;
+
+	for (unsigned i = 0; i < highest; i++) {
+		struct command *one = commands[i];
+		if (one && one->call && !one->pid && one->call->service == service &&
+		    (!oldest || one->result.received < oldest->result.received))
+			oldest = one;
 	}
-	if (command->pid < 0) {
-		int error = command->pid;
-		forget(index);
-		return error;
-	}
-	return 0;
+	return oldest;
+}
+
+void command_refuse(struct command *command, int error)
+{
+	outbox_done(command->id, error);
+	command_forget(index_of(command->id));
+}
+
+bool command_is(uint32_t id, pid_t pid)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && (commands[i]->id == id || (pid > 0 && commands[i]->pid == pid)))
+			return true;
+	return false;
+}
+
+pid_t command_pid(uint32_t id)
+{
+	unsigned index = index_of(id);
+
+	return index < COMMANDS ? commands[index]->pid : 0;
 }

@@ -55,6 +55,8 @@ void accept_later(struct client *client); /* no descriptor is left for what its 
 void forget_later(void *memory); /* events of the same turn may still name it */
 bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
 
+void egress_confine(void); /* for good: sockets of IP, memory, and nothing else */
+
 int relay_prepare(void); /* once: 0 or -errno */
 void relay_accept(struct client *client);
 void relay_event(struct client *client, struct watch *watch, uint32_t events);

@@ -87,6 +87,12 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return verify_all(head->id, payload, size);
 	case FRAME_GIVE_WAY:
 		return priority_give_way(payload, size);
+	case FRAME_SERVICE:
+		return call_service(head->id, payload, size, fd);
+	case FRAME_CALL:
+		return call_start(head->id, payload, size, fd);
+	case FRAME_AWAIT:
+		return await_start(head->id, payload, size);
 	}
 	return -EPROTO;
 }
@@ -266,6 +272,7 @@ _Noreturn void init_run(int payload)
 		watch(EPOLL_CTL_ADD, asked_listener(), EPOLLIN, EVENT_ASKED);
 	command_watch(epoll);
 	verify_open();
+	calls_watch(epoll);
 	for (;;) {
 		serve();
 		command_prepare();
@@ -293,7 +300,9 @@ _Noreturn void init_run(int payload)
 			}
 			if (what == EVENT_ASKED)
 				asked_serve();
-			if (what >= EVENT_COMMANDS)
+			if (what >= CALLS_EVENT)
+				calls_event(what - CALLS_EVENT);
+			else if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
 		command_deadlines();

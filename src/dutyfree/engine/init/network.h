@@ -9,6 +9,7 @@
 #ifndef DUTYFREE_NETWORK_H
 #define DUTYFREE_NETWORK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Addresses in a sandbox's network, of IPv4, in the host's order. The first two are link-local: no address
@@ -29,5 +30,10 @@ void network_close(int network);                    /* no packet leaves any more
 
 /* A socket in that network, or in ours with -1, connecting to a server in there: its descriptor or -errno. */
 int network_connect(int network, uint16_t port, int ipv6);
+
+/* --- Its parts ---------------------------------------------------------------------------------------- */
+
+int routes_lay(bool open, bool ipv6);    /* in the network that we are in, or take them away: 0 or -errno */
+int steer(int network, int listener);    /* a descriptor that keeps the program in place, or -errno */
 
 #endif

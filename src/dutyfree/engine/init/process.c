@@ -155,11 +155,13 @@ static int child(void *argument)
 	setsid();
 	start->flags = EXIT_NO_PROCESS;
 	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
-	    setrlimit(RLIMIT_RTTIME, &mark) < 0)
+	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || setrlimit(RLIMIT_RTTIME, &mark) < 0)
 		goto failed;
-	if (start->terminal && (ioctl(0, TIOCSCTTY, 0) < 0 || (*start->user && fchown(0, identity.user, -1) < 0)))
+	if (start->terminal && ioctl(0, TIOCSCTTY, 0) < 0)
 		goto failed;
 	start->flags = EXIT_NO_USER;
+	if (start->terminal && *start->user && fchown(0, identity.user, -1) < 0)
+		goto failed;
 	/* The bare calls: those of the library would change our own threads too. */
 	/* Where groups cannot be left, nobody else has left them either. */
 	if (*start->user && ((syscall(SYS_setgroups, 0, NULL) < 0 && errno != EPERM) ||

@@ -13,7 +13,7 @@ from dutyfree.engine.images.store import Store
 from dutyfree.errors import CreateError, Unavailable
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.images import identify
-from dutyfree.substrates.docker.substrate import API, socket_path
+from dutyfree.substrates.docker.reaching import API, socket_path
 
 
 async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> Held:

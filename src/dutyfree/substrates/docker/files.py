@@ -12,7 +12,6 @@ import errno
 import os
 import posixpath
 import shutil
-import stat
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -20,6 +19,7 @@ from typing import IO, BinaryIO
 
 from dutyfree.contract import Entry, Observation
 from dutyfree.errors import ExecError
+from dutyfree.substrates.kinds import entry, special
 
 ERRNO = 64
 
@@ -129,16 +129,10 @@ def entries(observation: Observation) -> tuple[Entry, ...]:
         names = observation.stderr.split(b"\0")[:-1]
         stats = (line.split() for line in observation.stdout.splitlines())
         found = [
-            _entry(os.fsdecode(name.removeprefix(b"./")), int(mode, 16), int(size))
+            entry(os.fsdecode(name.removeprefix(b"./")), int(mode, 16), int(size))
             for name, (mode, size) in zip(names, stats, strict=True)
         ]
-    return tuple(sorted(found, key=lambda entry: entry.name))
-
-
-def _entry(name: str, mode: int, size: int) -> Entry:
-    tests = {"file": stat.S_ISREG, "directory": stat.S_ISDIR, "link": stat.S_ISLNK}
-    kind = next((kind for kind, test in tests.items() if test(mode)), "other")
-    return Entry(name, kind, size, stat.S_IMODE(mode))  # type: ignore[arg-type]
+    return tuple(sorted(found, key=lambda one: one.name))
 
 
 def pack(source: Path, name: str, target: BinaryIO) -> None:
@@ -153,17 +147,12 @@ def pack(source: Path, name: str, target: BinaryIO) -> None:
         if member.isreg() or member.isdir() or member.issym() or member.islnk():
             return member
         if member.name == name:
-            raise special(str(source))
+            raise special(source)
         return None
 
     # GNU's format keeps names as bytes, so that those which are not UTF-8 survive.
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
         tar.add(source, arcname=name, filter=owned)
-
-
-def special(path: str) -> shutil.SpecialFileError:
-    """For a device, a socket or a pipe where a file is wanted."""
-    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", path)
 
 
 def unpack(source: BinaryIO, target: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import math
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -20,23 +19,17 @@ import msgspec
 from dutyfree import image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate
 from dutyfree.errors import CleanupError, CreateError, Unavailable
-from dutyfree.substrates.docker import images
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost, EngineSilent
+from dutyfree.substrates import stages
+from dutyfree.substrates.docker import images, reaching
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.leftovers import OWNER, PROCESS, ROLE, listed, remove, remove_leftovers
 from dutyfree.substrates.docker.processes import KEEPER
+from dutyfree.substrates.docker.reaching import REMEDY, meet, socket_path
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
-from dutyfree.substrates.owner import identity, is_dead
+from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import Reaper
 
-API = (1, 41)
-"""The version of the Engine API that this speaks (Docker 20.10); later engines still know it."""
-
-OWNER = "dutyfree.owner"
-PROCESS = "dutyfree.process"
-ROLE = "dutyfree.role"
 CREATE_SECONDS = 120.0
-REMOVE_ATTEMPTS = 6
-LOOK_SECONDS = 20.0
-"""How long the engine may take to tell what it has. One that hangs accepts requests and never answers."""
 
 
 class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,12 +71,12 @@ class Docker:
         try:
             async with Engine(socket_path(config.host)) as engine:
                 with anyio.fail_after(5):
-                    facts = await _meet(engine)
+                    facts = await meet(engine)
                     held = await images.identify(engine, config.image)
         except Unavailable as error:
             return Availability(False, error.message, error.remedy)
         except (EngineError, EngineLost, TimeoutError) as error:
-            return Availability(False, f"the Docker engine does not answer well: {error}", _REMEDY)
+            return Availability(False, f"the Docker engine does not answer well: {error}", REMEDY)
         if held:
             state = f"image {config.image} is there"
         else:
@@ -122,6 +115,7 @@ class DockerSubstrate:
         return self._gateway
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
+        stages.refuse_services(recipe, "docker")
         await self._images.prepare(recipe or Recipe())
 
     @contextlib.asynccontextmanager
@@ -132,6 +126,7 @@ class DockerSubstrate:
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[DockerSandbox]:
+        stages.refuse_services(recipe, "docker")
         image = await self._images.of(recipe or Recipe())
         async with self._container(image, limits or Limits(), labels or {}, "sandbox") as sandbox:
             yield sandbox
@@ -175,7 +170,7 @@ class DockerSubstrate:
             raise CreateError(f"the Docker engine made no container: {error}") from error
         except (EngineLost, TimeoutError) as error:
             raise CreateError(
-                f"the Docker engine made no container: {error or 'no answer'}", remedy=_REMEDY
+                f"the Docker engine made no container: {error or 'no answer'}", remedy=REMEDY
             ) from error
         except BaseException:
             if container:
@@ -190,7 +185,7 @@ class DockerSubstrate:
         except EngineError as error:
             raise CreateError(f"the Docker engine could not start the container: {error}") from error
         except EngineLost as error:
-            raise CreateError(str(error), remedy=_REMEDY) from error
+            raise CreateError(str(error), remedy=REMEDY) from error
 
     def _body(self, image: str, limits: Limits, labels: dict[str, str]) -> dict[str, Any]:
         if isinstance(limits.network, tuple):
@@ -226,7 +221,7 @@ class DockerSubstrate:
 
     async def sandboxes(self) -> list[str]:
         """The ids of those that exist now, as the engine sees it. Raises EngineError, EngineLost."""
-        found = await _listed(self._engine, "containers", self.owner)
+        found = await listed(self._engine, "containers", self.owner)
         return [each["Id"][:12] for each in found if each["Labels"].get(ROLE) == "sandbox"]
 
     async def facts(self) -> dict[str, str]:
@@ -258,53 +253,16 @@ class DockerSubstrate:
         return facts
 
 
-_REMEDY = "start Docker: `sudo scripts/docker-engine start` on Debian, or as its documentation says"
-
-
-def socket_path(host: str | None) -> str:
-    """The engine's Unix socket. Raises Unavailable for an address of another kind."""
-    address = host or os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
-    path = address.removeprefix("unix://")
-    if not path.startswith("/"):
-        raise Unavailable(
-            f"the Docker engine's address {address!r} is no Unix socket",
-            remedy="give host= or DOCKER_HOST as unix:///path; forward a remote engine's socket with ssh -L",
-        )
-    return path
-
-
-async def _meet(engine: Engine) -> dict[str, Any]:
-    """The engine's version facts. Raises Unavailable when nothing answers, or no Docker engine."""
-    try:
-        with anyio.fail_after(LOOK_SECONDS):
-            return await engine.negotiate(API)
-    except EngineLost as error:
-        cause = error.__cause__
-        if isinstance(cause, PermissionError):
-            remedy = "run as root, or as a member of the group docker"
-        else:
-            remedy = _REMEDY
-        raise Unavailable(str(error), remedy=remedy) from error
-    except TimeoutError as error:
-        raise Unavailable(f"the Docker engine at {engine.path} does not answer", remedy=_REMEDY) from error
-    except (EngineError, msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
-        raise Unavailable(
-            f"what answers at {engine.path} is no Docker engine: {error}", remedy=_REMEDY
-        ) from error
-
-
 @contextlib.asynccontextmanager
 async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
     path = socket_path(config.host)
     async with Engine(path) as engine:
-        version = await _meet(engine)
+        version = await meet(engine)
         try:
             await remove_leftovers(engine)
             gateway = await _gateway(engine, config.network)
         except (EngineError, EngineLost) as error:
-            raise Unavailable(
-                f"the Docker engine at {path} does not work: {error}", remedy=_REMEDY
-            ) from error
+            raise Unavailable(f"the Docker engine at {path} does not work: {error}", remedy=REMEDY) from error
         process = await anyio.to_thread.run_sync(identity) or ""
         substrate = DockerSubstrate(engine, config, version=version, gateway=gateway, process=process)
         reaper = await anyio.to_thread.run_sync(lambda: Reaper(docker=path, label=substrate.owner))
@@ -318,9 +276,9 @@ async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
 async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) -> None:
     """Every sandbox is gone by now, unless its removal failed; then the reaper tries on."""
     try:
-        for container in await _listed(engine, "containers", substrate.owner):
+        for container in await listed(engine, "containers", substrate.owner):
             await remove(engine, container["Id"])
-        made = await _listed(engine, "images", substrate.owner)
+        made = await listed(engine, "images", substrate.owner)
         await images.remove(engine, [image["Id"] for image in made])
     except (EngineError, EngineLost, CleanupError):
         reaper.engage()
@@ -331,7 +289,7 @@ async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) ->
 async def _gateway(engine: Engine, network: str) -> str | None:
     """This host's address on the network, as its containers see it."""
     try:
-        facts = await engine.request("GET", f"/networks/{network}", deadline=LOOK_SECONDS)
+        facts = await engine.request("GET", f"/networks/{network}", deadline=reaching.LOOK_SECONDS)
     except EngineError:
         return None
     for part in (facts.get("IPAM") or {}).get("Config") or ():
@@ -340,71 +298,6 @@ async def _gateway(engine: Engine, network: str) -> str | None:
         with suppress(KeyError, ValueError, StopIteration):
             return str(next(ipaddress.ip_network(part["Subnet"]).hosts()))
     return None
-
-
-async def _listed(engine: Engine, kind: Literal["containers", "images"], label: str) -> list[dict[str, Any]]:
-    """What bears the label."""
-    query = {"filters": msgspec.json.encode({"label": [label]}).decode()}
-    if kind == "containers":
-        query["all"] = "1"
-    found: list[dict[str, Any]] = await engine.request(
-        "GET", f"/{kind}/json", query=query, deadline=LOOK_SECONDS
-    )
-    return found
-
-
-async def leftovers(engine: Engine, kind: Literal["containers", "images"]) -> list[str]:
-    """The ids of what owners made that died, and their reapers with them. Raises EngineError, EngineLost.
-
-    Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
-    """
-
-    def orphaned(found: dict[str, Any]) -> bool:
-        return is_dead((found["Labels"] or {}).get(PROCESS, ""))
-
-    found = await _listed(engine, kind, "dutyfree=1")
-    return await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
-
-
-async def remove_leftovers(engine: Engine) -> int:
-    """Remove them. Returns how many containers there were."""
-    containers = await leftovers(engine, "containers")
-    for container in containers:
-        with suppress(CleanupError):
-            await remove(engine, container)
-    await images.remove(engine, await leftovers(engine, "images"))
-    return len(containers)
-
-
-@contextlib.asynccontextmanager
-async def connected(host: str | None = None) -> AsyncIterator[Engine]:
-    """The engine alone, to look at. Raises Unavailable."""
-    async with Engine(socket_path(host)) as engine:
-        await _meet(engine)
-        yield engine
-
-
-async def remove(engine: Engine, container: str) -> None:
-    """Remove a container, running or not; one that is gone is fine. Raises CleanupError."""
-    delay = 0.05
-    query = {"force": "1", "v": "1"}
-    for attempt in range(1, REMOVE_ATTEMPTS + 1):
-        try:
-            await engine.request(
-                "DELETE", f"/containers/{container}", query=query, deadline=images.REMOVE_SECONDS
-            )
-            return
-        except (EngineError, EngineLost) as error:
-            if isinstance(error, EngineError) and error.status == 404:
-                return
-            if attempt == REMOVE_ATTEMPTS or isinstance(error, EngineSilent):
-                raise CleanupError(
-                    f"the container {container[:12]} could not be removed: {error}",
-                    remedy=f"once the engine works again: docker rm -f {container[:12]}",
-                ) from error
-        # The engine says "removal in progress", or is restarting: it tells of neither's end.
-        await anyio.sleep(delay)
-        delay *= 2
 
 
 async def adopt_image(

@@ -21,43 +21,24 @@ clock showed, so equal runs give equal observations.
 
 from __future__ import annotations
 
-import errno
-import functools
 import itertools
-import posixpath
 import random
-import shlex
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from dutyfree import errors
-from dutyfree.abilities import Chunk
-from dutyfree.contract import (
-    Availability,
-    Command,
-    Cut,
-    Entry,
-    Exec,
-    Limits,
-    NetworkPolicy,
-    Observation,
-    Recipe,
-    Span,
-    check_mode,
-)
-from dutyfree.errors import CreateError, Phase, SandboxClosed, UsageError
-from dutyfree.substrates.output import Collector
-from dutyfree.substrates.scripted.actions import ScriptedActions
-from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
-from dutyfree.substrates.scripted.ports import ScriptedStream, Server
-from dutyfree.substrates.scripted.processes import ScriptedProcess, killed
+from dutyfree.contract import Availability, Exec, Limits, Observation, Recipe, Span
+from dutyfree.errors import CreateError, Phase
+from dutyfree.substrates import stages
+from dutyfree.substrates.scripted.files import Files, Node
+from dutyfree.substrates.scripted.language import interpret
+from dutyfree.substrates.scripted.ports import Server
+from dutyfree.substrates.scripted.sandbox import ScriptedSandbox
 
 Script: TypeAlias = Mapping[Any, Observation] | Callable[[Exec], Observation | None]
 """Keys are commands: strings, or tuples for argument vectors."""
@@ -70,7 +51,6 @@ _ERRORS: dict[Phase, type[errors.SubstrateError]] = {
     "collect": errors.CollectError,
     "cleanup": errors.CleanupError,
 }
-_SHELL_SYNTAX = frozenset("|&;<>()$`\\*?[]{}#~\n")
 
 
 class Scripted:
@@ -162,6 +142,7 @@ class Scripted:
             await self.spend("cleanup")
 
     def _image(self, recipe: Recipe) -> Mapping[str, Node]:
+        stages.refuse_services(recipe, "scripted")
         image = recipe.image or ""
         if not image.startswith("snapshot:"):
             return {}
@@ -191,7 +172,7 @@ class Scripted:
         if found is None and self.config.exit_code is not None:
             found = Observation(exit_code=self.config.exit_code, stdout=self.config.stdout.encode())
         if found is None:
-            found = _interpret(asked, files)
+            found = interpret(asked, files)
         return found if found.seconds else msgspec.structs.replace(found, seconds=self.latency("exec"))
 
     def keep(self, files: Files) -> Recipe:
@@ -214,266 +195,3 @@ async def _stage(sandbox: ScriptedSandbox, recipe: Recipe) -> None:
                     f"stage {number} ({stage.kind}): {command!r} gave exit code {result.exit_code}: "
                     f"{result.stderr.decode(errors='replace').strip()}"
                 )
-
-
-class ScriptedSandbox(ScriptedActions):
-    """A sandbox in memory, with every ability."""
-
-    workdir = WORKDIR
-
-    def __init__(
-        self,
-        owner: Scripted,
-        number: int,
-        limits: Limits,
-        spans: tuple[Span, ...],
-        nodes: Mapping[str, Node],
-    ) -> None:
-        self.id = f"scripted-{number}"
-        self.spans = spans
-        self.files = Files(nodes)
-        self.initial: Mapping[str, Node] = {}
-        self._owner = owner
-        self._limits = limits
-        self.network: NetworkPolicy = limits.network or "off"
-        self._closed = False
-        self._processes: set[ScriptedProcess] = set()
-        self.started: dict[str, ScriptedProcess] = {}
-        self._awake = anyio.Event()
-        self._awake.set()
-
-    async def exec(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-    ) -> Observation:
-        asked = Exec(_plain(command), cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
-        return await (await self._launch(asked)).wait()
-
-    async def read(self, path: str) -> bytes:
-        await self.touch()
-        return self.files.read(path)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self.touch()
-        check_mode(mode)
-        self.files.write(path, Node("file", mode, bytes(data)))
-
-    async def list(self, path: str) -> tuple[Entry, ...]:
-        await self.touch()
-        return self.files.list(path)
-
-    async def remove(self, path: str) -> None:
-        await self.touch()
-        self.files.remove(path)
-
-    async def upload(self, source: Path, path: str) -> None:
-        await self.touch()
-        for relative, node in await anyio.to_thread.run_sync(load, source):
-            self.files.write(posixpath.join(path, relative), node)
-
-    async def download(self, path: str, target: Path) -> None:
-        await self.touch()
-        await anyio.to_thread.run_sync(store, self.files.tree(path), target)
-
-    async def reset(self) -> None:
-        await self.touch()
-        self.end()
-        self.started.clear()
-        self.files = Files(self.initial)
-
-    async def snapshot(self) -> Recipe:
-        await self.touch()
-        return self._owner.keep(self.files)
-
-    @asynccontextmanager
-    async def fork(self, count: int) -> AsyncIterator[Sequence[ScriptedSandbox]]:
-        await self.touch()
-        recipe = self._owner.keep(self.files)
-        async with AsyncExitStack() as stack:
-            one = functools.partial(self._owner.sandbox, recipe, limits=self._limits)
-            yield [await stack.enter_async_context(one()) for _ in range(count)]
-
-    async def pause(self) -> None:
-        await self.touch()
-        self._awake = anyio.Event()
-
-    async def resume(self) -> None:
-        await self.touch()
-        self._awake.set()
-
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        await self.touch()
-        if policy not in ("off", "on") and (isinstance(policy, str) or not policy):
-            raise UsageError(f'the network is "off", "on", or a list of what is allowed, not {policy!r}')
-        self.network = policy
-
-    async def connect(self, port: int) -> ScriptedStream:
-        await self.touch()
-        if port not in self._owner.servers:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on port {port}")
-        return ScriptedStream(self._owner.servers[port])
-
-    @asynccontextmanager
-    async def shell(self) -> AsyncIterator[ScriptedShell]:
-        await self.touch()
-        yield ScriptedShell(self)
-
-    async def start(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bool = False,
-    ) -> ScriptedProcess:
-        process = await self._launch(Exec(_plain(command), cwd=cwd, env=env), stdin=stdin)
-        self.started[process.id] = process
-        return process
-
-    async def stream(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterable[bytes] | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-    ) -> AsyncIterator[Chunk | Observation]:
-        if stdin is not None and not isinstance(stdin, bytes):
-            stdin = b"".join([part async for part in stdin])
-        result = await self.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
-        if result.stdout:
-            yield Chunk("stdout", result.stdout)
-        if result.stderr:
-            yield Chunk("stderr", result.stderr)
-        yield msgspec.structs.replace(result, stdout=b"", stderr=b"")
-
-    def end(self, *, closed: bool = False) -> None:
-        """Kill all that runs."""
-        self._closed = self._closed or closed
-        self._awake.set()
-        for process in self._processes:
-            process.stop()
-        self._processes.clear()
-
-    async def awake(self) -> None:
-        """Wait while paused. Raises SandboxClosed."""
-        await self._awake.wait()
-        self._refuse_if_closed()
-
-    async def collect(self, process: ScriptedProcess, answer: Observation, dispatch: float) -> Observation:
-        self._processes.discard(process)
-        collect = await self._owner.spend("collect")
-        stdout, stderr = Collector(self._limits.output), Collector(self._limits.output)
-        stdout.add(answer.stdout)
-        stderr.add(answer.stderr)
-        return msgspec.structs.replace(
-            answer,
-            stdout=stdout.value(),
-            stderr=stderr.value(),
-            cut=Cut(answer.cut.stdout + stdout.cut, answer.cut.stderr + stderr.cut),
-            seconds=dispatch + answer.seconds + collect,
-            spans=(
-                Span("dispatch", 0.0, dispatch),
-                Span("run", dispatch, answer.seconds),
-                Span("collect", dispatch + answer.seconds, collect),
-            ),
-        )
-
-    async def _launch(self, asked: Exec, *, stdin: bool = False) -> ScriptedProcess:
-        self._refuse_if_closed()
-        dispatch = await self._owner.spend("dispatch")
-        self._refuse_if_closed()
-        self._owner.check("exec")
-        if stdin:  # what it answers may depend on what is written to it
-            answer = Observation(exit_code=0, seconds=float("inf"))
-            answered: Callable[[bytes], Observation] | None = lambda data: self._owner.answer(  # noqa: E731
-                msgspec.structs.replace(asked, stdin=data), self.files
-            )
-        else:
-            answer, answered = self._owner.answer(asked, self.files), None
-        if asked.timeout is not None and answer.seconds > asked.timeout:
-            answer = msgspec.structs.replace(killed(answer), timed_out=True, seconds=asked.timeout)
-        process = ScriptedProcess(self, asked.command, answer, dispatch, answered)
-        self._processes.add(process)
-        return process
-
-    async def touch(self) -> None:
-        self._refuse_if_closed()
-        await anyio.sleep(self._owner.latency("file"))
-        self._owner.check("dispatch")
-        self._refuse_if_closed()
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise SandboxClosed(f"sandbox {self.id} is closed")
-
-
-class ScriptedShell:
-    """Holds a working directory and variables between the commands."""
-
-    def __init__(self, sandbox: ScriptedSandbox) -> None:
-        self._sandbox = sandbox
-        self._cwd = sandbox.workdir
-        self._env: dict[str, str] = {}
-
-    async def run(self, command: str, *, timeout: float | None = None) -> Observation:
-        match command.split(maxsplit=1):
-            case ["cd", path]:
-                try:
-                    self._cwd = self._sandbox.files.directory(posixpath.join(self._cwd, path))
-                except OSError as error:
-                    return Observation(exit_code=1, stderr=f"cd: {error}\n".encode())
-                command = "true"
-            case ["export", assignment]:
-                name, _, value = shlex.split(assignment)[0].partition("=")
-                self._env[name] = value
-                command = "true"
-        return await self._sandbox.exec(command, cwd=self._cwd, env=self._env, timeout=timeout)
-
-
-def _plain(command: Command) -> str | tuple[str, ...]:
-    return command if isinstance(command, str) else tuple(command)
-
-
-def _interpret(asked: Exec, files: Files) -> Observation:
-    """The tiny language."""
-    command, stdin, cwd = asked.command, asked.stdin or b"", asked.cwd or WORKDIR
-    words: Sequence[str] = () if isinstance(command, str) else command
-    try:
-        cwd = files.directory(cwd)
-        if isinstance(command, str) and _SHELL_SYNTAX.isdisjoint(command):
-            words = shlex.split(command)
-        match words:
-            case ["true"] | ["exit"]:
-                return Observation(exit_code=0)
-            case ["false"]:
-                return Observation(exit_code=1)
-            case ["exit", code] if code.isdigit():
-                return Observation(exit_code=int(code) % 256)
-            case ["echo", *rest]:
-                return Observation(
-                    exit_code=0, stdout=(" ".join(rest) + "\n").encode(errors="surrogateescape")
-                )
-            case ["cat", *paths]:
-                found = [files.read(posixpath.join(cwd, path)) for path in paths] if paths else [stdin]
-                return Observation(exit_code=0, stdout=b"".join(found))
-            case ["pwd"]:
-                return Observation(exit_code=0, stdout=f"{cwd}\n".encode(errors="surrogateescape"))
-            case ["printenv", name]:
-                value = (asked.env or {}).get(name)
-                return Observation(
-                    exit_code=int(value is None), stdout=f"{value}\n".encode() if value else b""
-                )
-            case ["sleep", seconds]:
-                return Observation(exit_code=0, seconds=float(seconds))
-    except (OSError, ValueError) as error:
-        return Observation(exit_code=1, stderr=f"{error}\n".encode(errors="replace"))
-    return Observation(exit_code=127, stderr=f"no scripted answer to {command!r}\n".encode(errors="replace"))

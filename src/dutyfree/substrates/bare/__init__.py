@@ -7,46 +7,32 @@ the sandbox is left.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import shutil
-import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import (
-    Availability,
-    Command,
-    Entry,
-    Limits,
-    Observation,
-    Recipe,
-    Span,
-    check_mode,
-)
+from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, check_mode
 from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
 from dutyfree.substrates import command as commands
 from dutyfree.substrates import stages
+from dutyfree.substrates.bare import files
+from dutyfree.substrates.bare.leftovers import OWNER, PREFIX, remove_leftovers
 from dutyfree.substrates.editing import replace_once
-from dutyfree.substrates.owner import identity, is_dead
+from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import Moment, Reaper, kill_marked, remove_tree
 
 T = TypeVar("T")
-
-PREFIX = "dutyfree-bare-"
-OWNER = "owner"
-"""The file in an opening's directory that tells whose it is."""
 
 
 class BareConfig(msgspec.Struct, frozen=True):
@@ -125,6 +111,7 @@ class Bare:
         del labels  # nothing outlives the sandbox that could carry them
         limits = limits or Limits()
         _refuse(limits)
+        stages.refuse_services(recipe, "bare")
         asked = perf_counter()
         template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
         sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits)
@@ -134,6 +121,7 @@ class Bare:
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
+        stages.refuse_services(recipe, "bare")
         if recipe and (recipe.stages or recipe.image):
             await self._template(recipe)
 
@@ -273,26 +261,26 @@ class BareSandbox:
             self._running -= 1
 
     async def read(self, path: str) -> bytes:
-        return await self._file(partial(_read, self._path(path)))
+        return await self._file(partial(files.read, self._path(path)))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         check_mode(mode)
-        await self._file(partial(_write, self._path(path), data, mode))
+        await self._file(partial(files.write, self._path(path), data, mode))
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
-        await self._file(partial(replace_once, self._path(path), _read, path, old, new))
+        await self._file(partial(replace_once, self._path(path), files.read, path, old, new))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        return await self._file(partial(_entries, self._path(path)))
+        return await self._file(partial(files.entries, self._path(path)))
 
     async def remove(self, path: str) -> None:
-        await self._file(partial(_remove, self._path(path)))
+        await self._file(partial(files.remove, self._path(path)))
 
     async def upload(self, source: Path, path: str) -> None:
-        await self._file(partial(_copy, Path(source), self._path(path)))
+        await self._file(partial(files.copy, Path(source), self._path(path)))
 
     async def download(self, path: str, target: Path) -> None:
-        await self._file(partial(_copy, self._path(path), Path(target)))
+        await self._file(partial(files.copy, self._path(path), Path(target)))
 
     async def _file(self, operation: Callable[[], T]) -> T:
         self._check()
@@ -336,129 +324,3 @@ def _make(directories: list[Path]) -> None:
 def _move(source: Path, target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     source.rename(target)
-
-
-def _read(path: Path) -> bytes:
-    with open(_opened(path, os.O_RDONLY), "rb", buffering=0) as file:
-        return file.read()
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        os.fchmod(fd, mode)
-
-
-def _opened(path: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of a regular file; what a task left in its place, such as a pipe, is not waited for."""
-    try:
-        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe that nobody reads, a socket
-            raise
-        raise _special(path) from error
-    kind = stat.S_IFMT(os.fstat(fd).st_mode)
-    if kind == stat.S_IFREG:
-        return fd
-    os.close(fd)
-    if kind == stat.S_IFDIR:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise _special(path)
-
-
-def _special(path: Path) -> shutil.SpecialFileError:
-    return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", str(path))
-
-
-_KINDS: dict[int, Literal["file", "directory", "link"]] = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "link",
-}
-
-
-def _entries(path: Path) -> tuple[Entry, ...]:
-    with os.scandir(path) as items:
-        stats = sorted((item.name, item.stat(follow_symlinks=False)) for item in items)
-    return tuple(
-        Entry(
-            name, _KINDS.get(stat.S_IFMT(found.st_mode), "other"), found.st_size, stat.S_IMODE(found.st_mode)
-        )
-        for name, found in stats
-    )
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy to exactly ``target``: a link that stands there, or below, is replaced and not followed."""
-    found = source.lstat()
-    kind = stat.S_IFMT(found.st_mode)
-    if kind not in _KINDS:
-        raise _special(source)
-    with suppress(FileNotFoundError, NotADirectoryError):
-        if os.path.samestat(found, target.lstat()):
-            raise shutil.SameFileError(f"{source} is {target}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _make_way(target)
-    if kind == stat.S_IFDIR:
-        shutil.copytree(
-            source, target, symlinks=True, ignore=partial(_enter, source, target), dirs_exist_ok=True
-        )
-    elif target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    elif kind == stat.S_IFLNK:
-        target.symlink_to(os.readlink(source))
-    else:
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _enter(source: Path, target: Path, directory: str, names: list[str]) -> list[str]:
-    """Before a directory is copied: make way in the target, and leave out pipes, sockets and devices."""
-    for name in names:
-        _make_way(target / os.path.relpath(directory, source) / name)
-    return [name for name in names if not _copyable(os.path.join(directory, name))]
-
-
-def _make_way(target: Path) -> None:
-    with suppress(FileNotFoundError):
-        if not stat.S_ISDIR(target.lstat().st_mode):
-            target.unlink()
-
-
-def _copyable(path: str) -> bool:
-    return stat.S_IFMT(os.lstat(path).st_mode) in _KINDS
-
-
-def leftovers(parent: Path) -> Iterator[Path]:
-    """What dead owners left in ``parent`` when even their reapers were killed.
-
-    Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
-    """
-    for path in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if is_dead((path / OWNER).read_text()):
-                yield path
-
-
-def remove_leftover(path: Path) -> None:
-    """And what still runs of it. Raises OSError."""
-    kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
-    remove_tree(str(path))
-
-
-def remove_leftovers(parent: Path) -> int:
-    """Remove them. Returns how many."""
-    removed = 0
-    for path in leftovers(parent):
-        with suppress(OSError):
-            remove_leftover(path)
-            removed += 1
-    return removed

@@ -1,0 +1,77 @@
+"""What an opening makes bears its labels: by these it is found, and removed, also when its owner is dead."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree.errors import CleanupError
+from dutyfree.substrates.docker import images, reaching
+from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost, EngineSilent
+from dutyfree.substrates.owner import is_dead
+
+OWNER = "dutyfree.owner"
+PROCESS = "dutyfree.process"
+ROLE = "dutyfree.role"
+REMOVE_ATTEMPTS = 6
+
+
+async def listed(engine: Engine, kind: Literal["containers", "images"], label: str) -> list[dict[str, Any]]:
+    """What bears the label."""
+    query = {"filters": msgspec.json.encode({"label": [label]}).decode()}
+    if kind == "containers":
+        query["all"] = "1"
+    found: list[dict[str, Any]] = await engine.request(
+        "GET", f"/{kind}/json", query=query, deadline=reaching.LOOK_SECONDS
+    )
+    return found
+
+
+async def leftovers(engine: Engine, kind: Literal["containers", "images"]) -> list[str]:
+    """The ids of what owners made that died, and their reapers with them. Raises EngineError, EngineLost.
+
+    Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
+    """
+
+    def orphaned(found: dict[str, Any]) -> bool:
+        return is_dead((found["Labels"] or {}).get(PROCESS, ""))
+
+    found = await listed(engine, kind, "dutyfree=1")
+    return await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
+
+
+async def remove_leftovers(engine: Engine) -> int:
+    """Remove them. Returns how many containers there were."""
+    containers = await leftovers(engine, "containers")
+    for container in containers:
+        with suppress(CleanupError):
+            await remove(engine, container)
+    await images.remove(engine, await leftovers(engine, "images"))
+    return len(containers)
+
+
+async def remove(engine: Engine, container: str) -> None:
+    """Remove a container, running or not; one that is gone is fine. Raises CleanupError."""
+    delay = 0.05
+    query = {"force": "1", "v": "1"}
+    for attempt in range(1, REMOVE_ATTEMPTS + 1):
+        try:
+            await engine.request(
+                "DELETE", f"/containers/{container}", query=query, deadline=images.REMOVE_SECONDS
+            )
+            return
+        except (EngineError, EngineLost) as error:
+            if isinstance(error, EngineError) and error.status == 404:
+                return
+            if attempt == REMOVE_ATTEMPTS or isinstance(error, EngineSilent):
+                raise CleanupError(
+                    f"the container {container[:12]} could not be removed: {error}",
+                    remedy=f"once the engine works again: docker rm -f {container[:12]}",
+                ) from error
+        # The engine says "removal in progress", or is restarting: it tells of neither's end.
+        await anyio.sleep(delay)
+        delay *= 2
