@@ -47,7 +47,7 @@ def repository(
     """A repository: cloned from a URL, or a local directory or archive copied in.
 
     Of a URL a commit names one content for ever. Of a branch, or of nothing, it is the commit that is there
-    when the stage is made, and stays that: ``git rev-parse HEAD`` tells it; ``pin`` finds it beforehand.
+    when the stage is made, and stays that: ``dutyfree layer ls`` tells it; ``pin`` finds it beforehand.
     ``token`` names a variable of the caller's environment with a password for the server.
     Raises UsageError.
     """
@@ -100,6 +100,7 @@ def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: 
         known = f"git cat-file -e {commit} 2>/dev/null || {git} fetch --quiet origin {commit}"
         how = f"-B {shlex.quote(branch)}" if branch else "--detach"
         commands.append(f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}")
+    commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
 
 
@@ -148,12 +149,13 @@ def npm(directory: str = REPOSITORY, *, lock: Path | None = None, secrets: Seque
 
 
 def apt(*packages: str) -> Stage:
-    """Packages of Debian and its kin. Raises UsageError."""
+    """Packages of Debian and its kin, ``name`` or ``name=version``; the image has apt. Raises UsageError."""
     if not packages:
         raise UsageError("apt has nothing to install", remedy="name packages")
     install = shlex.join(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     quiet = "export DEBIAN_FRONTEND=noninteractive"
-    return command(f"{quiet}; apt-get update -qq && {install} && rm -rf /var/lib/apt/lists/*")
+    tidy = "apt-get clean && rm -rf /var/lib/apt/lists/*"  # the layer needs neither
+    return command(f"{quiet}; apt-get update -qq && {install} && {tidy}")
 
 
 def command(

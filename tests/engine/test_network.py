@@ -191,6 +191,9 @@ async def test_git(networked: Native, tmp_path: Path) -> None:
 
 async def test_pip(networked: Native, tmp_path: Path) -> None:
     """A package from an index on this machine, and nothing else of it."""
+    async with networked.sandbox() as sandbox:
+        if not (await sandbox.exec("python3 -m pip --version")).ok:
+            pytest.skip("pip is missing; to enable it: apt-get install python3-pip")
     directory = tmp_path / "simple/greeting"
     directory.mkdir(parents=True)
     with zipfile.ZipFile(directory / "greeting-1.0-py3-none-any.whl", "w") as wheel:

@@ -17,6 +17,8 @@ from tests.engine import counts, unprivileged
 
 pytestmark = pytest.mark.native
 
+PATIENCE = os.environ.get("DUTYFREE_PATIENCE", "1")  # on slow machines
+
 SESSION = """
 import anyio, dutyfree, json, os, sys
 from dutyfree import Limits, Recipe, Stage
@@ -44,7 +46,7 @@ def ask(body: str) -> object:
 
 @pytest.mark.slow
 def test_the_conformance_suite_passes() -> None:
-    out = unprivileged.run("-m", "dutyfree.conformance", "native", "--json")
+    out = unprivileged.run("-m", "dutyfree.conformance", "native", "--json", "--patience", PATIENCE)
     found = json.loads(out)
     skipped = {
         result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "skipped"
@@ -187,6 +189,24 @@ async def run(substrate):
     out, errors, beside = found
     assert "all" not in out or errors
     assert beside == "fine\n"
+
+
+def test_a_pause_by_signals_counts_for_no_timeout() -> None:
+    body = """
+async def run(substrate):
+    async with substrate.sandbox() as sandbox:
+        seen = []
+        async def wait():
+            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=2))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.sleep(0.2)
+            await sandbox.pause()
+            await anyio.sleep(3)
+            await sandbox.resume()
+        return [seen[0].stdout.decode(), seen[0].timed_out, (await sandbox.exec("true")).ok]
+"""
+    assert ask(body) == ["done\n", False, True]
 
 
 def test_a_sandbox_sees_nothing_of_its_owner() -> None:

@@ -311,6 +311,23 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
         await pool.acquire(Recipe(), idempotency_key="once")
 
 
+@pytest.mark.parametrize("name", ["native", "native-cold"])
+async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
+    async with opened(name, policy={"deepest_layer": 1, "park": False}) as substrate:
+        async with substrate.group(recipe(), 4) as group:
+            assert substrate._layers.size > 0
+            assert await group[3].read("log") == b"clone\none\n"
+        with pytest.raises(StageError):
+            async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
+                pass
+        with anyio.fail_after(30):
+            while substrate.pool is not None and "0 in the making, 0 being reset, 0 going" not in repr(
+                substrate.pool
+            ):
+                await substrate.pool._moved.wait()
+        assert substrate._layers.size == 0
+
+
 async def test_layers_go_when_the_disk_is_full() -> None:
     """The least valuable one that nobody stands on; its files too."""
     from dutyfree.engine.images.store import Store

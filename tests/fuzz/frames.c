@@ -219,10 +219,10 @@ static void speak(const uint8_t *data, size_t size)
 		descriptors = 0;
 		data += part;
 		size -= part;
-		for (size_t before = have + 1; before != have || outbox_full();) { /* until it has all of it */
+		for (size_t before = have + 1; before != have || can_go_on() || outbox_full();) { /* until it has all */
 			before = have;
 			receive();
-			if (outbox_full())
+			if (can_go_on() || outbox_full())
 				turn(reaping);
 		}
 		turn(reaping);

@@ -135,6 +135,18 @@ int __wrap_cgroup_limit(struct cgroup *group, const struct create *wanted)
 	return wanted->memory == 1 ? -EBUSY : 0;
 }
 
+bool __wrap_cgroup_freezes(void);
+bool __wrap_cgroup_freezes(void)
+{
+	return true;
+}
+
+bool __wrap_cgroup_freezes_init(void);
+bool __wrap_cgroup_freezes_init(void)
+{
+	return true;
+}
+
 int __wrap_cgroup_freeze(const struct cgroup *group, bool frozen);
 int __wrap_cgroup_freeze(const struct cgroup *group, bool frozen)
 {

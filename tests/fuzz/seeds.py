@@ -204,7 +204,7 @@ def _requests() -> list[bytes]:
         request(Request.FILL, 3) + create(0) + request(Request.DESTROY, 1) + ended,
         create(Create.PLAIN) + request(Request.TAKE, 1, b"\1") + request(Request.DESTROY, 1) + ended,
         create(0) + request(Request.TAKE, 1) + request(Request.COPY, 1) + ended + request(Request.COPY, 1),
-        request(Request.MERGE, 0, protocol.merge([1, 2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
+        request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
         create(0, memory=1) + create(Create.SHARED_NETWORK),
         create(0) + freeze + freeze + frozen + thaw + freeze + ended,
         create(0) + opened + said + opened + said + request(Request.NETWORK, 1) + said + port + ended,

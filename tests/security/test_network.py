@@ -240,6 +240,7 @@ def _memory(process: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("target", ["host", "nowhere"])
 async def test_a_flood_of_connections_disturbs_no_neighbour(
     networked: Native, everywhere: Greeter, target: str
@@ -328,6 +329,7 @@ def _cpu(process: int) -> float:
     return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
+@pytest.mark.load
 async def test_a_flood_of_questions_disturbs_no_neighbour(networked: Native, resolver: Resolver) -> None:
     resolver.names = {"good.test": ("192.0.2.9",)}
     flood = (

@@ -29,7 +29,7 @@ LIMITS = Limits(memory=256 << 20, pids=64)
 
 async def python(sandbox: Sandbox, script: str) -> str:
     prelude = "import ctypes, errno, os, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-    seen = await sandbox.exec(["python3", "-c", prelude + textwrap.dedent(script)], timeout=20)
+    seen = await sandbox.exec(["python3", "-c", prelude + textwrap.dedent(script)], timeout=120)
     assert seen.ok, seen.stderr.decode()
     return seen.stdout.decode().strip()
 

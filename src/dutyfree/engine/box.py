@@ -21,18 +21,17 @@ class Box:
         self._name = name
 
     async def freeze(self) -> None:
-        """Every process of it stands still, its init too. Raises ExecError."""
+        """Every process of it stands still, its init too; if that fails, some may. Raises ExecError.
+
+        Without a freezer it is init alone.
+        """
         try:
             with anyio.fail_after(PATIENCE):
                 await self._launcher.ask(Request.FREEZE, self.number)
         except TimeoutError as error:
-            self.thaw()
             raise ExecError(f"sandbox {self._name} cannot be frozen within {PATIENCE:g} s") from error
         except LauncherError as error:
             raise ExecError(f"sandbox {self._name} cannot be frozen: {error.message}") from error
-        except BaseException:
-            self.thaw()
-            raise
 
     def thaw(self) -> None:
         """It goes on soon. Ignored once the launcher, and with it the sandbox, is gone."""

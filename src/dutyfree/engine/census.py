@@ -105,7 +105,7 @@ def _living(
     label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
     number, since, image = (*label.split(" ", 2), "", "")[:3]
     state = "starting" if not label else "ending" if init.state in "ZX" else "running"
-    if state == "running" and _is_frozen(init.pid, groups):
+    if state == "running" and (init.state == "T" or _is_frozen(init.pid, groups)):
         state = "paused"
     elif inside is not None and state == "running":
         state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state

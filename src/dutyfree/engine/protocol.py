@@ -141,7 +141,7 @@ REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
 CREATE = struct.Struct("=IIQQQQ")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
-MERGE = struct.Struct(f"=I{LAYERS_MAX}I")
+MERGE = struct.Struct(f"=II{LAYERS_MAX}I")
 KEPT = struct.Struct("=QQ")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
@@ -180,9 +180,10 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
     return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
 
 
-def merge(layers: Sequence[int]) -> bytes:
-    """The body of a Request.MERGE: layers of one tree, uppermost first."""
-    return MERGE.pack(len(layers), *layers, *[0] * (LAYERS_MAX - len(layers)))
+def merge(own: Sequence[int], below: Sequence[int] = ()) -> bytes:
+    """The body of a Request.MERGE: layers of a tree, uppermost first, and those that they refer to."""
+    padding = [0] * (LAYERS_MAX - len(own) - len(below))
+    return MERGE.pack(len(own) + len(below), len(own), *own, *below, *padding)
 
 
 def label(number: int, image: str) -> bytes:

@@ -297,30 +297,37 @@ class NativeSandbox:
         """Freeze all processes, init too; by signals, which they can see, where the host cannot freeze."""
         channel = self._usable()
         self._paused = perf_counter()
-        channel.hold()
         try:
-            if self._box.freezer:
-                await self._box.freeze()
-            else:
-                await self._signal(channel, signal.SIGSTOP)
+            await self._stand_still(channel)
         except BaseException:
-            channel.release()
-            self._paused = None
+            if not self._closed:
+                await self.resume()
             raise
 
     async def resume(self) -> None:
         if self._paused is None or self._closed:
             self._usable()
             return
-        channel = self._channel
+        try:
+            await self._go_on(self._channel, self._paused)
+        finally:
+            self._paused = None
+
+    async def _stand_still(self, channel: Channel) -> None:
+        """If it fails, some do: ``_go_on`` then too."""
+        channel.hold()
+        if not self._box.freezer:
+            await self._signal(channel, signal.SIGSTOP)
+        await self._box.freeze()
+
+    async def _go_on(self, channel: Channel, since: float) -> None:
         # Heard before init looks at any deadline.
-        pause = int((perf_counter() - self._paused) * 1e9)
+        pause = int((perf_counter() - since) * 1e9)
         channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
-        if self._box.freezer:
-            self._box.thaw()
-        else:
-            await self._signal(channel, signal.SIGCONT)
-        self._paused = None
+        self._box.thaw()
+        if not self._box.freezer:
+            with anyio.CancelScope(shield=True):
+                await self._signal(channel, signal.SIGCONT)
         channel.release()
 
     async def _signal(self, channel: Channel, number: signal.Signals) -> None:
@@ -377,8 +384,7 @@ async def _kill(channel: Channel, identity: int, running: Running) -> None:
         channel.kill(identity)
         return
     running.ended = asyncio.get_running_loop().create_future()
-    channel.kill(identity)
-    if channel.closed:
+    if not channel.kill(identity):  # it ended between the cancellation and now
         return
     with anyio.CancelScope(shield=True):
         await asyncio.wait([running.ended])

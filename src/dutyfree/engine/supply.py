@@ -20,7 +20,8 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox, Stage
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.disk import Base
+from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
 from dutyfree.errors import CleanupError, CreateError, StageError, SubstrateError
@@ -107,14 +108,15 @@ class Supply:
         base = await self._maker.state(below, background=background, trace=trace)
         own: Base | None = None
         took: list[float] = []
-        if depth > shared:
-            async with self._maker.made(base, recipe.image, open_network=True) as builder:
-                if background:
-                    builder.give_way(True)
-                own, took = await self.run(builder, recipe, shared, depth)
+        async with AsyncExitStack() as held:
+            if depth > shared:
+                async with self._maker.made(base, recipe.image, open_network=True) as builder:
+                    if background:
+                        builder.give_way(True)
+                    own, took = await self.run(builder, recipe, shared, depth, held)
+            made = await self._made(recipe, depth, base, own, took, background=background)
         found = min(1 + trace.found, shared) if trace.image else 0
         joined = depth == shared and trace.number > trace.found and not trace.ran
-        made = await self._made(recipe, depth, base, own, took, background=background)
         return msgspec.structs.replace(
             made,
             stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
@@ -135,9 +137,10 @@ class Supply:
             idle.give_way(True)
         if isinstance(idle, NetworkedActingSandbox):
             await idle.set_network("on")
-        own, took = await self.run(idle, recipe, start, depth)
-        await self.destroy(idle)
-        made = await self._made(recipe, depth, own, own, took, background=background)
+        async with AsyncExitStack() as held:
+            own, took = await self.run(idle, recipe, start, depth, held)
+            await self.destroy(idle)
+            made = await self._made(recipe, depth, own, own, took, background=background)
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
@@ -171,13 +174,8 @@ class Supply:
         *,
         background: bool,
     ) -> Made:
-        """A sandbox upon what was made for it, which is let go of if there will be none."""
         begun = perf_counter()
-        try:
-            sandbox = await self._served(self.cut(recipe, depth), depth, own or base, own=own is not None)
-        finally:
-            if own is not None:
-                self._maker.layers.release(own.trees)
+        sandbox = await self._served(self.cut(recipe, depth), depth, own or base, own=own is not None)
         create_seconds = perf_counter() - begun
         if background:
             await self._touch(sandbox)
@@ -218,15 +216,17 @@ class Supply:
         return sandbox
 
     async def run(
-        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int
+        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
     ) -> tuple[Base, list[float]]:
-        """Run the stages after ``start`` in a sandbox, and keep what it then has, held once."""
+        """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
         seconds = []
         for number in range(start, depth):
             begun = perf_counter()
             await self._maker.apply(builder, recipe.stages[number - 1], number)
             seconds.append(perf_counter() - begun)
-        return await builder.final(), seconds
+        base = await builder.final()
+        held.callback(self._maker.layers.release, base.trees)
+        return base, seconds
 
     # --- Used again -----------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ PATIENCE = 5.0
 """So long after its time, or after it was to be killed, an action may go unanswered. What runs in a sandbox
 can make its init wait for ever: then the sandbox is destroyed from outside."""
 
+LENIENCE = 6
+"""So many times as long if init says other things meanwhile: then it is slow, but at work."""
+
 _LAST = 1.0  # second of it
 
 
@@ -28,7 +31,7 @@ class Refused(DispatchError):  # noqa: N818 (names the answer)
 class Running:
     """A command under way, as its frames tell."""
 
-    __slots__ = ("ended", "on_output", "on_started", "overdue", "stderr", "stdout")
+    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "stderr", "stdout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stdout: list[bytes] = []
@@ -37,12 +40,13 @@ class Running:
         self.on_output: Callable[[int, bytes], None] | None = None
         self.on_started: Callable[[int], None] | None = None
         self.overdue: asyncio.TimerHandle | None = None
+        self.doubts = 0
 
 
 class Answer:
     """A file operation under way."""
 
-    __slots__ = ("data", "descriptor", "done", "on_output", "overdue")
+    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.data: list[bytes] = []
@@ -50,6 +54,7 @@ class Answer:
         self.done: asyncio.Future[int] = loop.create_future()
         self.on_output: Callable[[bytes], None] | None = None
         self.overdue: asyncio.TimerHandle | None = None
+        self.doubts = 0
 
 
 W = TypeVar("W", Running, Answer)
@@ -62,6 +67,7 @@ class Unanswered(ABC):
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, Running | Answer] = {}
         self._held: dict[Running | Answer, float] | None = None
+        self._heard = 0.0  # when init last said something
 
     @abstractmethod
     def _give_up(self) -> None: ...
@@ -85,7 +91,15 @@ class Unanswered(ABC):
 
     def _doubt(self, waiting: Running | Answer) -> None:
         # It may be us who did not listen: what has come in the meantime is heard first.
-        waiting.overdue = self._loop.call_later(_LAST, self._give_up)
+        waiting.overdue = self._loop.call_later(_LAST, self._judge, waiting)
+
+    def _judge(self, waiting: Running | Answer) -> None:
+        waiting.doubts += 1
+        left = self._heard + PATIENCE - self._loop.time()
+        if left > 0 and waiting.doubts < LENIENCE:
+            waiting.overdue = self._loop.call_later(max(0.0, left - _LAST), self._doubt, waiting)
+        else:
+            self._give_up()
 
     def hold(self) -> None:
         """Init is about to be frozen: that it does not answer is no fault of it, until ``release``."""

@@ -10,12 +10,13 @@ from typing import ClassVar, Protocol
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine import snapshots
 from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.disk import Base
 from dutyfree.engine.features import Features
 from dutyfree.engine.forking import entered
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.scheduling.values import Budget, Policy
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
 from dutyfree.errors import UsageError

@@ -171,7 +171,8 @@ async def test_the_accounts_of_the_image_are_its_own(fresh: Substrate, tmp_path:
         layer = tmp_path / "root"
         layer.mkdir()
         with tarfile.open(fileobj=io.BytesIO(busybox())) as tools:
-            tools.extractall(layer, filter="fully_trusted")
+            tools.extraction_filter = lambda member, _: member
+            tools.extractall(layer)
         (layer / "etc").chmod(0o711)
         archive.add(layer, ".")
     for name in (layer, tmp_path / "image.tar"):
@@ -218,16 +219,19 @@ async def test_layers_in_use_are_not_collected(fresh: Substrate, tmp_path: Path)
         assert (await sandbox.exec("cat /f")).stdout == b"1"
 
 
-async def test_an_unknown_image_is_told(fresh: Substrate, tmp_path: Path) -> None:
-    for name, words in {
-        "/no/such/directory": "no image at",
-        "Not A Name": "no name of an image",
-        "127.0.0.1:1/x": "cannot be reached",
-        "docker-daemon:dutyfree/none": "no image",
-    }.items():
-        with pytest.raises(CreateError, match=words):
-            async with fresh.sandbox(Recipe(image=name)):
-                pass
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("/no/such/directory", "no image at"),
+        ("Not A Name", "no name of an image"),
+        ("127.0.0.1:1/x", "cannot be reached"),
+        pytest.param("docker-daemon:dutyfree/none", "no image", marks=pytest.mark.docker),
+    ],
+)
+async def test_an_unknown_image_is_told(fresh: Substrate, name: str, words: str) -> None:
+    with pytest.raises(CreateError, match=words):
+        async with fresh.sandbox(Recipe(image=name)):
+            pass
 
 
 FIELDS = (

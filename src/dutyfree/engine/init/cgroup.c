@@ -209,6 +209,8 @@ int cgroup_open(int proc)
 		uint64_t total = (uint64_t)info.totalram * info.mem_unit;
 		snprintf(limit, sizeof limit, "%llu", (unsigned long long)(total - total / 10));
 		write_file(ours[CGROUP_MEMORY], unified ? "memory.max" : "memory.limit_in_bytes", limit);
+		/* Nor its swap: what has no room within a limit would go there. Groups inherit this. */
+		write_file(ours[CGROUP_MEMORY], unified ? "memory.swap.max" : "memory.swappiness", "0");
 	}
 	/* And a quarter of its process numbers. */
 	if (ours[CGROUP_PIDS] >= 0 && read_file(proc, "sys/kernel/pid_max", limit, sizeof limit) > 0) {
@@ -226,7 +228,7 @@ void cgroup_describe(char *text, size_t size)
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (ours[kind] >= 0 && used > 0 && (size_t)used < size)
 			used += snprintf(text + used, size - (size_t)used, ":%s", cgroup_names[kind]);
-	if ((freezer_ours >= 0 || unified_group() >= 0) && used > 0 && (size_t)used < size)
+	if (cgroup_freezes() && used > 0 && (size_t)used < size)
 		snprintf(text + used, size - (size_t)used, " freezer=1");
 }
 
@@ -289,13 +291,22 @@ void cgroup_shut(struct cgroup *group)
 		close_fd(&group->tasks[kind]);
 }
 
+bool cgroup_freezes(void)
+{
+	return freezer_ours >= 0 || unified_group() >= 0;
+}
+
+bool cgroup_freezes_init(void)
+{
+	return freezer_ours >= 0;
+}
+
 int cgroup_freeze(const struct cgroup *group, bool frozen)
 {
-	int place = unified ? unified_group() : freezer_ours;
 	char path[64];
 
 	snprintf(path, sizeof path, "s%u/cgroup.freeze", group->number);
-	return place < 0 ? -EOPNOTSUPP : write_file(place, path, frozen ? "1" : "0");
+	return write_file(unified ? unified_group() : freezer_ours, path, frozen ? "1" : "0");
 }
 
 int cgroup_enter(void)

@@ -26,6 +26,8 @@ int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weig
 void cgroup_restore(struct cgroup *group);     /* what its sandbox may have changed */
 void cgroup_shut(struct cgroup *group);  /* closes its descriptors, while a sandbox is in it */
 int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
+bool cgroup_freezes(void);      /* whether that can be done at all */
+bool cgroup_freezes_init(void); /* and whether init, too, is in what is frozen */
 int cgroup_freeze(const struct cgroup *group, bool frozen); /* which takes a moment */
 int cgroup_events(const struct cgroup *group); /* to poll for EPOLLPRI: a descriptor or -errno */
 bool cgroup_is_frozen(int events);

@@ -2,6 +2,7 @@
 #include "box.h"
 #include "sys.h"
 
+#include <signal.h>
 #include <sys/epoll.h>
 
 void box_freezing_ends(struct box *box, int error)
@@ -15,35 +16,60 @@ void box_freezing_ends(struct box *box, int error)
 		reply(box->freeze_serial, 0, box->number, NULL, 0, NULL, 0);
 }
 
+/* On version 2, and where nothing can be frozen, init is in no group of its sandbox. Awake it would end, during
+ * the pause, what has its time then. */
+static int freeze(const struct box *box)
+{
+	bool alone = !cgroup_freezes_init();
+	int error = alone ? pidfd_signal(box->slot->pidfd, SIGSTOP) : 0;
+
+	if (!error && cgroup_freezes())
+		error = cgroup_freeze(&box->slot->cgroup, true);
+	if (error && alone)
+		pidfd_signal(box->slot->pidfd, SIGCONT);
+	return error;
+}
+
+static int thaw(const struct box *box)
+{
+	int error = cgroup_freezes() ? cgroup_freeze(&box->slot->cgroup, false) : 0;
+
+	return !error && !cgroup_freezes_init() ? pidfd_signal(box->slot->pidfd, SIGCONT) : error;
+}
+
+/* Answered when all stand still. */
+static int await_frozen(struct box *box, uint32_t serial)
+{
+	int events = cgroup_events(&box->slot->cgroup);
+
+	if (events < 0)
+		return events;
+	box->freezing = events;
+	box->freeze_serial = serial;
+	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
+	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, events, &event);
+	box_frozen(box);
+	return 0;
+}
+
 void box_freeze(const struct request *request)
 {
 	struct box *box = box_of(request->number);
-	bool wanted = request->kind == REQUEST_FREEZE;
+	bool wanted = request->kind == REQUEST_FREEZE, waits = wanted && cgroup_freezes();
 	int error = box && !box->ended ? 0 : -ESTALE;
 
-	if (!error)
+	if (!error) {
 		box_freezing_ends(box, -ECANCELED);
-	if (!error)
-		error = cgroup_freeze(&box->slot->cgroup, wanted);
-	if (!error)
+		error = wanted ? freeze(box) : thaw(box);
+	}
+	if (!error && waits) {
 		box->frozen = true;
-	int events = error || !wanted ? -1 : cgroup_events(&box->slot->cgroup);
-	if (!error && wanted && events < 0)
-		error = events;
-	if (error) {
+		error = await_frozen(box, request->serial);
+	}
+	if (error)
 		refuse(request->serial, error, "freezer");
-		return;
-	}
-	if (!wanted) {
+	else if (!waits)
 		reply(request->serial, 0, box->number, NULL, 0, NULL, 0);
-		return;
-	}
-	box->freezing = events;
-	box->freeze_serial = request->serial;
-	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
-	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, events, &event);
-	if (cgroup_is_frozen(events))
-		box_freezing_ends(box, 0);
 }
 
 void box_frozen(struct box *box)

@@ -17,6 +17,7 @@
 
 #define SMALL 65536u /* frames up to this size are read into one buffer that stays */
 #define FDS 16
+#define TURN 20000000u /* nanoseconds after which frames wait, while we look after what runs and answer */
 
 static char small[sizeof(struct frame) + SMALL + 1];
 static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
@@ -140,18 +141,19 @@ static void settle(size_t used)
 	}
 }
 
-/* As many as there is room for their answers. */
+/* As many as there is room for their answers, and time. */
 static void handle_frames(void)
 {
 	struct frame head;
 	size_t used = 0;
+	uint64_t end = now() + TURN;
 
 	while (have - used >= sizeof head && !outbox_full()) {
 		memcpy(&head, inbox + used, sizeof head);
 		/* After a size that cannot be, nothing that follows makes sense. */
 		if (head.size > FRAME_MAX)
 			_exit(65);
-		if (have - used < sizeof head + head.size)
+		if (have - used < sizeof head + head.size || (used && now() >= end))
 			break;
 		handle(inbox + used);
 		used += sizeof head + head.size;
@@ -183,15 +185,23 @@ static bool frame_waits(void)
 	return have >= sizeof head + head.size;
 }
 
-/* All that was asked for and can be done now. What answers leave no room for is done when they are gone. */
+/* Whether there is more to do, and room for its answers. */
+static bool can_go_on(void)
+{
+	return !outbox_full() && (frame_waits() || queue_ready());
+}
+
+/* What was asked for and can be done in this turn. What answers leave no room for is done when they are gone. */
 static void serve(void)
 {
+	uint64_t end = now() + TURN;
+
 	do {
 		handle_frames();
 		queue_run(perform);
 		if (outbox_due())
 			outbox_flush();
-	} while (!outbox_full() && (frame_waits() || queue_ready()));
+	} while (can_go_on() && now() < end);
 }
 
 static void receive(void)
@@ -207,7 +217,7 @@ static void receive(void)
 				 .msg_controllen = sizeof control.space};
 
 	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
-	if (outbox_full())
+	if (outbox_full() || frame_waits())
 		return;
 	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
@@ -280,7 +290,7 @@ _Noreturn void init_run(int payload)
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
-		int count = epoll_wait(epoll, events, 64, wait_ms());
+		int count = epoll_wait(epoll, events, 64, can_go_on() ? 0 : wait_ms());
 		for (int i = 0; i < count; i++) {
 			uint64_t what = events[i].data.u64;
 			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
@@ -305,7 +315,9 @@ _Noreturn void init_run(int payload)
 			else if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
-		command_deadlines();
+		/* Among the frames that wait may be one that postpones them. */
+		if (!can_go_on())
+			command_deadlines();
 		priority_turn(command_running());
 	}
 }

@@ -79,9 +79,10 @@ struct create {
 	struct tree tree[TREES_MAX];
 };
 
-/* Layers of one tree, uppermost first, that become one. */
+/* Layers of one tree, uppermost first: `own` of them become one; the others are where these refer to. */
 struct merge {
 	uint32_t count;
+	uint32_t own;
 	uint32_t layers[LAYERS_MAX];
 };
 

@@ -57,9 +57,14 @@ static int make_room(int group)
 	if (mkdirat(group, "dutyfree-rest", 0755) < 0 && errno != EEXIST)
 		return 0;
 	snprintf(path, sizeof path, "dutyfree-rest/cgroup.procs");
-	for (int round = 0; round < 10 && read_file(group, "cgroup.procs", list, sizeof list) > 0; round++)
+	for (int round = 0; round < 10 && read_file(group, "cgroup.procs", list, sizeof list) > 0; round++) {
+		/* Of a list that is cut off, the last number may be half of one, and another's. */
+		char *last = strrchr(list, '\n');
+		if (last)
+			*last = 0;
 		for (char *pid = strtok(list, "\n"); pid; pid = strtok(NULL, "\n"))
 			write_file(group, path, pid);
+	}
 	return enable(group);
 }
 

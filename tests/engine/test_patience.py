@@ -1,0 +1,101 @@
+"""How long an owner waits for an init that does not answer, and how init stays at work."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from dutyfree.contract import Substrate
+from dutyfree.engine import protocol, waiting
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.protocol import Frame
+from dutyfree.errors import ExecError
+
+pytestmark = pytest.mark.anyio
+
+OTHER = 999
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 0.5)
+    monkeypatch.setattr(waiting, "_LAST", 0.1)
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[Channel, socket.socket, list[str]]]:
+    ours, theirs = socket.socketpair()
+    destroyed: list[str] = []
+    made = Channel(ours, "test", lambda: destroyed.append("test"))
+    try:
+        yield made, theirs, destroyed
+    finally:
+        made.close()
+        theirs.close()
+
+
+async def speak(init: socket.socket) -> None:
+    """As init does that is at work on something else."""
+    while True:
+        init.send(protocol.frame(Frame.DONE, OTHER, protocol.ERROR.pack(0)))
+        await anyio.sleep(0.05)
+
+
+@pytest.mark.usefixtures("_short")
+async def test_a_silent_init_is_given_up() -> None:
+    with connected() as (owner, _, destroyed):
+        identity, running = owner.exec(b"")
+        owner.kill(identity)
+        with pytest.raises(ExecError, match="stopped answering"):
+            await running.ended
+        assert destroyed == ["test"]
+
+
+@pytest.mark.usefixtures("_short")
+async def test_a_slow_init_is_waited_for() -> None:
+    with connected() as (owner, init, destroyed):
+        identity, running = owner.exec(b"")
+        owner.kill(identity)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(speak, init)
+            await anyio.sleep(3 * waiting.PATIENCE)
+            init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
+            await running.ended
+            tasks.cancel_scope.cancel()
+        assert not destroyed
+
+
+@pytest.mark.usefixtures("_short")
+async def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
+    with connected() as (owner, init, destroyed):
+        identity, running = owner.exec(b"")
+        owner.kill(identity)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(speak, init)
+            with pytest.raises(ExecError, match="stopped answering"):
+                await running.ended
+            tasks.cancel_scope.cancel()
+        assert destroyed == ["test"]
+
+
+async def test_a_burst_of_commands_is_heard_in_turns(native: Substrate) -> None:
+    """More than init starts in one turn, and than its buffer holds: none is lost or mixed up."""
+    told: list[int] = []
+
+    async with native.sandbox() as sandbox:
+
+        async def one(number: int) -> None:
+            said = f"{number} ".encode() * 100
+            seen = await sandbox.exec("cat; echo $PADDING | wc -c", stdin=said, env={"PADDING": "x" * 1000})
+            assert seen.stdout == said + b"1001\n"
+            told.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(150):
+                tasks.start_soon(one, number)
+        assert sorted(told) == list(range(150))
+        assert (await sandbox.exec("echo usable")).stdout == b"usable\n"
