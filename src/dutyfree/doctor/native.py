@@ -171,7 +171,7 @@ def _host() -> Iterator[Finding]:
         "native: open files of the whole host",
         files >= memory // FILE_BYTES,
         f"up to {files}",
-        "sysctl -w fs.file-max=9223372036854775807, as systemd does: one sandbox can use them up for all others",
+        "sysctl -w fs.file-max=9223372036854775807, as systemd does: one sandbox can use them up",
     )
     swaps = Path("/proc/swaps")
     used = swaps.read_text().splitlines()[1:] if swaps.exists() else []

@@ -5,7 +5,8 @@
  * - socket(), for datagrams and netlink: what lies unread in them. Init makes the socket itself.
  * - connect(): the other end, until somebody accepts it, what was sent to it, and what is left after a close.
  * - seccomp(): what the kernel compiles of a filter. It lives as long as a task that is under it, and there is a
- *   limit to what one task is under: few tasks have few filters. */
+ *   limit to what one task is under: few tasks have few filters.
+ * Init itself calls none of them but the first, with the pass: nobody would answer. */
 #ifndef DUTYFREE_ASKED_H
 #define DUTYFREE_ASKED_H
 
