@@ -382,7 +382,7 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
             nonlocal killed
             while done < 64 * 6:
                 found = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
-                # Each with the same chance: where there is but one, which all wait for, it lives now and then.
+                # Each with the same chance: one that all wait for lives now and then.
                 for init in (init for init in sorted(found) if chance.random() < 0.05):
                     try:
                         os.kill(init, signal.SIGKILL)
