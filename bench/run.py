@@ -21,6 +21,7 @@ from pathlib import Path
 import native
 import network
 import peers
+import preloaded
 import realmix
 import scheduling
 import warmth
@@ -80,6 +81,7 @@ PARTS: dict[str, Part] = {
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),
+    "preloaded": ("native", preloaded.preloaded, lambda rounds: rounds // 2),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", peers.docker, lambda rounds: max(10, rounds // 4)),

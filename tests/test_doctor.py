@@ -27,6 +27,7 @@ async def test_every_feature_is_named() -> None:
         "a sandbox",
     ]
     wanted += [f"limit of {name}" for name in LIMITED] + ["idle sandboxes", "core files", "swap"]
+    wanted.append("open files of the whole host")
     assert {f"native: {name}" for name in wanted} <= findings.keys()
     assert findings["native: a sandbox"].fine
     assert findings["native: rights"].fine == (os.geteuid() == 0)

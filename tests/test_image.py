@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from dutyfree import image, paths
+from dutyfree import debian, image, paths
 from dutyfree.errors import Unavailable
 
 SOURCES = """\
@@ -78,16 +78,16 @@ def test_mirror_is_the_machines_own(tmp_path: Path, name: str, text: str, found:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    assert image.mirror("trixie", tmp_path) == found
+    assert debian.mirror("trixie", tmp_path) == found
 
 
 def test_mirror_list(tmp_path: Path) -> None:
     (tmp_path / "mirrors").write_text("https://first.example/debian\nhttps://second.example/debian\n")
     line = f"deb mirror+file:{tmp_path}/mirrors trixie main\n"
     (tmp_path / "sources.list").write_text(line)
-    assert image.mirror("trixie", tmp_path) == "https://first.example/debian"
+    assert debian.mirror("trixie", tmp_path) == "https://first.example/debian"
     (tmp_path / "mirrors").unlink()
-    assert image.mirror("trixie", tmp_path) is None
+    assert debian.mirror("trixie", tmp_path) is None
 
 
 def test_half_an_image_is_none(cache: Path) -> None:
@@ -122,7 +122,7 @@ async def test_build_gives_what_the_cache_holds(cache: Path) -> None:
         (cache / "images").mkdir(parents=True)
         scratch = cache / "images" / "image.tar"
         scratch.write_bytes(b"held")
-        return image._publish(scratch, image.suite())
+        return image._publish(scratch, debian.suite())
 
     made = await anyio.to_thread.run_sync(plant)
     assert await image.build() == made

@@ -17,7 +17,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Recipe, recipes
+from dutyfree import Ready, Recipe, Service, Stage, recipes
 from dutyfree.errors import CreateError, UsageError
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
@@ -208,3 +208,65 @@ def test_wrong_files_say_what_is_wrong(tmp_path: Path, text: str, says: str) -> 
         recipes.load(file)
     with pytest.raises(UsageError, match="cannot be read"):
         recipes.load(tmp_path / "absent.toml")
+
+
+def test_services_count_in_the_key_of_the_whole_alone() -> None:
+    stage = Stage("setup", commands=("true",))
+    plain = Recipe(stages=(stage,))
+    served = Recipe(stages=(stage,), services=(Service("one", "sleep 9"),))
+    other = Recipe(stages=(stage,), services=(Service("one", "sleep 9", env={"A": "b"}),))
+    assert len({plain.key(), served.key(), other.key()}) == 3
+    assert plain.key(1) == served.key(1) == other.key(1) == plain.key()  # its layers are the same
+    first, second = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
+    keys = {Recipe(services=(Service("one", "x", env=env),)).key() for env in (first, second)}
+    assert len(keys) == 1
+    assert recipes.python("json").command != recipes.python("ast").command
+
+
+def test_services_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(
+        """
+        [[services]]
+        name = "server"
+        command = ["pylsp", "--tcp"]
+        ready = { socket = "/tmp/s" }
+        seconds = 5
+
+        [[services]]
+        name = "plain"
+        command = "sleep 1"
+        env = { A = "b" }
+
+        [[python]]
+        modules = ["ast", "pytest"]
+        env = { PYTHONPATH = "/workspace/deps" }
+        """
+    )
+    loaded = recipes.load(file)
+    assert loaded.services == (
+        Service("server", ("pylsp", "--tcp"), Ready(socket="/tmp/s"), 5),
+        Service("plain", "sleep 1", env={"A": "b"}),
+        recipes.python("ast", "pytest", env={"PYTHONPATH": "/workspace/deps"}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[services]]\nname = 'a'\ncommand = ''", "a service needs a name and a command"),
+        ("[[services]]\nname = 'a'\ncommand = 'x'\nseconds = 0", "needs time to become ready"),
+        ("[[services]]\nname = 'a'\ncommand = 'x'\nready = { line = 'x', file = 'y' }", "give one of them"),
+        ("[[services]]\nname = 'a'\ncommand = 'x'\nready = { line = '' }", "cannot be empty"),
+        ("[[services]]\nname = 'a'\ncommand = 'x'\nsecrets = ['TOKEN']", "unknown field `secrets`"),
+        (2 * "[[services]]\nname = 'a'\ncommand = 'x'\n", "services need names of their own"),
+        (2 * "[[python]]\nmodules = ['ast']\n", "services need names of their own: python, python"),
+    ],
+)
+def test_services_that_make_no_sense(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        recipes.load(file)
+    assert says in str(raised.value)
+    assert "recipe.toml" in str(raised.value)

@@ -29,6 +29,7 @@ from dutyfree.contract import (
     Usage,
     Write,
 )
+from dutyfree.services import Ready, Service
 from dutyfree.substrates import open  # noqa: A004 (dutyfree.open reads as intended)
 
 __version__ = "0.1.0"
@@ -46,9 +47,11 @@ __all__ = [
     "Match",
     "Observation",
     "Read",
+    "Ready",
     "Recipe",
     "Sandbox",
     "Search",
+    "Service",
     "Span",
     "Stage",
     "Substrate",

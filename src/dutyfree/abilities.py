@@ -22,6 +22,7 @@ from dutyfree.contract import (
     Result,
     Sandbox,
 )
+from dutyfree.services import ServiceState
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
@@ -361,5 +362,35 @@ class Batching(Protocol):
         What an action would raise stands in its place. With ``stop_on_failure`` the first that fails (a
         command whose observation is not ``ok``, or an error) is the last result. Errors of the substrate
         are raised. A cancellation kills what runs, and what follows is not begun.
+        """
+        ...
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """Of a sandbox whose recipe's services run."""
+
+    async def services(self) -> Sequence[ServiceState]:
+        """How each of them fares, in the recipe's order."""
+        ...
+
+    async def restart(self, service: str) -> None:
+        """End it if it runs, and start it. Raises UsageError, and ExecError if it does not become ready."""
+        ...
+
+    async def call(
+        self,
+        service: str,
+        arguments: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Observation:
+        """Run a fork of a service that forks, to its end, as ``exec`` runs a command.
+
+        ``env`` adds to that of the service. One that has ended is started again before. Raises UsageError if
+        there is none of this name that forks, and ExecError if it does not become ready.
         """
         ...

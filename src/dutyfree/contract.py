@@ -17,7 +17,8 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from dutyfree.errors import LimitError
+from dutyfree.errors import LimitError, RecipeError
+from dutyfree.services import Service
 
 Command: TypeAlias = str | Sequence[str]
 """A string runs in ``/bin/sh -c``; a sequence is an argument vector and runs without a shell."""
@@ -143,14 +144,24 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state a sandbox must be in: an image, then stages upon it. Every prefix has a content key."""
+    """The state a sandbox must be in: an image, then stages upon it, then services that run.
+
+    Every prefix has a content key. Raises RecipeError for services of the same name.
+    """
 
     image: str | None = None
     """None is the substrate's own default: the host for bare, the study's image for Docker."""
     stages: tuple[Stage, ...] = ()
+    services: tuple[Service, ...] = ()
+    """Started one after the other when the files of all stages are there."""
+
+    def __post_init__(self) -> None:
+        names = [service.name for service in self.services]
+        if len(names) > len(set(names)):
+            raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
 
     def key(self, length: int | None = None) -> str:
-        """The content key of the first ``length`` stages (all of them by default)."""
+        """The content key of the first ``length`` stages; by default of all, and of the services."""
         import hashlib  # it takes longer to load than all of this module
 
         digest = hashlib.sha256(repr(self.image).encode())
@@ -158,6 +169,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             digest.update(repr((stage.kind, stage.commands, sorted(stage.files))).encode())
             for _, source in sorted(stage.files.items()):
                 digest.update(tree_digest(source))
+        if length is None and self.services:
+            digest.update(repr([service.identity() for service in self.services]).encode())
         return digest.hexdigest()[:32]
 
 

@@ -67,6 +67,10 @@ class LimitError(UsageError, ValueError):
     pass
 
 
+class RecipeError(UsageError, ValueError):
+    pass
+
+
 class EditError(UsageError, ValueError):
     """The text stands in the file ``count`` times; ``lines`` are the first of them. Nothing was changed."""
 

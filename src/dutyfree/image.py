@@ -22,7 +22,7 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -31,7 +31,7 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from dutyfree import paths
+from dutyfree import debian, paths
 from dutyfree.errors import Unavailable
 
 REFERENCE = "dutyfree/study:latest"
@@ -60,8 +60,6 @@ DROPPED = ("dev", "proc", "sys", "run", "tmp", "var/cache", "var/lib/apt/lists",
 """Emptied; so are the documentation and the translations under usr/share."""
 
 DOCUMENTATION = ("doc", "info", "lintian", "locale", "man")
-
-FALLBACK_SUITE = "bookworm"
 
 Progress = Callable[[str], None]
 
@@ -144,77 +142,12 @@ async def from_reference(reference: str, *, host: str | None = None, progress: P
     return found
 
 
-def suite() -> str:
-    """The host's own Debian suite, so that bare and image agree; else a fixed one."""
-    release: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/etc/os-release").read_text().splitlines():
-            name, _, value = line.partition("=")
-            release[name] = value.strip().strip("\"'")
-    return (
-        release.get("VERSION_CODENAME") or FALLBACK_SUITE if release.get("ID") == "debian" else FALLBACK_SUITE
-    )
-
-
-def mirror(wanted: str, etc: Path = Path("/etc/apt")) -> str | None:
-    """Where this machine's apt gets ``wanted``'s main component; None leaves it to debootstrap."""
-    for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError):
-            continue
-        read = _stanzas(text) if path.suffix == ".sources" else _lines(text)
-        # The main list may be in either format.
-        for uri, suites, components in (*read, *(_stanzas(text) if path.name == "sources.list" else ())):
-            if wanted in suites and "main" in components:
-                return _resolved(uri)
-    return None
-
-
-def _lines(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    for line in text.splitlines():
-        words = line.partition("#")[0].split()
-        if words[:1] != ["deb"]:
-            continue
-        if len(words) > 1 and words[1].startswith("["):
-            end = next((place for place, word in enumerate(words) if word.endswith("]")), len(words))
-            words[1 : end + 1] = []
-        if len(words) > 3:
-            yield words[1], [words[2]], words[3:]
-
-
-def _stanzas(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    for stanza in kept.split("\n\n"):
-        fields: dict[str, list[str]] = {}
-        name = ""
-        for line in stanza.splitlines():
-            if line[:1].isspace():
-                fields.setdefault(name, []).extend(line.split())
-            else:
-                name, _, value = line.partition(":")
-                name = name.lower()
-                fields[name] = value.split()
-        if "deb" in fields.get("types", ()) and fields.get("enabled") != ["no"]:
-            for uri in fields.get("uris", ()):
-                yield uri, fields.get("suites", []), fields.get("components", [])
-
-
-def _resolved(uri: str) -> str | None:
-    """A mirror list names several places: its first will do."""
-    if uri.startswith("mirror+file:"):
-        with contextlib.suppress(OSError, IndexError):
-            return Path(uri.removeprefix("mirror+file:")).read_text().split()[0]
-        return None
-    return uri if uri.partition(":")[0] in ("http", "https", "file") else None
-
-
 def folder() -> Path:
     return paths.cache() / "images"
 
 
 def _record() -> Path:
-    spec = msgspec.json.encode([FORMAT, suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
+    spec = msgspec.json.encode([FORMAT, debian.suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
     return folder() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
 
 
@@ -320,8 +253,8 @@ async def _build(scratch: Path, say: Progress) -> Image:
 
 def _circumstances() -> tuple[str, str | None, dict[str, str]]:
     """Suite, mirror and environment of a build on this machine."""
-    wanted = suite()
-    return wanted, mirror(wanted), _environment()
+    wanted = debian.suite()
+    return wanted, debian.mirror(wanted), _environment()
 
 
 def _namespaces() -> list[str]:

@@ -6,6 +6,7 @@ contents, and a repository by its commit.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -19,7 +20,8 @@ from typing import TypeAlias
 import msgspec
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.errors import UsageError
+from dutyfree.errors import RecipeError, UsageError
+from dutyfree.services import Ready, Service
 
 REPOSITORY = "repository"
 """Where a repository lies, relative to the working directory, if nothing else is said."""
@@ -45,7 +47,7 @@ def repository(
     """A repository: cloned from a URL, or a local directory or archive copied in.
 
     Of a URL a commit names one content for ever. Of a branch, or of nothing, it is the commit that is there
-    when the stage is made, and stays that: ``git rev-parse HEAD`` tells it; ``pin`` finds it beforehand.
+    when the stage is made, and stays that: ``dutyfree layer ls`` tells it; ``pin`` finds it beforehand.
     ``token`` names a variable of the caller's environment with a password for the server.
     Raises UsageError.
     """
@@ -98,6 +100,7 @@ def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: 
         known = f"git cat-file -e {commit} 2>/dev/null || {git} fetch --quiet origin {commit}"
         how = f"-B {shlex.quote(branch)}" if branch else "--detach"
         commands.append(f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}")
+    commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
 
 
@@ -146,12 +149,13 @@ def npm(directory: str = REPOSITORY, *, lock: Path | None = None, secrets: Seque
 
 
 def apt(*packages: str) -> Stage:
-    """Packages of Debian and its kin. Raises UsageError."""
+    """Packages of Debian and its kin, ``name`` or ``name=version``; the image has apt. Raises UsageError."""
     if not packages:
         raise UsageError("apt has nothing to install", remedy="name packages")
     install = shlex.join(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     quiet = "export DEBIAN_FRONTEND=noninteractive"
-    return command(f"{quiet}; apt-get update -qq && {install} && rm -rf /var/lib/apt/lists/*")
+    tidy = "apt-get clean && rm -rf /var/lib/apt/lists/*"  # the layer needs neither
+    return command(f"{quiet}; apt-get update -qq && {install} && {tidy}")
 
 
 def command(
@@ -163,6 +167,34 @@ def command(
     files = {f"{LOCKS}/{name}": path for name, path in (locks or {}).items()}
     tidy = (f"rm -rf {LOCKS}",) if files else ()
     return Stage("dependencies", commands=(*commands, *tidy), files=files, secrets=tuple(secrets))
+
+
+def python(
+    *modules: str,
+    name: str = "python",
+    python: str = "python3",
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    seconds: float = 60.0,
+) -> Service:
+    """An interpreter that has imported these modules, and forks for each ``sandbox.call(name, arguments)``.
+
+    Not for the code under test: a module that has changed since is not used (docs/warm-processes.md).
+    """
+    return Service(
+        name=name,
+        command=(python, "-c", _zygote(), *modules),
+        ready=Ready(line="ready\n"),
+        seconds=seconds,
+        cwd=cwd,
+        env=dict(env or {}),
+        forks=True,
+    )
+
+
+@functools.cache
+def _zygote() -> str:
+    return Path(__file__).with_name("zygote.py").read_text(encoding="utf-8")
 
 
 # --- From a file ---------------------------------------------------------------------------------------
@@ -244,9 +276,30 @@ class _Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 _Described: TypeAlias = _Repository | _Pip | _Npm | _Apt | _Dependencies | _Files | _Setup
 
 
+class _Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    modules: tuple[str, ...]
+    name: str = "python"
+    python: str = "python3"
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    seconds: float = 60.0
+
+    def service(self) -> Service:
+        return python(
+            *self.modules,
+            name=self.name,
+            python=self.python,
+            cwd=self.cwd,
+            env=self.env,
+            seconds=self.seconds,
+        )
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str | None = None
     stages: tuple[_Described, ...] = ()
+    services: tuple[Service, ...] = ()
+    python: tuple[_Python, ...] = ()
 
 
 def load(path: Path) -> Recipe:
@@ -269,4 +322,8 @@ def load(path: Path) -> Recipe:
         for source in stages[-1].files.values():
             if not os.path.lexists(source):
                 raise UsageError(f"{path}: stage {number}: there is no {source}")
-    return Recipe(described.image, tuple(stages))
+    services = (*described.services, *(one.service() for one in described.python))
+    try:
+        return Recipe(described.image, tuple(stages), services)
+    except RecipeError as error:
+        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dutyfree import recipes
 from dutyfree.cli import app
 from dutyfree.study import plan as plans
 
@@ -75,6 +76,20 @@ def test_the_program_with_a_pool_runs(tmp_path):
         [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
     )
     assert done.stdout.startswith("Served(kind=")
+
+
+@pytest.mark.native
+def test_the_program_with_services_runs(tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", text("docs/warm-processes.md"), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[('cache', True), ('python', True)]\n"
+
+
+def test_the_recipe_with_services_is_a_good_one(tmp_path):
+    (shown,) = re.findall(r"```toml\n(.*?)```", text("docs/warm-processes.md"), re.DOTALL)
+    path = tmp_path / "recipe.toml"
+    path.write_text(shown)
+    assert [service.name for service in recipes.load(path).services] == ["server", "python"]
 
 
 def test_the_plan_that_is_shown_is_a_good_one(tmp_path):

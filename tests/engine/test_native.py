@@ -282,3 +282,20 @@ async def test_holes_stay_holes(native: Substrate, tmp_path: Path) -> None:
     found = await anyio.to_thread.run_sync((tmp_path / "sparse").stat)
     assert found.st_size == (100 << 20) + 1
     assert found.st_blocks * 512 < 1 << 20
+
+
+async def test_a_command_that_ends_as_it_is_cancelled(native: Native) -> None:
+    """Its end is heard after the cancellation, before whoever is cancelled: there is none to wait for."""
+    async with native.sandbox() as sandbox:
+        channel = sandbox._channel
+        task = asyncio.create_task(sandbox.exec(["/bin/true"]))
+        await asyncio.sleep(0)
+        channel._loop.remove_reader(channel._descriptor)
+        await asyncio.sleep(0.5)
+        channel._loop.add_reader(channel._descriptor, channel._receive)
+        task.cancel()
+        channel._receive()
+        ended, _ = await asyncio.wait([task], timeout=10)
+        assert ended
+        assert task.cancelled()
+        assert (await sandbox.exec("echo whole")).stdout == b"whole\n"

@@ -127,6 +127,7 @@ def test_numbers_agree() -> None:
         ("SEARCH", protocol.Search),
         ("MATCH", protocol.Match),
         ("WATCH", protocol.Watch),
+        ("AWAIT", protocol.Await),
         ("NETWORK", protocol.Network),
         ("RULE", protocol.Rule),
     ):

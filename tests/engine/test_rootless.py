@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,3 +300,21 @@ def test_what_the_launcher_says(text: str, wanted: features.Features) -> None:
 def test_what_no_launcher_says() -> None:
     with pytest.raises(ValueError, match="not what a launcher says"):
         features.parse("cgroup=v3 mode=none")
+
+
+def test_services_run_and_fork() -> None:
+    program = """
+    import anyio, dutyfree
+    from dutyfree import Ready, Recipe, Service, recipes
+    services = Service("sleeper", "touch up; exec sleep 1000", Ready(file="up")), recipes.python("json")
+
+    async def main():
+        async with dutyfree.open("native") as native, native.sandbox(Recipe(services=services)) as sandbox:
+            seen = await sandbox.call("python", ["-c", "print(1)"], env={"DUTYFREE_EXPLAIN": "1"})
+            assert (seen.stdout, seen.stderr) == (b"1\\n", b""), seen
+            assert (await sandbox.call("python", ["-c", "import time; time.sleep(9)"], timeout=0.5)).timed_out
+            assert all(state.running for state in await sandbox.services())
+
+    anyio.run(main)
+    """
+    unprivileged.run("-c", textwrap.dedent(program))

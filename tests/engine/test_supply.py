@@ -19,6 +19,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
+from dutyfree import Ready, Service
 from dutyfree.abilities import Pooling
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine.scheduling.values import Budget, Policy
@@ -310,6 +311,23 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
         await pool.acquire(Recipe(), idempotency_key="once")
 
 
+@pytest.mark.parametrize("name", ["native", "native-cold"])
+async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
+    async with opened(name, policy={"deepest_layer": 1, "park": False}) as substrate:
+        async with substrate.group(recipe(), 4) as group:
+            assert substrate._layers.size > 0
+            assert await group[3].read("log") == b"clone\none\n"
+        with pytest.raises(StageError):
+            async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
+                pass
+        with anyio.fail_after(30):
+            while substrate.pool is not None and "0 in the making, 0 being reset, 0 going" not in repr(
+                substrate.pool
+            ):
+                await substrate.pool._moved.wait()
+        assert substrate._layers.size == 0
+
+
 async def test_layers_go_when_the_disk_is_full() -> None:
     """The least valuable one that nobody stands on; its files too."""
     from dutyfree.engine.images.store import Store
@@ -364,7 +382,8 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
             nonlocal killed
             while done < 64 * 6:
                 found = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
-                for init in chance.sample(sorted(found), min(2, len(found))):
+                # Each with the same chance: one that all wait for lives now and then.
+                for init in (init for init in sorted(found) if chance.random() < 0.05):
                     try:
                         os.kill(init, signal.SIGKILL)
                         killed += 1
@@ -460,3 +479,55 @@ async def test_a_recipe_that_cannot_be_prepared(pooled: Any) -> None:
     async with opened("native-warm") as substrate:
         with pytest.raises(CreateError, match="setup"):
             await substrate.prepare(Recipe(stages=(Stage("setup", ("false",)),)))
+
+
+# --- Services -----------------------------------------------------------------------------------------------
+
+SERVED = Recipe(services=(Service("sleeper", "echo up; exec sleep 1000", Ready(line="up")),))
+
+
+async def test_services_run_in_what_is_warm_and_in_what_was_reset(pooled: Any) -> None:
+    bare = Recipe()
+    await pooled.prefetch([SERVED], 1)
+    await idle(pooled, SERVED, 1)
+    for _ in range(3):
+        async with pooled.sandbox(SERVED) as sandbox:
+            assert sandbox.served.kind == "warm"
+            (state,) = await sandbox.services()
+            assert (state.running, state.starts) == (True, 1)
+            assert sandbox.weight > 50_000
+            await sandbox.exec("pkill sleep; echo > trace")
+        await idle(pooled, SERVED, 1)
+        async with pooled.sandbox(SERVED) as sandbox:
+            assert (await sandbox.exec("test -e trace")).exit_code == 1
+        await idle(pooled, SERVED, 1)
+    async with pooled.sandbox(bare) as sandbox:  # which is another state, though its files are the same
+        assert await sandbox.services() == ()
+    assert pooled.pool.ledger.events["discarded"] == 0
+
+
+async def test_an_idle_one_whose_service_ended_is_not_handed_out(pooled: Any) -> None:
+    brief = Recipe(services=(Service("brief", "echo up; sleep 1.5", Ready(line="up")),))
+    await pooled.prefetch([brief], 1)
+    await idle(pooled, brief, 1)
+    await anyio.sleep(2)
+    async with pooled.sandbox(brief) as sandbox:
+        assert (await sandbox.services())[0].running
+
+
+async def test_a_group_has_services_each(pooled: Any) -> None:
+    wanted = Recipe(stages=recipe().stages, services=SERVED.services)
+    async with pooled.group(wanted, 3) as sandboxes:
+        for sandbox in sandboxes:
+            assert (await sandbox.services())[0].running
+            assert (await sandbox.exec("cat log")).stdout == b"clone\none\n"
+
+
+async def test_a_service_that_fails_is_a_failure_of_its_recipe(pooled: Any) -> None:
+    wrong = Recipe(services=(Service("wrong", "echo not so; exit 3", Ready(line="up")),))
+    await pooled.pooled()
+    with pytest.raises((StageError, Quarantined), match=r"service 'wrong'.*not so"):
+        async with pooled.sandbox(wrong):
+            pass
+    async with pooled.sandbox(Recipe()) as sandbox:
+        assert (await sandbox.exec("echo fine")).ok

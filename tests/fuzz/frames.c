@@ -43,6 +43,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	setsockopt(owner, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
 	epoll = epoll_create1(EPOLL_CLOEXEC);
 	command_watch(epoll);
+	calls_watch(epoll);
 	return 0;
 }
 
@@ -176,8 +177,11 @@ static void turn(bool reaping)
 	command_prepare();
 	int count = epoll_wait(epoll, events, 16, 0);
 	for (int i = 0; i < count; i++) {
-		uint64_t what = events[i].data.u64 - EVENT_COMMANDS;
-		command_readable((unsigned)(what / 2), (int)(what % 2));
+		uint64_t what = events[i].data.u64;
+		if (what >= CALLS_EVENT)
+			calls_event(what - CALLS_EVENT);
+		else
+			command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 	}
 	if (reaping)
 		command_reap();

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from dutyfree.engine import policy, protocol
-from dutyfree.engine.protocol import Create, Frame, Request, Search, Watch
+from dutyfree.engine.protocol import Await, Create, Frame, Request, Search, Watch
 
 SIZE = struct.Struct("=H")
 REQUEST, EGRESS, ENDED, FROZEN = range(4)
@@ -154,6 +154,13 @@ def _frames() -> list[bytes]:
         protocol.frame(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(10**9)),
         protocol.frame(Frame.VERIFY, 60, protocol.NUMBER.pack(1)),
         protocol.frame(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(1)),
+        protocol.frame(Frame.SERVICE, 40, streamed),
+        protocol.frame(Frame.CALL, 41, protocol.CALLING.pack(40) + command),
+        protocol.frame(Frame.CALL, 42, protocol.CALLING.pack(40) + command, protocol.WITH_FD),
+        protocol.frame(Frame.KILL, 42),
+        protocol.frame(Frame.CALL, 43, protocol.CALLING.pack(1) + command),
+        protocol.frame(Frame.AWAIT, 44, protocol.AWAITED.pack(Await.FILE) + b"f\0"),
+        protocol.frame(Frame.AWAIT, 45, protocol.AWAITED.pack(Await.SOCKET) + b"s\0"),
     ]
     chained = [
         frame[:6] + SIZE.pack(SIZE.unpack_from(frame, 6)[0] | protocol.AFTER | flags) + frame[8:]
@@ -197,7 +204,7 @@ def _requests() -> list[bytes]:
         request(Request.FILL, 3) + create(0) + request(Request.DESTROY, 1) + ended,
         create(Create.PLAIN) + request(Request.TAKE, 1, b"\1") + request(Request.DESTROY, 1) + ended,
         create(0) + request(Request.TAKE, 1) + request(Request.COPY, 1) + ended + request(Request.COPY, 1),
-        request(Request.MERGE, 0, protocol.merge([1, 2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
+        request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
         create(0, memory=1) + create(Create.SHARED_NETWORK),
         create(0) + freeze + freeze + frozen + thaw + freeze + ended,
         create(0) + opened + said + opened + said + request(Request.NETWORK, 1) + said + port + ended,

@@ -25,7 +25,7 @@ import msgspec
 import pytest
 
 import dutyfree
-from dutyfree import Limits, Recipe, Stage, substrates
+from dutyfree import Limits, Recipe, Stage, debian, substrates
 from dutyfree import image as study
 from dutyfree.abilities import Pausable
 from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, SandboxClosed, Unavailable
@@ -653,7 +653,7 @@ def test_the_image_asked_for_last_is_the_studys(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path))
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "image.tar").write_bytes(b"held")
-    built = study._publish(tmp_path / "images" / "image.tar", study.suite())
+    built = study._publish(tmp_path / "images" / "image.tar", debian.suite())
     adopted: dict[str, Any] = {"Config": {"Labels": None}}
     imported = {"Config": {"Labels": {image_module.DIGEST_LABEL: built.digest}}}
     older = {"Config": {"Labels": {image_module.DIGEST_LABEL: "sha256:other"}}}

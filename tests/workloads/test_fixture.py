@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from dutyfree.contract import tree_digest
 from dutyfree.workloads import build as workload
+from dutyfree.workloads.downloads import FIXED, FixtureError
 from dutyfree.workloads.fixture import (
     COMMIT,
-    FIXED,
     GIT_ENVIRONMENT,
     PATCHED,
     Fixture,
-    FixtureError,
     build,
     derive_patch,
 )

@@ -64,6 +64,19 @@ _COMMANDS = {
         dutyfree run --image mine -- cat /etc/os-release
         dutyfree image gc --spare 20G
     """,
+    "dutyfree.cli.layers:layer": """Build recipes; list, export, import and remove layers and snapshots.
+
+    Every stage of a recipe is a layer, made once per machine. A snapshot with a name is one too. Each stands
+    on others, down to an image: all of them are exported together, and what is missing is imported. They are
+    named by a recipe's file, by digits of 'dutyfree layer ls', or as snapshot:NAME. See docs/layers.md.
+
+    For example, build here and use there, by a file or straight from the machine that has it:
+
+        dutyfree layer build recipe.toml
+        dutyfree layer export recipe.toml --to recipe.tar
+        dutyfree layer import recipe.tar
+        dutyfree layer import "exec:ssh node dutyfree layer serve" recipe.toml
+    """,
 }
 for path, summary in _COMMANDS.items():
     app.command(path, help=summary)

@@ -31,6 +31,13 @@ def shown(count: float | None) -> str:
     return f"{count:.1f} GiB"
 
 
+def age(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
 def pairs(texts: Sequence[str], option: str, separator: str) -> list[tuple[str, str]]:
     """``NAME=VALUE`` or ``SOURCE:TARGET``, each split at its first separator. Raises UsageError."""
     found = [text.partition(separator) for text in texts]

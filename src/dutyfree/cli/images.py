@@ -174,7 +174,7 @@ def list_(*, json: bool = False) -> int:
             shown(found.size),
             str(len(found.layers)),
             found.created[:10],
-            f"{_age(time.time() - store.used(found))} ago",
+            f"{amounts.age(time.time() - store.used(found))} ago",
         )
     standard.table(table)
     return 0
@@ -238,10 +238,3 @@ def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = F
 
 def _layers(count: int) -> str:
     return "1 layer" if count == 1 else f"{count} layers"
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0, seconds):.0f} s"

@@ -29,6 +29,9 @@ IDLE_FILES = 3
 IDLE_TASKS = 2
 """Threads of each init."""
 
+FILE_BYTES = 256
+"""Of memory that each open file takes, charged to the sandbox, at the least."""
+
 DELEGATE = "systemd-run --user --scope -p Delegate=yes …, on a host with control groups of version 2; or root"
 
 TRIED = {
@@ -161,6 +164,14 @@ def _host() -> Iterator[Finding]:
         not pattern.startswith(("|", "@")),
         pattern or "none",
         "sandboxes leave none, but the program that it names runs as root for crashes outside of them",
+    )
+    files = int(setting("fs/file-max") or 0)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield Finding(
+        "native: open files of the whole host",
+        files >= memory // FILE_BYTES,
+        f"up to {files}",
+        "sysctl -w fs.file-max=9223372036854775807, as systemd does: one sandbox can use them up",
     )
     swaps = Path("/proc/swaps")
     used = swaps.read_text().splitlines()[1:] if swaps.exists() else []

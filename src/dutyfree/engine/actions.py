@@ -16,15 +16,15 @@ from dutyfree.abilities import Change
 from dutyfree.contract import Action, Command, Found, Result, Search
 from dutyfree.engine import batch, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
-from dutyfree.engine.forking import ForkingSandbox
 from dutyfree.engine.observing import check, observe
 from dutyfree.engine.processes import NativeProcess, Registry
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.sandbox import NetworkedSandbox
+from dutyfree.engine.serving import ServingSandbox
 from dutyfree.engine.terminal import NativeTerminal, check_size
 
 
-class ActingSandbox(ForkingSandbox):
+class ActingSandbox(ServingSandbox):
     """Terminals, background processes, edits, searches, watches and batches."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:

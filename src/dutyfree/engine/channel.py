@@ -68,13 +68,17 @@ class Channel(Unanswered):
             self.expect(running, timeout)
         return identity, running
 
-    def kill(self, identity: int) -> None:
-        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up."""
+    def kill(self, identity: int) -> bool:
+        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up.
+
+        False if it came before, or never will.
+        """
         waiting = self._waiting.get(identity)
         if self._closed is not None or waiting is None:
-            return
+            return False
         self.tell(Frame.KILL, identity)
         self.expect(waiting, 0.0)
+        return True
 
     async def detain(self) -> bool:
         """Whether nothing runs in the sandbox; then what is asked of it waits, until ``carry_on``."""

@@ -20,10 +20,12 @@ import anyio
 from dutyfree.contract import Recipe
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.disk import Base
 from dutyfree.engine.launcher import LauncherError
+from dutyfree.engine.named import Named
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
-from dutyfree.engine.snapshots import Base, Snapshots
+from dutyfree.engine.snapshots import Snapshots
 from dutyfree.errors import ExecError, UsageError
 
 One = TypeVar("One")
@@ -33,6 +35,7 @@ class Keeper(Protocol):
     """What the substrate does for a sandbox that is kept."""
 
     snapshots: Snapshots
+    named: Named
 
     async def succeed(self, trees: tuple[Tree, ...]) -> tuple[Channel, Box]:
         """A sandbox as this one, upon these trees. Raises CreateError."""
@@ -44,27 +47,36 @@ class Keeper(Protocol):
 
 
 class ForkingSandbox(NativeSandbox):
-    def __init__(self, *arguments: Any, keeper: Keeper, trees: tuple[Tree, ...]) -> None:
+    def __init__(self, *arguments: Any, keeper: Keeper, base: Base) -> None:
         super().__init__(*arguments)
         self._keeper = keeper
-        self._handed_out = self._trees = trees
+        self._handed_out = self._trees = base.trees
+        self._origin = base.origin
         self._layers = keeper.snapshots.layers
         self._keeping = anyio.Lock()
 
     async def snapshot(self, name: str | None = None) -> Recipe:
-        """Keep the present files, until the substrate's ``forget``, or its end.
+        """Keep the present files: in memory, until ``forget`` or the substrate's end; by name, on the disk.
 
-        Raises ExecError if there is no room, or the sandbox cannot be frozen.
+        Raises ExecError if there is no room, or the sandbox cannot be frozen; UsageError for a name that
+        cannot be one, or is taken.
         """
-        trees = await self._keep()
-        return self._keeper.snapshots.add(Base(trees, self._usual), name)
+        if name is not None:
+            await self._keeper.named.check(name)
+        base = Base(await self._keep(), self._usual, self._origin)
+        if name is None:
+            return self._keeper.snapshots.add(base)
+        try:
+            return await self._keeper.named.keep(name, base)
+        finally:
+            self._layers.release(base.trees)
 
     @asynccontextmanager
     async def fork(self, count: int) -> AsyncIterator[Sequence[ForkingSandbox]]:
         """Raises CreateError if one of them cannot be made, and then none is left."""
         if count < 0:
             raise UsageError(f"there is no way to make {count} forks")
-        recipe = await self.snapshot("fork")
+        recipe = await self.snapshot()
         try:
             async with entered([self._keeper.child(recipe) for _ in range(count)]) as children:
                 yield children
@@ -80,7 +92,7 @@ class ForkingSandbox(NativeSandbox):
         await self._signal(channel, signal.SIGKILL)
         try:
             trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, final=True)
-            return Base(trees, self._usual)
+            return Base(trees, self._usual, self._origin)
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
 

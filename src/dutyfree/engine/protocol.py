@@ -65,6 +65,9 @@ class Frame(IntEnum):
     POSTPONE = 17
     VERIFY = 90
     GIVE_WAY = 91
+    SERVICE = 100
+    CALL = 101
+    AWAIT = 102
     READY = 32
     FATAL = 33
     OUTPUT = 34
@@ -106,6 +109,11 @@ class Watch(IntFlag):
     RECURSIVE = 1
 
 
+class Await(IntEnum):
+    FILE = 1
+    SOCKET = 2
+
+
 ERROR_SPECIAL = errno.ENOTBLK
 """The error of an operation on a pipe, a socket or a device, which are no files."""
 
@@ -133,10 +141,12 @@ REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
 CREATE = struct.Struct("=IIQQQQ")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
-MERGE = struct.Struct(f"=I{LAYERS_MAX}I")
+MERGE = struct.Struct(f"=II{LAYERS_MAX}I")
 KEPT = struct.Struct("=QQ")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
+CALLING = struct.Struct("=I")
+AWAITED = struct.Struct("=I")
 WRITE = struct.Struct("=I")
 NUMBER = struct.Struct("=I")
 NANOSECONDS = struct.Struct("=Q")
@@ -170,9 +180,10 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
     return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
 
 
-def merge(layers: Sequence[int]) -> bytes:
-    """The body of a Request.MERGE: layers of one tree, uppermost first."""
-    return MERGE.pack(len(layers), *layers, *[0] * (LAYERS_MAX - len(layers)))
+def merge(own: Sequence[int], below: Sequence[int] = ()) -> bytes:
+    """The body of a Request.MERGE: layers of a tree, uppermost first, and those that they refer to."""
+    padding = [0] * (LAYERS_MAX - len(own) - len(below))
+    return MERGE.pack(len(own) + len(below), len(own), *own, *below, *padding)
 
 
 def label(number: int, image: str) -> bytes:

@@ -384,8 +384,7 @@ async def _kill(channel: Channel, identity: int, running: Running) -> None:
         channel.kill(identity)
         return
     running.ended = asyncio.get_running_loop().create_future()
-    channel.kill(identity)
-    if channel.closed:
+    if not channel.kill(identity):  # it ended between the cancellation and now
         return
     with anyio.CancelScope(shield=True):
         await asyncio.wait([running.ended])

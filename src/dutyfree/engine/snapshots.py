@@ -11,36 +11,29 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from dutyfree.contract import Recipe
 from dutyfree.engine import protocol
+from dutyfree.engine.disk import Base
 from dutyfree.engine.launcher import Launcher, layers_of
 from dutyfree.engine.protocol import Request, Tree
-from dutyfree.engine.sandbox import Defaults
 from dutyfree.errors import CreateError, ExecError, UsageError
 
 PREFIX = "snapshot:"
 """Of the image that a snapshot's recipe names."""
 
+NAMELESS = "#"
+"""Begins what no name begins with."""
+
 CHAIN = 6
-"""So many kept layers may lie upon each other in a tree, before they become one. With the layers of an image
-(17) and of stages (8) that stays below what the kernel is asked for (32)."""
-
-
-class Base(NamedTuple):
-    """What sandboxes start from."""
-
-    trees: tuple[Tree, ...]
-    usual: Defaults
+"""So many kept layers may lie upon each other in a tree, before they become one. See disk.DEEPEST."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One that was taken, until it is forgotten."""
+    """One that was taken without a name, until it is forgotten."""
 
-    name: str
     recipe: Recipe
     size: int
     """Bytes of memory that its own layers take; some may be others' too."""
@@ -169,13 +162,11 @@ class Snapshots:
         self._numbers = itertools.count(1)
         self._known: dict[str, tuple[Snapshot, Base]] = {}
 
-    def add(self, base: Base, name: str | None) -> Recipe:
-        """Under a name; the caller's hold on the layers becomes the snapshot's."""
-        number = next(self._numbers)
-        image = f"{PREFIX}{os.getpid()}-{number}"
-        recipe = Recipe(image)
-        taken = Snapshot(name or str(number), recipe, self.layers.size_of(base.trees), time.time())
-        self._known[image] = taken, base
+    def add(self, base: Base) -> Recipe:
+        """The caller's hold on the layers becomes the snapshot's."""
+        recipe = Recipe(f"{PREFIX}{NAMELESS}{os.getpid()}-{next(self._numbers)}")
+        taken = Snapshot(recipe, self.layers.size_of(base.trees), time.time())
+        self._known[recipe.image or ""] = taken, base
         return recipe
 
     def base(self, image: str) -> Base:
@@ -193,5 +184,8 @@ class Snapshots:
         """Raises UsageError if there is none of it."""
         known = self._known.pop(recipe.image or "", None)
         if known is None:
-            raise UsageError(f"{recipe.image!r} is no snapshot of this substrate")
+            raise UsageError(
+                f"{recipe.image!r} is no snapshot that this substrate has in memory",
+                remedy="those with names are removed by `dutyfree layer rm`, or dutyfree.layers.remove",
+            )
         self.layers.release(known[1].trees)

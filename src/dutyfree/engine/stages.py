@@ -8,43 +8,31 @@ process, waits for the one who makes it; a maker who dies leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import os
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+import shlex
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine import protocol
-from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded, upon
+from dutyfree.engine.images import made
+from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Facts, Lease, Store
-from dutyfree.engine.launcher import Launcher, LauncherError
-from dutyfree.engine.protocol import Request
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.snapshots import Layers
 from dutyfree.errors import CreateError, SubstrateError
-
-DEEPEST = 8
-"""Stages of a recipe that have a layer each; further ones are kept in memory alone, several in one."""
 
 SPARE = 16 << 30
 """Bytes of layers that no image has, stages among them, which may stay in the store: the last used ones."""
 
-HEARING = 0.05
-"""Seconds until a thread hears that it is to halt."""
-
-FORM = 1
+FORM = 2
 """Of what lies in the store: changed with it."""
-
-T = TypeVar("T")
 
 
 class Haste:
@@ -62,7 +50,13 @@ class Haste:
                 self.on_hurry()
 
 
-Build = Callable[[Base, Stage, int, Haste], Awaitable[Base]]
+class Built(NamedTuple):
+    base: Base
+    commit: str = ""
+    """What a repository was at when it was cloned."""
+
+
+Build = Callable[[Base, Stage, int, Haste], Awaitable[Built]]
 """Of a prefix, the stage upon it and its number in the recipe."""
 
 
@@ -80,18 +74,13 @@ class Trace:
     """Whether the image was there."""
 
 
-class Made(msgspec.Struct, frozen=True):
-    """Beside a stage's layers in the store."""
-
-    kind: str
-    seconds: float
-
-
 class _Below(NamedTuple):
     """The prefix that a stage is made upon, by its key; without one, the image."""
 
     key: str
     image: Base
+    names: tuple[str, ...]
+    """Keys in the store of all prefixes down to the image, the shortest first."""
 
 
 class _Wanted(NamedTuple):
@@ -118,7 +107,7 @@ class _Making:
 class Stages:
     """Those of one open substrate."""
 
-    launcher: Launcher
+    disk: Disk
     layers: Layers
     build: Build
     store: Store | None
@@ -133,6 +122,7 @@ class Stages:
     """By the key of the prefix."""
     _making: dict[str, _Making] = field(default_factory=dict)
     _leases: dict[int, Lease] = field(default_factory=dict)
+    _commits: dict[str, str] = field(default_factory=dict)
     _removing: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
 
@@ -154,16 +144,18 @@ class Stages:
             keys = await anyio.to_thread.run_sync(_keys, recipe)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
-        at, base = await self._longest(keys, image, identity)
+        room = DEEPEST - len(image.origin.keys)
+        at, base = await self._longest(keys[:room], keys, image, identity)
         trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
-            below = _Below(keys[length - 2] if length > 1 else "", image)
+            names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
+            below = _Below(keys[length - 2] if length > 1 else "", image, names)
             wanted = _Wanted(
                 keys[length - 1],
                 below,
                 recipe.stages[length - 1],
                 length,
-                identity if length <= DEEPEST else None,
+                identity if length <= room else None,
             )
             base = await self._step(wanted, trace, background=background)
         return tuple(keys), base
@@ -178,7 +170,9 @@ class Stages:
         """What lies there now: in memory first, then on the disk."""
         return self.ready.get(below.key, below.image)
 
-    async def _longest(self, keys: list[str], image: Base, identity: str | None) -> tuple[int, Base]:
+    async def _longest(
+        self, kept: list[str], keys: list[str], image: Base, identity: str | None
+    ) -> tuple[int, Base]:
         """The longest prefix that is there: in memory, being made, or on the disk with all below it."""
         for length in range(len(keys), 0, -1):
             if keys[length - 1] in self.ready:
@@ -186,12 +180,12 @@ class Stages:
         if self.store is None or identity is None:
             return 0, image
         base, store = image, self.store
-        for length, key in enumerate(keys[:DEEPEST], 1):
-            lease = await anyio.to_thread.run_sync(store.lease, _name(key, identity))
+        for length, key in enumerate(kept, 1):
+            lease = await anyio.to_thread.run_sync(store.lease, name(key, identity))
             if lease is None:
                 return length - 1, base
             base = await self._adopt(key, base, lease)
-        return min(len(keys), DEEPEST), base
+        return len(kept), base
 
     async def _step(self, wanted: _Wanted, trace: Trace, *, background: bool) -> Base:
         key = wanted.key
@@ -223,7 +217,7 @@ class Stages:
             if self.store is None or wanted.identity is None:
                 await self._run(making, wanted, flat=True)
             else:
-                await self._kept(making, self.store, _name(wanted.key, wanted.identity), wanted)
+                await self._kept(making, self.store, name(wanted.key, wanted.identity), wanted)
         except BaseException as error:
             if not making.built.done():
                 failure = error if isinstance(error, SubstrateError) else _failure(stage, error)
@@ -238,7 +232,9 @@ class Stages:
 
     async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
-        base = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.haste)
+        base, self._commits[key] = await self.build(
+            self._present(wanted.below), wanted.stage, wanted.number, making.haste
+        )
         self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
@@ -247,22 +243,21 @@ class Stages:
         making.built.set_result(base)
         return base
 
-    async def _kept(self, making: _Making, store: Store, name: str, wanted: _Wanted) -> None:
+    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
         """Make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
-        key, below, stage = wanted.key, wanted.below, wanted.stage
+        key, below = wanted.key, wanted.below
         halt = Halt()
 
         def make(tree: Path) -> tuple[int, int, int]:
-            base = _in_loop(loop, self._run(making, wanted), halt)
-            own = [layers[0] for _, layers in base.trees]
-            for index, layer in enumerate(own):
+            base = in_loop(loop, self._run(making, wanted), halt)
+            for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
-                _in_loop(loop, self._copy(layer, tree / str(index)), halt)
-            (tree / "stage").write_bytes(msgspec.json.encode(Made(stage.kind, self.seconds[key])))
-            return _measure(tree)
+                in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
+            made.write(tree, self._described(wanted))
+            return measure(tree)
 
-        lease = await _threaded(lambda: store.obtain(name, make, halt), halt)
+        lease = await threaded(lambda: store.obtain(kept_as, make, halt), halt)
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])
@@ -272,35 +267,35 @@ class Stages:
             self.layers.release(former.trees)
         if not making.built.done():
             making.built.set_result(base)
-        store.settle_behind([name])
+        store.settle_behind([kept_as])
         self._added = True
 
-    async def _copy(self, layer: int, target: Path) -> None:
-        descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            await self.launcher.ask(Request.MERGE, 0, protocol.merge([layer]), descriptor)
-        except LauncherError as error:
-            raise CreateError(f"a stage cannot be written to {target}: {error.message}") from error
-        finally:
-            os.close(descriptor)
+    def _described(self, wanted: _Wanted) -> Made:
+        origin, stage = wanted.below.image.origin, wanted.stage
+        return Made(
+            kind=stage.kind,
+            seconds=self.seconds[wanted.key],
+            image=origin.image,
+            identity=wanted.identity or "",
+            mounted=origin.mounted,
+            below=(*origin.keys, *wanted.below.names),
+            recipe=wanted.key,
+            commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
+            commit=self._commits[wanted.key],
+        )
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below."""
-        made, facts = await anyio.to_thread.run_sync(_read, lease)
-        if made is not None:
-            self.seconds[key] = made.seconds
+        told, facts = await anyio.to_thread.run_sync(_read, lease)
+        if told is not None:
+            self.seconds[key] = told.seconds
         self.sizes[key] = facts.size
-        own = [
-            await rootfs.layer(self.launcher, lease.tree / str(index)) for index in range(len(below.trees))
-        ]
+        own = await self.disk.layers(lease, len(below.trees))
         self._leases[own[0]] = lease
         self.layers.lend(own, self._unused)
-        trees = tuple(
-            (point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True)
-        )
         # Those who stand on the ones in memory go on so; all others are upon these.
-        self.layers.hold(trees)
-        self.ready[key] = Base(trees, below.usual)
+        self.ready[key] = upon(below, own, lease.key)
+        self.layers.hold(self.ready[key].trees)
         return self.ready[key]
 
     def _unused(self, layer: int) -> None:
@@ -338,8 +333,9 @@ def _keys(recipe: Recipe) -> list[str]:
     return [recipe.key(length) for length in range(1, len(recipe.stages) + 1)]
 
 
-def _name(key: str, identity: str) -> str:
-    return f"stage:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
+def name(key: str, identity: str) -> str:
+    """The key in the store of a recipe's prefix upon an image."""
+    return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
 
 
 def _failure(stage: Stage, error: BaseException) -> CreateError:
@@ -347,49 +343,4 @@ def _failure(stage: Stage, error: BaseException) -> CreateError:
 
 
 def _read(lease: Lease) -> tuple[Made | None, Facts]:
-    facts = lease.facts
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((lease.tree / "stage").read_bytes(), type=Made), facts
-    return None, facts
-
-
-def _measure(tree: Path) -> tuple[int, int, int]:
-    size = files = 0
-    for directory, _, names in os.walk(tree):
-        for name in names:
-            files += 1
-            size += os.lstat(os.path.join(directory, name)).st_blocks * 512
-    return size, files, 0
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], halt: Halt) -> T:
-    """From a thread: have the loop do it, to its end. Raises Stopped once the halt is set."""
-    ended: Future[asyncio.Task[T]] = Future()
-    begun: list[asyncio.Task[T]] = []
-
-    def begin() -> None:
-        begun.append(loop.create_task(work))
-        begun[0].add_done_callback(ended.set_result)
-
-    loop.call_soon_threadsafe(begin)
-    while True:
-        try:
-            task = ended.result(HEARING)
-        except TimeoutError:
-            if begun and halt.is_set():
-                loop.call_soon_threadsafe(begun[0].cancel)
-            continue
-        if task.cancelled():
-            raise Stopped
-        return task.result()
-
-
-async def _threaded(function: Callable[[], T], halt: Halt) -> T:
-    running = asyncio.ensure_future(anyio.to_thread.run_sync(function))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        halt.set()
-        with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
-            await running
-        raise
+    return made.read(lease.tree), lease.facts

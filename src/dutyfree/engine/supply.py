@@ -3,7 +3,7 @@
 What layers may be shared is made once, by whoever asks first (``stages``). What may not is run in a sandbox
 of its own: a new one, or the idle one that is promoted. Either way a sandbox is handed out upon what its
 stages left, with none of their processes; and nothing is ever used twice: a reset is another sandbox on the
-same layers, which is then looked at as a whole (``verify``).
+same layers, which is then looked at as a whole (``verify``), and whose services are started after that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox, Stage
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.disk import Base
+from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
-from dutyfree.errors import CleanupError, CreateError, SubstrateError
+from dutyfree.errors import CleanupError, CreateError, StageError, SubstrateError
+from dutyfree.services import Service
 
 SANDBOX = 600_000
 """Bytes of memory that an idle sandbox takes without what it wrote."""
@@ -59,9 +61,14 @@ class Maker(Protocol):
     def forget(self, recipe: Recipe, depth: int) -> None: ...
 
     def made(
-        self, base: Base, image: str | None, *, open_network: bool = False
+        self,
+        base: Base,
+        image: str | None,
+        *,
+        services: tuple[Service, ...] = (),
+        open_network: bool = False,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
-        """A sandbox of the pool upon these layers. Raises CreateError."""
+        """A sandbox of the pool upon these layers, whose services do not run yet. Raises CreateError."""
         ...
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
@@ -101,14 +108,15 @@ class Supply:
         base = await self._maker.state(below, background=background, trace=trace)
         own: Base | None = None
         took: list[float] = []
-        if depth > shared:
-            async with self._maker.made(base, recipe.image, open_network=True) as builder:
-                if background:
-                    builder.give_way(True)
-                own, took = await self.run(builder, recipe, shared, depth)
+        async with AsyncExitStack() as held:
+            if depth > shared:
+                async with self._maker.made(base, recipe.image, open_network=True) as builder:
+                    if background:
+                        builder.give_way(True)
+                    own, took = await self.run(builder, recipe, shared, depth, held)
+            made = await self._made(recipe, depth, base, own, took, background=background)
         found = min(1 + trace.found, shared) if trace.image else 0
         joined = depth == shared and trace.number > trace.found and not trace.ran
-        made = await self._made(recipe, depth, base, own, took, background=background)
         return msgspec.structs.replace(
             made,
             stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
@@ -129,9 +137,10 @@ class Supply:
             idle.give_way(True)
         if isinstance(idle, NetworkedActingSandbox):
             await idle.set_network("on")
-        own, took = await self.run(idle, recipe, start, depth)
-        await self.destroy(idle)
-        made = await self._made(recipe, depth, own, own, took, background=background)
+        async with AsyncExitStack() as held:
+            own, took = await self.run(idle, recipe, start, depth, held)
+            await self.destroy(idle)
+            made = await self._made(recipe, depth, own, own, took, background=background)
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
@@ -139,7 +148,7 @@ class Supply:
         base = unit.base or await self._maker.state(unit.recipe, background=False, trace=Trace())
         begun = perf_counter()
         tasks = [
-            asyncio.ensure_future(self._enter(unit.recipe, unit.depth, base, own=unit.base is not None))
+            asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
             for _ in range(count)
         ]
         try:
@@ -153,7 +162,7 @@ class Supply:
                         await self._discard(came)
             raise
         each = (perf_counter() - begun) / max(1, count)
-        return [Made(child, each, memory=self._memory(unit.base)) for child in children]
+        return [Made(child, each, memory=self._memory(child, unit.base)) for child in children]
 
     async def _made(
         self,
@@ -165,23 +174,40 @@ class Supply:
         *,
         background: bool,
     ) -> Made:
-        """A sandbox upon what was made for it, which is let go of if there will be none."""
         begun = perf_counter()
-        try:
-            sandbox = await self._enter(self.cut(recipe, depth), depth, own or base, own=own is not None)
-        finally:
-            if own is not None:
-                self._maker.layers.release(own.trees)
+        sandbox = await self._served(self.cut(recipe, depth), depth, own or base, own=own is not None)
         create_seconds = perf_counter() - begun
         if background:
             await self._touch(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
         sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
-        return Made(sandbox, create_seconds, took, memory=self._memory(own))
+        return Made(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
+
+    async def _served(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+        """One whose services run."""
+        sandbox = await self._enter(recipe, depth, base, own=own)
+        await self._serve(sandbox)
+        return sandbox
+
+    async def _serve(self, sandbox: ActingSandbox) -> None:
+        """Raises StageError if one does not become ready: the last thing that the recipe wants."""
+        recipe = self._units[sandbox.id].recipe
+        try:
+            await sandbox.serve()
+            await sandbox.weigh()
+        except BaseException as error:
+            alive = sandbox.alive
+            with anyio.CancelScope(shield=True):
+                await self._discard(sandbox)
+            if isinstance(error, CreateError) and alive:
+                raise StageError(error.message, remedy=error.remedy, number=len(recipe.stages)) from error
+            raise
 
     async def _enter(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
         stack = AsyncExitStack()
-        sandbox = await stack.enter_async_context(self._maker.made(base, recipe.image))
+        sandbox = await stack.enter_async_context(
+            self._maker.made(base, recipe.image, services=recipe.services)
+        )
         if own:
             self._maker.layers.hold(base.trees)
             stack.callback(self._maker.layers.release, base.trees)
@@ -190,15 +216,17 @@ class Supply:
         return sandbox
 
     async def run(
-        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int
+        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
     ) -> tuple[Base, list[float]]:
-        """Run the stages after ``start`` in a sandbox, and keep what it then has, held once."""
+        """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
         seconds = []
         for number in range(start, depth):
             begun = perf_counter()
             await self._maker.apply(builder, recipe.stages[number - 1], number)
             seconds.append(perf_counter() - begun)
-        return await builder.final(), seconds
+        base = await builder.final()
+        held.callback(self._maker.layers.release, base.trees)
+        return base, seconds
 
     # --- Used again -----------------------------------------------------------------------------------
 
@@ -220,6 +248,7 @@ class Supply:
     async def verify(self, sandbox: Sandbox) -> None:
         held = self._held(sandbox)
         await held.verify()
+        await self._serve(held)  # only now: they are what it has beyond its layers
         await self._touch(held)
         if not held.alive:
             raise CreateError(f"sandbox {held.id} died")
@@ -280,8 +309,10 @@ class Supply:
             self._cuts[id(recipe), depth] = known
         return known[1]
 
-    def _memory(self, own: Base | None) -> int | None:
-        return None if own is None else SANDBOX + self._maker.layers.size_of(own.trees)
+    def _memory(self, sandbox: ActingSandbox, own: Base | None) -> int | None:
+        if own is None and not sandbox.weight:
+            return None
+        return SANDBOX + sandbox.weight + (0 if own is None else self._maker.layers.size_of(own.trees))
 
     def _held(self, sandbox: Sandbox) -> ActingSandbox:
         if not isinstance(sandbox, ActingSandbox) or sandbox.id not in self._units:

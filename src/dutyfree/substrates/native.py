@@ -31,18 +31,20 @@ from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, 
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.disk import Base, Disk, Origin
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
+from dutyfree.engine.named import Named
 from dutyfree.engine.pooling import POLICY
 from dutyfree.engine.protocol import Create, Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Policy
-from dutyfree.engine.snapshots import Base, Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Haste, Stages, Trace
+from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
+from dutyfree.engine.stages import Built, Haste, Stages, Trace
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 from dutyfree.substrates.pooled import OPEN, Pooled
@@ -132,7 +134,9 @@ class Native(Pooled):
         self._launcher = Launcher(process, connected)
         self._layers = Layers(self._launcher, self._config.kept or _memory() // MEMORY_SHARE)
         self._snapshots = Snapshots(self._layers)
-        self._stages = Stages(self._launcher, self._layers, self._build, None)
+        self._disk = Disk(self._launcher)
+        self._named = Named(self._disk, self._image)
+        self._stages = Stages(self._disk, self._layers, self._build, None)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -143,7 +147,7 @@ class Native(Pooled):
             self.features = features.parse(hello.text.decode())
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
-                self._stages.store = Store()
+                self._stages.store = self._named.store = Store()
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -162,6 +166,7 @@ class Native(Pooled):
         with anyio.CancelScope(shield=True):
             await self._keeping.close()
             await self._stages.close(finish=finish)
+            self._disk.close()
             process = self._launcher.disconnect()
             await anyio.to_thread.run_sync(process.wait)
             while self._held:
@@ -186,7 +191,7 @@ class Native(Pooled):
         return sorted(self._alive)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Those that were taken of its sandboxes, and not forgotten."""
+        """Those that were taken of its sandboxes without a name, and not forgotten."""
         return self._snapshots.all()
 
     @property
@@ -263,12 +268,15 @@ class Native(Pooled):
             keeper = _Keeper(self, limits, reach, make)
             sandbox = kind(
                 identity, limits, base.usual, make, channel, box, reach, self._resolvers,
-                keeper=keeper, trees=base.trees,
+                keeper=keeper, base=base, services=recipe.services,
             )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             if not pooled:
                 sandbox.served = self._served(recipe, trace, identity, perf_counter() - asked)
             try:
+                if recipe.services and not pooled:  # the pool looks at it before
+                    await sandbox.serve()
+                    sandbox.spans += (_following(asked, sandbox.spans, "services"),)
                 yield sandbox
             except BaseException:
                 with contextlib.suppress(CleanupError):
@@ -414,7 +422,7 @@ class Native(Pooled):
     async def _image(self, name: str | None) -> Base:
         name = name or self._config.image
         if name.startswith(snapshots.PREFIX):
-            return self._snapshots.base(name)
+            return await self._snapshot(name)
         if name not in self._images:
             async with self._locks.setdefault(f"image {name}", anyio.Lock()):
                 if name not in self._images:
@@ -425,15 +433,26 @@ class Native(Pooled):
                     self._image_seconds[name] = perf_counter() - begun
         return self._images[name]
 
+    async def _snapshot(self, image: str) -> Base:
+        name = image.removeprefix(snapshots.PREFIX)
+        if name.startswith(snapshots.NAMELESS):
+            return self._snapshots.base(image)
+        async with self._locks.setdefault(f"image {image}", anyio.Lock()):
+            base = await self._named.base(name)
+        self._identities[image] = self._named.identity(name)
+        return base
+
     async def _load(self, name: str) -> tuple[Base, list[Held]]:
         """An image as layers, and what keeps those on the disk."""
         if name == "host":
             rootless = self.features.mode == "rootless"
-            self._identities[name] = await anyio.to_thread.run_sync(rootfs.host_identity)
-            return Base(await rootfs.host(self._launcher, rootless=rootless), defaults()), []
+            self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
+            trees = await rootfs.host(self._launcher, rootless=rootless)
+            return Base(trees, defaults(), Origin(name, identity, (), (), trees)), []
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
-            return Base(await rootfs.directory(self._launcher, path), defaults()), []
+            trees = await rootfs.directory(self._launcher, path)
+            return Base(trees, defaults(), Origin(name, None, (), (), trees)), []
         if name.startswith(library.DAEMON):
             from dutyfree.substrates.docker import export
 
@@ -447,19 +466,20 @@ class Native(Pooled):
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
         home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
-        return Base(trees, usual), [held]
+        mounted = tuple(lease.key for lease in held.leases)
+        return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees)), [held]
 
-    async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Base:
+    async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
         async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
             if haste.background:
                 builder.give_way(True)
                 haste.on_hurry = partial(builder.give_way, False)
             try:
-                await stages.apply(builder, stage, number)
+                commit = await stages.apply(builder, stage, number)
             finally:
                 haste.on_hurry = None
-            return await builder.final()
+            return Built(await builder.final(), commit)
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
@@ -489,6 +509,10 @@ class _Keeper(NamedTuple):
     def snapshots(self) -> Snapshots:
         return self.substrate._snapshots
 
+    @property
+    def named(self) -> Named:
+        return self.substrate._named
+
     def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
         # Of the parent as it is: its policy may be another than at its creation.
         return self.substrate._made(recipe, self.limits, reachable=self.reach.policy)
@@ -515,6 +539,11 @@ def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ..
         Span("mount", at[0], at[1] - at[0]),
         Span("return", at[1], done - at[1]),
     )
+
+
+def _following(asked: float, spans: tuple[Span, ...], name: str) -> Span:
+    start = spans[-1].start + spans[-1].seconds
+    return Span(name, start, perf_counter() - asked - start)
 
 
 def _probe(program: Path) -> Availability:

@@ -10,15 +10,17 @@ from typing import ClassVar, Protocol
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine import snapshots
 from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.disk import Base
 from dutyfree.engine.features import Features
 from dutyfree.engine.forking import entered
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.scheduling.values import Budget, Policy
-from dutyfree.engine.snapshots import Base, Layers
+from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
 from dutyfree.errors import UsageError
+from dutyfree.services import Service
 from dutyfree.substrates import stages
 
 OPEN = Limits(network="on")
@@ -156,10 +158,15 @@ class Maker:
             self._substrate._stages.forget(self._substrate._keys(recipe)[depth - 2])
 
     def made(
-        self, base: Base, image: str | None, *, open_network: bool = False
+        self,
+        base: Base,
+        image: str | None,
+        *,
+        services: tuple[Service, ...] = (),
+        open_network: bool = False,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
         limits = OPEN if open_network else self._substrate._options.limits
-        return self._substrate._made(Recipe(image), limits, base=base, pooled=True)
+        return self._substrate._made(Recipe(image, services=services), limits, base=base, pooled=True)
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
         await stages.apply(builder, stage, number)

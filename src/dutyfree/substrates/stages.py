@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +11,19 @@ from pathlib import Path
 import anyio.to_thread
 
 from dutyfree import paths
-from dutyfree.contract import Observation, Sandbox, Stage
-from dutyfree.errors import StageError
+from dutyfree.contract import Observation, Recipe, Sandbox, Stage
+from dutyfree.errors import CreateError, StageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
 
 HIDDEN = b"(secret)"
 
+_COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
-async def apply(sandbox: Sandbox, stage: Stage, number: int) -> None:
-    """Copy the stage's files in, then run its commands.
+
+async def apply(sandbox: Sandbox, stage: Stage, number: int) -> str:
+    """Copy the stage's files in, then run its commands. Of a clone, the commit that it says to be at.
 
     Raises StageError naming the stage, its number in the recipe (from 1), the command, its last output and
     the file that has all of it.
@@ -32,9 +35,11 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int) -> None:
         except OSError as error:
             raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
+    said = b""
     for command in stage.commands:
         seen = await sandbox.exec(command, env=secrets or None)
         log.append(_record(command, seen, secrets))
+        said = seen.stdout.strip()
         if not seen.ok:
             tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
@@ -45,6 +50,14 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int) -> None:
                 command=command if isinstance(command, str) else " ".join(command),
                 output=tail,
             )
+    return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
+
+
+def refuse_services(recipe: Recipe | None, substrate: str) -> None:
+    """For substrates that start no process of a recipe. Raises CreateError."""
+    if recipe is not None and recipe.services:
+        names = ", ".join(service.name for service in recipe.services)
+        raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
 
 
 def secrets_of(stage: Stage, number: int) -> dict[str, str]:

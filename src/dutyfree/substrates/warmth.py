@@ -18,11 +18,11 @@ import msgspec
 from dutyfree.contract import Limits, Recipe
 from dutyfree.engine import snapshots
 from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.disk import Base
 from dutyfree.engine.forking import entered
 from dutyfree.engine.pooling import spans
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Policy
-from dutyfree.engine.snapshots import Base
 from dutyfree.engine.supply import Warmth
 from dutyfree.errors import CreateError
 from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig
@@ -77,9 +77,8 @@ class BaseWarm(Native):
             took: list[float] = []
             if recipe.stages:
                 async with self._made(NO_STAGES, OPEN, base=image, pooled=True) as builder:
-                    base, took = await self._supply.run(builder, recipe, 1, len(recipe.stages) + 1)
-                stack.callback(self._layers.release, base.trees)
-            made = self._made(Recipe(recipe.image), limits, base=base)
+                    base, took = await self._supply.run(builder, recipe, 1, len(recipe.stages) + 1, stack)
+            made = self._made(Recipe(recipe.image, services=recipe.services), limits, base=base)
             sandbox = await stack.enter_async_context(made)
             seconds = perf_counter() - asked
             sandbox.staged = tuple(zip((stage.kind for stage in recipe.stages), took, strict=True))

@@ -18,7 +18,8 @@ import msgspec
 
 from dutyfree.contract import Edit, Limits, List, Read, Write
 from dutyfree.workloads import symbols, tiers
-from dutyfree.workloads.fixture import BUGGY, Fixture
+from dutyfree.workloads.downloads import BUGGY
+from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.workload import Expect, Step, StepKind, Workload
 
 T = TypeVar("T")

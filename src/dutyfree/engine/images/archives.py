@@ -84,6 +84,14 @@ class Slice:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (it is what close closes)
         self._at, self._end = offset, offset + size
 
+    @property
+    def left(self) -> int:
+        """Bytes that are still to be read."""
+        return max(0, self._end - self._at)
+
+    def skip(self, size: int) -> None:
+        self._at += size
+
     def read(self, size: int, /) -> bytes:
         data = os.pread(self._file.fileno(), max(0, min(size, self._end - self._at)), self._at)
         self._at += len(data)

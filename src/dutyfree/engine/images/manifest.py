@@ -36,7 +36,7 @@ DOCUMENT_MAX = 4 << 20
 """No manifest or configuration is larger: registries themselves refuse such."""
 LAYERS_PER_IMAGE = 512
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -166,7 +166,7 @@ def configuration(data: bytes, layers: int) -> Configuration:
         settings = _settings(document.get("config") or {})
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise CreateError(f"the image's configuration is malformed: {error!r}") from error
-    if not all(_DIGEST.fullmatch(identity) for identity in diff_ids) or len(diff_ids) != layers:
+    if not all(DIGEST.fullmatch(identity) for identity in diff_ids) or len(diff_ids) != layers:
         raise CreateError("the image's configuration does not fit to its layers")
     return Configuration(settings, diff_ids, str(document.get("created") or ""))
 
@@ -203,6 +203,6 @@ def _decode(data: bytes) -> dict[str, Any]:
 
 def _descriptor(entry: Any) -> Descriptor:
     found = msgspec.convert(entry, Descriptor)
-    if not _DIGEST.fullmatch(found.digest) or found.size < 0:
+    if not DIGEST.fullmatch(found.digest) or found.size < 0:
         raise CreateError(f"{found.digest!r} with {found.size} bytes is nothing that could be verified")
     return found

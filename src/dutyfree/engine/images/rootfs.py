@@ -134,6 +134,11 @@ def host_identity() -> str:
     return f"host {digest.hexdigest()}"
 
 
+def host_trees() -> int:
+    """File systems that a sandbox upon this machine's software is put together from. Blocks."""
+    return 1 + len(_directories())
+
+
 def _note(digest: hashlib._Hash, path: Path) -> None:
     with contextlib.suppress(OSError):
         found = path.stat()

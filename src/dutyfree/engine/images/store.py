@@ -6,7 +6,9 @@
                               /facts      size, number of files, when it was made (JSON)
                               /settled    there once all of it is known to be on the disk
                               /lease      who uses the layer holds a shared lock; its time: the last use
+                              /packed     as it travels to other machines, if it did lately
                   /images/<hex>           an image's name, its layers and its settings (JSON)
+                  /snapshots/<hex>        a snapshot's name and its layers (JSON)
                   /parts/<hex>            a blob that is being downloaded
                   /making/<random>        a layer that is being made, under an exclusive lock
                   /locks/<hex>            whoever makes the layer of that key
@@ -31,6 +33,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,12 +43,13 @@ import msgspec
 from dutyfree import paths
 from dutyfree.engine.images import locking
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.labels import SCRATCH, Label, Labels
 from dutyfree.engine.images.locking import abandoned, locked, same
 from dutyfree.engine.images.manifest import Settings
 from dutyfree.errors import CreateError
 
 PART_SECONDS = 7 * 86400.0
-"""So long a cut download may wait to be taken up again."""
+"""So long a cut download may wait to be taken up again, and a packed layer for the next who wants it."""
 
 _KEY = re.compile(r"[a-z0-9]+:[0-9a-f]{64}")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -83,18 +87,35 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         return {*self.layers, *self.mounted}
 
 
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a sandbox by their name: a layer, and all that lies below it."""
+
+    name: str
+    layer: str
+    below: tuple[str, ...]
+    """Keys of the layers that it needs, the image's too."""
+    size: int
+    """Bytes of its own layer."""
+    made: float
+    """Seconds since the epoch."""
+
+    @property
+    def keys(self) -> set[str]:
+        return {self.layer, *self.below}
+
+
 class Lease:
     """A layer in use. Nobody removes it before ``close``, or the end of this process."""
 
     def __init__(self, key: str, path: Path, descriptor: int) -> None:
         self.key = key
+        self.path = path
         self.tree = path / "tree"
-        self._path = path
         self._descriptor = descriptor
 
     @property
     def facts(self) -> Facts:
-        return msgspec.json.decode((self._path / "facts").read_bytes(), type=Facts)
+        return msgspec.json.decode((self.path / "facts").read_bytes(), type=Facts)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -124,12 +145,14 @@ class Store:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or paths.cache() / "layers"
+        self._images = Labels(Image, partial(self._directory, "images"))
+        self.snapshots = Labels(Snapshot, partial(self._directory, "snapshots"))
 
     # --- Layers -------------------------------------------------------------------------------------
 
     def lease(self, key: str) -> Lease | None:
         """The layer, if the store has it, to be kept until the lease is closed."""
-        path = self._path(key)
+        path = self.path(key)
         while True:
             try:
                 descriptor = os.open(path / "lease", os.O_RDWR | os.O_CLOEXEC)
@@ -138,7 +161,7 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if not (path / "settled").exists() and not self._trusted(path):
                 os.close(descriptor)
-                self._remove(key)
+                self.remove(key)
                 return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
@@ -176,7 +199,7 @@ class Store:
             descriptor = os.open(scratch / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)  # from its first moment on nobody removes it
-                path = self._path(key)
+                path = self.path(key)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 scratch.rename(path)
                 (path / "lock").unlink()
@@ -192,7 +215,7 @@ class Store:
             for key in keys:
                 with contextlib.suppress(FileNotFoundError):
                     # Not by its name: another may be made under it while we wait.
-                    directory = os.open(self._path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    directory = os.open(self.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     stack.callback(os.close, directory)
                     if "settled" not in os.listdir(directory):
                         new.append(directory)
@@ -235,36 +258,22 @@ class Store:
     # --- Images -------------------------------------------------------------------------------------
 
     def image(self, name: str) -> Image | None:
-        return self._record(self._image_path(name))
+        return self._images.get(name)
 
     def images(self) -> list[Image]:
-        found = (self._record(path) for path in self._directory("images").glob("*"))
-        return sorted((image for image in found if image), key=lambda image: image.name)
+        return self._images.all()
 
     def name(self, image: Image) -> None:
         """Put an image under its name. Its layers must be leased by the caller."""
-        target = self._image_path(image.name)
-        with locked(self._directory() / "lock", fcntl.LOCK_SH):
-            descriptor, scratch = tempfile.mkstemp(dir=self._directory(), prefix=".image-")
-            try:
-                with open(descriptor, "wb") as file:  # one that a crash tears is none, as its layers are
-                    file.write(msgspec.json.encode(image))
-                Path(scratch).rename(target)
-            except BaseException:
-                Path(scratch).unlink(missing_ok=True)
-                raise
+        self._images.put(image)
 
     def forget(self, name: str) -> bool:
         """Take a name away; whether there was one. Its layers stay until they are collected."""
-        try:
-            self._image_path(name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
+        return self._images.remove(name)
 
     def used(self, image: Image) -> float:
         """When one of its layers was last used."""
-        times = [self._last_use(key) for key in image.mounted]
+        times = [self.last_use(key) for key in image.mounted]
         return max([moment for moment in times if moment is not None], default=image.added)
 
     # --- Order --------------------------------------------------------------------------------------
@@ -276,43 +285,49 @@ class Store:
         """
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
             half = self._sweep(dry_run)
-            named = {key for image in self.images() for key in image.keys} | set(keep)
+            named = self._named() | set(keep)
             unnamed = [facts for facts in self.layers() if facts.key not in named]
-            unnamed.sort(key=lambda facts: self._last_use(facts.key) or 0.0, reverse=True)
+            unnamed.sort(key=lambda facts: self.last_use(facts.key) or 0.0, reverse=True)
             kept = removed = size = in_use = 0
             for facts in unnamed:
                 kept += facts.size
                 if kept <= spare:
                     continue
-                if self._unused(facts.key) if dry_run else self._remove(facts.key):
+                if self._unused(facts.key) if dry_run else self.remove(facts.key):
                     removed, size = removed + 1, size + facts.size
                 else:
                     in_use += 1
         return Collected(removed, size, in_use, half)
 
     def discard(self, key: str) -> bool:
-        """Remove a layer that no image names; whether it is gone, which it is not while somebody uses it."""
-        return self._remove(key)
+        """Remove a layer that no name needs; whether it is gone, which it is not while somebody uses it."""
+        with locked(self._directory() / "lock", fcntl.LOCK_EX):
+            return key not in self._named() and self.remove(key)
+
+    def _named(self) -> set[str]:
+        labels: list[Label] = [*self.images(), *self.snapshots.all()]
+        return {key for label in labels for key in label.keys}
 
     def layers(self) -> list[Facts]:
         found = []
         for path in (self.root / "kept").glob("*/*/facts"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 facts = msgspec.json.decode(path.read_bytes(), type=Facts)
-                if self._path(facts.key) == path.parent:
+                if self.path(facts.key) == path.parent:
                     found.append(facts)
         return found
 
     def _unused(self, key: str) -> bool:
         try:
-            with open(self._path(key) / "lease") as lease:
+            with open(self.path(key) / "lease") as lease:
                 fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
 
-    def _remove(self, key: str) -> bool:
-        path = self._path(key)
+    def remove(self, key: str) -> bool:
+        """Remove a layer, whoever names it; not while somebody uses it. Whether it is gone by that."""
+        path = self.path(key)
         try:
             descriptor = os.open(path / "lease", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -329,10 +344,14 @@ class Store:
 
     def _sweep(self, dry_run: bool) -> int:
         """Remove what killed processes left half made, and locks that nobody holds; or only count it."""
-        left = list(self.root.glob(".image-*"))  # nobody writes one while we hold the lock
+        left = list(self.root.glob(f"{SCRATCH}*"))  # nobody writes one while we hold the lock
         for path in self._directory("parts").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > PART_SECONDS and abandoned(path):
+                    left.append(path)
+        for path in (self.root / "kept").glob("*/*/packed"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > PART_SECONDS:
                     left.append(path)
         making = self._directory("making")
         with locked(making / ".lock", fcntl.LOCK_EX):
@@ -364,26 +383,19 @@ class Store:
             ) from error
         return path
 
-    def _path(self, key: str) -> Path:
+    def path(self, key: str) -> Path:
+        """Where a layer lies, or would."""
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no key of a layer")
         kind, _, name = key.partition(":")
         return self.root / "kept" / kind / name
 
-    def _last_use(self, key: str) -> float | None:
+    def last_use(self, key: str) -> float | None:
+        """Of a layer that is there."""
         try:
-            return (self._path(key) / "lease").stat().st_mtime
+            return (self.path(key) / "lease").stat().st_mtime
         except OSError:
             return None
-
-    def _image_path(self, name: str) -> Path:
-        return self._directory("images") / hashlib.sha256(name.encode()).hexdigest()[:32]
-
-    @staticmethod
-    def _record(path: Path) -> Image | None:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(path.read_bytes(), type=Image)
-        return None
 
 
 def _bytes(path: Path) -> int:

@@ -63,7 +63,7 @@ class _Gunzip:
         return bytes(self._inner.unused_data)
 
 
-def _zstd() -> Any:
+def zstd() -> Any:
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -73,7 +73,7 @@ def _zstd() -> Any:
 
 _FORMATS: dict[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": _Gunzip,
-    b"\x28\xb5\x2f\xfd": lambda: _zstd().ZstdDecompressor(),
+    b"\x28\xb5\x2f\xfd": lambda: zstd().ZstdDecompressor(),
     b"\xfd7zXZ\x00": lzma.LZMADecompressor,
     b"BZh": bz2.BZ2Decompressor,
 }

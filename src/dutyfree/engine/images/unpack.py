@@ -29,6 +29,9 @@ OPAQUE = "trusted.overlay.opaque"
 WHITEOUT = ".wh."
 OPAQUE_MARK = ".wh..wh..opq"
 
+ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
+"""Attributes that are kept besides ``user.*``: who else may do what with a file."""
+
 LARGEST = 64 << 30
 """Bytes of one layer, unpacked."""
 MEMBERS = 1 << 22
@@ -321,7 +324,8 @@ class _Target:
         os.fchmod(file, member.mode & 0o7777)
         for key, value in member.pax_headers.items():
             name = key.removeprefix("SCHILY.xattr.")
-            if name != key and name.startswith("user.") and not name.startswith("user.overlay."):
+            own = name.startswith("user.") and not name.startswith("user.overlay.")
+            if name != key and (own or name in ACCESS_LISTS):
                 with contextlib.suppress(OSError):  # too large for this file system, as tar forgives it
                     os.setxattr(file, encode(name), encode(value))
 
@@ -360,4 +364,9 @@ def _write(file: int, data: memoryview) -> None:
 
 
 def _nanoseconds(member: tarfile.TarInfo) -> int:
-    return max(0, min(int(member.mtime * 1_000_000_000), (1 << 62)))
+    seconds, _, rest = member.pax_headers.get("mtime", "").partition(".")
+    if seconds.isdecimal() and rest.isdecimal():  # a float is too short for it
+        when = int(seconds) * 1_000_000_000 + int(f"{rest:0<9}"[:9])
+    else:
+        when = int(member.mtime * 1_000_000_000)
+    return max(0, min(when, 1 << 62))

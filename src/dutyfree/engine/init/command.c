@@ -93,7 +93,7 @@ int command_credit(uint32_t id, const char *payload, size_t size)
 
 /* --- The end ---------------------------------------------------------------------------------------- */
 
-static void forget(unsigned index)
+void command_forget(unsigned index)
 {
 	struct command *command = commands[index];
 
@@ -102,6 +102,7 @@ static void forget(unsigned index)
 		free(command->streams[number].buffer);
 		free(command->streams[number].tail);
 	}
+	call_free(command->call);
 	free(command);
 	commands[index] = NULL;
 	while (highest > 0 && !commands[highest - 1])
@@ -112,6 +113,7 @@ void command_finish(unsigned index)
 {
 	struct command *command = commands[index];
 
+	calls_service_ended(command->id);
 	for (int number = 0; number < 2; number++)
 		output_finish(command, number);
 	if (command->worker) {
@@ -122,7 +124,7 @@ void command_finish(unsigned index)
 		command->result.sent = now();
 		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
 	}
-	forget(index);
+	command_forget(index);
 }
 
 void command_reap(void)
@@ -131,9 +133,12 @@ void command_reap(void)
 	int status;
 
 	for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+		calls_reaped(pid);
 		for (unsigned i = 0; i < highest; i++) {
 			if (!commands[i] || commands[i]->pid != pid)
 				continue;
+			if (call_goes_on(commands[i]))
+				break;
 			struct exit *result = &commands[i]->result;
 			result->status = status;
 			result->ended = now();
@@ -146,12 +151,19 @@ void command_reap(void)
 	}
 }
 
-static void kill_tree(struct command *command)
+static void kill_tree(unsigned index)
 {
-	if (command->worker)
+	struct command *command = commands[index];
+
+	if (command->call && !command->pid) { /* there is no process yet, and none will be */
+		command->result.status = SIGKILL;
+		command->result.spawning = command->result.running = command->result.ended = now();
+		command_finish(index);
+	} else if (command->worker) {
 		kill(command->pid, SIGKILL);
-	else
+	} else {
 		process_kill_marked(command->mark, 0);
+	}
 }
 
 void command_kill(uint32_t id, bool spare)
@@ -159,11 +171,11 @@ void command_kill(uint32_t id, bool spare)
 	unsigned index = index_of(id);
 
 	/* It may have ended by itself: the owner has the result, or gets it soon. */
-	if (index < COMMANDS && spare && !commands[index]->worker) {
+	if (index < COMMANDS && spare && !commands[index]->worker && commands[index]->pid) {
 		process_kill_marked(commands[index]->mark, commands[index]->pid);
 	} else if (index < COMMANDS) {
 		commands[index]->result.flags |= EXIT_KILLED;
-		kill_tree(commands[index]);
+		kill_tree(index);
 	}
 }
 
@@ -189,7 +201,7 @@ int command_notify(uint32_t id, const char *payload, size_t size)
 		return -EPROTO;
 	memcpy(&number, payload, sizeof number);
 	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
-	if (index < COMMANDS && !commands[index]->worker && number > 0 && number < 65)
+	if (index < COMMANDS && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
 		kill(-commands[index]->pid, (int)number);
 	return 0;
 }
@@ -241,7 +253,7 @@ void command_deadlines(void)
 		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
 			commands[i]->deadline = UINT64_MAX;
 			commands[i]->result.flags |= EXIT_TIMED_OUT;
-			kill_tree(commands[i]);
+			kill_tree(i);
 		}
 }
 
@@ -281,7 +293,7 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 	}
 	if (command->pid < 0) {
 		int error = command->pid;
-		forget(index);
+		command_forget(index);
 		return error;
 	}
 	return 0;
@@ -308,4 +320,40 @@ int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), cons
 		command->deadline = now() + timeout;
 	command_listen(index, 0, true, EPOLL_CTL_ADD);
 	return 0;
+}
+
+/* --- Calls (calls.c) ---------------------------------------------------------------------------------- */
+
+struct command *command_waiting(uint32_t service)
+{
+	struct command *oldest = NULL;
+
+	for (unsigned i = 0; i < highest; i++) {
+		struct command *one = commands[i];
+		if (one && one->call && !one->pid && one->call->service == service &&
+		    (!oldest || one->result.received < oldest->result.received))
+			oldest = one;
+	}
+	return oldest;
+}
+
+void command_refuse(struct command *command, int error)
+{
+	outbox_done(command->id, error);
+	command_forget(index_of(command->id));
+}
+
+bool command_is(uint32_t id, pid_t pid)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && (commands[i]->id == id || (pid > 0 && commands[i]->pid == pid)))
+			return true;
+	return false;
+}
+
+pid_t command_pid(uint32_t id)
+{
+	unsigned index = index_of(id);
+
+	return index < COMMANDS ? commands[index]->pid : 0;
 }

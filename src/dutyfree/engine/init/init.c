@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "init.h"
 
-#include "sockets.h"
+#include "asked.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -88,6 +88,12 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return verify_all(head->id, payload, size);
 	case FRAME_GIVE_WAY:
 		return priority_give_way(payload, size);
+	case FRAME_SERVICE:
+		return call_service(head->id, payload, size, fd);
+	case FRAME_CALL:
+		return call_start(head->id, payload, size, fd);
+	case FRAME_AWAIT:
+		return await_start(head->id, payload, size);
 	}
 	return -EPROTO;
 }
@@ -272,10 +278,11 @@ _Noreturn void init_run(int payload)
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
-	if (sockets_listener() >= 0)
-		watch(EPOLL_CTL_ADD, sockets_listener(), EPOLLIN, EVENT_SOCKETS);
+	if (asked_listener() >= 0)
+		watch(EPOLL_CTL_ADD, asked_listener(), EPOLLIN, EVENT_ASKED);
 	command_watch(epoll);
 	verify_open();
+	calls_watch(epoll);
 	for (;;) {
 		serve();
 		command_prepare();
@@ -301,9 +308,11 @@ _Noreturn void init_run(int payload)
 					;
 				command_reap();
 			}
-			if (what == EVENT_SOCKETS)
-				sockets_serve();
-			if (what >= EVENT_COMMANDS)
+			if (what == EVENT_ASKED)
+				asked_serve();
+			if (what >= CALLS_EVENT)
+				calls_event(what - CALLS_EVENT);
+			else if (what >= EVENT_COMMANDS)
 				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 		}
 		/* Among the frames that wait may be one that postpones them. */

@@ -11,6 +11,7 @@
 
 #define CONTROL_FD 3
 #define WEIGHT_FD 4 /* where the weight of our control group is written */
+#define SERVICE_FD 3 /* of a service: to us, where our own is to the owner */
 #define PAYLOAD_FD 5 /* on version 2 of control groups: that of the commands */
 
 #define CAPABILITY(name) (1u << (name))
@@ -23,7 +24,7 @@
 /* Init also reads the limits of processes that have changed their user, by which it knows its own. */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
-enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_SOCKETS, EVENT_COMMANDS /* and on: two for each command */ };
+enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_ASKED, EVENT_COMMANDS /* and on: two for each command */ };
 
 _Noreturn void init_run(int payload);
 extern int payload_group; /* what is started is born there; -1 where that is where we are */
@@ -71,6 +72,16 @@ void command_deadlines(void);
 void command_watch(int epoll);
 void command_prepare(void);                        /* does beforehand what a command will need */
 
+/* --- Services, and commands that are forks of them (calls.c, await.c) ---------------------------------- */
+
+#define CALLS_EVENT (1u << 20)
+
+int call_service(uint32_t id, char *payload, size_t size, int input);
+int call_start(uint32_t id, char *payload, size_t size, int input);
+void calls_event(uint64_t index); /* a fork says something */
+void calls_watch(int epoll);
+int await_start(uint32_t id, char *payload, size_t size);
+
 /* --- Starting and killing (process.c) --------------------------------------------------------------- */
 
 struct start {
@@ -78,6 +89,7 @@ struct start {
 	const char *user, *directory;
 	int input, output, errors;
 	bool terminal;      /* the input is one, and to be the controlling one */
+	int socket;         /* a service's own, to be its descriptor 3; 0 for none */
 	uint64_t mark;      /* by which the process and its descendants are known */
 	uint64_t executing; /* when its program began */
 	uint32_t flags; /* EXIT_… why it did not start */

@@ -57,7 +57,8 @@ void layers_merge(const struct request *request, const char *body, int target)
 {
 	const struct merge *wanted = (const struct merge *)(const void *)body;
 
-	if (request->size != sizeof *wanted || wanted->count < 1 || wanted->count > LAYERS_MAX)
+	if (request->size != sizeof *wanted || wanted->own < 1 || wanted->own > wanted->count ||
+	    wanted->count > LAYERS_MAX)
 		refuse(request->serial, -EPROTO, "request");
 	else
 		attend(snapshot_merge(wanted, target, request->serial), request->serial);

@@ -20,7 +20,7 @@
 
 #define LIST (64u << 10) /* the kernel gives no more */
 
-static int roots[MERGE_MAX], count, target_root;
+static int roots[MERGE_MAX], count, own, target_root;
 static const char *opaque, *redirect, *metacopy;
 static void *links; /* of files with several names, the first of them */
 
@@ -40,6 +40,7 @@ struct found {
 	int data;             /* of a file: its contents, -1 if they are below all layers */
 	bool alone;           /* of a file: without its contents, wherever they are */
 	bool ends;            /* nothing below belongs to it */
+	bool own_ends;        /* nothing below our own layers does */
 	char below[PATH_MAX]; /* where what does is, from the root */
 };
 
@@ -183,10 +184,12 @@ static int resolve_renamed(const char *path, struct found *found)
 		int parent = walk(layer, found->below, leaf, &found->ends);
 		if (parent < -1)
 			error = parent + 1;
-		if (parent < 0)
-			continue;
-		error = look(layer, parent, leaf, found);
-		close(parent);
+		if (parent >= 0) {
+			error = look(layer, parent, leaf, found);
+			close(parent);
+		}
+		if (layer < own)
+			found->own_ends = found->ends;
 	}
 	return error;
 }
@@ -208,6 +211,8 @@ static int resolve(const struct found *above, const char *name, const char *path
 	for (int layer = 0; layer < count && !error && !found->ends; layer++) {
 		if (above->dirs[layer] >= 0)
 			error = look(layer, above->dirs[layer], name, found);
+		if (layer < own)
+			found->own_ends = found->ends;
 		if (!error && strcmp(below, found->below) != 0) {
 			release(found);
 			clear(found);
@@ -215,6 +220,7 @@ static int resolve(const struct found *above, const char *name, const char *path
 		}
 	}
 	found->ends = found->ends || above->ends;
+	found->own_ends = found->own_ends || above->own_ends;
 	return error;
 }
 
@@ -349,9 +355,9 @@ static int make_other(const struct found *found, int target, const char *name)
 	return 0;
 }
 
-static int make_directory(const struct found *found, int target, char *path);
+static int make_directory(const struct found *found, int target, char *path, bool whole);
 
-static int make(const struct found *above, int target, const char *name, char *path)
+static int make(const struct found *above, int target, const char *name, char *path, bool whole)
 {
 	struct found *found = malloc(sizeof *found);
 	size_t length = strlen(path);
@@ -363,12 +369,13 @@ static int make(const struct found *above, int target, const char *name, char *p
 		sprintf(path + length, "/%s", name);
 		error = resolve(above, name, path, found);
 	}
-	if (!error) {
+	/* Where nothing lies below, a whiteout hides nothing, and the overlay would list it like a file. */
+	if (!error && !((whole || above->own_ends) && is_whiteout(&found->info))) {
 		if (S_ISDIR(found->info.st_mode)) {
 			AUTOCLOSE int made = mkdirat(target, name, 0700) < 0
 						     ? -1
 						     : openat(target, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-			error = made < 0 ? -errno : make_directory(found, made, path);
+			error = made < 0 ? -errno : make_directory(found, made, path, whole);
 		} else {
 			error = S_ISREG(found->info.st_mode) ? make_file(found, target, name, path)
 							     : make_other(found, target, name);
@@ -386,10 +393,10 @@ static int by_name(const void *a, const void *b)
 	return strcmp(a, b);
 }
 
-/* Each name that any of the layers has, once: in a tree. 0 or -errno. */
-static int collect(const struct found *found, void **names)
+/* Each name that any of the layers, down to one, has, once: in a tree. 0 or -errno. */
+static int collect(const struct found *found, int down_to, void **names)
 {
-	for (int layer = 0; layer < count; layer++) {
+	for (int layer = 0; layer < down_to; layer++) {
 		int fd = found->dirs[layer] < 0 ? -1 : openat(found->dirs[layer], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 		if (!directory && found->dirs[layer] >= 0)
@@ -412,27 +419,29 @@ static int collect(const struct found *found, void **names)
 	return 0;
 }
 
-/* Its contents first, its times last. */
-static int make_directory(const struct found *found, int target, char *path)
+/* Its contents first, its times last. `whole`: what lies below our own layers belongs to it under another
+ * path, and is made too. */
+static int make_directory(const struct found *found, int target, char *path, bool whole)
 {
 	void *names = NULL;
-	int error = collect(found, &names);
+	whole = whole || (own < count && strcmp(found->below, path) != 0);
+	int error = collect(found, whole ? count : own, &names);
 
 	while (names) {
 		char *name = *(char **)names;
 		tdelete(name, &names, by_name);
 		if (!error)
-			error = make(found, target, name, path);
+			error = make(found, target, name, path, whole);
 		free(name);
 	}
-	if (!error && path[0] && found->ends)
+	if (!error && path[0] && (whole || found->own_ends))
 		error = mark(target, opaque, "y");
 	else if (!error && path[0] && strcmp(found->below, path) != 0)
 		error = mark(target, redirect, found->below);
 	return error ? error : dress(found->dirs[found->layer], target, &found->info);
 }
 
-int merge(const int *layers, int wanted, int target)
+int merge(const int *layers, int wanted, int ours, int target)
 {
 	static char path[PATH_MAX];
 	struct found *top = calloc(1, sizeof *top);
@@ -441,6 +450,7 @@ int merge(const int *layers, int wanted, int target)
 	redirect = host.rootless ? "user.overlay.redirect" : "trusted.overlay.redirect";
 	metacopy = host.rootless ? "user.overlay.metacopy" : "trusted.overlay.metacopy";
 	count = wanted;
+	own = ours;
 	target_root = target;
 	if (!top)
 		return -ENOMEM;
@@ -448,5 +458,5 @@ int merge(const int *layers, int wanted, int target)
 		top->dirs[layer] = layer < count ? (roots[layer] = layers[layer]) : -1;
 	top->layer = 0;
 	umask(0);
-	return fstat(layers[0], &top->info) < 0 ? -errno : make_directory(top, target, path);
+	return fstat(layers[0], &top->info) < 0 ? -errno : make_directory(top, target, path, false);
 }

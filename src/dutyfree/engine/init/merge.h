@@ -2,13 +2,16 @@
  *
  * What an overlay of the layers shows, over whatever lies below them: whiteouts and opaque directories stay, and
  * so do references to what is only below (redirects, metadata alone), as the overlay itself would follow them.
- * Of what the overlay notes nothing else is taken over. */
+ * Of what the overlay notes nothing else is taken over.
+ *
+ * With layers below the merged ones, what is referred to there is copied instead: the outcome then means the
+ * same wherever it lies. */
 #ifndef DUTYFREE_MERGE_H
 #define DUTYFREE_MERGE_H
 
 #define MERGE_MAX 32 /* as LAYERS_MAX, whose header search.h does not bear */
 
-/* Directories, uppermost first, into an empty one: 0 or -errno. */
-int merge(const int *layers, int count, int target);
+/* The first `own` of the directories, uppermost first, into an empty one: 0 or -errno. */
+int merge(const int *layers, int count, int own, int target);
 
 #endif

@@ -155,7 +155,7 @@ static int child(void *argument)
 	setsid();
 	start->flags = EXIT_NO_PROCESS;
 	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
-	    setrlimit(RLIMIT_RTTIME, &mark) < 0)
+	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || setrlimit(RLIMIT_RTTIME, &mark) < 0)
 		goto failed;
 	if (start->terminal && ioctl(0, TIOCSCTTY, 0) < 0)
 		goto failed;

@@ -79,9 +79,10 @@ struct create {
 	struct tree tree[TREES_MAX];
 };
 
-/* Layers of one tree, uppermost first, that become one. */
+/* Layers of one tree, uppermost first: `own` of them become one; the others are where these refer to. */
 struct merge {
 	uint32_t count;
+	uint32_t own;
 	uint32_t layers[LAYERS_MAX];
 };
 
@@ -159,6 +160,9 @@ enum frame_kind {
 	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
 	FRAME_VERIFY = 90,   /* u32: whether its network is closed → EBUSY and in words what is not as in the beginning */
 	FRAME_GIVE_WAY = 91, /* u32: whether commands give way to all other work from now on; no answer */
+	FRAME_SERVICE = 100, /* as FRAME_EXEC: one that forks for others, with a socket to init as descriptor 3 */
+	FRAME_CALL = 101,    /* struct calling, then as FRAME_EXEC: in a fork of a service; ESRCH if that has ended */
+	FRAME_AWAIT = 102,   /* struct awaited, path → done when it is there */
 	/* init → owner */
 	FRAME_READY = 32,  /* struct ready: its files stand; what comes now is read when it is sealed, too */
 	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */
@@ -197,6 +201,22 @@ struct exec {
 	uint32_t flags;
 	uint32_t argc;
 	uint32_t envc;
+};
+
+/* What init and a service say to each other, on a socket that keeps messages apart:
+ * init → service: u64, a mark; fd: the fork's socket. The service forks, so that the fork becomes init's child. The
+ * fork leads a session, makes the mark its hard and soft RLIMIT_RTTIME, and sends one byte on its socket, which
+ * init takes for its word alone if the kernel says so. Then it waits.
+ * init → fork: one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings.
+ * fork → init: one byte before it begins. If it ends without, another one gets the same. */
+struct calling {
+	uint32_t service; /* the number that its FRAME_SERVICE had */
+};
+
+enum awaited_kind { AWAIT_FILE = 1, AWAIT_SOCKET = 2 /* one of Unix that is listened to */ };
+
+struct awaited {
+	uint32_t kind;
 };
 
 struct write {

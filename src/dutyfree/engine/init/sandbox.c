@@ -7,7 +7,7 @@
 #include "init.h"
 #include "layers.h"
 #include "seccomp.h"
-#include "sockets.h"
+#include "asked.h"
 #include "sys.h"
 #include "title.h"
 
@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 /* What Docker covers of /proc, and what tells how busy the whole host is, where everybody may have the kernel watch
- * it for them. Of these, the files and directories of the host's root that others may not read are closed to a
+ * it for them; and locks, as nobody on the host can lock a file while they are read. Of these, the files and directories of the host's root that others may not read are closed to a
  * sandbox anyway, whose users are all others: they need no cover. */
 static struct mask {
 	const char *path, *cover;
@@ -42,6 +42,7 @@ static struct mask {
 	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
 	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
 	{"proc/timer_stats", "/mask/file", false},    {"proc/pressure", "/mask/directory", false},
+	{"proc/locks", "/mask/file", false},
 };
 #define MASKS (sizeof masks / sizeof *masks)
 
@@ -333,7 +334,7 @@ static int work(void *unused)
 	keep_capabilities(INIT_CAPABILITIES);
 	int asked = seccomp_enter();
 	must(asked == -EBUSY ? 0 : asked, "seccomp");
-	sockets_open(asked, order.wanted.flags & CREATE_SHARED_NETWORK);
+	asked_open(asked, order.wanted.flags & CREATE_SHARED_NETWORK);
 	init_run(payload);
 }
 

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -36,34 +37,76 @@
 #define AF_INET6_ 10u
 #define AF_NETLINK_ 16u    /* of its protocols only the first, for routes and interfaces */
 #define SOCKET_KIND 0xfu   /* of its second argument; the rest are flags */
+#define SOCK_STREAM_ 1u
 #define SOCK_DGRAM_ 2u
+#define SOCK_RAW_ 3u
+#define IPPROTO_TCP_ 6u
+#define IPPROTO_IPV6_ 41u
+#define IPPROTO_MPTCP_ 262u
 #define SOL_SOCKET_ 1u
 #define SO_RCVBUF_ 8u
 #define SO_ATTACH_FILTER_ 26u /* programs for the kernel, which has room for so many on the whole host */
 #define SO_ATTACH_REUSEPORT_CBPF_ 51u
+#define TCP_MD5SIG_ 14u       /* keys, whose memory is counted for nobody */
+#define TCP_MD5SIG_EXT_ 32u
+#define IPV6_FLOWLABEL_MGR_ 32u /* the host has 4096 of them */
 #define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
+#define MAP_HUGETLB_ 0x40000u
+#define MFD_HUGETLB_ 4u
+#define MADV_PAGEOUT_ 21u
+#define FADV_DONTNEED_ 4u
+#define ATTRIBUTE_MAX 1024u
 
 enum verdict {
 	ALLOW,
 	DENY,
 	ABSENT,
-	JUDGE_CLONE,
+	NOTHING, /* succeeds without effect */
+	ASK,
 	JUDGE_CLONE3,
-	JUDGE_FCNTL,
-	JUDGE_IOCTL,
 	JUDGE_PERSONALITY,
 	JUDGE_PRLIMIT,
-	JUDGE_SETRLIMIT,
 	JUDGE_SETSOCKOPT,
 	JUDGE_SOCKET,
 	JUDGE_SOCKETPAIR,
-	VERDICTS
+	JUDGE_BY_RULE /* and on: one for each rule */
 };
+
+#define ERRNO(number) (SECCOMP_RET_ERRNO | (number))
+
+/* Calls that one look at one argument decides. All other uses of them are allowed. */
+static const struct rule {
+	uint16_t call;
+	uint8_t argument;
+	uint8_t test; /* of its lower half */
+	uint32_t value, answer;
+} rules[] = {
+	{SYS_clone, 0, BPF_JSET, NAMESPACES, ERRNO(EPERM)},
+	{SYS_fcntl, 1, BPF_JEQ, F_SETLEASE_, ERRNO(EINVAL)},
+	{SYS_ioctl, 1, BPF_JEQ, TIOCSTI_, ERRNO(EPERM)},
+	{SYS_ioctl, 1, BPF_JEQ, TIOCLINUX_, ERRNO(EPERM)},
+	/* Core files are off; a program that lowers it further has what it wants. */
+	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_CORE, ERRNO(0)},
+	/* Pages that the host's root keeps for a program of its own. On other hosts there are none either. */
+	{SYS_mmap, 3, BPF_JSET, MAP_HUGETLB_, ERRNO(ENOMEM)},
+	{SYS_memfd_create, 1, BPF_JSET, MFD_HUGETLB_, ERRNO(ENOMEM)},
+	/* Would take files of an image, the host's among them, out of all others' memory. */
+	{SYS_fadvise64, 3, BPF_JEQ, FADV_DONTNEED_, ERRNO(0)},
+	{SYS_madvise, 2, BPF_JEQ, MADV_PAGEOUT_, ERRNO(EINVAL)},
+	/* The memory of access lists is counted for nobody. No filter sees whether this is one. */
+	{SYS_setxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
+	{SYS_lsetxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
+	{SYS_fsetxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
+	{SYS_seccomp, 0, BPF_JEQ, SECCOMP_SET_MODE_FILTER, SECCOMP_RET_USER_NOTIF},
+	{SYS_prctl, 0, BPF_JEQ, PR_SET_SECCOMP, SECCOMP_RET_USER_NOTIF},
+};
+#define RULES (sizeof rules / sizeof *rules)
+#define VERDICTS (JUDGE_BY_RULE + RULES)
 
 /* Calls from `first` up to the next range's share a verdict. */
 struct range {
 	uint32_t first;
-	enum verdict verdict;
+	unsigned verdict;
 };
 
 static const uint16_t allowed[] = {
@@ -87,10 +130,9 @@ static unsigned count;
 static struct {
 	unsigned at;
 	int branch;
-	enum verdict verdict;
+	unsigned verdict;
 } patches[512];
 static unsigned patched;
-static unsigned asking; /* the step that asks init */
 
 static unsigned emit(uint16_t operation, uint32_t value, uint8_t yes, uint8_t no)
 {
@@ -100,21 +142,16 @@ static unsigned emit(uint16_t operation, uint32_t value, uint8_t yes, uint8_t no
 	return length++;
 }
 
-static enum verdict verdict_of(uint32_t number)
+static unsigned verdict_of(uint32_t number)
 {
+	for (unsigned i = 0; i < RULES; i++)
+		if (rules[i].call == number)
+			return JUDGE_BY_RULE + i;
 	switch (number) {
-	case SYS_clone:
-		return JUDGE_CLONE;
-	case SYS_fcntl:
-		return JUDGE_FCNTL;
-	case SYS_ioctl:
-		return JUDGE_IOCTL;
 	case SYS_personality:
 		return JUDGE_PERSONALITY;
 	case SYS_prlimit64:
 		return JUDGE_PRLIMIT;
-	case SYS_setrlimit:
-		return JUDGE_SETRLIMIT;
 	case SYS_clone3:
 		return JUDGE_CLONE3;
 	case SYS_setsockopt:
@@ -123,10 +160,17 @@ static enum verdict verdict_of(uint32_t number)
 		return JUDGE_SOCKET;
 	case SYS_socketpair:
 		return JUDGE_SOCKETPAIR;
+	case SYS_connect:
+		return ASK;
+	case SYS_sync: /* of all the host's disks; nothing of a sandbox is on one */
+		return NOTHING;
 	case SYS_io_setup: /* all of the host share its requests */
 	case 425: /* io_uring_setup and its two companions: what they are told lies where no filter looks */
 	case 426:
 	case 427:
+	case 440: /* process_madvise: what madvise may not */
+	case 447: /* memfd_secret: each takes pages out of the kernel's own map, whose parts stay small for ever */
+	case 463: /* setxattrat: its size lies in memory */
 		return ABSENT;
 	}
 	for (unsigned i = 0; i < sizeof allowed / sizeof *allowed; i++)
@@ -175,7 +219,6 @@ static void answer(uint32_t action)
 	emit(BPF_RET | BPF_K, action, 0, 0);
 }
 
-#define ERRNO(number) (SECCOMP_RET_ERRNO | (number))
 #define ARGUMENT(n) offsetof(struct seccomp_data, args[n])
 
 /* Allowed with the pass in this argument and the next; what follows is for others. Nine steps. */
@@ -189,7 +232,18 @@ static void place_pass(unsigned argument)
 	answer(SECCOMP_RET_ALLOW);
 }
 
-static void place_verdict(enum verdict verdict)
+/* All rules of a call, of which this is the first. */
+static void place_rules(const struct rule *rule)
+{
+	for (uint16_t call = rule->call; rule < rules + RULES && rule->call == call; rule++) {
+		load(ARGUMENT(rule->argument));
+		emit(BPF_JMP | BPF_K | rule->test, rule->value, 0, 1);
+		answer(rule->answer);
+	}
+	answer(SECCOMP_RET_ALLOW);
+}
+
+static void place_verdict(unsigned verdict)
 {
 	static const uint32_t personalities[] = {0, 8, 0x20000, 0x20008, 0xffffffff};
 
@@ -203,40 +257,21 @@ static void place_verdict(enum verdict verdict)
 	case ABSENT:
 		answer(ERRNO(ENOSYS));
 		break;
-	case JUDGE_CLONE:
-		load(ARGUMENT(0));
-		emit(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1);
-		answer(ERRNO(EPERM));
-		answer(SECCOMP_RET_ALLOW);
+	case NOTHING:
+		answer(ERRNO(0));
+		break;
+	case ASK:
+		answer(SECCOMP_RET_USER_NOTIF);
 		break;
 	case JUDGE_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
 		place_pass(2);
 		answer(ERRNO(ENOSYS));
-		break;
-	case JUDGE_FCNTL:
-		load(ARGUMENT(1));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, F_SETLEASE_, 0, 1);
-		answer(ERRNO(EINVAL));
-		answer(SECCOMP_RET_ALLOW);
-		break;
-	case JUDGE_IOCTL:
-		load(ARGUMENT(1));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, TIOCSTI_, 1, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, TIOCLINUX_, 0, 1);
-		answer(ERRNO(EPERM));
-		answer(SECCOMP_RET_ALLOW);
 		break;
 	case JUDGE_PERSONALITY:
 		load(ARGUMENT(0));
 		for (uint8_t i = 0; i < 5; i++)
 			emit(BPF_JMP | BPF_JEQ | BPF_K, personalities[i], (uint8_t)(5 - i), 0);
 		answer(ERRNO(EPERM));
-		answer(SECCOMP_RET_ALLOW);
-		break;
-	case JUDGE_SETRLIMIT: /* core files are off; a program that lowers it further has what it wants */
-		load(ARGUMENT(0));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 0, 1);
-		answer(ERRNO(0));
 		answer(SECCOMP_RET_ALLOW);
 		break;
 	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set, and that of core files not at all */
@@ -258,29 +293,43 @@ static void place_verdict(enum verdict verdict)
 		break;
 	case JUDGE_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
 		load(ARGUMENT(1));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 2, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 5, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_IPV6_, 7, 9);
 		load(ARGUMENT(2));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 3, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER_, 3, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF_, 2, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 8, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER_, 8, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF_, 7, 5);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, TCP_MD5SIG_, 5, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, TCP_MD5SIG_EXT_, 4, 2);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPV6_FLOWLABEL_MGR_, 2, 0);
 		answer(SECCOMP_RET_ALLOW);
 		answer(ERRNO(0));
 		answer(ERRNO(EPERM));
 		break;
-	case JUDGE_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (sockets.c) */
+	case JUDGE_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (asked.c) */
 		load(ARGUMENT(0));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 17, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 5, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 24, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 11, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET_, 1, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 0, 5);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 0, 12);
 		load(ARGUMENT(1));
 		emit(BPF_ALU | BPF_AND | BPF_K, SOCKET_KIND, 0, 0);
-		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM_, 3, 11);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM_, 10, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_RAW_, 17, 0); /* the kernel refuses it */
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM_, 0, 6);
+		load(ARGUMENT(2)); /* for another protocol than TCP the kernel may load a module */
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 14, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 13, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_MPTCP_, 12, 2);
 		load(ARGUMENT(2));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 1);
+		answer(ERRNO(EPROTONOSUPPORT));
 		answer(ERRNO(EAFNOSUPPORT));
 		place_pass(3);
-		asking = emit(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF, 0, 0);
+		answer(SECCOMP_RET_USER_NOTIF);
 		break;
 	case JUDGE_SOCKETPAIR:
 		load(ARGUMENT(0));
@@ -288,8 +337,8 @@ static void place_verdict(enum verdict verdict)
 		answer(ERRNO(EAFNOSUPPORT));
 		answer(SECCOMP_RET_ALLOW);
 		break;
-	case VERDICTS:
-		break;
+	default:
+		place_rules(&rules[verdict - JUDGE_BY_RULE]);
 	}
 }
 
@@ -300,7 +349,7 @@ unsigned seccomp_prepare(void)
 	if (getrandom(seccomp_pass, sizeof seccomp_pass, 0) != sizeof seccomp_pass)
 		abort();
 	for (uint32_t number = 0; number <= SYSCALLS_KNOWN + 1; number++) {
-		enum verdict verdict = verdict_of(number);
+		unsigned verdict = verdict_of(number);
 		if (count == 0 || ranges[count - 1].verdict != verdict)
 			ranges[count++] = (struct range){number, verdict};
 	}
@@ -309,8 +358,13 @@ unsigned seccomp_prepare(void)
 	answer(ERRNO(ENOSYS));
 	load(offsetof(struct seccomp_data, nr));
 	search(0, count - 1);
-	for (enum verdict verdict = ALLOW; verdict < VERDICTS; verdict++) {
+	/* Comparisons reach 255 steps; some verdicts lie further away, and a jump leads there. */
+	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
 		places[verdict] = length;
+		emit(BPF_JMP | BPF_JA, 0, 0, 0);
+	}
+	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
+		code[places[verdict]].k = length - places[verdict] - 1;
 		place_verdict(verdict);
 	}
 	for (unsigned i = 0; i < patched; i++) {
@@ -328,14 +382,18 @@ unsigned seccomp_prepare(void)
 int seccomp_enter(void)
 {
 	const unsigned all = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
+	/* A signal interrupts nobody who is being answered: some calls never end so otherwise. */
+	const unsigned asking = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
 	struct sock_fprog program = {(unsigned short)length, code};
-	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | asking, &program);
 
 	if (listener >= 0)
 		return (int)listener;
 	if (errno != EBUSY)
 		return -errno;
-	/* Somebody around us is asked already, and the kernel knows but one: these sockets are not counted. */
-	code[asking].k = SECCOMP_RET_ALLOW;
+	/* Somebody around us is asked already, and the kernel knows but one: nothing is counted then. */
+	for (unsigned i = 0; i < length; i++)
+		if (code[i].code == (BPF_RET | BPF_K) && code[i].k == SECCOMP_RET_USER_NOTIF)
+			code[i].k = SECCOMP_RET_ALLOW;
 	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all, &program) < 0 ? -errno : -EBUSY;
 }

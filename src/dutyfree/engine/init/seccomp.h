@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 unsigned seccomp_prepare(void); /* builds the program, once: of so many steps */
-/* For all threads of the process: where they ask for sockets (sockets.h), -EBUSY if they need not, or -errno. */
+/* For all threads of the process: where they ask for sockets (asked.h), -EBUSY if they need not, or -errno. */
 int seccomp_enter(void);
 
 /* Some calls are for whoever knows this: init, which starts commands in a control group of their own, and makes

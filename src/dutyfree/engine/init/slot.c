@@ -136,6 +136,8 @@ static int fill_network(void *network)
 	/* Nobody inside has capabilities over the network: let servers have any port of it, and ping work. */
 	write_file(host_proc, "sys/net/ipv4/ip_unprivileged_port_start", "0");
 	write_file(host_proc, "sys/net/ipv4/ping_group_range", host.rootless ? "0 0" : "0 2147483647");
+	/* Nor a connection without connect(), where they are counted (asked.c). */
+	write_file(host_proc, "sys/net/ipv4/tcp_fastopen", "0");
 	if (!error) {
 		*(int *)network = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
 		error = *(int *)network < 0 ? errno : 0;

@@ -79,7 +79,7 @@ int starting_pipe(struct stream *stream, int number, int *theirs)
 }
 
 /* With a terminal, that is all three of its streams, and its output is none of our business. */
-static int begin(uint32_t id, char *payload, size_t size, int input, int terminal)
+static int begin(uint32_t id, char *payload, size_t size, int input, int terminal, int socket)
 {
 	struct exec wanted;
 	uint64_t received = now();
@@ -114,6 +114,7 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 	if (!error && terminal < 0)
 		error = starting_pipe(&command->streams[1], 1, &errors);
 	start.terminal = terminal >= 0;
+	start.socket = socket;
 	start.input = start.terminal ? terminal : input >= 0 ? input : null;
 	start.output = start.terminal ? terminal : output;
 	start.errors = start.terminal ? terminal : errors;
@@ -142,10 +143,54 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 
 int command_exec(uint32_t id, char *payload, size_t size, int input)
 {
-	return begin(id, payload, size, input, -1);
+	return begin(id, payload, size, input, -1, 0);
 }
 
 int command_terminal(uint32_t id, char *payload, size_t size, int terminal)
 {
-	return begin(id, payload, size, -1, terminal);
+	return begin(id, payload, size, -1, terminal, 0);
+}
+
+int command_service(uint32_t id, char *payload, size_t size, int input, int socket)
+{
+	return begin(id, payload, size, input, -1, socket);
+}
+
+int command_call(uint32_t id, char *payload, size_t size, struct call *call)
+{
+	struct exec wanted;
+	uint64_t received = now();
+	unsigned index;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
+	free(strings);
+	if (!strings || wanted.tail > TAIL_MAX)
+		return -EPROTO;
+	struct command *command = command_new(id, &index);
+	if (!command)
+		return -EAGAIN;
+	command->wanted = wanted;
+	command->credit = wanted.head;
+	command->result.received = command->result.spawning = received;
+	priority_begin(received);
+	for (int number = 0; number < 2; number++) {
+		int error = starting_pipe(&command->streams[number], number, &call->descriptors[1 + number]);
+		if (error) {
+			command_forget(index);
+			return error;
+		}
+		command_listen(index, number, true, EPOLL_CTL_ADD);
+	}
+	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
+		command->deadline = received + wanted.timeout;
+	command->call = call;
+	return 0;
+}
+
+int command_null(void)
+{
+	return null;
 }

@@ -1,7 +1,7 @@
 /* The system calls that a sandbox may use: Docker's default list without the capabilities that open more
  * of it. Left out, so that they are refused: everything about mounts, namespaces, modules, keyrings,
  * io_uring, bpf, perf, userfaultfd, fanotify, file handles, clocks, swap, quotas and NUMA placement.
- * clone, clone3, ioctl, personality, socket and socketpair are judged by their arguments, in seccomp.c. */
+ * Some of these are judged by their arguments, or not there after all: in seccomp.c. */
 #ifndef DUTYFREE_SYSCALLS_H
 #define DUTYFREE_SYSCALLS_H
 
@@ -38,7 +38,7 @@
 	X(seccomp) X(getrandom) X(memfd_create) X(execveat) X(membarrier) X(mlock2) X(copy_file_range) \
 	X(preadv2) X(pwritev2) X(pkey_mprotect) X(pkey_alloc) X(pkey_free) X(statx) X(io_pgetevents) X(rseq) \
 	X(pidfd_send_signal) X(pidfd_open) X(close_range) X(openat2) X(pidfd_getfd) X(faccessat2) \
-	X(process_madvise) X(epoll_pwait2)
+	X(epoll_pwait2)
 
 #define SYSCALLS_X86_64(X) \
 	X(open) X(stat) X(lstat) X(poll) X(access) X(pipe) X(select) X(dup2) X(pause) X(alarm) X(fork) X(vfork) \
@@ -50,9 +50,9 @@
 /* Newer than some C libraries; the same numbers everywhere. */
 #define SYSCALLS_NEW(X) \
 	X(landlock_create_ruleset,444) X(landlock_add_rule,445) X(landlock_restrict_self,446) \
-	X(memfd_secret,447) X(process_mrelease,448) X(futex_waitv,449) X(cachestat,451) X(fchmodat2,452) \
+	X(process_mrelease,448) X(futex_waitv,449) X(cachestat,451) X(fchmodat2,452) \
 	X(map_shadow_stack,453) X(futex_wake,454) X(futex_wait,455) X(futex_requeue,456) X(mseal,462) \
-	X(setxattrat,463) X(getxattrat,464) X(listxattrat,465) X(removexattrat,466)
+	X(getxattrat,464) X(listxattrat,465) X(removexattrat,466)
 
 /* Above this a call is unknown to the list, and said not to exist: programs then fall back. */
 #define SYSCALLS_KNOWN 466

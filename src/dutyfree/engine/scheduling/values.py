@@ -33,9 +33,9 @@ class Chain(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, recipe: Recipe) -> Chain:
         """Reads the recipe's files, if it names some. Raises OSError."""
-        lengths = range(len(recipe.stages) + 1)
+        lengths = range(len(recipe.stages))
         return cls(
-            (BASE, *(recipe.key(length) for length in lengths)),
+            (BASE, *(recipe.key(length) for length in lengths), recipe.key()),
             (BASE, "image", *(stage.kind for stage in recipe.stages)),
             recipe,
         )

@@ -111,6 +111,7 @@ class Bare:
         del labels  # nothing outlives the sandbox that could carry them
         limits = limits or Limits()
         _refuse(limits)
+        stages.refuse_services(recipe, "bare")
         asked = perf_counter()
         template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
         sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits)
@@ -120,6 +121,7 @@ class Bare:
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
+        stages.refuse_services(recipe, "bare")
         if recipe and (recipe.stages or recipe.image):
             await self._template(recipe)
 

@@ -19,6 +19,7 @@ import msgspec
 from dutyfree import image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate
 from dutyfree.errors import CleanupError, CreateError, Unavailable
+from dutyfree.substrates import stages
 from dutyfree.substrates.docker import images, reaching
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.leftovers import OWNER, PROCESS, ROLE, listed, remove, remove_leftovers
@@ -114,6 +115,7 @@ class DockerSubstrate:
         return self._gateway
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
+        stages.refuse_services(recipe, "docker")
         await self._images.prepare(recipe or Recipe())
 
     @contextlib.asynccontextmanager
@@ -124,6 +126,7 @@ class DockerSubstrate:
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[DockerSandbox]:
+        stages.refuse_services(recipe, "docker")
         image = await self._images.of(recipe or Recipe())
         async with self._container(image, limits or Limits(), labels or {}, "sandbox") as sandbox:
             yield sandbox

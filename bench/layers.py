@@ -1,0 +1,142 @@
+"""Layers that travel, beside making them anew; and what a long chain of snapshots costs who stands on it.
+
+The recipe is T2's: the wheels, the clone of attrs, its test dependencies. It is built into an empty store,
+exported to an archive, imported into another empty store, and fetched into a third from the first one's
+directory; in turns. Then a sandbox upon sixty snapshots, each taken from a sandbox of the one before, runs
+beside a fresh one.
+Prints medians, and the machine's load.
+
+    .venv/bin/python bench/layers.py [--rounds 5] [--image IMAGE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+import dutyfree
+import dutyfree.substrates.native
+from dutyfree import Recipe, layers, paths
+from dutyfree.workloads import fixture, tiers
+from dutyfree.workloads.gitserver import listening, serve
+
+CHAIN = 60
+LOOKUPS = "for i in $(seq 300); do [ -e /usr/bin/absent$i ] || [ -e /workspace/absent$i ]; done"
+
+
+async def timed(times: dict[str, list[float]], name: str, work: Callable[[], Any]) -> Any:
+    begin = time.perf_counter()
+    result = await anyio.to_thread.run_sync(work)
+    times[name].append(time.perf_counter() - begin)
+    return result
+
+
+def use(root: Path, name: str) -> Path:
+    """An empty cache."""
+    shutil.rmtree(root / name, ignore_errors=True)
+    os.environ["DUTYFREE_CACHE"] = str(root / name)
+    return root / name
+
+
+async def travel(root: Path, recipe: Recipe, rounds: int) -> None:
+    times: dict[str, list[float]] = defaultdict(list)
+    native: Any
+    for _ in range(rounds):
+        here = use(root, "here")
+        # The image is there on both sides before the clock starts: this is about what stands on it.
+        async with dutyfree.open("native") as native:
+            await native.prepare(Recipe(recipe.image))
+            begin = time.perf_counter()
+            await native.prepare(recipe)
+            times["build, until it can be used"].append(time.perf_counter() - begin)
+        times["build, until it is on the disk"].append(time.perf_counter() - begin)
+        export = partial(layers.export, [recipe], root / "recipe.tar", image=False)
+        done = await timed(times, "export to an archive", export)
+        await timed(times, "export again", export)
+        for name, source in (
+            ("import of the archive", root / "recipe.tar"),
+            ("fetch from the other cache", here),
+        ):
+            use(root, "there")
+            async with dutyfree.open("native") as native:
+                await native.prepare(Recipe(recipe.image))
+            (came,) = await timed(times, name, partial(layers.bring, source, [recipe]))
+            assert came.layers == len(recipe.stages)
+        async with dutyfree.open("native") as native:
+            begin = time.perf_counter()
+            await native.prepare(recipe)
+            times["prepare, with all of it there"].append(time.perf_counter() - begin)
+    whole = sum(kept.size for kept in layers.ls()) / 1e6
+    print(
+        f"upon {recipe.image or 'host'}: {whole:.1f} MB on the disk, {done.size / 1e6:.1f} MB as an archive"
+    )
+    show(times)
+
+
+async def chain(root: Path, rounds: int) -> None:
+    times: dict[str, list[float]] = defaultdict(list)
+    native: Any
+    for named in (False, True):
+        use(root, "here")
+        async with dutyfree.open("native") as native:
+            recipe = Recipe()
+            for turn in range(CHAIN):
+                async with native.sandbox(recipe) as sandbox:
+                    await sandbox.exec(f"mkdir d{turn}; echo {turn} > d{turn}/f")
+                    begin = time.perf_counter()
+                    recipe = await sandbox.snapshot(f"at-{turn}" if named else None)
+                    kind = "with a name" if named else "in memory"
+                    times[f"snapshot {kind}"].append(time.perf_counter() - begin)
+            async with native.sandbox(recipe) as last, native.sandbox() as first:
+                for _ in range(40 * rounds):
+                    for name, one in (("a fresh one", first), (f"one upon {CHAIN} {kind}", last)):
+                        times[f"/bin/true in {name}"].append((await one.exec(["/bin/true"])).seconds)
+                for _ in range(10 * rounds):
+                    for name, one in (("a fresh one", first), (f"one upon {CHAIN} {kind}", last)):
+                        times[f"600 lookups in {name}"].append((await one.exec(LOOKUPS)).seconds)
+    show(times)
+
+
+def show(times: dict[str, list[float]]) -> None:
+    for name, found in times.items():
+        print(f"  {name:<48} {statistics.median(found) * 1e3:9.2f} ms   n={len(found)}")
+
+
+async def main(rounds: int, image: str | None) -> None:
+    made = await anyio.to_thread.run_sync(fixture.build, paths.cache())
+    before = os.environ.get("DUTYFREE_CACHE")
+    root = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp))
+    try:
+        async with serve(made, [listening(dutyfree.substrates.native.Native.host_address)]) as server:
+            url = server.url(dutyfree.substrates.native.Native.host_address)
+            stages = (*tiers.recipe(made).stages, *tiers.setup(made, url))
+            await travel(root, Recipe(image, stages), rounds)
+        await chain(root, rounds)
+    finally:
+        os.environ.pop("DUTYFREE_CACHE")
+        if before:
+            os.environ["DUTYFREE_CACHE"] = before
+        shutil.rmtree(root, ignore_errors=True)
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--image")
+    asked = parser.parse_args()
+    anyio.run(main, asked.rounds, asked.image)

@@ -1,0 +1,205 @@
+"""``dutyfree layer``: recipes that were made and snapshots with names, here and between machines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from cyclopts import App, Parameter
+
+from dutyfree import layers
+from dutyfree.cli import amounts, blocking, standard
+from dutyfree.cli.amounts import shown
+from dutyfree.cli.bars import Bars
+from dutyfree.errors import UsageError
+
+if TYPE_CHECKING:
+    from dutyfree.cli.sandboxes import Wanted
+    from dutyfree.contract import Recipe
+
+layer = App(name="layer")
+
+
+@layer.command
+def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
+    """Make every stage of a recipe that is not there yet, and say what each took.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, as docs/recipes.md describes.
+    option
+        NAME=VALUE, an option of the substrate native; may be repeated.
+    """
+    from dutyfree import recipes
+    from dutyfree.cli.running import run
+    from dutyfree.cli.sandboxes import Wanted
+
+    wanted = recipes.load(recipe)
+    if not wanted.stages:
+        raise UsageError(f"{recipe} has no stages: there is nothing to build")
+    run(partial(_build, wanted, Wanted(option=option)))
+    known = {kept.recipe: kept for kept in layers.ls()}
+    for length, stage in enumerate(wanted.stages, 1):
+        kept = known.get(wanted.key(length))
+        told = "in memory only: see docs/recipes.md" if kept is None else _told(kept)
+        print(f"{stage.kind:<12} {told}")  # noqa: T201 (the command's output)
+    return 0
+
+
+async def _build(recipe: Recipe, wanted: Wanted) -> None:
+    import dutyfree
+
+    async with dutyfree.open("native", **wanted.options()) as native:
+        await native.prepare(recipe)
+
+
+def _told(kept: layers.Kept) -> str:
+    commit = f", at {kept.commit}" if kept.commit else ""
+    return f"{_digits(kept)}  {shown(kept.size)}, took {kept.seconds:.1f} s{commit}"
+
+
+@layer.command(name="ls")
+def list_(*, json: bool = False) -> int:
+    """List the layers of recipes and snapshots that are kept.
+
+    Parameters
+    ----------
+    json
+        Print JSON on standard output: also the commands, and the whole keys.
+    """
+    from rich.table import Table
+
+    found = layers.ls()
+    if json:
+        standard.tell([msgspec.to_builtins(kept) for kept in found])
+        return 0
+    table = Table(
+        "layer", "kind", "upon", "size", "took", "commit", "used", box=None, pad_edge=False, highlight=False
+    )
+    for kept in found:
+        below = f" + {kept.below}" if kept.below else ""
+        table.add_row(
+            _digits(kept),
+            kept.kind,
+            f"{kept.image}{below}",
+            shown(kept.size),
+            f"{kept.seconds:.1f} s",
+            kept.commit[:12],
+            f"{amounts.age(time.time() - kept.used)} ago",
+        )
+    standard.table(table)
+    return 0
+
+
+@layer.command
+def export(
+    what: tuple[str, ...],
+    /,
+    *,
+    to: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    image: Annotated[bool, Parameter(negative="--no-image")] = True,
+) -> int:
+    """Write layers, with all that they stand on, to one archive, or add them to a directory.
+
+    The archive is an OCI layout: with its image it is an image to every other tool, too. In a directory only
+    what is missing there is written, so that one can serve many recipes, and many machines.
+
+    Parameters
+    ----------
+    what
+        Recipes' files, digits, or snapshot:NAME.
+    to
+        A file; a directory (one that is there, or a name that ends in "/"); or "-" for standard output.
+    image
+        With --no-image the image's own layers are left out: the other machine must have it.
+    """
+    done = blocking.run(lambda halt: layers.export(_meant(what), to, image=image, halt=halt))
+    for name, digest in zip(done.names, done.digests, strict=True):
+        standard.say(f"{name} ({digest})")
+    standard.say(f"{shown(done.size)} written to {'standard output' if to == '-' else to}")
+    return 0
+
+
+@layer.command(name="import")
+def import_(
+    source: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    what: tuple[str, ...] = (),
+    /,
+    *,
+    digest: str | None = None,
+    largest: str | None = None,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
+) -> int:
+    """Take layers from another machine: what is missing here of them.
+
+    All is verified by its digest before it has a name. What came before an interruption is not fetched again.
+    What a layer holds is what its maker says: import from whom you would take an image.
+
+    Parameters
+    ----------
+    source
+        An archive or a directory of 'dutyfree layer export' ("-" for standard input); the cache directory of
+        another machine; or exec:COMMAND, a command that answers as 'dutyfree layer serve' does.
+    what
+        Recipes' files, whole keys, or snapshot:NAME; of an export by default all that it holds.
+    digest
+        Refuse an export that is another than this, as 'dutyfree layer export' told it.
+    largest
+        Refuse what would unpack to more than this: 64G by default.
+    quiet
+        No progress.
+    """
+    most = amounts.size(largest, "--largest")
+    with Bars(quiet) as bars:
+        fetched = blocking.run(
+            lambda halt: layers.bring(
+                source, _meant(what), digest=digest, largest=most, progress=bars.show, halt=halt
+            )
+        )
+    for done in fetched:
+        count = "1 layer" if done.layers == 1 else f"{done.layers} layers"
+        came = f"{count}, {shown(done.size)}" if done.layers else "all of it was here"
+        print(f"{done.chain.name}: {came}")  # noqa: T201 (the command's output)
+    return 0
+
+
+@layer.command
+def serve() -> int:
+    """Answer another machine's 'dutyfree layer import exec:…' on standard input and output.
+
+    One line of JSON is a question, one the answer; what is sent follows as bytes. It ends with its input.
+    """
+    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.travel import peers
+
+    blocking.run(lambda halt: peers.serve(Store(), peers.Patient(0, halt), sys.stdout.buffer, halt))
+    return 0
+
+
+@layer.command(name="rm")
+def remove(what: tuple[str, ...], /) -> int:
+    """Remove snapshots by name, and layers of stages: these are made again when a recipe wants them.
+
+    Parameters
+    ----------
+    what
+        snapshot:NAME, digits, or recipes' files (their last stage).
+    """
+    for name in layers.remove(_meant(what)):
+        print(f"removed {name}")  # noqa: T201
+    return 0
+
+
+def _meant(what: tuple[str, ...]) -> list[layers.What]:
+    from dutyfree import recipes
+
+    return [recipes.load(Path(one)) if one.endswith(".toml") else one for one in what]
+
+
+def _digits(kept: layers.Kept) -> str:
+    return kept.name if kept.name != kept.key else kept.key.partition(":")[2][:12]

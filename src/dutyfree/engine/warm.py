@@ -1,0 +1,107 @@
+"""One service in one sandbox: its process, what it says, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import anyio
+
+from dutyfree.contract import KILLED
+from dutyfree.engine import protocol
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.processes import PACE
+from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.waiting import Running
+from dutyfree.errors import SubstrateError
+from dutyfree.services import Service, ServiceState
+
+TAIL = 2000
+"""Bytes of a service's output that are kept, and told."""
+
+_REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+
+
+class Warm:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.lock = anyio.Lock()
+        """Of whoever starts it."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Its sandbox is another one now."""
+        self.identity = 0
+        self.settled = False
+        """Whether it became ready."""
+        self._starts = 0
+        self._running: Running | None = None
+        self._tail = b""
+
+    def began(self, channel: Channel, identity: int, running: Running) -> None:
+        self.identity, self._running, self._channel = identity, running, channel
+        self.settled = False
+        self._starts += 1
+        self._tail = b""
+        self._owed = 0
+        self._unmatched = {1: b"", 2: b""}
+        self._wanted = (self.service.ready.line or "").encode()
+        self.printed = asyncio.get_running_loop().create_future()
+        """Done when it has printed the line that it is ready by."""
+        running.on_output = self._hear
+
+    def _hear(self, stream: int, data: bytes) -> None:
+        self._tail = (self._tail + data)[-TAIL:]
+        if not self.printed.done():
+            seen = self._unmatched[stream] + data
+            self._unmatched[stream] = seen[max(0, len(seen) - len(self._wanted) + 1) :]
+            if self._wanted in seen:
+                self.printed.set_result(None)
+        if not self._owed:  # one that prints without end takes a small share of our time
+            asyncio.get_running_loop().call_later(PACE, self._pay)
+        self._owed += len(data)
+
+    def _pay(self) -> None:
+        owed, self._owed = self._owed, 0
+        if self.running:
+            self._channel.tell(Frame.CREDIT, self.identity, protocol.NUMBER.pack(owed))
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None and not self._running.ended.done()
+
+    async def wait(self) -> None:
+        """Until it has ended. Raises SubstrateError if its sandbox has."""
+        if self._running is not None:
+            await asyncio.shield(self._running.ended)
+
+    async def end(self) -> None:
+        if self.running:
+            self._channel.kill(self.identity)
+            await self.wait()
+
+    def said(self) -> str:
+        """The end of what it printed, or why it did not run."""
+        text = self._tail.decode(errors="replace").strip()
+        return text or self._refusal()
+
+    def _refusal(self) -> str:
+        if self._running is None or not self._running.ended.done() or self._running.ended.exception():
+            return ""
+        status, flags = self._running.ended.result()[:2]
+        return os.strerror(status) if flags & _REFUSED else ""
+
+    def exit_code(self) -> int | None:
+        """127 or 126 if it could not be started; None while it runs, or if its sandbox is gone."""
+        if self._running is None or not self._running.ended.done():
+            return None
+        if isinstance(self._running.ended.exception(), SubstrateError):
+            return None
+        status, flags = self._running.ended.result()[:2]
+        if flags & _REFUSED:
+            return 127 if flags & Exit.NOT_STARTED else 126
+        code = os.waitstatus_to_exitcode(status)
+        return KILLED - code if code < 0 else code
+
+    def state(self) -> ServiceState:
+        return ServiceState(self.service.name, self.running, self._starts, self.exit_code(), self._tail)

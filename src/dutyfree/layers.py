@@ -1,0 +1,242 @@
+"""Layers of recipes and snapshots on this machine: listed, removed, exported, imported (docs/layers.md).
+
+What is meant is named as ``snapshot:NAME``, by the first digits of a layer's key, or by a recipe: of that it
+is the longest prefix that is there. All functions block.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from dutyfree.contract import Recipe
+from dutyfree.errors import CreateError, UsageError
+
+if TYPE_CHECKING:
+    from dutyfree.engine.images.halting import Halt
+    from dutyfree.engine.images.pull import Progress
+    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.travel.chains import Chain
+    from dutyfree.engine.travel.fetching import Fetched
+
+What: TypeAlias = str | Recipe
+
+SHORTEST = 6
+"""Digits of a key that can be enough."""
+
+REMEDY = "see `dutyfree layer ls`"
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer with what it stands for."""
+
+    name: str
+    """``snapshot:NAME``, or the layer's key."""
+    key: str
+    kind: str
+    image: str
+    recipe: str
+    """The key of the recipe's prefix that ends with it, if it is of one."""
+    below: int
+    """Layers between it and the image."""
+    size: int
+    """Bytes of its own."""
+    seconds: float
+    """That making it took."""
+    made: float
+    used: float
+    commit: str = ""
+    """What a repository was at when it was cloned."""
+    commands: tuple[str, ...] = ()
+
+
+class Exported(msgspec.Struct, frozen=True):
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+    """One for each name: who knows it knows what was exported."""
+    size: int
+    """Bytes that were written."""
+
+
+def ls() -> list[Kept]:
+    """All of them, those upon the same image together."""
+    from dutyfree.engine.travel import chains
+
+    store = _store()
+    named = {snapshot.layer: snapshot.name for snapshot in store.snapshots.all()}
+    found = []
+    for facts in store.layers():
+        told = chains.read(store, facts.key)
+        if told is None or (facts.key.startswith(chains.SNAPSHOT) and facts.key not in named):
+            continue
+        name = chains.SNAPSHOT + named[facts.key] if facts.key in named else facts.key
+        found.append(
+            Kept(
+                name=name,
+                key=facts.key,
+                kind=told.kind,
+                image=told.image,
+                recipe=told.recipe,
+                below=len(told.below),
+                size=facts.size,
+                seconds=told.seconds,
+                made=facts.made,
+                used=store.last_use(facts.key) or facts.made,
+                commit=told.commit,
+                commands=told.commands,
+            )
+        )
+    return sorted(found, key=lambda kept: (kept.image, kept.below, kept.made))
+
+
+def export(
+    what: Sequence[What], target: Path | str, *, image: bool = True, halt: Halt | None = None
+) -> Exported:
+    """Write chains of layers to an archive (``-`` for standard output), or add them to a directory.
+
+    Without ``image`` the layers of the image itself stay here: whoever imports it must have it.
+    Raises UsageError, CreateError.
+    """
+    from dutyfree.engine.images.halting import Halt
+    from dutyfree.engine.travel import layout
+
+    store = _store()
+    found = {chain.name: chain for one in what for chain in [_one(store, one)]}
+    if not found:
+        raise UsageError("nothing is named that could be exported", remedy=REMEDY)
+    try:
+        contents = layout.contents(store, list(found.values()), halt or Halt(), image=image)
+        size = _written(contents, target)
+    except OSError as error:
+        raise CreateError(f"{target} cannot be written: {error.strerror or error}") from error
+    return Exported(tuple(found), tuple(one["digest"] for one in contents.manifests), size)
+
+
+def bring(
+    source: str | Path,
+    what: Sequence[What] = (),
+    *,
+    digest: str | None = None,
+    largest: int | None = None,
+    progress: Progress | None = None,
+    halt: Halt | None = None,
+) -> list[Fetched]:
+    """Import chains of layers: what is missing here of them.
+
+    ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory, or
+    ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without ``what``, all that an export
+    holds. ``digest`` must be that of the export, if given. Raises UsageError, CreateError.
+    """
+    from dutyfree.engine.images.halting import Halt
+    from dutyfree.engine.images.unpack import LARGEST
+    from dutyfree.engine.travel import layout, sources
+    from dutyfree.engine.travel.fetching import Fetcher
+
+    store, halt = _store(), halt or Halt()
+    with sources.opened(str(source), store, halt) as peer:
+        is_export = isinstance(peer, layout.LayoutPeer)
+        if not what and not is_export:
+            raise UsageError(f"{source} has many layers: say which", remedy="name recipes or snapshots")
+        if digest and not (isinstance(peer, layout.LayoutPeer) and set(peer.digests.values()) == {digest}):
+            raise CreateError(f"{source} is not the export with the digest {digest}")
+        fetcher = Fetcher(store, peer, progress, halt, largest or LARGEST)
+        offered = [_longest(peer.offer(_wanted(one)), one) for one in what] if what else peer.offer(())
+        if not offered:
+            raise CreateError(f"{source} holds no layers of dutyfree")
+        return [fetcher.fetch(chain) for chain in offered]
+
+
+def remove(what: Sequence[What]) -> list[str]:
+    """Remove snapshots by name, and layers of stages; what is in use goes with the next `dutyfree gc`.
+
+    Raises UsageError.
+    """
+    from dutyfree.engine.travel import chains
+
+    store = _store()
+    removed = []
+    for chain in [_one(store, one) for one in what]:
+        top = chain.upper[-1].key
+        if chain.snapshot:
+            store.snapshots.remove(chain.snapshot)
+        needed = [snapshot.name for snapshot in store.snapshots.all() if top in snapshot.keys]
+        if needed and not chain.snapshot:
+            raise UsageError(
+                f"{chain.name} is needed by the snapshot {needed[0]}",
+                remedy=f"remove that first: dutyfree layer rm {chains.SNAPSHOT}{needed[0]}",
+            )
+        if not needed:
+            store.remove(top)
+        removed.append(chain.name)
+    return removed
+
+
+def _store() -> Store:
+    from dutyfree.engine.images.store import Store
+
+    return Store()
+
+
+def _written(contents: object, target: Path | str) -> int:
+    from dutyfree.engine.travel import layout
+
+    assert isinstance(contents, layout.Contents)
+    if target == "-":
+        layout.write_archive(contents, sys.stdout.buffer)
+        return contents.size
+    path = Path(target)
+    if path.is_dir() or str(target).endswith("/"):
+        return layout.write_directory(contents, path)
+    with layout.renamed(path) as file:
+        layout.write_archive(contents, file)
+    return path.stat().st_size
+
+
+def _wanted(what: What) -> list[str]:
+    """What to ask a peer for."""
+    from dutyfree.engine.travel import chains
+
+    if isinstance(what, str):
+        return [what]
+    return [chains.RECIPE + what.key(length) for length in range(len(what.stages), 0, -1)]
+
+
+def _one(store: Store, what: What) -> Chain:
+    """The chain that is meant. Raises UsageError."""
+    from dutyfree.engine.travel import chains
+
+    if isinstance(what, str) and not what.startswith(chains.SNAPSHOT):
+        digits = what.rpartition(":")[2]
+        fitting = [
+            key
+            for key, told in chains.stages(store).items()
+            if len(digits) >= SHORTEST
+            and (key.partition(":")[2].startswith(digits) or told.recipe.startswith(digits))
+        ]
+        if len(fitting) > 1:
+            raise UsageError(f"{what} could be any of {len(fitting)} layers", remedy="give more digits")
+        what = fitting[0] if fitting else what
+    return _longest(chains.find(store, _wanted(what)), what)
+
+
+def _longest(found: Sequence[Chain], what: What) -> Chain:
+    """The longest of them; of several upon images that changed since, the one upon the present."""
+    if not found:
+        told = what if isinstance(what, str) else "the recipe"
+        raise UsageError(
+            f"there are no layers of {told}", remedy=f"{REMEDY}; `dutyfree layer build` makes them"
+        )
+    return max(found, key=lambda chain: (len(chain.upper), _present(chain)))
+
+
+def _present(chain: Chain) -> bool:
+    from dutyfree.engine.images import rootfs
+
+    if chain.image == "host":
+        return chain.identity == rootfs.host_identity()
+    known = _store().image(chain.known.name) if chain.known else None
+    return known is not None and known.digest == chain.identity

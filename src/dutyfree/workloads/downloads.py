@@ -1,0 +1,132 @@
+"""What the attrs fixture is made from: pinned files, fetched by pip, and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from dutyfree.errors import DutyfreeError
+
+BUGGY, FIXED = "25.2.0", "25.3.0"
+SOURCES = {
+    BUGGY: "18a06db706db43ac232cce80443fcd9f2500702059ecf53489e3c5a3f417acaf",
+    FIXED: "75d7cefc7fb576747b2c81b4442d4d4a1ce0900973527c011d1030fd3bf4af1b",
+}
+"""Release → SHA-256 of its source archive."""
+
+WHEELS = Path(__file__).with_name("wheels.txt")
+
+# pip wants to know the metadata of what it downloads, and would install the archive's build system for
+# that (seconds, and more code from the network). The archive holds its metadata: this answers with it.
+_BACKEND = """\
+import pathlib, shutil
+
+def prepare_metadata_for_build_wheel(directory, settings=None):
+    fields = dict(line.split(": ", 1) for line in open("PKG-INFO", encoding="utf-8") if ": " in line[:12])
+    name = f"{fields['Name'].strip()}-{fields['Version'].strip()}.dist-info"
+    target = pathlib.Path(directory, name)
+    target.mkdir()
+    shutil.copy("PKG-INFO", target / "METADATA")
+    return name
+"""
+
+Tree = dict[str, bytes]
+"""Path in the repository → content."""
+
+
+class FixtureError(DutyfreeError):
+    """The fixture could not be made."""
+
+
+def source(downloads: Path, version: str) -> Tree:
+    """The files of one release's source archive, without what only packaging adds."""
+    requirements = downloads / f"attrs-{version}.txt"
+    requirements.write_text(f"attrs=={version} --hash=sha256:{SOURCES[version]}\n")
+    backend = downloads / "backend" / "hatchling"
+    backend.mkdir(parents=True, exist_ok=True)
+    (backend / "__init__.py").touch()
+    (backend / "build.py").write_text(_BACKEND)
+    options = ["--no-binary", ":all:", "--no-build-isolation"]
+    _download([*options, "-r", str(requirements)], downloads, {"PYTHONPATH": str(backend.parent)})
+    archive = downloads / f"attrs-{version}.tar.gz"
+    content = archive.read_bytes()
+    _verify(archive.name, content, SOURCES[version])
+    tree: Tree = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        for member in tar:
+            path = PurePosixPath(member.name).relative_to(f"attrs-{version}")
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None and ".." not in path.parts and str(path) != "PKG-INFO":
+                tree[str(path)] = file.read()
+    return tree
+
+
+def wheels(target: Path) -> dict[str, str]:
+    """Fill the wheelhouse. Returns distribution → version."""
+    target.mkdir()
+    _download(["--only-binary", ":all:", "-r", str(WHEELS)], target, {})
+    pins: dict[str, tuple[str, str]] = {}
+    for line in WHEELS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin, _, digest = line.partition(" --hash=sha256:")
+            name, _, version = pin.partition("==")
+            pins[digest] = (name, version)
+    found = {hashlib.sha256(wheel.read_bytes()).hexdigest(): wheel.name for wheel in target.iterdir()}
+    if found.keys() != pins.keys():
+        wrong = sorted(name for digest, name in found.items() if digest not in pins)
+        raise FixtureError(
+            f"the wheelhouse is not the pinned one: {', '.join(wrong) or 'wheels are missing'}",
+            remedy="check the package index that pip uses (pip config list)",
+        )
+    return dict(pins.values())
+
+
+def _verify(name: str, content: bytes, expected: str) -> None:
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise FixtureError(
+            f"{name} is not the file that was pinned (its SHA-256 differs)",
+            remedy="check the package index that pip uses (pip config list)",
+        )
+
+
+def _download(arguments: list[str], target: Path, environment: dict[str, str]) -> None:
+    """Let pip fetch pinned files, as any of its users would, from the index that it is set up for."""
+    command = [*_pip(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--require-hashes", "--dest", str(target), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PIP_NO_COLOR": "1", **environment},
+        check=False,
+    )
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line] or [done.stderr[-300:]]
+        raise FixtureError(
+            f"pip could not download the parts of the attrs fixture: {' '.join(lines)[-600:]}",
+            remedy="check the network and the package index that pip uses (pip config list), then try again",
+        )
+
+
+def _pip() -> list[str]:
+    """A pip that runs. Environments made by uv have none: uv, or the system, then lends its own."""
+    for command in (
+        [sys.executable, "-m", "pip"],
+        ["uv", "tool", "run", "--quiet", "pip"],
+        ["python3", "-m", "pip"],
+        ["/usr/bin/python3", "-m", "pip"],
+    ):
+        with contextlib.suppress(OSError):
+            if not subprocess.run([*command, "--version"], capture_output=True, check=False).returncode:
+                return command
+    raise FixtureError(
+        "no pip was found to download the attrs fixture with",
+        remedy=f"run {sys.executable} -m ensurepip, or install uv or python3-pip",
+    )

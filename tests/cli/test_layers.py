@@ -1,0 +1,121 @@
+"""``dutyfree layer`` from outside: build here, use there; what is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
+]
+
+RECIPE = """
+[[stages]]
+kind = "setup"
+commands = ["head -c 2000000 /dev/urandom > noise"]
+[[stages]]
+kind = "setup"
+commands = ["sha256sum noise > sum"]
+"""
+
+
+class Cli:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def start(self, node: str, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dutyfree", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.root,
+            env={**os.environ, "DUTYFREE_CACHE": str(self.root / node), "COLUMNS": "200"},
+        )
+
+    def __call__(self, node: str, *arguments: str, status: int = 0) -> str:
+        process = self.start(node, *arguments)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == status, (out, err)
+        assert "Traceback" not in err
+        return out + err
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return Cli(tmp_path)
+
+
+def test_build_here_use_there(cli: Cli) -> None:
+    built = cli("here", "layer", "build", "recipe.toml")
+    assert built.count("took") == 2
+    rows = json.loads(cli("here", "layer", "ls", "--json"))
+    assert [row["below"] for row in rows] == [0, 1]
+    assert "sha256sum noise" in rows[1]["commands"][0]
+    digits = rows[1]["key"].partition(":")[2][:12]
+    assert digits in cli("here", "layer", "ls")
+    told = cli("here", "layer", "export", digits, "--to", "one.tar")
+    digest = told[told.index("(") + 1 : told.index(")")]
+    cli("there", "layer", "import", "one.tar", "--digest", "sha256:" + "0" * 64, status=1)
+    assert "2 layers" in cli("there", "layer", "import", "one.tar", "--digest", digest)
+    assert "all of it was here" in cli("there", "layer", "import", "one.tar")
+    assert cli("there", "layer", "build", "recipe.toml") == built  # with the times of who made it
+    serve = f"exec:env DUTYFREE_CACHE={cli.root / 'here'} {sys.executable} -m dutyfree layer serve"
+    assert "2 layers" in cli("third", "layer", "import", serve, "recipe.toml")
+    assert "removed stage:" in cli("third", "layer", "rm", "recipe.toml")
+    assert "1 layer," in cli("third", "layer", "import", str(cli.root / "here"), "recipe.toml")
+
+
+def test_an_archive_through_a_pipe(cli: Cli) -> None:
+    cli("here", "layer", "build", "recipe.toml")
+    export = f"DUTYFREE_CACHE=here {sys.executable} -m dutyfree layer export recipe.toml --to -"
+    bring = f"DUTYFREE_CACHE=there {sys.executable} -m dutyfree layer import -"
+    done = subprocess.run(
+        ["sh", "-c", f"{export} | {bring}"], cwd=cli.root, capture_output=True, text=True, check=False
+    )
+    assert "2 layers" in done.stdout, done
+
+
+def test_what_is_wrong_is_said(cli: Cli) -> None:
+    assert "there are no layers of the recipe" in cli(
+        "here", "layer", "export", "recipe.toml", "--to", "x.tar", status=2
+    )
+    assert "layer build" in cli("here", "layer", "export", "abcdef123", "--to", "x.tar", status=2)
+    assert "there are no layers" in cli("here", "layer", "rm", "snapshot:absent", status=2)
+    assert "there is no absent.tar" in cli("here", "layer", "import", "absent.tar", status=2)
+    assert "cannot be run" in cli("here", "layer", "import", "exec:/no/such", "recipe.toml", status=2)
+    assert "hung up" in cli("here", "layer", "import", "exec:true", "recipe.toml", status=1)
+    assert "no `dutyfree layer serve`" in cli(
+        "here", "layer", "import", "exec:echo hello", "recipe.toml", status=1
+    )
+    assert not list(cli.root.glob("x.tar*"))
+
+
+def test_the_help_teaches(cli: Cli) -> None:
+    told = cli("here", "layer", "--help")
+    for word in ("recipe.toml", "snapshot:NAME", "serve", "docs/layers.md"):
+        assert word in told
+    assert "exec:COMMAND" in cli("here", "layer", "import", "--help")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("who", ["import", "serve"])
+def test_one_that_waits_can_be_stopped(cli: Cli, who: str, signum: int) -> None:
+    """Its peer says nothing."""
+    arguments = ["import", "exec:sleep 1000", "recipe.toml"] if who == "import" else ["serve"]
+    process = cli.start("here", "layer", *arguments)
+    time.sleep(2)
+    assert process.poll() is None
+    process.send_signal(signum)
+    assert process.wait(30) == 130
+    process.communicate()

@@ -1,0 +1,182 @@
+"""Snapshots with names: on the disk, whole or not at all, for every process, in chains that stay short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree.contract import Recipe, Stage
+from dutyfree.engine.disk import DEEPEST
+from dutyfree.engine.images.store import Store
+from dutyfree.errors import CreateError, UsageError
+from tests.engine.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="they lie on the disk with root only; run as root"),
+]
+
+LAYERS = 16
+"""More than so many upon each other slow every lookup down."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+async def _said(sandbox: Any, command: str) -> bytes:
+    seen = await sandbox.exec(command)
+    return bytes(seen.stdout)
+
+
+@pytest.mark.parametrize("how", ["few", "many", "busy"])
+async def test_it_outlives_the_process_with_every_file_as_it_was(how: str) -> None:
+    native: Any
+    below = "echo below > below; mkdir -p old/deep; echo 1 > old/deep/f"
+    recipe = Recipe(stages=(Stage("setup", commands=(below,)),))
+    change = (
+        CHANGES.replace("1G", "100M")
+        + (MANY if how == "many" else "")
+        + "\nmv old new; echo 2 > new/deep/g; chmod 600 below"
+    )
+    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        for command in (change, OVER_LAYERS):
+            done = await sandbox.exec(command)
+            assert done.ok, done
+        if how == "busy":
+            await sandbox.start("sleep 1000")
+        before = await _said(sandbox, DESCRIBE), await _said(sandbox, SEE_OVER_LAYERS)
+        taken = await sandbox.snapshot("good-1")
+        assert taken == Recipe("snapshot:good-1")
+        async with native.sandbox(taken) as copy:
+            assert before == (await _said(copy, DESCRIBE), await _said(copy, SEE_OVER_LAYERS))
+        assert native._layers.size > 0  # the sandbox's own
+        assert native.snapshots() == ()
+    async with dutyfree.open("native") as native, native.sandbox(taken) as copy:
+        assert before == (await _said(copy, DESCRIBE), await _said(copy, SEE_OVER_LAYERS))
+        assert b"new/deep/g" in before[0]
+        assert native._layers.size == 0
+
+
+async def test_names_are_checked_before_anything_is_done() -> None:
+    native: Any
+    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+        await sandbox.snapshot("taken")
+        for name in ("", "../up", "a/b", "#1", "x" * 200, "a b", "taken"):
+            with pytest.raises(UsageError):
+                await sandbox.snapshot(name)
+        with pytest.raises(CreateError, match="no snapshot absent"):
+            async with native.sandbox(Recipe("snapshot:absent")):
+                pass
+        with pytest.raises(UsageError, match="layer rm"):
+            native.forget(Recipe("snapshot:taken"))
+    assert len(await anyio.to_thread.run_sync(Store().layers)) == 1
+
+
+async def test_stages_upon_it_are_kept_too() -> None:
+    native: Any
+    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+        await sandbox.write("file", b"1")
+        await sandbox.snapshot("base")
+    recipe = Recipe("snapshot:base", (Stage("setup", commands=("cat file > copy; date +%N > stamp",)),))
+    stamps = []
+    for _ in range(2):
+        async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+            assert await sandbox.read("copy") == b"1"
+            stamps.append(await sandbox.read("stamp"))
+    assert stamps[0] == stamps[1]
+
+
+async def test_collecting_spares_what_a_name_needs() -> None:
+    native: Any
+    commands = ("echo 1 > a", "echo 2 > b")
+    recipe = Recipe(stages=tuple(Stage("setup", commands=(command,)) for command in commands))
+    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        await sandbox.write("c", b"3\n")
+        await native.prepare(recipe)
+    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        await sandbox.write("c", b"3\n")
+        await sandbox.snapshot("whole")
+    store = Store()
+    await anyio.to_thread.run_sync(store.collect)
+    assert len(await anyio.to_thread.run_sync(store.layers)) == 3
+    async with dutyfree.open("native") as native, native.sandbox(Recipe("snapshot:whole")) as sandbox:
+        assert await _said(sandbox, "cat a b c") == b"1\n2\n3\n"
+    await anyio.to_thread.run_sync(store.snapshots.remove, "whole")
+    await anyio.to_thread.run_sync(store.collect)
+    assert await anyio.to_thread.run_sync(store.layers) == []
+
+
+async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    program = tmp_path / "die.py"
+    program.write_text(
+        "import anyio, dutyfree\n"
+        "async def main():\n"
+        "    async with dutyfree.open('native') as native, native.sandbox() as sandbox:\n"
+        "        await sandbox.exec('for i in $(seq 300); do head -c 1000000 /dev/zero > f$i; done')\n"
+        "        print('begun', flush=True)\n"
+        "        await sandbox.snapshot('never')\n"
+        "        print('done', flush=True)\n"
+        "anyio.run(main)\n"
+    )
+
+    def kill() -> bytes:
+        process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not list(cache.glob("layers/making/*/tree/0/workspace/*")):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with process.stdout:
+            return process.stdout.read()
+
+    assert await anyio.to_thread.run_sync(kill) == b""
+    store = Store()
+
+    def left() -> list[str]:
+        assert store.snapshots.all() == []
+        store.collect()
+        assert store.layers() == []
+        return os.listdir(cache / "layers/making")
+
+    with anyio.fail_after(20):
+        while await anyio.to_thread.run_sync(left) != [".lock"]:  # noqa: ASYNC110 (who copied ends a moment later)
+            await anyio.sleep(0.05)
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_chain_of_sixty_stays_short_and_as_fast(named: bool) -> None:
+    """Each from a sandbox of the one before. What is looked up is in the lowest, and in none."""
+    native: Any
+    async with dutyfree.open("native") as native:
+        recipe = Recipe()
+        depths = []
+        for turn in range(60):
+            async with native.sandbox(recipe) as sandbox:
+                depths.append(max(len(layers) for _, layers in sandbox._trees))
+                steps = f"mkdir d{turn}; echo {turn} > d{turn}/f; rm -rf d{turn - 3}; echo {turn} >> log"
+                await sandbox.exec(steps)
+                former, recipe = recipe, await sandbox.snapshot(f"at-{turn}" if named else None)
+                if former.image and not named:
+                    native.forget(former)
+        async with native.sandbox(recipe) as last, native.sandbox() as first:
+            assert await _said(last, "cat log") == "".join(f"{n}\n" for n in range(60)).encode()
+            assert await _said(last, "ls -d d*") == b"d57\nd58\nd59\n"
+            depths.append(max(len(layers) for _, layers in last._trees))
+            assert max(depths) <= min(LAYERS, DEEPEST + 8)
+            # No clock is judged here: bench/layers.py does that. What counts is how many layers are asked.
+            assert await _said(first, "ls") == b""
