@@ -67,6 +67,12 @@ def test_a_wrong_type(option, complaint):
         dutyfree.open("scripted", **option)
 
 
+@pytest.mark.parametrize("option", [{"ready": -1}, {"ready": 1 << 40}, {"kept": -1}, {"patience": -1}])
+def test_a_number_that_cannot_be(option):
+    with pytest.raises(OptionError, match=f"Expected .* at `\\$.{next(iter(option))}`"):
+        dutyfree.open("native", **option)
+
+
 @pytest.mark.anyio
 async def test_a_third_partys_substrate(distribution):
     distribution("theirs = theirs_package:Theirs")

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
@@ -67,6 +67,8 @@ LEAST_CPUS = 0.01
 
 NO_STAGES = Recipe()
 
+MOST_READY = 1000
+
 MEMORY_SHARE = 4
 """A sandbox without such a limit has one of this part of the host's memory."""
 
@@ -78,11 +80,11 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Registry → addresses to ask before it; those of DUTYFREE_MIRRORS come after these."""
     insecure: tuple[str, ...] = ()
     """Registries that are asked without TLS; those on the loopback always are."""
-    ready: int = 4
+    ready: Annotated[int, msgspec.Meta(ge=0, le=MOST_READY)] = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
-    kept: int | None = None
+    kept: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Bytes of memory that snapshots may take together. A quarter of the host's by default."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
@@ -92,7 +94,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the pool may take: a quarter of the host's memory by default."""
     policy: Policy = POLICY
     """How the pool decides."""
-    patience: float = 600.0
+    patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Seconds after which a request that the pool could not serve is refused."""
 
 
