@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import anyio
@@ -14,6 +15,9 @@ from blockbuster import BlockBuster
 import dutyfree
 from dutyfree import substrates
 from dutyfree.contract import Availability, Substrate
+
+# Shells start what is to run in the background with Ctrl-C ignored: so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no finding.
 hypothesis.settings.register_profile("dutyfree", deadline=None)
