@@ -14,8 +14,9 @@ import anyio.to_thread
 from dutyfree.doctor.finding import Finding
 from dutyfree.engine.features import Features
 from dutyfree.engine.namespaces import setting
+from dutyfree.engine.requirements import KERNEL
 from dutyfree.errors import DutyfreeError
-from dutyfree.substrates.native import KERNEL, Native, NativeConfig
+from dutyfree.substrates.native import Native, NativeConfig
 
 CONFIG = NativeConfig(ready=0)
 

@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -27,7 +26,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
-from dutyfree.engine import exhaustion, features, namespaces, policy, protocol, snapshots
+from dutyfree.engine import exhaustion, features, policy, protocol, requests, requirements, snapshots
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
@@ -38,7 +37,7 @@ from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
 from dutyfree.engine.pooling import POLICY
-from dutyfree.engine.protocol import Create, Request, Tree
+from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.scheduling.ledger import Served
@@ -49,28 +48,15 @@ from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateErr
 from dutyfree.substrates import stages
 from dutyfree.substrates.pooled import OPEN, Pooled
 
-KERNEL = (6, 3)
-"""The first whose tmpfs takes mapped ids."""
-
-PIDS = 2048
-"""Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
-
 BODIES = 256
 """Requests that are kept ready."""
 
 KNOWN = 1024
 """Of so many recipes we remember what they lead to without working out their keys."""
 
-LEAST_MEMORY = 1 << 20
-LEAST_CPUS = 0.01
-"""Of a sandbox: what the smallest program needs, and what the kernel can count."""
-
 NO_STAGES = Recipe()
 
 MOST_READY = 1000
-
-MEMORY_SHARE = 4
-"""A sandbox without such a limit has one of this part of the host's memory."""
 
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +111,7 @@ class Native(Pooled):
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
-        return await anyio.to_thread.run_sync(_probe, Path(config.program))
+        return await anyio.to_thread.run_sync(requirements.met, Path(config.program))
 
     async def __aenter__(self) -> Self:
         found = await self.probe(self._config)
@@ -134,7 +120,7 @@ class Native(Pooled):
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
-        self._layers = Layers(self._launcher, self._config.kept or _memory() // MEMORY_SHARE)
+        self._layers = Layers(self._launcher, self._config.kept or requests.share_of_memory())
         self._snapshots = Snapshots(self._layers)
         self._disk = Disk(self._launcher)
         self._named = Named(self._disk, self._image)
@@ -259,7 +245,7 @@ class Native(Pooled):
             encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
         except ValueError as error:
             raise CreateError(str(error)) from error
-        reach = Reach(self._launcher, b"" if self._shares_network(limits) else encoded)
+        reach = Reach(self._launcher, b"" if requests.shares_network(self.features, limits) else encoded)
         begun = perf_counter()
         if not pooled:
             self._alive.add(identity)
@@ -293,63 +279,12 @@ class Native(Pooled):
         asking = (trees, limits, plain)
         body = self._bodies.get(asking)
         if body is None:
-            body = self._request(*asking)
+            body = requests.create(self.features, trees, limits, plain=plain)
             # Snapshots come and go, and are asked for a few times each.
             if len(self._bodies) >= BODIES:
                 self._bodies.clear()
             self._bodies[asking] = body
         return body
-
-    def _request(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
-        disk, memory = limits.disk, limits.memory
-        if memory is None:
-            # No sandbox takes all from the others. What it may write, it may also hold.
-            memory = max(_memory() // MEMORY_SHARE, 2 * (disk or 0))
-        if disk is None:
-            disk = memory // 2
-        elif disk > memory // 2:
-            raise CreateError(
-                f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
-                remedy="what is written is kept in memory: allow at least twice as much of it",
-            )
-        self._refuse_what_cannot_be_limited(limits)
-        if limits.memory is not None and limits.memory < LEAST_MEMORY:
-            raise CreateError(f"no program runs in {limits.memory} bytes", remedy="allow at least 1M")
-        if limits.cpus is not None and limits.cpus < LEAST_CPUS:
-            raise CreateError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
-        try:
-            return protocol.create(
-                (Create.PLAIN if plain else 0)
-                | (Create.SHARED_NETWORK if self._shares_network(limits) else 0),
-                trees,
-                memory=memory if "memory" in self.features.controllers else 0,
-                disk=disk,
-                pids=limits.pids if limits.pids is not None else PIDS,
-                cpu_quota=0 if limits.cpus is None else int(limits.cpus * 100_000),
-            )
-        except struct.error as error:
-            raise CreateError(f"larger than any machine: {limits}") from error
-
-    def _shares_network(self, limits: Limits) -> bool:
-        """Without root there is no way out of a network of its own. Raises CreateError."""
-        if self.features.mode == "root" or limits.network in (None, "off"):
-            return False
-        if limits.network != "on":
-            raise CreateError(
-                "native cannot tell apart what a sandbox reaches without root",
-                remedy='run as root, or let it reach nothing ("off") or everything ("on")',
-            )
-        return True
-
-    def _refuse_what_cannot_be_limited(self, limits: Limits) -> None:
-        enforced = {
-            "cpus": (limits.cpus, "cpu" in self.features.controllers),
-            "memory": (limits.memory, "memory" in self.features.controllers),
-            "pids": (limits.pids, self.features.counts_processes),
-        }
-        for name, (wanted, possible) in enforced.items():
-            if wanted is not None and not possible:
-                raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")
 
     async def _make(self, identity: str, body: bytes, reach: Reach) -> tuple[Channel, Box]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
@@ -527,10 +462,6 @@ def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
         raise OptionError(f"native: resolvers: {error}") from error
 
 
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
     _, ordered, mounted = times
     at = [max(0.0, moment / 1e9 - asked) for moment in (ordered, mounted)]
@@ -546,30 +477,3 @@ def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ..
 def _following(asked: float, spans: tuple[Span, ...], name: str) -> Span:
     start = spans[-1].start + spans[-1].seconds
     return Span(name, start, perf_counter() - asked - start)
-
-
-def _probe(program: Path) -> Availability:
-    if not program.exists():
-        return Availability(
-            False,
-            "its C program was not built",
-            "install gcc (or musl-tools) and install dutyfree again",
-        )
-    release = os.uname().release
-    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
-    if version < KERNEL:
-        return Availability(
-            False, f"Linux {release} is too old", f"boot Linux {KERNEL[0]}.{KERNEL[1]} or newer"
-        )
-    if "overlay" not in Path("/proc/filesystems").read_text():
-        return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
-    closed = namespaces.closed()
-    if closed:
-        return Availability(False, *closed)
-    isolation = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
-    if os.geteuid() == 0:
-        return Availability(True, isolation)
-    refused = Launcher.trial(program)
-    if refused:
-        return Availability(False, *namespaces.explain(refused))
-    return Availability(True, f"{isolation}; without root: `dutyfree doctor` says what is lost")
