@@ -67,10 +67,20 @@ def test_a_wrong_type(option, complaint):
         dutyfree.open("scripted", **option)
 
 
-@pytest.mark.parametrize("option", [{"ready": -1}, {"ready": 1 << 40}, {"kept": -1}, {"patience": -1}])
-def test_a_number_that_cannot_be(option):
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("native", {"ready": -1}),
+        ("native", {"ready": 1 << 40}),
+        ("native", {"kept": -1}),
+        ("native", {"patience": -1}),
+        ("native-cold", {"ready": -1}),
+        ("native-warm", {"stock": -1}),
+    ],
+)
+def test_a_number_that_cannot_be(name, option):
     with pytest.raises(OptionError, match=f"Expected .* at `\\$.{next(iter(option))}`"):
-        dutyfree.open("native", **option)
+        dutyfree.open(name, **option)
 
 
 @pytest.mark.anyio

@@ -14,6 +14,7 @@ import anyio.to_thread
 from dutyfree.doctor.finding import Finding
 from dutyfree.engine.features import Features
 from dutyfree.engine.namespaces import setting
+from dutyfree.engine.requests import host_memory
 from dutyfree.engine.requirements import KERNEL
 from dutyfree.errors import DutyfreeError
 from dutyfree.substrates.native import Native, NativeConfig
@@ -140,7 +141,7 @@ def _limits(features: Features) -> Iterator[Finding]:
 
 def _capacity() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory()
     bounds = {
         "memory": memory * 9 // 10 // IDLE_BYTES,
         "the launcher's open files": (hard if os.geteuid() else 1 << 20) // IDLE_FILES,
@@ -167,7 +168,7 @@ def _host() -> Iterator[Finding]:
         "sandboxes leave none, but the program that it names runs as root for crashes outside of them",
     )
     files = int(setting("fs/file-max") or 0)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory()
     yield Finding(
         "native: open files of the whole host",
         files >= memory // FILE_BYTES,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -13,18 +12,16 @@ import anyio
 from dutyfree.contract import Limits, Recipe, Span
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.pool import Pool
+from dutyfree.engine.requests import share_of_memory
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.supply import SANDBOX, Supply
 
 POLICY = Policy(starting=64, idle_seconds=600.0)
 """Of the native engine: who waits for a stage that another makes holds up nobody, so many may."""
 
-SHARE = 4
-"""The pool may take this part of the host's memory, unless it is told otherwise."""
-
 
 def default_budget() -> Budget:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
+    memory = share_of_memory()
     return Budget(sandboxes=memory // SANDBOX, memory=memory, sandbox_memory=SANDBOX)
 
 

@@ -17,13 +17,17 @@ LEAST_MEMORY = 1 << 20
 LEAST_CPUS = 0.01
 """Of a sandbox: what the smallest program needs, and what the kernel can count."""
 
-MEMORY_SHARE = 4
-"""A sandbox without such a limit has one of this part of the host's memory."""
+SHARE = 4
+"""This part of the host's memory is the limit of what has no other."""
+
+
+def host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def share_of_memory() -> int:
-    """Bytes: of a sandbox that has no limit, and of all snapshots together."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEMORY_SHARE
+    """Bytes: of a sandbox, of all snapshots together, and of an idle pool."""
+    return host_memory() // SHARE
 
 
 def create(features: Features, trees: tuple[Tree, ...], limits: Limits, *, plain: bool) -> bytes:

@@ -56,7 +56,7 @@ KNOWN = 1024
 
 NO_STAGES = Recipe()
 
-MOST_READY = 1000
+Ready = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Registry → addresses to ask before it; those of DUTYFREE_MIRRORS come after these."""
     insecure: tuple[str, ...] = ()
     """Registries that are asked without TLS; those on the loopback always are."""
-    ready: Annotated[int, msgspec.Meta(ge=0, le=MOST_READY)] = 4
+    ready: Ready = 4
     """Parts of so many sandboxes are made beforehand, and used again; with 0, all is made anew each time."""
     resolvers: tuple[str, ...] = ()
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""

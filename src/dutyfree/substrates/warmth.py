@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from time import perf_counter
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import anyio.to_thread
 import msgspec
@@ -25,14 +25,14 @@ from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Policy
 from dutyfree.engine.supply import Warmth
 from dutyfree.errors import CreateError
-from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig
+from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig, Ready
 from dutyfree.substrates.pooled import OPEN
 
 # --- Nothing is kept ----------------------------------------------------------------------------------------
 
 
 class ColdConfig(NativeConfig, frozen=True, forbid_unknown_fields=True):
-    ready: int = 0
+    ready: Ready = 0
 
 
 class BaseWarm(Native):
@@ -118,7 +118,7 @@ class Cold(BaseWarm):
 
 class WarmConfig(NativeConfig, frozen=True, forbid_unknown_fields=True):
     policy: Policy = Policy(starting=64, refill=False)
-    stock: int = 4
+    stock: Annotated[int, msgspec.Meta(ge=0)] = 4
     """Sandboxes that are kept ready of each recipe that was prepared."""
 
 
