@@ -227,10 +227,14 @@ def test_the_end_of_the_owner_leaves_nothing(how: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"open\n"
-        time.sleep(0.2)
-        family = counts.Family(owner.pid)
-        inside = [child for init in family.inits for child in counts.children(init)]
-        assert len(inside) >= 3  # the two services, and a fork
+        deadline = time.monotonic() + 30
+        while True:
+            family = counts.Family(owner.pid)
+            inside = [child for init in family.inits for child in counts.children(init)]
+            if len(inside) >= 3:  # the two services, and a fork
+                break
+            assert time.monotonic() < deadline, inside
+            time.sleep(0.02)
         os.kill(owner.pid, how)
         owner.wait()
         assert not family.remains()
