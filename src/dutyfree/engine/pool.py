@@ -372,6 +372,7 @@ class Pool:
             memory=made.memory,
             found=made.found,
             joined=made.joined,
+            fetched=made.fetched,
         )
         self._advance()
 

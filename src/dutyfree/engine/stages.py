@@ -1,14 +1,16 @@
 """Recipe → layers: every prefix of a recipe is made once on this machine, and kept in the layer store.
 
 A stage runs in a sandbox upon the prefix before it. What it wrote can be used at once, from memory; a copy
-goes to the disk meanwhile, and takes its place. Whoever wants the same prefix at the same time, in whatever
-process, waits for the one who makes it; a maker who dies leaves nothing behind.
+goes to the disk meanwhile, and takes its place. Peers are asked before, if there are any. Whoever wants the
+same prefix at the same time, in whatever process, waits for the one who makes it; a maker who dies leaves
+nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -26,10 +28,14 @@ from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Facts, Lease, Store
 from dutyfree.engine.snapshots import Layers
+from dutyfree.engine.travel.neighbours import QUICK, Missing, Neighbours
 from dutyfree.errors import CreateError, SubstrateError
 
 SPARE = 16 << 30
 """Bytes of layers that no image has, stages among them, which may stay in the store: the last used ones."""
+
+HANGING_UP = 2.0
+"""Seconds that peers are given in the end."""
 
 FORM = 2
 """Of what lies in the store: changed with it."""
@@ -67,7 +73,9 @@ class Trace:
     found: int = 0
     """So many were there."""
     ran: int = 0
-    """So many were run for this request; the rest was under way for another."""
+    """So many were run for this request; the rest was under way for another, or came from a peer."""
+    fetched: int = 0
+    """Up to this one they need not be run, since a peer had them."""
     number: int = 0
     """All of them."""
     image: bool = True
@@ -91,6 +99,8 @@ class _Wanted(NamedTuple):
     stage: Stage
     number: int
     identity: str | None
+    rest: tuple[str, ...]
+    """Keys of this prefix and of all longer ones that are kept."""
 
 
 @dataclass
@@ -99,6 +109,8 @@ class _Making:
 
     built: asyncio.Future[Base]
     haste: Haste
+    ran: bool = False
+    fetched: bool = False
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
@@ -112,6 +124,8 @@ class Stages:
     build: Build
     store: Store | None
     """None where nothing is kept on the disk."""
+    neighbours: Neighbours | None = None
+    """Who is asked before something is built for the disk."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What each prefix's last stage took, by the prefix's key."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -124,6 +138,8 @@ class Stages:
     _leases: dict[int, Lease] = field(default_factory=dict)
     _commits: dict[str, str] = field(default_factory=dict)
     _removing: set[asyncio.Future[bool]] = field(default_factory=set)
+    _came: set[str] = field(default_factory=set)
+    """Layers of the store that were fetched, and that nobody has used yet."""
     _added: bool = False
 
     async def base(
@@ -156,6 +172,7 @@ class Stages:
                 recipe.stages[length - 1],
                 length,
                 identity if length <= room else None,
+                tuple(keys[length - 1 : room]),
             )
             base = await self._step(wanted, trace, background=background)
         return tuple(keys), base
@@ -192,16 +209,19 @@ class Stages:
         if key in self.ready:
             return self.ready[key]
         making = self._making.get(key)
+        is_ours = making is None
         if making is None:
             making = _Making(asyncio.get_running_loop().create_future(), Haste(background=background))
             self._making[key] = making
             making.task = asyncio.create_task(self._make(making, wanted))
-            trace.ran += 1
         elif not background:
             making.haste.hurry()
         making.waiters += 1
         try:
-            return await asyncio.shield(making.built)
+            base = await asyncio.shield(making.built)
+            trace.ran += is_ours and making.ran
+            trace.fetched = wanted.number if is_ours and making.fetched else trace.fetched
+            return base
         except asyncio.CancelledError:
             if making.waiters == 1 and not making.built.done() and making.task is not None:
                 making.task.cancel()
@@ -232,6 +252,7 @@ class Stages:
 
     async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
+        making.ran = True
         base, self._commits[key] = await self.build(
             self._present(wanted.below), wanted.stage, wanted.number, making.haste
         )
@@ -244,7 +265,7 @@ class Stages:
         return base
 
     async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
-        """Make it under the store's lock, or have it from whoever was quicker."""
+        """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
         key, below = wanted.key, wanted.below
         halt = Halt()
@@ -257,7 +278,16 @@ class Stages:
             made.write(tree, self._described(wanted))
             return measure(tree)
 
-        lease = await threaded(lambda: store.obtain(kept_as, make, halt), halt)
+        def obtain() -> Lease:
+            if self.neighbours is not None and self._is_worth_asking(wanted):
+                if found := store.lease(kept_as):
+                    return found
+                self._came.update(self.neighbours.fetch(store, _missing(wanted), halt))
+            return store.obtain(kept_as, make, halt)
+
+        lease = await threaded(obtain, halt)
+        making.fetched = kept_as in self._came and not making.ran
+        self._came.discard(kept_as)
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])
@@ -270,6 +300,11 @@ class Stages:
         store.settle_behind([kept_as])
         self._added = True
 
+    def _is_worth_asking(self, wanted: _Wanted) -> bool:
+        """Unless it is upon a snapshot, which is known here alone, or was built here in next to no time."""
+        took = [self.seconds.get(key, QUICK) for key in wanted.rest]
+        return not wanted.below.image.origin.keys and sum(took) >= QUICK
+
     def _described(self, wanted: _Wanted) -> Made:
         origin, stage = wanted.below.image.origin, wanted.stage
         return Made(
@@ -280,6 +315,7 @@ class Stages:
             mounted=origin.mounted,
             below=(*origin.keys, *wanted.below.names),
             recipe=wanted.key,
+            birth=secrets.token_hex(16),
             commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
             commit=self._commits[wanted.key],
         )
@@ -323,6 +359,8 @@ class Stages:
             await asyncio.wait(tasks)
         if self._removing:
             await asyncio.wait(self._removing)
+        if self.neighbours is not None:
+            await anyio.to_thread.run_sync(self.neighbours.close, HANGING_UP)
         while self._leases:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
@@ -336,6 +374,11 @@ def _keys(recipe: Recipe) -> list[str]:
 def name(key: str, identity: str) -> str:
     """The key in the store of a recipe's prefix upon an image."""
     return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
+
+
+def _missing(wanted: _Wanted) -> Missing:
+    identity = wanted.identity or ""
+    return Missing(identity, wanted.below.names, tuple(name(key, identity) for key in wanted.rest))
 
 
 def _failure(stage: Stage, error: BaseException) -> CreateError:

@@ -40,8 +40,15 @@ class Fetched(msgspec.Struct, frozen=True):
     """Bytes that came."""
 
 
+class Busy(CreateError):  # noqa: N818 (names the state)
+    """Somebody else makes it at this moment."""
+
+
 class Fetcher:
-    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted."""
+    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted.
+
+    ``eager``, it waits neither for others who make the same, but raises Busy, nor for the disk.
+    """
 
     def __init__(
         self,
@@ -50,12 +57,17 @@ class Fetcher:
         progress: Progress | None = None,
         halt: Halt | None = None,
         largest: int = LARGEST,
+        *,
+        eager: bool = False,
     ) -> None:
         self._store = store
         self._peer = peer
         self._progress = progress or (lambda _: None)
         self._halt = halt or Halt()
         self._largest = largest
+        self._eager = eager
+        self.brought: list[str] = []
+        """Keys of the layers that are here by this."""
 
     def fetch(self, chain: Chain) -> Fetched:
         """A chain that the peer offers."""
@@ -72,19 +84,39 @@ class Fetcher:
         lower = () if known else chain.lower
         if not (known or lower):
             _check_here(chain)
-        wanted = [layer for layer in chain.upper if not self._lease(layer.key, leases)]
+        wanted = self._claimed(chain.upper, leases)
+        if wanted and (strange := chains.strange(self._store, chain)):
+            raise CreateError(
+                f"{wanted[-1].key} stands on another run of a stage than the one here, {strange[0]}",
+                remedy=f"remove that, if it is to come from there too: dutyfree layer rm {strange[0]}",
+            )
         trees = rootfs.host_trees() if chain.image == "host" else 1
         described = self._described([*lower, *wanted], trees)
         mounted = known.mounted if known else tuple(layer.key for layer in reversed(described[: len(lower)]))
         missing = [layer for layer in described if not self._lease(layer.key, leases)]
         size = self._bring(missing, mounted, leases)
-        self._store.settle([layer.key for layer in missing])
+        if missing:
+            settle = self._store.settle_behind if self._eager else self._store.settle
+            settle([layer.key for layer in missing])
         self._name(chain, mounted, known)
         return Fetched(chain, len(missing), size)
 
     def _lease(self, key: str, leases: contextlib.ExitStack) -> Lease | None:
         lease = self._store.lease(key)
         return leases.enter_context(lease) if lease else None
+
+    def _claimed(self, layers: Sequence[Layer], leases: contextlib.ExitStack) -> list[Layer]:
+        """Those that are missing, and that nobody else makes from now on, whether by fetching or by building.
+
+        The lowest is claimed first, before any of its parts, so that no two wait for each other.
+        """
+        missing = [layer for layer in layers if not self._lease(layer.key, leases)]
+        for layer in missing:
+            try:
+                leases.enter_context(self._store.making(layer.key, self._halt, wait=not self._eager))
+            except BlockingIOError as error:
+                raise Busy(f"{layer.key} is being made") from error
+        return [layer for layer in missing if not self._lease(layer.key, leases)]
 
     # --- What is here already -----------------------------------------------------------------------
 
@@ -180,10 +212,14 @@ class Fetcher:
                         received.add(blob.digest)
                 make = partial(self._make, layer, mounted)
                 try:
-                    leases.enter_context(self._store.obtain(layer.key, make, self._halt))
+                    if layer.made is None:
+                        leases.enter_context(self._store.obtain(layer.key, make, self._halt))
+                    else:
+                        leases.enter_context(self._store.make(layer.key, make))
                 except CreateError:  # it came whole, and is wrong: it would be so again
                     self._forget(blob.digest for blob in layer.blobs)
                     raise
+                self.brought.append(layer.key)
                 self._progress(Event(layer.key, "done"))
                 later = {blob.digest for blob in _each(missing[number + 1 :])}
                 self._forget({blob.digest for blob in layer.blobs} - later)
