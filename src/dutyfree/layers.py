@@ -127,9 +127,10 @@ def bring(
 ) -> list[Fetched]:
     """Import chains of layers: what is missing here of them.
 
-    ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory, or
-    ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without ``what``, all that an export
-    holds. ``digest`` must be that of the export, if given. Raises UsageError, CreateError.
+    ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory,
+    ``tcp://HOST:PORT``, or ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without
+    ``what``, all that an export holds. ``digest`` must be that of the export, if given. Raises UsageError,
+    CreateError.
     """
     from dutyfree.engine.images.halting import Halt
     from dutyfree.engine.images.unpack import LARGEST

@@ -445,7 +445,7 @@ class Native(Pooled):
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
         there = max(trace.found, trace.fetched)
-        ready = trace.image or there > 0
+        ready = trace.image or trace.fetched > 0
         kind: Kind = "layer" if ready else "cold"
         if trace.number > there and not trace.ran:
             kind = "joined"

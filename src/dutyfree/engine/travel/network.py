@@ -36,6 +36,7 @@ def address(text: str) -> tuple[str, int]:
 def connected(source: str, halt: Halt) -> Iterator[Peer]:
     """One who listens there (``tcp://HOST:PORT``). Raises UsageError, CreateError."""
     host, port = address(source.removeprefix(TCP))
+    token = lines.token()
     try:
         connection = socket.create_connection((host, port), CONNECTING)
     except OSError as error:
@@ -45,9 +46,7 @@ def connected(source: str, halt: Halt) -> Iterator[Peer]:
     with connection:
         watched(connection)
         try:
-            said = lines.greeted(
-                Lines(Patient(connection.fileno(), halt), Sending(connection)), lines.token()
-            )
+            said = lines.greeted(Lines(Patient(connection.fileno(), halt), Sending(connection)), token)
         except OSError as error:
             raise CreateError(f"{source} cannot be asked: {error}") from error
         yield StreamPeer(said)
