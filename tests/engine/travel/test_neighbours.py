@@ -241,6 +241,44 @@ async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
     assert sorted(kinds) == ["fetched", *["joined"] * 7]
 
 
+async def test_different_ones_come_beside_each_other(nodes: Nodes) -> None:
+    """They have an empty layer in common: what a stage did not write to."""
+    recipes = [
+        Recipe(stages=(Stage("setup", commands=(f"sleep 0.3; echo {number} > n",)),)) for number in range(6)
+    ]
+    for recipe in recipes:
+        await built(nodes, recipe, "cat n")
+    kinds: list[str] = []
+
+    async def ask(native: Any, number: int) -> None:
+        async with native.sandbox(recipes[number]) as sandbox:
+            assert await seen(sandbox, "cat n") == b"%d\n" % number
+            kinds.append(sandbox.served.kind)
+
+    native: Any
+    async with dutyfree.open("native", peers=[str(nodes.here)]) as native, anyio.create_task_group() as group:
+        for number in range(len(recipes)):
+            group.start_soon(ask, native, number)
+    assert kinds == ["fetched"] * len(recipes)
+    assert list(nodes.there.glob("layers/parts/*")) == []
+
+
+async def test_an_import_and_a_fetch_of_the_same_do_not_wait_for_each_other_for_ever(nodes: Nodes) -> None:
+    before = await built(nodes)
+    imported: list[Any] = []
+
+    async def bring() -> None:
+        slowly = pipe(nodes.here, SLOWLY)
+        imported.extend(await anyio.to_thread.run_sync(lambda: layers.bring(slowly, [RECIPE])))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(bring)
+        await anyio.sleep(1)
+        async with fetching(pipe(nodes.here, SLOWLY)) as (_, sandbox):
+            assert await seen(sandbox) == before
+    assert imported
+
+
 ASK = """
 import sys, anyio, dutyfree
 from dutyfree import Recipe, Stage
@@ -467,6 +505,33 @@ async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nod
             async with native.sandbox(RECIPE) as sandbox:
                 assert await seen(sandbox) == before
                 assert sandbox.served.kind == "fetched"
+
+
+async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Nodes) -> None:
+    before = await built(nodes)
+
+    def kill() -> None:
+        process = asking(nodes.there, pipe(nodes.here, SLOWLY))
+        wait = threading.Event()
+        while not any(path.stat().st_size for path in nodes.there.glob("layers/parts/*")):
+            assert process.poll() is None
+            wait.wait(0.001)
+        process.kill()
+        process.communicate()
+        running = ["pgrep", "-f", re.escape(str(nodes.here))]
+        while subprocess.run(running, stdout=subprocess.DEVNULL, check=False).returncode == 0:
+            wait.wait(0.05)  # its peer ends by itself
+
+    with anyio.fail_after(60):
+        await anyio.to_thread.run_sync(kill)
+    nodes.use(nodes.there)
+    left = sum(path.stat().st_size for path in nodes.there.glob("layers/parts/*"))
+    async with fetching(str(nodes.here)) as (native, sandbox):
+        assert await seen(sandbox) == before
+        assert native.peers[str(nodes.here)].size + left < 9_000_000
+    await anyio.to_thread.run_sync(Store().collect, 1 << 40)
+    for where in ("parts", "making", "locks"):
+        assert await anyio.to_thread.run_sync(os.listdir, nodes.there / "layers" / where) in ([], [".lock"])
 
 
 async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -> None:

@@ -47,7 +47,8 @@ class Busy(CreateError):  # noqa: N818 (names the state)
 class Fetcher:
     """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted.
 
-    ``eager``, it waits neither for others who make the same, but raises Busy, nor for the disk.
+    An eager one, for who would build the layers otherwise, takes none of images. It waits neither for the disk
+    nor for others who make the same, so that no two wait for each other: it raises Busy. Others wait for it.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Fetcher:
         self._halt = halt or Halt()
         self._largest = largest
         self._eager = eager
+        self._claim = ""
+        """The uppermost layer that nobody else makes meanwhile."""
         self.brought: list[str] = []
         """Keys of the layers that are here by this."""
 
@@ -75,6 +78,8 @@ class Fetcher:
         try:
             with contextlib.ExitStack() as leases:
                 return self._fetch(chain, leases)
+        except BlockingIOError as error:
+            raise Busy(f"{chain.name} is on its way already") from error
         except OSError as error:
             raise disk_error(error) from error
 
@@ -84,7 +89,7 @@ class Fetcher:
         lower = () if known else chain.lower
         if not (known or lower):
             _check_here(chain)
-        wanted = self._claimed(chain.upper, leases)
+        wanted = self._missing(chain.upper, leases)
         if wanted and (strange := chains.strange(self._store, chain)):
             raise CreateError(
                 f"{wanted[-1].key} stands on another run of a stage than the one here, {strange[0]}",
@@ -105,17 +110,14 @@ class Fetcher:
         lease = self._store.lease(key)
         return leases.enter_context(lease) if lease else None
 
-    def _claimed(self, layers: Sequence[Layer], leases: contextlib.ExitStack) -> list[Layer]:
-        """Those that are missing, and that nobody else makes from now on, whether by fetching or by building.
-
-        The lowest is claimed first, before any of its parts, so that no two wait for each other.
-        """
+    def _missing(self, layers: Sequence[Layer], leases: contextlib.ExitStack) -> list[Layer]:
+        """Those that are not here; of an eager one nobody else makes them from now on."""
         missing = [layer for layer in layers if not self._lease(layer.key, leases)]
+        if not self._eager:
+            return missing
         for layer in missing:
-            try:
-                leases.enter_context(self._store.making(layer.key, self._halt, wait=not self._eager))
-            except BlockingIOError as error:
-                raise Busy(f"{layer.key} is being made") from error
+            leases.enter_context(self._store.making(layer.key, wait=False))
+            self._claim = layer.key
         return [layer for layer in missing if not self._lease(layer.key, leases)]
 
     # --- What is here already -----------------------------------------------------------------------
@@ -195,7 +197,7 @@ class Fetcher:
         with contextlib.ExitStack() as stack:
             # In one order, so that no two wait for each other.
             parts = {
-                digest: stack.enter_context(locked(self._store.part(digest), fcntl.LOCK_EX, self._halt))
+                digest: stack.enter_context(locked(self._part(digest), fcntl.LOCK_EX, self._halt))
                 for digest in sorted(blobs)
             }
             stack.callback(self._forget_empty, parts)
@@ -212,10 +214,10 @@ class Fetcher:
                         received.add(blob.digest)
                 make = partial(self._make, layer, mounted)
                 try:
-                    if layer.made is None:
-                        leases.enter_context(self._store.obtain(layer.key, make, self._halt))
-                    else:
+                    if self._eager:
                         leases.enter_context(self._store.make(layer.key, make))
+                    else:
+                        leases.enter_context(self._store.obtain(layer.key, make, self._halt))
                 except CreateError:  # it came whole, and is wrong: it would be so again
                     self._forget(blob.digest for blob in layer.blobs)
                     raise
@@ -226,9 +228,14 @@ class Fetcher:
             self._forget(blobs.keys() - received)  # of what another made meanwhile
         return sum(blobs[want.digest].size - want.position for want in wanted)
 
+    def _part(self, digest: str) -> Path:
+        """Where a blob comes to. Two eager ones may want the same, and neither is to wait for the other."""
+        own = hashlib.sha256(f"{self._claim} {digest}".encode()).hexdigest() if self._claim else digest
+        return self._store.part(own)
+
     def _forget(self, digests: Iterable[str]) -> None:
         for digest in digests:
-            self._store.part(digest).unlink(missing_ok=True)
+            self._part(digest).unlink(missing_ok=True)
 
     def _forget_empty(self, parts: dict[str, int]) -> None:
         self._forget(digest for digest, part in parts.items() if os.fstat(part).st_size == 0)
@@ -281,7 +288,7 @@ class Fetcher:
             target.mkdir(mode=0o755, exist_ok=True)
             root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._progress(Event(layer.key, "unpacking", index, len(layer.blobs)))
-            with contextlib.closing(Slice(self._store.part(blob.digest), 0, blob.size)) as file:
+            with contextlib.closing(Slice(self._part(blob.digest), 0, blob.size)) as file:
                 try:
                     done = unpack(streams.decompressed(file), root, limit=blob.whole, halt=self._halt.inner())
                 except streams.Refused as error:

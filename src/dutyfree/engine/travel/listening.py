@@ -86,7 +86,6 @@ class Listening:
                 thread.join()
 
     def _begin(self, connection: socket.socket, who: str, halt: Halt) -> None:
-        network.watched(connection)
         if len(self._clients) >= CLIENTS:
             with connection, contextlib.suppress(OSError):
                 Lines(Patient(connection.fileno(), halt), Sending(connection)).put(
@@ -115,6 +114,7 @@ class Listening:
         with connection:
             reader = Patient(connection.fileno(), halt, GREETING)
             try:
+                network.watched(connection)
                 known = lines.received(Lines(reader, Sending(connection)), self._token)
                 self._clients[thread] = connection, monotonic() + LONGEST
                 reader.silence = IDLE

@@ -140,6 +140,9 @@ class Neighbours:
         try:
             with _Limit(halt, self._seconds) as limit, self._talks(asked, store, limit.halt) as talks:
                 return self._fetch(store, missing, talks, limit)
+        except RuntimeError as error:  # no thread was to be had
+            _log.warning("peers cannot be asked: %s", error)
+            return ()
         finally:
             self._slots.release()
 

@@ -131,7 +131,8 @@ def _commanded(words: list[str], halt: Halt, *, alone: bool) -> Iterator[Peer]:
                 process.wait(0 if halt.is_set() else ENDING)
             except subprocess.TimeoutExpired:
                 if alone:
-                    os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+                    with contextlib.suppress(OSError):
+                        os.killpg(process.pid, signal.SIGKILL)  # with all that it started
                 process.kill()
                 process.wait()
 
