@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -64,6 +65,19 @@ def recipe(name: str = "one", *, seconds: float = 0.0) -> Recipe:
 async def idle(substrate: Any, wanted: Recipe, count: int) -> None:
     with anyio.fail_after(60):
         await substrate.pool.until_idle(wanted, count)
+
+
+LEAST = {"cpu.shares 2", "cpu.weight 1"}
+
+
+def weights() -> set[str]:
+    """On the processor, of the control groups of our sandboxes."""
+    found = set()
+    for group in counts.Family(os.getpid()).groups():
+        for name in ("cpu.shares", "cpu.weight"):
+            with contextlib.suppress(OSError):
+                found.add(f"{name} {Path(group, name).read_text().strip()}")
+    return found
 
 
 # --- How requests are served --------------------------------------------------------------------------------
@@ -173,6 +187,37 @@ async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) 
             tasks.start_soon(one)
     assert len(stamps) == 1
     assert sorted(kinds) == ["cold", *["joined"] * 7]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a stage reaches this machine with root only; run as root")
+async def test_a_stage_made_for_the_stock_hurries_once_somebody_waits(pooled: Any) -> None:
+    """It ends only when it has no longer the least weight on the processor."""
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.set()
+        await released.wait()
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    address = (pooled.host_address, server.sockets[0].getsockname()[1])
+    waits = f"import socket; socket.create_connection({address}).recv(1)"
+    wanted = Recipe(stages=(Stage("setup", (("python3", "-c", waits),)),))
+
+    async def ask() -> None:
+        async with pooled.sandbox(wanted) as sandbox:
+            assert sandbox.served.kind == "joined"
+
+    async with server:
+        await pooled.prefetch([wanted])
+        with anyio.fail_after(60):
+            await begun.wait()
+            assert LEAST & await anyio.to_thread.run_sync(weights)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                while LEAST & await anyio.to_thread.run_sync(weights):
+                    await anyio.sleep(0.01)
+                released.set()
 
 
 async def test_a_group_is_one_prepared_state() -> None:
@@ -309,6 +354,15 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
         pool.keep_alive(lease)
     with pytest.raises(LeaseEnded):
         await pool.acquire(Recipe(), idempotency_key="once")
+
+
+async def test_leased_sandboxes_are_counted_with_all_others(pooled: Any) -> None:
+    pool = await pooled.pooled()
+    lease = await pool.acquire(Recipe(), 2, labels={"run": "7"})
+    async with pooled.sandbox() as third:
+        assert set(await pooled.sandboxes()) == {third.id, *(one.id for one in lease.sandboxes)}
+    pool.release(lease)
+    assert await pooled.sandboxes() == []
 
 
 @pytest.mark.parametrize("name", ["native", "native-cold"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dutyfree.engine.scheduling.values import Failure, Quarantine, Request, Shortage
+from dutyfree.engine.scheduling.values import Failure, Quarantine, Shortage
 from dutyfree.errors import CreateError, Exhausted, PoolError, Quarantined, StageError
 
 
-def error(reason: Shortage | Quarantine | Failure, request: Request) -> PoolError | CreateError:
+def error(reason: Shortage | Quarantine | Failure) -> PoolError | CreateError:
     """What the caller of a refused request gets."""
     match reason:
         case Shortage():

@@ -216,6 +216,18 @@ class Refuse(msgspec.Struct, frozen=True):
     reason: Shortage | Quarantine | Failure
 
 
+class Hurry(msgspec.Struct, frozen=True):
+    """Somebody waits now for a job that was begun in the background."""
+
+    job: int
+
+
+class Expire(msgspec.Struct, frozen=True):
+    """Nobody kept the lease of this request alive; its sandboxes go."""
+
+    request: int
+
+
 class Reset(msgspec.Struct, frozen=True):
     sandbox: str
 
@@ -234,4 +246,4 @@ class Forget(msgspec.Struct, frozen=True):
     key: str
 
 
-Operation: TypeAlias = Make | Fork | Deliver | Refuse | Reset | Destroy | Forget
+Operation: TypeAlias = Make | Hurry | Fork | Deliver | Refuse | Expire | Reset | Destroy | Forget
