@@ -124,8 +124,8 @@ class ScriptedSource:
         await self.existing.pop(sandbox.id).aclose()
         self._perhaps(CleanupError("chance"))
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        del self.layers[recipe.key(depth - 1)]
+    def forget(self, layer: str) -> None:
+        del self.layers[layer]
 
     def _perhaps(self, error: Exception) -> None:
         if self.chance.random() < self.failures:

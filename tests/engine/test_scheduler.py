@@ -279,11 +279,11 @@ def test_what_was_kept_alive_or_given_back_leaves_no_timer():
 
 def test_who_joins_a_refill_has_it_hurried():
     world = World(policy=QUIET)
-    (make,) = world.tell("hint", A, 1, world.now)
+    world.tell("hint", A, 1, world.now)
+    (make,) = world.makes.values()
     assert make.background
-    request = Request(99, A, 100.0)
-    world.waiting[99] = request
-    assert world.tell("arrive", request, world.now) == (Hurry(make.job),)
+    world.request(A)
+    assert Hurry(make.job) in world.seen[-2]
 
 
 def test_a_breaker_opens_lets_one_try_pass_and_closes():

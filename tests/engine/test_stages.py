@@ -21,6 +21,7 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.stages import name
 from dutyfree.errors import CreateError
+from dutyfree.substrates.stages import LOGS
 from tests.engine import counts
 
 pytestmark = [
@@ -180,7 +181,7 @@ async def test_a_builder_that_dies_is_a_failed_creation() -> None:
         making = asyncio.create_task(native.prepare(recipe))
         with anyio.fail_after(30):
             while not (inits := await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())):
-                await anyio.sleep(0.01)
+                pass
         os.kill(inits.pop(), signal.SIGKILL)
         with pytest.raises(CreateError, match=r"stage 'setup' \(number 2\) could not be made: .* died"):
             await making
@@ -279,7 +280,7 @@ async def test_a_chain_is_shortened_from_its_end() -> None:
 async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache.mkdir()
+    await anyio.run_process(["mkdir", str(cache)])
     await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(cache)])
     try:
         async with opened() as native:
@@ -312,6 +313,33 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     assert "why" in text
     assert "hunter2" not in text
     assert len(await _layers()) == 1
+
+
+async def test_the_last_logs_are_kept(cache: Path) -> None:
+    async with dutyfree.open("bare") as bare:
+        for _ in range(LOGS + 3):
+            with pytest.raises(CreateError):
+                async with bare.sandbox(Recipe(stages=(setup("false"),))):
+                    pass
+    kept = await anyio.to_thread.run_sync(os.listdir, cache / "logs")
+    assert len(kept) == LOGS
+
+
+async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None:
+    """A layer has what its key says, or is none."""
+    file = tmp_path / "file"
+    recipe = Recipe(stages=(setup("sleep 1"), setup("true", files={"file": file})))
+    await anyio.to_thread.run_sync(file.write_text, "1")
+    async with opened() as native:
+        making = asyncio.create_task(native.prepare(recipe))
+        await anyio.sleep(0.5)
+        await anyio.to_thread.run_sync(file.write_text, "2")
+        with pytest.raises(CreateError, match="changed while it was made"):
+            await making
+        async with native.sandbox(recipe) as sandbox:
+            assert await sandbox.read("file") == b"2"
+    await anyio.to_thread.run_sync(file.write_text, "1")
+    assert await _said(recipe, "cat file") == b"1"
 
 
 async def test_secrets_enter_neither_key_nor_layer(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,8 @@ class Pool:
         self._hastes: dict[int, Haste] = {}
         """Of jobs that were begun in the background."""
         self._chains = Chains(policy.recipes)
-        self._layers: dict[str, tuple[Recipe, int]] = {}
+        self._layers: dict[str, str] = {}
+        """Names of the source's layers, by the keys of their states."""
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
@@ -308,7 +309,7 @@ class Pool:
                 self._tasks.start_soon(self._reset, operation.sandbox)
             case Forget():
                 self.ledger.events["layers forgotten"] += 1
-                self._source.forget(*self._layers.pop(operation.key))
+                self._source.forget(self._layers.pop(operation.key))
 
     def _hand_out(self, given: Deliver, now: float) -> None:
         dead = [m.sandbox for m in given.members if not self._source.alive(self._sandboxes[m.sandbox])]
@@ -355,7 +356,7 @@ class Pool:
         self._know(identity, made.sandbox)
         self._hastes.pop(job, None)
         for depth in made.layers:
-            self._layers[chain.keys[depth]] = (chain.recipe, depth)
+            self._layers[chain.keys[depth]] = chain.layers[depth]
         self._state.made(
             job,
             identity,

@@ -73,8 +73,8 @@ class Source(Protocol):
         """Remove it, also if it died. Raises CleanupError."""
         ...
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        """Use a layer no more, from now on; nothing stands on it, and its files may go later."""
+    def forget(self, layer: str) -> None:
+        """Use a layer (of ``Chain.layers``) no more; nothing stands on it, and its files may go later."""
         ...
 
 

@@ -63,7 +63,7 @@ class Trace:
 
 
 class _Below(NamedTuple):
-    """The prefix that a stage is made upon, by its key; without one, the image."""
+    """The prefix that a stage is made upon, by its key; the shortest is the image."""
 
     key: str
     base: Base
@@ -130,7 +130,7 @@ class Stages:
         Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
         """
         try:
-            keys = await anyio.to_thread.run_sync(_keys, recipe)
+            upon, *keys = await anyio.to_thread.run_sync(recipe.keys)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
         room = DEEPEST - len(image.origin.keys)
@@ -138,7 +138,7 @@ class Stages:
         trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
-            below = _Below(keys[length - 2] if length > 1 else "", base, image, names)
+            below = _Below(keys[length - 2] if length > 1 else upon, base, image, names)
             wanted = _Wanted(
                 keys[length - 1],
                 below,
@@ -230,6 +230,11 @@ class Stages:
         base, self._commits[key] = await self.build(
             self._present(wanted.below), wanted.stage, wanted.number, making.haste
         )
+        try:
+            await self._check(wanted)
+        except BaseException:
+            self.layers.release(base.trees)
+            raise
         self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
@@ -239,6 +244,14 @@ class Stages:
             self.ready.trim({key, *self._making})
         making.built.set_result(base)
         return base
+
+    async def _check(self, wanted: _Wanted) -> None:
+        """See that the files which were copied in are those of the key. Raises CreateError."""
+        stage = wanted.stage
+        if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
+            raise CreateError(
+                f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
+            )
 
     async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
         """Make it under the store's lock, or have it from whoever was quicker."""
@@ -336,10 +349,6 @@ class Stages:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
             await anyio.to_thread.run_sync(self.store.collect, self.most)
-
-
-def _keys(recipe: Recipe) -> list[str]:
-    return [recipe.key(length) for length in range(1, len(recipe.stages) + 1)]
 
 
 def name(key: str, identity: str) -> str:

@@ -60,7 +60,7 @@ class Maker(Protocol):
         """Bytes of its layer."""
         ...
 
-    def forget(self, recipe: Recipe, depth: int) -> None: ...
+    def forget(self, layer: str) -> None: ...
 
     def made(
         self,
@@ -279,8 +279,8 @@ class Supply:
         except CleanupError:
             return  # there is another error to tell
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        self._maker.forget(recipe, depth)
+    def forget(self, layer: str) -> None:
+        self._maker.forget(layer)
 
     def warm_part(self, recipe: Recipe) -> Recipe:
         """As much of it as sandboxes can be warm with."""

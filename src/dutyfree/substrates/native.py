@@ -13,6 +13,7 @@ import itertools
 import math
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -99,7 +100,7 @@ class Native(Pooled):
         self._images: dict[str, Base] = {}
         self._held: list[Held] = []
         self._identities: dict[str, str] = {}
-        self._known: dict[int, tuple[Recipe, tuple[str, ...]]] = {}
+        self._known: OrderedDict[int, tuple[Recipe, tuple[str, ...]]] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -342,9 +343,9 @@ class Native(Pooled):
         identity = self._identities.get(recipe.image or self._config.image)
         keys, base = await self._stages.base(recipe, image, identity, haste, trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
-        if len(self._known) >= KNOWN:
-            self._known.clear()
         self._known[id(recipe)] = (recipe, keys)
+        if len(self._known) > KNOWN:
+            self._known.popitem(last=False)
         return base
 
     def _keys(self, recipe: Recipe) -> tuple[str, ...]:
@@ -352,7 +353,7 @@ class Native(Pooled):
         known = self._known.get(id(recipe))
         if known is not None:
             return known[1]
-        return tuple(recipe.key(length) for length in range(1, len(recipe.stages) + 1))
+        return recipe.keys()[1:]
 
     def _seconds(self, recipe: Recipe, depth: int) -> float:
         """What the image (depth 1) or the stage that leads to a depth took when it was made."""

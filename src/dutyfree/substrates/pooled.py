@@ -149,9 +149,8 @@ class Maker:
         keys = self._substrate._keys(recipe)
         return self._substrate._stages.sizes.get(keys[depth - 2], 0) if depth > 1 else 0
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        if depth > 1:
-            self._substrate._stages.ready.forget(self._substrate._keys(recipe)[depth - 2])
+    def forget(self, layer: str) -> None:
+        self._substrate._stages.ready.forget(layer)
 
     def made(
         self,

@@ -29,16 +29,15 @@ class Chain(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...]
     recipe: Recipe = Recipe()
     """For whoever runs the stages; the scheduler does not look into it."""
+    layers: tuple[str, ...] = ()
+    """What layers of these states are known by: files have no services."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Chain:
         """Reads the recipe's files, if it names some. Raises OSError."""
-        lengths = range(len(recipe.stages))
-        return cls(
-            (BASE, *(recipe.key(length) for length in lengths), recipe.key()),
-            (BASE, "image", *(stage.kind for stage in recipe.stages)),
-            recipe,
-        )
+        layers = (BASE, *recipe.keys())
+        keys = (*layers[:-1], recipe.served_key(layers[-1]))
+        return cls(keys, (BASE, "image", *(stage.kind for stage in recipe.stages)), recipe, layers)
 
     @property
     def key(self) -> str:
