@@ -372,6 +372,7 @@ def test_closing_ends_everything():
                 lease = await pool.acquire(REPOSITORY)
                 await pool.prefetch([OTHER], 5)
             assert not made.existing
+            assert not pool.leases
             pool.release(lease)
 
     virtual.run(main)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -29,6 +30,7 @@ from dutyfree.errors import (
     ExecError,
     Exhausted,
     LeaseEnded,
+    PoolError,
     Quarantined,
     SandboxClosed,
     StageError,
@@ -456,6 +458,27 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
         with anyio.fail_after(60):
             while "0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting" not in repr(pool):
                 await pool._moved.wait()
+    assert await anyio.to_thread.run_sync(family.remains) == set()
+
+
+async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
+    async def break_down() -> None:
+        raise RuntimeError("a fault of ours")
+
+    before = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid()).launchers)
+    with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 (raised on leaving)
+        async with opened("native") as substrate:
+            await substrate.prefetch([Recipe()], 2)
+            await idle(substrate, Recipe(), 2)
+            family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
+            substrate.pool._tasks.start_soon(break_down)
+            with anyio.fail_after(30):
+                while not substrate.pool._closed:
+                    await anyio.lowlevel.checkpoint()
+            with pytest.raises(PoolError, match="closed"):
+                async with substrate.sandbox():
+                    pass
+    assert "a fault of ours" in str(told.value.exceptions)
     assert await anyio.to_thread.run_sync(family.remains) == set()
 
 

@@ -25,7 +25,7 @@ def error(reason: Shortage | Quarantine | Failure) -> PoolError | CreateError:
                 retry_in=reason.retry_in,
             )
         case Failure(depth=None):
-            return CreateError(reason.message)
+            return CreateError(reason.message, remedy=reason.remedy)
         case Failure():
             assert reason.depth is not None
             return StageError(

@@ -111,7 +111,8 @@ class Waiters:
 
     def leases(self) -> tuple[Lease, ...]:
         """Those that were given, and are not over."""
-        return tuple(waiter.lease for waiter in self._by_request.values() if waiter.lease.sandboxes)
+        every = (waiter.lease for waiter in self._by_request.values())
+        return tuple(lease for lease in every if lease.sandboxes and not lease.over)
 
     def same(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
         """The request that was made with this key before. Raises LeaseEnded and UsageError."""

@@ -25,30 +25,22 @@ import msgspec
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.engine.answers import error
 from dutyfree.engine.chains import Chains
-from dutyfree.engine.haste import Haste
 from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
 from dutyfree.engine.scheduler import State, decide, hopeless, wake
 from dutyfree.engine.scheduling.costs import Costs
 from dutyfree.engine.scheduling.ledger import Ledger
 from dutyfree.engine.scheduling.values import (
     Budget,
-    Chain,
     Deliver,
-    Destroy,
     Expire,
-    Failure,
-    Forget,
-    Fork,
-    Hurry,
-    Make,
     Operation,
     Policy,
     Refuse,
     Request,
-    Reset,
 )
-from dutyfree.engine.source import ForkingSource, Made, Source
-from dutyfree.errors import LeaseEnded, PoolError, StageError, UsageError
+from dutyfree.engine.source import ForkingSource, Source
+from dutyfree.engine.workshop import Workshop
+from dutyfree.errors import LeaseEnded, PoolError, UsageError
 
 
 class Pool:
@@ -71,16 +63,8 @@ class Pool:
         self._state = State(budget, policy, costs)
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
-        self._sandboxes: dict[str, Sandbox] = {}
-        """By the id of the first of those that took each other's place in resets."""
-        self._names: dict[str, str] = {}
-        """That id, by the present one."""
-        self._gone: dict[str, anyio.Event] = {}
-        self._hastes: dict[int, Haste] = {}
-        """Of jobs that were begun in the background."""
+        self._workshop = Workshop(source, self._state, self.ledger, self._advance)
         self._chains = Chains(policy.recipes)
-        self._layers: dict[str, str] = {}
-        """Names of the source's layers, by the keys of their states."""
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
@@ -90,7 +74,7 @@ class Pool:
         state = self._state
         return (
             f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} in the making, "
-            f"{state.resetting} being reset, {len(self._gone)} going, {len(state.queue)} waiting; "
+            f"{state.resetting} being reset, {self._workshop.going} going, {len(state.queue)} waiting; "
             f"{state.stock.alive} of {state.budget.sandboxes} sandboxes>"
         )
 
@@ -108,10 +92,7 @@ class Pool:
         try:
             return await self._tasks.__aexit__(kind, raised, trace)
         finally:
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as tasks:
-                    for identity in list(self._sandboxes):
-                        tasks.start_soon(self._remove, identity)
+            await self._workshop.close()
             for waiter in self._waiters.all():
                 waiter.lease.over = True
                 waiter.error = PoolError("the pool was closed")
@@ -209,7 +190,7 @@ class Pool:
 
     def lost(self, sandbox: Sandbox) -> None:
         """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
-        held = self._state.held.get(self._names.get(sandbox.id, ""))
+        held = self._state.held.get(self._workshop.identity(sandbox) or "")
         if held is not None and held.status == "idle":
             self._state.died(held.id, anyio.current_time())
             self._advance()
@@ -289,140 +270,21 @@ class Pool:
                     waiter.error = error(operation.reason)
                     self._waiters.forget(waiter)
                     waiter.answered.set()
-            case Destroy():
-                self.ledger.events[operation.reason] += 1
-                self._gone[operation.sandbox] = anyio.Event()
-                self._tasks.start_soon(self._destroy, operation.sandbox)
-            case Make():
-                self.ledger.events["refills" if operation.background else "made"] += 1
-                haste = self._hastes[operation.job] = Haste(background=operation.background)
-                self._tasks.start_soon(self._make, operation, haste)
-            case Hurry():
-                self._hastes[operation.job].hurry()
             case Expire():
                 waiter = self._waiters.of(operation.request)
                 if waiter is not None:
                     self._waiters.dismiss(waiter, now)
-            case Fork():
-                self._tasks.start_soon(self._fork, operation)
-            case Reset():
-                self._tasks.start_soon(self._reset, operation.sandbox)
-            case Forget():
-                self.ledger.events["layers forgotten"] += 1
-                self._source.forget(self._layers.pop(operation.key))
+            case _:
+                self._workshop.begin(operation, self._tasks)
 
     def _hand_out(self, given: Deliver, now: float) -> None:
-        dead = [m.sandbox for m in given.members if not self._source.alive(self._sandboxes[m.sandbox])]
+        sandboxes = {member.sandbox: self._workshop.sandbox(member.sandbox) for member in given.members}
+        dead = [identity for identity, sandbox in sandboxes.items() if not self._source.alive(sandbox)]
         if dead:
             self._state.undelivered(given.request, dead, now)
             return
         waiter = self._waiters.of(given.request)
         assert waiter is not None
-        waiter.give(given, [self._sandboxes[member.sandbox] for member in given.members], now)
+        waiter.give(given, list(sandboxes.values()), now)
         for served in waiter.lease.served:
             self.ledger.record(served)
-
-    # --- Work ---------------------------------------------------------------------------------------
-
-    async def _make(self, make: Make, haste: Haste) -> None:
-        await self._until_gone(make.after)
-        recipe, start, depth, keep = make.chain.recipe, make.start, make.depth, make.keep
-        try:
-            if make.origin is None:
-                made = await self._source.create(recipe, start, depth, keep=keep, haste=haste)
-            else:
-                origin = self._sandboxes[make.origin]
-                made = await self._source.promote(origin, recipe, start, depth, keep=keep, haste=haste)
-        except Exception as failed:  # noqa: BLE001 (whatever a source does, the pool goes on)
-            if make.origin is not None:
-                await self._remove(make.origin)
-            self._failed((make.job,), failed)
-        else:
-            self._made(make.job, made, make.chain, make.origin)
-
-    async def _fork(self, fork: Fork) -> None:
-        await self._until_gone(fork.after)
-        assert isinstance(self._source, ForkingSource)
-        try:
-            children = await self._source.fork(self._sandboxes[fork.origin], len(fork.jobs))
-        except Exception as failed:  # noqa: BLE001
-            self._failed(fork.jobs, failed)
-        else:
-            for job, made in zip(fork.jobs, children, strict=True):
-                self._made(job, made, fork.chain)
-
-    def _made(self, job: int, made: Made, chain: Chain, origin: str | None = None) -> None:
-        identity = made.sandbox.id if origin is None else origin
-        self._know(identity, made.sandbox)
-        self._hastes.pop(job, None)
-        for depth in made.layers:
-            self._layers[chain.keys[depth]] = chain.layers[depth]
-        self._state.made(
-            job,
-            identity,
-            anyio.current_time(),
-            create_seconds=made.create_seconds,
-            stage_seconds=made.stage_seconds,
-            layers=made.layers,
-            memory=made.memory,
-            found=made.found,
-            joined=made.joined,
-        )
-        self._advance()
-
-    def _failed(self, jobs: Iterable[int], failed: Exception) -> None:
-        self.ledger.events["failures"] += 1
-        failure = Failure(str(failed) or type(failed).__name__)
-        if isinstance(failed, StageError):
-            failure = Failure(failed.message, 1 + failed.number, failed.command, failed.output, failed.remedy)
-        for job in jobs:
-            self._hastes.pop(job, None)
-            self._state.failed(job, failure, anyio.current_time())
-        self._advance()
-
-    async def _reset(self, identity: str) -> None:
-        sandbox = self._sandboxes[identity]
-        self.ledger.events["resets"] += 1
-        try:
-            fresh, depth = await self._source.reset(sandbox)
-            if identity not in self._sandboxes:  # the pool was closed meanwhile
-                await self._source.destroy(fresh)
-                return
-            self._know(identity, fresh)
-            await self._source.verify(fresh)
-        except Exception:  # noqa: BLE001 (a sandbox that cannot be verified is discarded, whatever the reason)
-            self.ledger.events["discarded"] += 1
-            self._state.died(identity, anyio.current_time())
-        else:
-            self._state.clean(identity, depth, anyio.current_time())
-        self._advance()
-
-    def _know(self, identity: str, sandbox: Sandbox) -> None:
-        """One that takes the place of the former of this identity, if there is one."""
-        former = self._sandboxes.get(identity)
-        if former is not None:
-            self._names.pop(former.id, None)
-        self._sandboxes[identity] = sandbox
-        self._names[sandbox.id] = identity
-
-    async def _destroy(self, identity: str) -> None:
-        await self._remove(identity)
-        self._gone.pop(identity).set()
-        self._state.gone(identity)
-        self._advance()
-
-    async def _remove(self, identity: str) -> None:
-        sandbox = self._sandboxes.pop(identity, None)
-        if sandbox is None:
-            return
-        self._names.pop(sandbox.id, None)
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._source.destroy(sandbox)
-            except Exception:  # noqa: BLE001 (counted: there is nobody to raise it to)
-                self.ledger.events["cleanup failures"] += 1
-
-    async def _until_gone(self, sandboxes: Iterable[str]) -> None:
-        for identity in sandboxes:
-            if identity in self._gone:
-                await self._gone[identity].wait()

@@ -155,13 +155,15 @@ class Native(Pooled):
 
     async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
-            await self._keeping.close()
-            await self._stages.close(finish=finish)
-            self._disk.close()
-            process = self._launcher.disconnect()
-            await anyio.to_thread.run_sync(process.wait)
-            while self._held:
-                self._held.pop().close()
+            try:
+                await self._keeping.close()
+            finally:
+                await self._stages.close(finish=finish)
+                self._disk.close()
+                process = self._launcher.disconnect()
+                await anyio.to_thread.run_sync(process.wait)
+                while self._held:
+                    self._held.pop().close()
 
     def sandbox(
         self,
