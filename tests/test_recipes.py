@@ -346,7 +346,10 @@ def test_services_from_a_file(tmp_path: Path) -> None:
         ("[[services]]\nname = 'a'\ncommand = 'x'\nseconds = 0", "needs time to become ready"),
         ("[[services]]\nname = 'a'\ncommand = 'x'\nready = { line = 'x', file = 'y' }", "give one of them"),
         ("[[services]]\nname = 'a'\ncommand = 'x'\nready = { line = '' }", "cannot be empty"),
-        ("[[services]]\nname = 'a'\ncommand = 'x'\nsecrets = ['TOKEN']", "unknown field `secrets`"),
+        (
+            "[[services]]\nname = 'a'\ncommand = 'x'\nsecrets = ['TOKEN']",
+            "service 1: there is no key 'secrets'",
+        ),
         (2 * "[[services]]\nname = 'a'\ncommand = 'x'\n", "services need names of their own"),
         (2 * "[[python]]\nmodules = ['ast']\n", "services need names of their own: python, python"),
     ],

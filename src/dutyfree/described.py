@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TypeAlias, get_args
 
@@ -189,5 +190,6 @@ def _plain(error: msgspec.ValidationError) -> str:
         ("`", "'"),
     ):
         what = what.replace(theirs, ours)
-    where = where.strip("`.")
+    # Ours are counted from 1, as the stages are.
+    where = re.sub(r"(\w+?)s?\[(\d+)\]\.?", lambda at: f"{at[1]} {int(at[2]) + 1} ", where).strip("`. ")
     return f"{where}: {what}" if where else what
