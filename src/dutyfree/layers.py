@@ -151,7 +151,7 @@ def bring(
 
 
 def remove(what: Sequence[What]) -> list[str]:
-    """Remove snapshots by name, and layers of stages; what is in use goes with the next `dutyfree gc`.
+    """Remove snapshots by name, and layers of stages; what is in use goes with a later `dutyfree gc`.
 
     Raises UsageError.
     """
