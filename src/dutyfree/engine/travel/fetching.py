@@ -47,8 +47,8 @@ class Busy(CreateError):  # noqa: N818 (names the state)
 class Fetcher:
     """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted.
 
-    An eager one, for who would build the layers otherwise, takes none of images. It waits neither for the disk
-    nor for others who make the same, so that no two wait for each other: it raises Busy. Others wait for it.
+    An eager one, for who would build the layers otherwise, takes none of images. It waits neither for the
+    disk nor for others who make the same, so that no two wait for each other: it raises Busy. Others wait.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Fetcher:
         if size > free:
             raise CreateError(
                 f"it would take {size} bytes, and {free} are free on the disk",
-                remedy="`dutyfree gc`, or set DUTYFREE_CACHE to a directory on a larger disk",
+                remedy="`dutyfree gc --spare 0`, or set DUTYFREE_CACHE to a directory on a larger disk",
             )
 
     def _receive(self, layer: Layer, blob: Blob, part: int, stream: Readable | None) -> None:

@@ -34,6 +34,8 @@ AT_ONCE = 8
 """Chains that are fetched at the same time."""
 STUCK = 4
 """Conversations with a peer that hang: it is not asked again before some of them have ended."""
+ENDING = 2.0
+"""Seconds that others are given to end, when all is over."""
 BACKOFF, LONGEST = 5.0, 300.0
 """Seconds for which a peer that failed is left alone: doubled each time, up to the latter."""
 KNOWN = 4096
@@ -76,15 +78,16 @@ class _Neighbour:
         self.figures = Figures()
         self.in_a_row = 0
         self.retry_at = 0.0
-        self.threads: list[threading.Thread] = []
+        self.hanging: list[threading.Thread] = []
+        """Conversations that were left behind."""
 
     def count(self, **more: float) -> None:
         now = {name: getattr(self.figures, name) + value for name, value in more.items()}
         self.figures = msgspec.structs.replace(self.figures, **now)
 
     def usable(self, now: float) -> bool:
-        self.threads = [thread for thread in self.threads if thread.is_alive()]
-        return self.retry_at <= now and len(self.threads) < STUCK
+        self.hanging = [thread for thread in self.hanging if thread.is_alive()]
+        return self.retry_at <= now and len(self.hanging) < STUCK
 
 
 class _Limit:
@@ -118,38 +121,46 @@ class Neighbours:
     """Those of one open substrate. May be used from any thread."""
 
     def __init__(self, sources: Sequence[str], seconds: float) -> None:
-        self._peers = [_Neighbour(source) for source in sources]
+        self._peers = [_Neighbour(source) for source in dict.fromkeys(sources)]
         self._seconds = seconds
         """The longest that one fetch may take."""
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(AT_ONCE)
         self._lacking: dict[str, float] = {}
+        self._brought: set[str] = set()
+        self._ending: list[threading.Thread] = []
 
     @property
     def figures(self) -> dict[str, Figures]:
         return {peer.source: peer.figures for peer in self._peers}
 
-    def fetch(self, store: Store, missing: Missing, halt: Halt) -> tuple[str, ...]:
-        """Bring what there is: the keys of the layers that came. Blocks; raises Stopped and nothing else."""
+    def fetch(self, store: Store, missing: Missing, halt: Halt) -> None:
+        """Bring what there is of it. Blocks; raises Stopped and nothing else."""
         now = monotonic()
         with self._lock:
             asked = [peer for peer in self._peers if peer.usable(now)]
             lacking = self._lacking.get(missing.wanted[0], 0.0) > now
-        if lacking or not asked or not self._taken(halt):
-            return ()
+        if lacking or not asked or store.last_use(missing.wanted[0]) or not self._taken(halt):
+            return
         try:
             with _Limit(halt, self._seconds) as limit, self._talks(asked, store, limit.halt) as talks:
-                return self._fetch(store, missing, talks, limit)
+                self._fetch(store, missing, talks, limit)
         except RuntimeError as error:  # no thread was to be had
             _log.warning("peers cannot be asked: %s", error)
-            return ()
         finally:
             self._slots.release()
 
-    def close(self, seconds: float) -> None:
+    def brought(self, key: str) -> bool:
+        """Whether this layer came by a fetch; that is told once."""
+        with self._lock:
+            came = key in self._brought
+            self._brought.discard(key)
+        return came
+
+    def close(self) -> None:
         """Wait a little for conversations that were ended. Blocks."""
-        until = monotonic() + seconds
-        for thread in [thread for peer in self._peers for thread in peer.threads]:
+        until = monotonic() + ENDING
+        for thread in self._ending:
             thread.join(max(0.0, until - monotonic()))
 
     # --- One fetch ----------------------------------------------------------------------------------
@@ -167,21 +178,22 @@ class Neighbours:
     def _talks(
         self, asked: Sequence[_Neighbour], store: Store, halt: Halt
     ) -> Iterator[list[tuple[_Neighbour, Timely]]]:
-        talks = [(peer, Timely(peer.source, store, halt)) for peer in asked]
-        with self._lock:
-            for peer, talk in talks:
-                peer.count(asked=1)
-                peer.threads.append(talk.thread)
+        talks: list[tuple[_Neighbour, Timely]] = []
         try:
+            talks.extend((peer, Timely(peer.source, store, halt)) for peer in asked)
             yield talks
         finally:
-            for _, talk in talks:
-                talk.close()
+            with self._lock:
+                for peer, talk in talks:
+                    peer.count(asked=1)
+                    if talk.close():
+                        peer.hanging.append(talk.thread)
+                ended = [talk.thread for _, talk in talks]
+                self._ending = [thread for thread in (*self._ending, *ended) if thread.is_alive()]
 
     def _fetch(
         self, store: Store, missing: Missing, talks: list[tuple[_Neighbour, Timely]], limit: _Limit
-    ) -> tuple[str, ...]:
-        came: list[str] = []
+    ) -> None:
         for offer in self._offers(store, missing, talks, limit):
             if chains.strange(store, offer.chain):  # what came of another before it failed is of another run
                 continue
@@ -189,22 +201,22 @@ class Neighbours:
             try:
                 done = fetcher.fetch(offer.chain)
             except Busy:  # who makes it is waited for by whoever wants it
-                return tuple(came)
+                return
             except Stopped:
                 if not limit.is_over:
                     raise
                 self._failed(offer.peer, TimeoutError(f"it took longer than {self._seconds:g} s"))
-                came += fetcher.brought
                 break
             except Exception as error:  # noqa: BLE001 (whatever a stranger does, it is built here then)
                 self._failed(offer.peer, error)
-                came += fetcher.brought
                 continue
+            finally:
+                with self._lock:
+                    self._brought.update(fetcher.brought)
             self._came(offer.peer, done, monotonic() - begun)
             self._lack(missing.wanted[len(offer.chain.upper) - len(missing.below) :])
-            return (*came, *fetcher.brought)
+            return
         self._lack(missing.wanted)
-        return tuple(came)
 
     def _offers(
         self, store: Store, missing: Missing, talks: list[tuple[_Neighbour, Timely]], limit: _Limit
@@ -214,7 +226,7 @@ class Neighbours:
         pending: dict[Future[list[Chain]], tuple[_Neighbour, Timely]] = {
             talk.asked(names): (peer, talk) for peer, talk in talks
         }
-        until = monotonic() + SILENCE
+        until = monotonic() + min(SILENCE, self._seconds / 2)
         offers: list[_Offer] = []
         longest = len(missing.below) + len(missing.wanted)
         while pending and not any(len(offer.chain.upper) == longest for offer in offers):
@@ -222,6 +234,8 @@ class Neighbours:
                 peer, talk = pending.pop(answer)
                 try:
                     chain = best(store, missing, answer.result())
+                except Stopped:  # with all of it
+                    continue
                 except Exception as error:  # noqa: BLE001
                     self._failed(peer, error)
                     continue
@@ -229,7 +243,7 @@ class Neighbours:
                     self._well(peer)
                 else:
                     offers.append(_Offer(chain, peer, talk))
-            if monotonic() > until or limit.is_over:
+            if monotonic() > until:
                 for peer, _ in pending.values():
                     self._failed(peer, silent())
                 break

@@ -170,7 +170,8 @@ class StreamPeer:
 
     def _ask(self, question: Question) -> Answer:
         try:
-            self._lines.put(question)
+            with contextlib.suppress(ConnectionError):  # what it said before it hung up tells more
+                self._lines.put(question)
             line = self._lines.get()
             if line is None:
                 raise _gone(self._why())

@@ -76,11 +76,13 @@ class Timely:
     def read(self, stream: Readable, size: int) -> bytes:
         return self.heard(self._begun(lambda _: stream.read(size)), monotonic() + SILENCE)
 
-    def close(self) -> None:
-        """Hang up, without waiting for it: the thread cleans up, as soon as it can."""
+    def close(self) -> bool:
+        """Hang up, without waiting: the thread cleans up as soon as it can. Whether it hangs."""
         self._calls.put(None)
-        if not self._last.done():
-            self._inner.set()
+        if self._last.done():
+            return False
+        self._inner.set()
+        return True
 
     # --- In the thread ------------------------------------------------------------------------------
 
