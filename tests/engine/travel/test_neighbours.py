@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import os
+import queue
+import random
 import re
 import signal
 import socket
@@ -505,6 +507,51 @@ async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nod
             async with native.sandbox(RECIPE) as sandbox:
                 assert await seen(sandbox) == before
                 assert sandbox.served.kind == "fetched"
+
+
+async def test_peers_that_die_all_the_time_lose_no_request(nodes: Nodes) -> None:
+    recipes = [
+        Recipe(
+            stages=(CLONE, Stage("setup", commands=(f"sleep 0.2; head -c {number}00000 /dev/urandom > n",)))
+        )
+        for number in range(1, 13)
+    ]
+    for recipe in recipes:
+        await built(nodes, recipe, "cat stamp")
+    over = threading.Event()
+    risen: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def die_and_rise(seed: int) -> None:
+        port, moments = 0, random.Random(seed)
+        while not over.is_set():
+            with nodes.listening(nodes.here, port=port) as server:
+                if not port:
+                    port = server.address[1]
+                    risen.put(server.source)
+                over.wait(moments.uniform(0.3, 2))
+
+    threads = [threading.Thread(target=die_and_rise, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        peers = [await anyio.to_thread.run_sync(risen.get) for _ in threads]
+        sizes: list[bytes] = []
+
+        async def ask(native: Any, recipe: Recipe) -> None:
+            async with native.sandbox(recipe) as sandbox:
+                sizes.append(await seen(sandbox, "stat -c %s n"))
+
+        native: Any
+        async with dutyfree.open("native", peers=peers) as native, anyio.create_task_group() as group:
+            for recipe in recipes:
+                group.start_soon(ask, native, recipe)
+        assert sorted(map(int, sizes)) == [number * 100_000 for number in range(1, 13)]
+    finally:
+        over.set()
+        for thread in threads:
+            await anyio.to_thread.run_sync(thread.join)
+    await anyio.to_thread.run_sync(Store().collect, 1 << 40)
+    assert await anyio.to_thread.run_sync(os.listdir, nodes.there / "layers/making") == [".lock"]
 
 
 async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Nodes) -> None:

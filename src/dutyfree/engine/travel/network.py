@@ -44,8 +44,8 @@ def connected(source: str, halt: Halt) -> Iterator[Peer]:
             f"{source} does not answer: {error}", remedy="is `dutyfree layer serve --bind` running there?"
         ) from error
     with connection:
-        watched(connection)
         try:
+            watched(connection)
             said = lines.greeted(Lines(Patient(connection.fileno(), halt), Sending(connection)), token)
         except OSError as error:
             raise CreateError(f"{source} cannot be asked: {error}") from error
