@@ -193,7 +193,7 @@ class Fetcher:
                 "only root can import layers, whose files have many owners",
                 remedy="run as root; without, recipes are made in memory by each process",
             )
-        self._check_room(sum(blob.whole for layer in missing for blob in layer.blobs))
+        self._check_room(sum(blob.whole + blob.size for layer in missing for blob in layer.blobs))
         with contextlib.ExitStack() as stack:
             # In one order, so that no two wait for each other.
             parts = {
