@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from stat import S_ISREG
 from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -140,7 +141,20 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: Mapping[str, Path] = {}
     """Path in the sandbox (relative to the working directory) → file or directory on this host."""
     secrets: tuple[str, ...] = ()
-    """Variables of the caller's environment that the commands get; they enter no key and no layer."""
+    """Variables of the caller's environment that the commands get; their values enter no key and no layer."""
+
+    def digest(self) -> bytes:
+        """Of all that makes its result: commands, names of secrets, and the files as they are now. Blocks.
+
+        Raises OSError for files that cannot be read.
+        """
+        import hashlib  # it takes longer to load than all of this module
+
+        told = (self.kind, self.commands, sorted(self.files), sorted(self.secrets))
+        digest = hashlib.sha256(repr(told).encode())
+        for _, source in sorted(self.files.items()):
+            digest.update(tree_digest(source))
+        return digest.digest()
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,20 +176,26 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def key(self, length: int | None = None) -> str:
         """The content key of the first ``length`` stages; by default of all, and of the services."""
-        import hashlib  # it takes longer to load than all of this module
+        stages = self.stages[:length]
+        return self.key_of([stage.digest() for stage in stages], services=length is None)
+
+    def key_of(self, digests: Sequence[bytes], *, services: bool = False) -> str:
+        """The content key of as many stages as there are digests, which are theirs."""
+        import hashlib
 
         digest = hashlib.sha256(repr(self.image).encode())
-        for stage in self.stages[:length]:
-            digest.update(repr((stage.kind, stage.commands, sorted(stage.files))).encode())
-            for _, source in sorted(stage.files.items()):
-                digest.update(tree_digest(source))
-        if length is None and self.services:
+        for one in digests:
+            digest.update(one)
+        if services and self.services:
             digest.update(repr([service.identity() for service in self.services]).encode())
         return digest.hexdigest()[:32]
 
 
 def tree_digest(root: Path) -> bytes:
-    """A digest of names, modes and contents under ``root``, independent of times and owners."""
+    """A digest of names, modes and contents under ``root``, independent of times and owners.
+
+    Of what no upload copies (pipes, sockets, devices), nothing counts: to read a pipe may take for ever.
+    """
     import hashlib
 
     digest = hashlib.sha256()
@@ -186,9 +206,8 @@ def tree_digest(root: Path) -> bytes:
             digest.update(f"l{name}\0{os.readlink(path)}\0".encode(errors="surrogateescape"))
         elif path.is_dir():
             digest.update(f"d{name}\0{path.stat().st_mode:o}\0".encode(errors="surrogateescape"))
-        else:
-            stat = path.stat()
-            digest.update(f"f{name}\0{stat.st_mode:o}\0{stat.st_size}\0".encode(errors="surrogateescape"))
+        elif S_ISREG((found := path.stat()).st_mode):
+            digest.update(f"f{name}\0{found.st_mode:o}\0{found.st_size}\0".encode(errors="surrogateescape"))
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.digest()

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,6 +32,7 @@ LOCKS = ".dutyfree-locks"
 
 RESOLVE_SECONDS = 60.0
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _URL = re.compile(r"[a-z+]+://|[^/\s]+@[^/\s]+:")
 _QUIET = "GIT_TERMINAL_PROMPT=0 GIT_CONFIG_NOSYSTEM=1"
@@ -88,10 +90,14 @@ def pin(url: str, branch: str | None = None) -> str:
 def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: str | None) -> Stage:
     if commit is not None and not _COMMIT.fullmatch(commit):
         raise UsageError(f"{commit!r} is no whole commit", remedy="give all 40 digits, or a branch")
+    server = _server(url)
     git = f"{_QUIET} git"
     if token is not None:
+        if not _VARIABLE.fullmatch(token):
+            raise UsageError(f"{token!r} is no name of a variable", remedy="name the variable, not the token")
         helper = f'!f() {{ echo username=token; echo "password=${token}"; }}; f'
-        git += f" -c credential.helper= -c credential.helper={shlex.quote(helper)}"
+        # For this server alone: what the repository holds may have git ask others, as .lfsconfig does.
+        git += f" -c credential.helper= -c {shlex.quote(f'credential.{server}.helper={helper}')}"
     from_branch = f" --branch {shlex.quote(branch)}" if branch else ""
     there = shlex.quote(path)
     commands = [f"{git} clone --quiet{from_branch} -- {shlex.quote(url)} {there}"]
@@ -102,6 +108,17 @@ def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: 
         commands.append(f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}")
     commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
+
+
+def _server(url: str) -> str:
+    """Who answers for the URL. Raises UsageError for one with a password in it."""
+    parts = urlsplit(url)
+    if parts.password:
+        raise UsageError(
+            f"the URL of {parts.hostname} has a password in it, which would be kept with the layer",
+            remedy="leave it out, and name a variable that has it: token=",
+        )
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _unpacked(archive: Path, path: str) -> Stage:

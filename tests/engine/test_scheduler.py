@@ -191,6 +191,27 @@ def test_refills_wait_for_requests():
     assert not [make for make in world.makes.values() if make.background]
 
 
+def test_refills_that_never_end_keep_others_from_nothing():
+    """But there are only so many of them: then what is left of the room is the requests'."""
+    world = World(policy=Policy(refill=False, refilling=2, starting=3, late=60.0))
+    for number in range(8):
+        world.tell("hint", chain(f"never{number}"), 1, world.now)
+    assert len(world.makes) == 2
+    at = wake(world.state)
+    assert at is not None
+    assert at >= world.now + 60.0
+    world.pass_time(at - world.now)
+    assert len(world.makes) == 4
+    world.pass_time(400.0)
+    world.pass_time(400.0)
+    assert len(world.makes) == 5
+    request = world.request(A)
+    assert len(world.makes) == 6
+    for make in [*world.makes.values()]:
+        world.finish(make)
+    assert served(world, request) == [("cold", 0)]
+
+
 def test_the_least_valuable_is_evicted_and_never_what_is_leased():
     world = World(Budget(sandboxes=3), QUIET)
     popular, rare = chain("p"), chain("r")

@@ -104,8 +104,7 @@ def decide(state: State, now: float) -> tuple[Operation, ...]:
 def wake(state: State) -> float | None:
     """When time alone next changes what should be done."""
     times = [heap[0][0] for heap in (state.deadlines, state.lease_ends) if heap]
-    if state.wishes.next_time is not None:
-        times.append(state.wishes.next_time)
+    times += [at for at in (state.wishes.next_time, state.refills.next_time) if at is not None]
     if state.parked and state.policy.idle_seconds is not None:
         times.append(state.parked[0][0] + state.policy.idle_seconds)
     return min(times, default=None)
@@ -131,6 +130,7 @@ def _expire(state: State, now: float) -> None:
                 state.leased -= 1
                 state.destroy(held, "expired")
     state.wishes.expire(now)
+    state.refills.expire(now)
 
 
 # --- Requests ---------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def _usable(state: State, node: Node) -> bool:
 
 
 def _refill(state: State, now: float) -> None:
-    while state.refilling < state.policy.refilling:
+    while state.refills.has_room:
         node = next(state.wishes.owed(now), None)
         if node is not None:
             if not _stock_up(state, node, now, None):
@@ -353,7 +353,7 @@ def _stock_up(state: State, node: Node, now: float, worth: float | None) -> bool
         return False
     job.background = True
     state.probe(node.path, chosen.depth, under_way=True)
-    state.refilling += 1
+    state.refills.begin(job.id, chosen.seconds, now)
     node.making[job.id] = now + chosen.seconds
     _begin(state, job, now)
     state.wishes.consider(node)

@@ -26,7 +26,7 @@ from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Facts, Lease, Store
 from dutyfree.engine.snapshots import Layers
-from dutyfree.errors import CreateError, SubstrateError
+from dutyfree.errors import CreateError
 
 SPARE = 16 << 30
 """Bytes of layers that no image has, stages among them, which may stay in the store: the last used ones."""
@@ -89,6 +89,8 @@ class _Wanted(NamedTuple):
     key: str
     below: _Below
     stage: Stage
+    digest: bytes
+    """Of the stage, as the key has it."""
     number: int
     identity: str | None
 
@@ -141,9 +143,10 @@ class Stages:
         """
         trace = trace or Trace()
         try:
-            keys = await anyio.to_thread.run_sync(_keys, recipe)
+            digests = await anyio.to_thread.run_sync(_digests, recipe)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
+        keys = [recipe.key_of(digests[:length]) for length in range(1, len(digests) + 1)]
         room = DEEPEST - len(image.origin.keys)
         at, base = await self._longest(keys[:room], keys, image, identity)
         trace.found, trace.number = at, len(keys)
@@ -154,6 +157,7 @@ class Stages:
                 keys[length - 1],
                 below,
                 recipe.stages[length - 1],
+                digests[length - 1],
                 length,
                 identity if length <= room else None,
             )
@@ -220,7 +224,7 @@ class Stages:
                 await self._kept(making, self.store, name(wanted.key, wanted.identity), wanted)
         except BaseException as error:
             if not making.built.done():
-                failure = error if isinstance(error, SubstrateError) else _failure(stage, error)
+                failure = error if isinstance(error, CreateError) else _failure(stage, error)
                 making.built.set_exception(failure)
                 making.built.exception()  # there may be nobody left to hear of it
             elif isinstance(error, Exception):
@@ -235,6 +239,12 @@ class Stages:
         base, self._commits[key] = await self.build(
             self._present(wanted.below), wanted.stage, wanted.number, making.haste
         )
+        if wanted.stage.files:
+            try:
+                await anyio.to_thread.run_sync(_check, wanted)
+            except BaseException:
+                self.layers.release(base.trees)
+                raise
         self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
@@ -329,8 +339,22 @@ class Stages:
             await anyio.to_thread.run_sync(self.store.collect, SPARE)
 
 
-def _keys(recipe: Recipe) -> list[str]:
-    return [recipe.key(length) for length in range(1, len(recipe.stages) + 1)]
+def _digests(recipe: Recipe) -> list[bytes]:
+    return [stage.digest() for stage in recipe.stages]
+
+
+def _check(wanted: _Wanted) -> None:
+    """Raises CreateError unless the files are what the key says: all who have them would get others."""
+    try:
+        same = wanted.stage.digest() == wanted.digest
+    except OSError:
+        same = False
+    if not same:
+        paths = ", ".join(str(path) for path in wanted.stage.files.values())
+        raise CreateError(
+            f"stage {wanted.stage.kind!r}: files changed while they were copied: {paths}",
+            remedy="try again when nobody changes them, or copy them elsewhere first",
+        )
 
 
 def name(key: str, identity: str) -> str:

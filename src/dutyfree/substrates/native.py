@@ -82,6 +82,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the pool decides."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Seconds after which a request that the pool could not serve is refused."""
+    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """Seconds after which a stage whose commands have not ended is stopped, and has failed."""
 
 
 class Native(Pooled):
@@ -348,7 +350,8 @@ class Native(Pooled):
         known = self._known.get(id(recipe))
         if known is not None:
             return known[1]
-        return tuple(recipe.key(length) for length in range(1, len(recipe.stages) + 1))
+        digests = [stage.digest() for stage in recipe.stages]
+        return tuple(recipe.key_of(digests[:length]) for length in range(1, len(digests) + 1))
 
     def _seconds(self, recipe: Recipe, depth: int) -> float:
         """What the image (depth 1) or the stage that leads to a depth took when it was made."""
@@ -413,7 +416,7 @@ class Native(Pooled):
                 builder.give_way(True)
                 haste.on_hurry = partial(builder.give_way, False)
             try:
-                commit = await stages.apply(builder, stage, number)
+                commit = await stages.apply(builder, stage, number, self._config.longest_stage)
             finally:
                 haste.on_hurry = None
             return Built(await builder.final(), commit)

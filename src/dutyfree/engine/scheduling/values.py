@@ -33,9 +33,10 @@ class Chain(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, recipe: Recipe) -> Chain:
         """Reads the recipe's files, if it names some. Raises OSError."""
-        lengths = range(len(recipe.stages))
+        digests = [stage.digest() for stage in recipe.stages]
+        shorter = [recipe.key_of(digests[:length]) for length in range(len(digests))]
         return cls(
-            (BASE, *(recipe.key(length) for length in lengths), recipe.key()),
+            (BASE, *shorter, recipe.key_of(digests, services=True)),
             (BASE, "image", *(stage.kind for stage in recipe.stages)),
             recipe,
         )
@@ -86,6 +87,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sandboxes made at once for requests."""
     refilling: int = 2
     """Sandboxes made at once in the background, and only while no request waits."""
+    late: float = 60.0
+    """Seconds after which one of these no longer keeps others from being made beside it, at the least."""
     cover: float = 5.0
     """Seconds of expected arrivals, beyond the time that a refill takes, that stock is kept for."""
     half_life: float = 120.0
