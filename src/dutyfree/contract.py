@@ -139,7 +139,10 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["repository", "dependencies", "files", "setup"]
     commands: tuple[str | tuple[str, ...], ...] = ()
     files: Mapping[str, Path] = {}
-    """Path in the sandbox (relative to the working directory) → file or directory on this host."""
+    """Path in the sandbox (relative to the working directory) → file or directory on this host.
+
+    Of a link, what it leads to is copied, and counts; those within a directory stay links.
+    """
     secrets: tuple[str, ...] = ()
     """Variables of the caller's environment that the commands get; their values enter no key and no layer."""
 
@@ -153,7 +156,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         told = (self.kind, self.commands, sorted(self.files), sorted(self.secrets))
         digest = hashlib.sha256(repr(told).encode())
         for _, source in sorted(self.files.items()):
-            digest.update(tree_digest(source))
+            digest.update(tree_digest(Path(os.path.realpath(source))))
         return digest.digest()
 
 

@@ -38,7 +38,8 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
     secrets = secrets_of(stage, number)
     for path, source in sorted(stage.files.items()):  # as its key has them: one may lie in another
         try:
-            await sandbox.upload(source, path)
+            real = await anyio.to_thread.run_sync(os.path.realpath, source)
+            await sandbox.upload(Path(real), path)
         except OSError as error:
             raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
