@@ -10,7 +10,7 @@ import pytest
 
 import dutyfree.sync
 from dutyfree import errors
-from dutyfree.abilities import Chunk
+from dutyfree.abilities import Chunk, Pooling
 from dutyfree.contract import Limits, Observation, Recipe, Stage
 
 
@@ -156,3 +156,26 @@ def test_streaming_errors_pass_through(able):
         pass
     with pytest.raises(errors.SandboxClosed), suppress(StopIteration):
         next(closed.stream("true"))
+
+
+@pytest.mark.native
+def test_pools_groups_and_leases():
+    recipe = Recipe(stages=(Stage("setup", ("echo 1 > a",)),))
+    with dutyfree.sync.open("native") as substrate:
+        substrate.prefetch([recipe], 2)
+        offered: object = substrate
+        assert isinstance(offered, Pooling)
+        with substrate.group(recipe, 3) as group:
+            assert [sandbox.read("a") for sandbox in group] == [b"1\n"] * 3
+        pool = substrate.pooled()
+        lease = pool.acquire(recipe, 2, idempotency_key="k", labels={"run": "7"}, lease_seconds=None)
+        assert lease.sandboxes[1].exec("cat a").stdout == b"1\n"
+        assert set(substrate.sandboxes()) == {sandbox.id for sandbox in lease.sandboxes}
+        pool.keep_alive(lease, 100)
+        assert lease.until is not None
+        assert [one.labels for one in substrate.pool.leases] == [{"run": "7"}]
+        pool.release(lease)
+        assert lease.over
+        with pool.lease(recipe) as other:
+            assert other.sandbox.read("a") == b"1\n"
+        assert sum(pool.ledger.served.values()) == 6

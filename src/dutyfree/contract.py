@@ -13,8 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from stat import S_ISREG
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -133,10 +132,16 @@ def check_mode(mode: int) -> None:
         raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step towards the wanted state: host files copied in, then commands run, which must succeed."""
+StageKind: TypeAlias = Literal["repository", "dependencies", "files", "setup"]
 
-    kind: Literal["repository", "dependencies", "files", "setup"]
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step towards the wanted state: host files copied in, then commands run, which must succeed.
+
+    Lists are taken for tuples, and paths as strings too: the key is the same. Raises RecipeError.
+    """
+
+    kind: StageKind
     commands: tuple[str | tuple[str, ...], ...] = ()
     files: Mapping[str, Path] = {}
     """Path in the sandbox (relative to the working directory) → file or directory on this host.
@@ -146,24 +151,37 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets: tuple[str, ...] = ()
     """Variables of the caller's environment that the commands get; their values enter no key and no layer."""
 
-    def digest(self) -> bytes:
-        """Of all that makes its result: commands, names of secrets, and the files as they are now. Blocks.
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(StageKind):
+            raise RecipeError(
+                f"{self.kind!r} is no kind of stage", remedy=f"known are: {', '.join(get_args(StageKind))}"
+            )
+        commands = [
+            one if isinstance(one, str) else tuple(one) for one in _several("commands", self.commands)
+        ]
+        msgspec.structs.force_setattr(self, "commands", tuple(commands))
+        msgspec.structs.force_setattr(self, "files", {name: Path(at) for name, at in self.files.items()})
+        msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets))
 
-        Raises OSError for files that cannot be read.
+    def key(self, upon: str) -> str:
+        """The content key of the prefix that ends with this stage, upon the one of that key.
+
+        Reads the stage's files. Raises OSError.
         """
         import hashlib  # it takes longer to load than all of this module
 
-        told = (self.kind, self.commands, sorted(self.files), sorted(self.secrets))
-        digest = hashlib.sha256(repr(told).encode())
+        said = (upon, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
+        digest = hashlib.sha256(repr(said).encode())
         for _, source in sorted(self.files.items()):
             digest.update(tree_digest(Path(os.path.realpath(source))))
-        return digest.digest()
+        return digest.hexdigest()[:32]
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state a sandbox must be in: an image, then stages upon it, then services that run.
 
-    Every prefix has a content key. Raises RecipeError for services of the same name.
+    Every prefix has a content key. Raises RecipeError for what are no stages, and for services of the same
+    name.
     """
 
     image: str | None = None
@@ -173,33 +191,50 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Started one after the other when the files of all stages are there."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "stages", _several("stages", self.stages, Stage))
+        msgspec.structs.force_setattr(self, "services", _several("services", self.services, Service))
         names = [service.name for service in self.services]
         if len(names) > len(set(names)):
             raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
 
     def key(self, length: int | None = None) -> str:
         """The content key of the first ``length`` stages; by default of all, and of the services."""
-        stages = self.stages[:length]
-        return self.key_of([stage.digest() for stage in stages], services=length is None)
+        if length is not None:
+            return Recipe(self.image, self.stages[:length]).keys()[-1]
+        return self.served_key(self.keys()[-1])
 
-    def key_of(self, digests: Sequence[bytes], *, services: bool = False) -> str:
-        """The content key of as many stages as there are digests, which are theirs."""
+    def keys(self) -> tuple[str, ...]:
+        """The content keys of all prefixes, from the image alone to all stages; each file is read once."""
         import hashlib
 
-        digest = hashlib.sha256(repr(self.image).encode())
-        for one in digests:
-            digest.update(one)
-        if services and self.services:
-            digest.update(repr([service.identity() for service in self.services]).encode())
-        return digest.hexdigest()[:32]
+        found = [hashlib.sha256(repr(self.image).encode()).hexdigest()[:32]]
+        for stage in self.stages:
+            found.append(stage.key(found[-1]))
+        return tuple(found)
+
+    def served_key(self, prefix: str) -> str:
+        """The key of the whole, of that of all its stages."""
+        import hashlib
+
+        said = (prefix, [service.identity() for service in self.services])
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:32] if self.services else prefix
+
+
+def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
+    """The values as a tuple. Raises RecipeError for a single one."""
+    if isinstance(values, tuple | list) and all(isinstance(value, of) for value in values):
+        return tuple(values)
+    wanted = f"{of.__name__} values" if of is not object else "strings"
+    raise RecipeError(f"{name} must be several {wanted}, not {values!r}", remedy=f"write {name}=(…,)")
 
 
 def tree_digest(root: Path) -> bytes:
     """A digest of names, modes and contents under ``root``, independent of times and owners.
 
-    Of what no upload copies (pipes, sockets, devices), nothing counts: to read a pipe may take for ever.
+    Pipes, sockets and devices are left out, as whoever copies the tree leaves them out.
     """
     import hashlib
+    import stat
 
     digest = hashlib.sha256()
     paths = [root, *sorted(root.rglob("*"))] if root.is_dir() and not root.is_symlink() else [root]
@@ -209,7 +244,7 @@ def tree_digest(root: Path) -> bytes:
             digest.update(f"l{name}\0{os.readlink(path)}\0".encode(errors="surrogateescape"))
         elif path.is_dir():
             digest.update(f"d{name}\0{path.stat().st_mode:o}\0".encode(errors="surrogateescape"))
-        elif S_ISREG((found := path.stat()).st_mode):
+        elif stat.S_ISREG((found := path.stat()).st_mode):
             digest.update(f"f{name}\0{found.st_mode:o}\0{found.st_size}\0".encode(errors="surrogateescape"))
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -152,7 +152,7 @@ def bring(
 
 
 def remove(what: Sequence[What]) -> list[str]:
-    """Remove snapshots by name, and layers of stages; what is in use goes with the next `dutyfree gc`.
+    """Remove snapshots by name, and layers of stages; what is in use goes with a later `dutyfree gc`.
 
     Raises UsageError.
     """
@@ -203,7 +203,7 @@ def _wanted(what: What) -> list[str]:
 
     if isinstance(what, str):
         return [what]
-    return [chains.RECIPE + what.key(length) for length in range(len(what.stages), 0, -1)]
+    return [chains.RECIPE + key for key in reversed(what.keys()[1:])]
 
 
 def _offered(peer: Peer, what: What) -> Chain:

@@ -52,7 +52,7 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(stages, "apply", meanwhile)
     async with opened() as native:
-        with pytest.raises(CreateError, match="files changed while they were copied"):
+        with pytest.raises(CreateError, match="files changed while it was made"):
             await native.prepare(recipe)
         assert native._layers.size == 0
     monkeypatch.setattr(stages, "apply", apply)
@@ -72,9 +72,11 @@ async def test_files_are_copied_in_one_order(native: Any, tmp_path: Path) -> Non
 
     await anyio.to_thread.run_sync(prepare)
     one = {"t": tmp_path / "tree", "t/file": tmp_path / "file"}
-    stage, other = Stage("files", files=one), Stage("files", files=dict(reversed(one.items())))
-    assert await anyio.to_thread.run_sync(stage.digest) == await anyio.to_thread.run_sync(other.digest)
-    async with native.sandbox(Recipe(stages=(other,))) as sandbox:
+    recipe, other = (
+        Recipe(stages=(Stage("files", files=each),)) for each in (one, dict(reversed(one.items())))
+    )
+    assert await anyio.to_thread.run_sync(recipe.key) == await anyio.to_thread.run_sync(other.key)
+    async with native.sandbox(other) as sandbox:
         assert await sandbox.read("t/file") == b"alone"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -23,7 +24,7 @@ HIDDEN = b"(secret)"
 SHORTEST = 4
 """Characters of a line of a secret that is blotted out by itself: shorter ones are in every text."""
 
-LOGS, LOG_BYTES = 64, 64 << 20
+LOGS, LOG_BYTES = 100, 64 << 20
 """So many logs of failed stages are kept, and at most so many bytes of them and of each: the last ones."""
 
 _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -107,9 +108,10 @@ def _keep(log: bytes) -> Path | None:
         descriptor, name = tempfile.mkstemp(dir=directory, prefix="stage-", suffix=".log")
         with open(descriptor, "wb") as file:
             file.write(log[-LOG_BYTES:])
-        _forget_old(directory)
     except OSError:
         return None  # the error says the most of it anyway
+    with contextlib.suppress(OSError):  # others may do the same
+        _forget_old(directory)
     return Path(name)
 
 
