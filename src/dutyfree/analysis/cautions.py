@@ -11,7 +11,7 @@ import numpy as np
 from dutyfree.analysis.cells import Key, Sample
 from dutyfree.analysis.model import Caution, CautionKind, Cell
 from dutyfree.analysis.statistics import Floats, as_sample, dispersion, drift
-from dutyfree.analysis.units import duration, enumeration, percent, plural
+from dutyfree.analysis.units import enumeration, percent, plural
 from dutyfree.study.records import Records, Session, SubstrateFacts
 
 FEW = 10
@@ -173,34 +173,32 @@ def _about(
     if cell.stood_in and baseline:
         yield CautionKind.STAND_IN, _stand_in(cell, baseline)
     if cell.undivided:
-        which = (
-            "its actions" if cell.undivided == cell.actions else f"{cell.undivided} of {cell.actions} actions"
-        )
         yield (
             CautionKind.UNDIVIDED,
-            f"{cell.substrate} does not tell the time inside of {which}, and no bare run of them is there "
-            "to stand in",
+            f"the time inside of {_actions(cell.undivided, cell)} is not told, and no bare run of them is "
+            "there to stand in",
         )
 
 
 def _about_stability(cell: Cell, sample: Sample) -> Iterator[tuple[CautionKind, str]]:
     assert cell.total is not None
     middle, totals = cell.total.p50, sample.totals()
-    if middle.low is not None and middle.high is not None and middle.value > 0:
-        width = (middle.high - middle.low) / middle.value
-        if width > WIDE:
-            yield (
-                CautionKind.UNSTABLE,
-                f"the interval of the whole rollout's p50 is wide: {duration(middle.low)} to "
-                f"{duration(middle.high)} ({percent(width)} of p50)",
-            )
-    if (spread := dispersion(totals)) > DISPERSED:
-        yield CautionKind.UNSTABLE, f"trials scatter: the middle half spans {percent(spread)} of p50"
+    # Words that are the same for many cells: the figures are in the tables.
+    if middle.low is not None and middle.high is not None and middle.high - middle.low > WIDE * middle.value:
+        yield (
+            CautionKind.UNSTABLE,
+            f"the interval of the whole rollout's p50 is wider than {percent(WIDE)} of it",
+        )
+    if dispersion(totals) > DISPERSED:
+        yield (
+            CautionKind.UNSTABLE,
+            f"trials scatter: the middle half spans more than {percent(DISPERSED)} of p50",
+        )
     in_order = _in_order(sample)
     correlation, p = drift(in_order)
     if in_order.size >= DRIFT_LEAST and abs(correlation) > DRIFTING and p < DRIFT_P:
         grew = "rose" if correlation > 0 else "fell"
-        yield CautionKind.DRIFT, f"times {grew} in the course of the study (Spearman {correlation:+.2f})"
+        yield CautionKind.DRIFT, f"times {grew} in the course of the study"
 
 
 def _in_order(sample: Sample) -> Floats:
@@ -214,11 +212,15 @@ def _in_order(sample: Sample) -> Floats:
 def _stand_in(cell: Cell, baseline: str) -> str:
     level = cell.stand_in_parallel
     at = f", measured {level} at once," if level is not None and level != cell.parallel else ""
-    which = "its actions" if cell.stood_in == cell.actions else f"{cell.stood_in} of {cell.actions} actions"
     return (
-        f"{cell.substrate} does not tell the time inside of {which}: the p50 of the same action on "
+        f"the time inside of {_actions(cell.stood_in, cell)} is not told: the p50 of the same action on "
         f"{baseline}{at} stands in"
     )
+
+
+def _actions(number: int, cell: Cell) -> str:
+    """Which of them, in words that are the same for many cells, so that one note serves all."""
+    return "all actions" if number == cell.actions else "some actions"
 
 
 def _expected(plan: Mapping[str, Any], planned: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from dutyfree.analysis.statistics import Estimate
@@ -79,7 +80,7 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def enumeration(items: list[str]) -> str:
+def enumeration(items: Sequence[str]) -> str:
     """One, two and three."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 

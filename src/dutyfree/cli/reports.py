@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -9,9 +10,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from dutyfree.analysis.export import Format
-from dutyfree.analysis.model import Cell, Summary
+from dutyfree.analysis.model import CautionKind, Cell, Summary
 from dutyfree.analysis.units import UNKNOWN, duration, percent
-from dutyfree.report.wording import notes
+from dutyfree.report.wording import Note, notes
 
 
 def report(directory: Path, /, *, json: bool = False) -> int:
@@ -109,7 +110,8 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
         print(encode(summary).decode())  # noqa: T201 (the command's output)
         return
     console = Console()
-    table = Table("workload", "substrate", "first result p50", "whole p50", "p95", "tax", "trials", box=None)
+    headings = ("workload", "substrate", "first p50", "whole p50", "whole p95", "tax", "trials")
+    table = Table(*headings, box=None, padding=(0, 1, 0, 0), pad_edge=False)  # within 80 columns
     for column in table.columns[2:]:
         column.justify = "right"
     rates = {(tax.workload, tax.substrate, tax.parallel): tax.rate for tax in summary.taxes}
@@ -117,11 +119,21 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
         rate = rates.get(cell.key)
         table.add_row(*_row(cell), percent(rate.value) if rate else UNKNOWN, _trials(cell))
     console.print(table)
-    for note in notes(summary.cautions):
-        where = f" ({note.about})" if note.cells else ""
-        text = f"caution, {note.kind}: {note.text}{where}"
+    for alike in _by_kind(notes(summary.cautions)):
+        first, more = alike[0], len(alike) - 1
+        where = f" ({first.about})" if first.cells else ""
+        others = f"; {more} more of the kind in the report" if more else ""
+        text = f"caution, {first.kind}: {first.text}{where}{others}"
         console.print(text, style="yellow", highlight=False, markup=False)
     print(f"report: {directory / 'report.html'}")  # noqa: T201 (whole, for copying)
+
+
+def _by_kind(found: Iterable[Note]) -> Iterable[list[Note]]:
+    """Of a large study there are dozens: a line for each kind is what a terminal has room for."""
+    kinds: dict[CautionKind, list[Note]] = {}
+    for note in found:
+        kinds.setdefault(note.kind, []).append(note)
+    return kinds.values()
 
 
 def _row(cell: Cell) -> tuple[str, str, str, str, str]:

@@ -86,7 +86,7 @@ def _drawable() -> frozenset[int]:
     return frozenset(FT2Font(font_manager.findfont("DejaVu Sans")).get_charmap())
 
 
-def drawn(text: str, length: int = 18) -> str:
+def drawn(text: str, length: int = 20) -> str:
     """Untrusted text as a figure can show it: one short line of glyphs that the font has."""
     line = "".join(
         char if ord(char) in _drawable() else "\N{WHITE SQUARE}" for char in " ".join(text.split())

@@ -65,18 +65,21 @@ class Note:
 
     @property
     def about(self) -> str:
-        """Which cells, by name: "docker: T1, T2"."""
+        """Which cells, by name: "T1 and T2 on docker"."""
         by_substrate: dict[str | None, list[str]] = {}
         for caution in self.cells:
             place = caution.workload or ""
             if caution.parallel is not None and caution.parallel > 1:
                 place += f" ({caution.parallel} at once)"
             by_substrate.setdefault(caution.substrate, []).append(place)
-        told = []
+        by_places: dict[tuple[str, ...], list[str]] = {}
         for substrate, places in by_substrate.items():
-            named = enumeration([place for place in dict.fromkeys(places) if place])
-            told.append(f"{named} on {substrate}" if substrate and named != "none" else substrate or named)
-        return "; ".join(told)
+            named = tuple(place for place in dict.fromkeys(places) if place)
+            by_places.setdefault(named, []).extend([substrate] if substrate else [])
+        return "; ".join(
+            " on ".join(enumeration(names) for names in (places, substrates) if names)
+            for places, substrates in by_places.items()
+        )
 
 
 def notes(cautions: Iterable[Caution]) -> list[Note]:
