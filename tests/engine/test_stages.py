@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -275,6 +276,26 @@ async def test_a_chain_is_shortened_from_its_end() -> None:
         native._stages.ready.forget(Recipe(stages=stages).key(1))
         await settled(native)
     assert sorted(await _layers()) == sorted(wanted)  # the second needs the first
+
+
+async def test_many_recipes_need_few_open_files() -> None:
+    """What nobody stands on is let go, and found again on the disk."""
+    base = setup("echo 1 > a")
+    recipes = [Recipe(stages=(base, setup(f"echo {number} > b"))) for number in range(60)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with opened() as native:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, limits[1]))
+        try:
+            for recipe in recipes:
+                await native.prepare(recipe)
+            await settled(native)
+            assert len(native._stages._leases) <= 22
+            async with native.sandbox(recipes[0]) as sandbox:
+                assert sandbox.served.kind == "layer"
+                assert (await sandbox.exec("cat a b")).stdout == b"1\n0\n"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(await _layers()) == 61
 
 
 async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(

@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract import Recipe, Stage
+from dutyfree.engine import exhaustion
 from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded, upon
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import made
@@ -312,8 +313,19 @@ class Stages:
     def _offer(self, key: str, base: Base) -> Base:
         """Of the disk, to whoever comes from now on."""
         self.ready.put(key, base, max(1, self.sizes[key]))
-        self.ready.trim({key, *self._making})
+        busy = {key, *self._making}
+        self.ready.trim(busy)
+        for other in self.ready.beyond(exhaustion.spare_files(), busy):
+            self._let_go(other)
         return base
+
+    def _let_go(self, key: str) -> None:
+        """It stays on the disk, where it is found again: whatever is used here takes an open file."""
+        base = self.ready.get(key)
+        assert base is not None
+        lease = self._leases.pop(base.trees[0][1][0])
+        self.ready.forget(key)
+        lease.close()
 
     def _drop(self, base: Base) -> None:
         """Adopted, and not needed."""
