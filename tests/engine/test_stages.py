@@ -21,7 +21,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.stages import name
-from dutyfree.errors import CreateError
+from dutyfree.errors import CreateError, StageError
 from dutyfree.substrates.stages import LOGS
 from tests.engine import counts
 
@@ -334,6 +334,18 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     assert "why" in text
     assert "hunter2" not in text
     assert len(await _layers()) == 1
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_a_stage_that_hangs_is_ended(pooled: bool) -> None:
+    hangs = Recipe(stages=(setup("echo begun; echo careful >&2; sleep 1000"),))
+    async with opened(longest_stage=0.5, policy={"deepest_layer": 0} if pooled else {}) as native:
+        if pooled:
+            await native.pooled()
+        with pytest.raises(StageError, match=r"was killed after 0.5 s: careful\nbegun") as told:
+            async with native.sandbox(hangs):
+                pass
+        assert told.value.output == "careful\nbegun"
 
 
 async def test_the_last_logs_are_kept(cache: Path) -> None:

@@ -74,6 +74,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     kept: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Bytes of memory that snapshots may take together. A quarter of the host's by default."""
+    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """Seconds that a command of a stage may take. One that hangs would hold up whoever wants it for ever."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
     limits: Limits = Limits()
@@ -418,7 +420,7 @@ class Native(Pooled):
         async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
             builder.give_way(haste.background)
             with haste.telling(partial(builder.give_way, False)):
-                commit = await stages.apply(builder, stage, number)
+                commit = await stages.apply(builder, stage, number, self._config.longest_stage)
             return Built(await builder.final(), commit)
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:

@@ -26,8 +26,10 @@ HIDDEN = b"(secret)"
 _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-async def apply(sandbox: Sandbox, stage: Stage, number: int) -> str:
-    """Copy the stage's files in, then run its commands. Of a clone, the commit that it says to be at.
+async def apply(sandbox: Sandbox, stage: Stage, number: int, longest: float | None = None) -> str:
+    """Copy the stage's files in, then run its commands, each for ``longest`` seconds at the most.
+
+    Of a clone, the commit that it says to be at is returned.
 
     Raises StageError naming the stage, its number in the recipe (from 1), the command, its last output and
     the file that has all of it.
@@ -41,20 +43,27 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int) -> str:
     log: list[bytes] = []
     said = b""
     for command in stage.commands:
-        seen = await sandbox.exec(command, env=secrets or None)
+        seen = await sandbox.exec(command, env=secrets or None, timeout=longest)
         log.append(_record(command, seen, secrets))
         said = seen.stdout.strip()
         if not seen.ok:
-            tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
+            tail = _tail(seen, secrets)
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
+            how = f"was killed after {longest:g} s" if seen.timed_out else f"ended with {seen.exit_code}"
             raise StageError(
-                f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}",
+                f"stage {stage.kind!r}: {command!r} {how}: {tail}",
                 remedy=f"all that it printed is in {kept}" if kept else "",
                 number=number,
                 command=command if isinstance(command, str) else " ".join(command),
                 output=tail,
             )
     return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
+
+
+def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
+    """The end of what it printed: of both streams, for many tools warn on one and fail on the other."""
+    said = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
+    return b"\n".join(one[-TAIL // len(said) :] for one in said).decode(errors="replace").strip()
 
 
 def refuse_services(recipe: Recipe | None, substrate: str) -> None:
