@@ -18,9 +18,10 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Ready, Recipe, Service, Stage, layers, recipes
+from dutyfree import Ready, Recipe, Service, Stage, contract, layers, recipes
+from dutyfree.contract import tree_digest
 from dutyfree.engine.scheduling.values import Chain
-from dutyfree.errors import CreateError, UsageError
+from dutyfree.errors import CreateError, RecipeError, UsageError
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
 AUTHOR |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
@@ -176,23 +177,22 @@ async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
             assert (await sandbox.exec("repository/deep/link")).stdout == b"2\n"
 
 
-class Counted(dict[str, Path]):
-    """Files that know how often they were looked at."""
+def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
 
-    looks = 0
+    def counted(path: Path) -> bytes:
+        read.append(path)
+        return tree_digest(path)
 
-    def items(self) -> Any:
-        self.looks += 1
-        return super().items()
-
-
-def test_keys_of_prefixes_read_every_file_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("1")
-    files = [Counted({str(number): tmp_path / "file"}) for number in range(3)]
-    stages = tuple(Stage("files", files=one) for one in files)
+    monkeypatch.setattr(contract, "tree_digest", counted)
+    files = [tmp_path / name for name in "abc"]
+    for path in files:
+        path.write_text(path.name)
+    stages = tuple(Stage("files", files={path.name: path}) for path in files)
     recipe = Recipe(stages=stages, services=(Service("one", "sleep 9"),))
-    assert Chain.of(recipe).key == recipe.served_key(recipe.keys()[-1])
-    assert [one.looks for one in files] == [2, 2, 2]
+    key = Chain.of(recipe).key
+    assert read == files
+    assert key == recipe.served_key(recipe.keys()[-1])
     prefixes = [Recipe(stages=stages[:length]).key() for length in range(4)]
     assert list(recipe.keys()) == prefixes == [recipe.key(length) for length in range(4)]
     assert recipe.key() not in prefixes
@@ -207,6 +207,84 @@ def test_what_is_not_copied_does_not_count(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         assert Recipe(stages=(recipes.repository(tmp_path),)).key() == before
+
+
+@pytest.mark.anyio
+@pytest.mark.native
+async def test_one_copy_serves_many_commits(
+    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And, if it is wanted, none of them tells what came after it."""
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+    _, work = served
+
+    def prepare() -> list[str]:
+        git(work, "tag", "early", "HEAD~2")
+        git(work, "tag", "late")
+        git(work, "branch", "fix")
+        git(work, "remote", "add", "origin", "https://example.org/project.git")
+        (work / "file").write_text("changed, not committed\n")
+        return git(work, "rev-list", "HEAD").split()
+
+    last, middle, first = await anyio.to_thread.run_sync(prepare)
+    copied = await anyio.to_thread.run_sync(recipes.repository, work)
+    async with dutyfree.open("native") as native:
+        for commit, content in ((last, b"2\n"), (middle, b"1\n")):
+            async with native.sandbox(Recipe(stages=(copied, recipes.checkout(commit)))) as sandbox:
+                assert await sandbox.read("repository/file") == content
+                assert (await sandbox.exec(f"git -C repository cat-file -e {last}")).ok
+        recipe = Recipe(stages=(copied, recipes.checkout(middle, only_past=True)))
+        async with native.sandbox(recipe) as sandbox:
+            served_from: Any = sandbox
+            assert served_from.served.stage == "repository", "the copy was there already"
+            told = {
+                "git log --all --reflog --format=%H | sort": "".join(sorted((f"{middle}\n", f"{first}\n"))),
+                "git tag": "early\n",
+                "git remote": "",
+                "git status --porcelain": "",
+                f"git cat-file -e {last} || echo gone": "gone\n",
+            }
+            for command, says in told.items():
+                seen = await sandbox.exec(command, cwd="repository")
+                assert seen.stdout.decode() == says, (command, seen)
+        with pytest.raises(CreateError, match="0000"):
+            await native.prepare(Recipe(stages=(copied, recipes.checkout("0" * 40))))
+
+
+def test_a_directory_with_a_commit_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"checkout\(commit\)"):
+        recipes.repository(tmp_path, commit="a" * 40)
+
+
+def test_the_same_in_other_words_has_the_same_key(tmp_path: Path) -> None:
+    lock = tmp_path / "requirements.txt"
+    lock.write_text("a==1")
+    one = Recipe(stages=(Stage("setup", ("a", ("b", "c")), {"d": lock}), recipes.pip(requirements=lock)))
+    other = RECIPE(
+        stages=[STAGE("setup", ["a", ["b", "c"]], {"d": str(lock)}), recipes.pip(requirements=str(lock))]
+    )
+    assert other.key() == one.key()
+
+
+STAGE: Any = Stage
+RECIPE: Any = Recipe
+"""As they are without a type checker."""
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: STAGE("deps"), "'deps' is no kind of stage .known are: repository, "),
+        (lambda: STAGE("setup", "make"), "commands must be several strings, not 'make'"),
+        (lambda: STAGE("setup", ("make",), secrets="TOKEN"), "secrets must be several"),
+        (lambda: RECIPE(stages=STAGE("setup")), "stages must be several Stage"),
+        (lambda: RECIPE(stages=("make",)), "stages must be several Stage"),
+        (lambda: RECIPE(services=("server",)), "services must be several Service"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_where_it_is_written(make: Any, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        make()
 
 
 def test_lock_files_count_by_their_contents(tmp_path: Path) -> None:
@@ -229,6 +307,10 @@ image = "debian:12"
 kind = "repository"
 source = "https://example.org/project.git"
 commit = "{commit}"
+[[stages]]
+kind = "checkout"
+commit = "{commit}"
+only_past = true
 [[stages]]
 kind = "pip"
 requirements = "requirements.txt"
@@ -258,7 +340,7 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
     recipe = recipes.load(file)
     assert recipe.image == "debian:12"
     kinds = [stage.kind for stage in recipe.stages]
-    assert kinds == ["repository", *["dependencies"] * 4, "files", "setup"]
+    assert kinds == ["repository", "repository", *["dependencies"] * 4, "files", "setup"]
     assert recipe.stages[-1].secrets == ("KEY",)
     assert recipe.key() == recipes.load(file).key()
 
@@ -268,8 +350,14 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
     [
         ("stages = 3", "stages"),
         ("[[stages]]\nkind = 'pip'", "stage 1: pip has nothing"),
-        ("[[stages]]\nkind = 'pop'", "pop"),
-        ("[[stages]]\nkind = 'setup'\ncommands = ['a']\ncolour = 1", "colour"),
+        ("[[stages]]\nkind = 'pop'", "stage 1: 'pop' is no kind of stage .known are: repository, checkout"),
+        ("[[stages]]\ncommands = ['a']", "stage 1: it has no kind"),
+        ("imagine = 'a'", "no key 'imagine' .a recipe has an image, "),
+        ("[[stages]]\nkind = 'setup'\ncommands = 'a'", "stage 1: commands: expected a list, got a text"),
+        (
+            "[[stages]]\nkind = 'apt'\npackages = ['a']\n[[stages]]\nkind = 'setup'\ncommand = ['a']",
+            "stage 2: there is no key 'command' .setup takes: commands, secrets",
+        ),
         ("[[stages]]\nkind = 'repository'\nsource = 'nowhere'", "neither a URL"),
         ("[[stages]]\nkind = 'repository'\nsource = 'https://a/b'\ncommit = 'abc'", "no whole commit"),
         ("[[stages]]\nkind = 'files'\nfiles = { a = 'nowhere' }", "there is no"),
@@ -333,7 +421,10 @@ def test_services_from_a_file(tmp_path: Path) -> None:
         ("[[services]]\nname = 'a'\ncommand = 'x'\nseconds = 0", "needs time to become ready"),
         ("[[services]]\nname = 'a'\ncommand = 'x'\nready = { line = 'x', file = 'y' }", "give one of them"),
         ("[[services]]\nname = 'a'\ncommand = 'x'\nready = { line = '' }", "cannot be empty"),
-        ("[[services]]\nname = 'a'\ncommand = 'x'\nsecrets = ['TOKEN']", "unknown field `secrets`"),
+        (
+            "[[services]]\nname = 'a'\ncommand = 'x'\nsecrets = ['TOKEN']",
+            "service 1: there is no key 'secrets'",
+        ),
         (2 * "[[services]]\nname = 'a'\ncommand = 'x'\n", "services need names of their own"),
         (2 * "[[python]]\nmodules = ['ast']\n", "services need names of their own: python, python"),
     ],

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -132,15 +132,33 @@ def check_mode(mode: int) -> None:
         raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step towards the wanted state: host files copied in, then commands run, which must succeed."""
+StageKind: TypeAlias = Literal["repository", "dependencies", "files", "setup"]
 
-    kind: Literal["repository", "dependencies", "files", "setup"]
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step towards the wanted state: host files copied in, then commands run, which must succeed.
+
+    Lists are taken for tuples, and paths as strings too: the key is the same. Raises RecipeError.
+    """
+
+    kind: StageKind
     commands: tuple[str | tuple[str, ...], ...] = ()
     files: Mapping[str, Path] = {}
     """Path in the sandbox (relative to the working directory) → file or directory on this host."""
     secrets: tuple[str, ...] = ()
     """Variables of the caller's environment that the commands get; they enter no key and no layer."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(StageKind):
+            raise RecipeError(
+                f"{self.kind!r} is no kind of stage", remedy=f"known are: {', '.join(get_args(StageKind))}"
+            )
+        commands = [
+            one if isinstance(one, str) else tuple(one) for one in _several("commands", self.commands)
+        ]
+        msgspec.structs.force_setattr(self, "commands", tuple(commands))
+        msgspec.structs.force_setattr(self, "files", {name: Path(at) for name, at in self.files.items()})
+        msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets))
 
     def key(self, upon: str) -> str:
         """The content key of the prefix that ends with this stage, upon the one of that key.
@@ -159,7 +177,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state a sandbox must be in: an image, then stages upon it, then services that run.
 
-    Every prefix has a content key. Raises RecipeError for services of the same name.
+    Every prefix has a content key. Raises RecipeError for what are no stages, and for services of the same
+    name.
     """
 
     image: str | None = None
@@ -169,6 +188,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Started one after the other when the files of all stages are there."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "stages", _several("stages", self.stages, Stage))
+        msgspec.structs.force_setattr(self, "services", _several("services", self.services, Service))
         names = [service.name for service in self.services]
         if len(names) > len(set(names)):
             raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
@@ -194,6 +215,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         said = (prefix, [service.identity() for service in self.services])
         return hashlib.sha256(repr(said).encode()).hexdigest()[:32] if self.services else prefix
+
+
+def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
+    """The values as a tuple. Raises RecipeError for a single one."""
+    if isinstance(values, tuple | list) and all(isinstance(value, of) for value in values):
+        return tuple(values)
+    wanted = f"{of.__name__} values" if of is not object else "strings"
+    raise RecipeError(f"{name} must be several {wanted}, not {values!r}", remedy=f"write {name}=(…,)")
 
 
 def tree_digest(root: Path) -> bytes:

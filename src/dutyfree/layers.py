@@ -154,7 +154,7 @@ def remove(what: Sequence[What]) -> list[str]:
     """Remove snapshots by name, and layers of stages with all stages that were made upon them.
 
     Made again, a stage may leave something else: nothing of before fits upon that. What is in use goes with
-    the next `dutyfree gc`. Raises UsageError.
+    a later `dutyfree gc`. Raises UsageError.
     """
     from dutyfree.engine.travel import chains
 

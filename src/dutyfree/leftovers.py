@@ -23,6 +23,7 @@ import msgspec
 from dutyfree import image, paths
 from dutyfree.engine import census
 from dutyfree.engine.images.store import Store
+from dutyfree.engine.scheduling.values import Budget
 from dutyfree.errors import CleanupError, Unavailable
 from dutyfree.substrates.bare import leftovers as bare
 
@@ -36,20 +37,20 @@ class Leftover(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-async def collect(*, dry_run: bool = False) -> list[Leftover]:
-    """Find all, and remove it unless this is a dry run."""
-    found = await anyio.to_thread.run_sync(lambda: list(_local(dry_run)))
+async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[Leftover]:
+    """Find all, and remove it unless this is a dry run; of unused layers, the last ``spare`` bytes stay."""
+    found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
     return found + await _docker(dry_run)
 
 
-def _local(dry_run: bool) -> Iterator[Leftover]:
+def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
     yield from _control_groups(dry_run)
     for path in bare.leftovers(Path(tempfile.gettempdir()).resolve()):
         yield _removed("sandbox of bare", path, bare.remove_leftover, dry_run)
     cache = paths.cache()
     yield from _unlocked("build of the study's image", image.folder(), "lock", "build-*", dry_run)
     yield from _unlocked("build of the fixture", cache, "fixture.lock", "fixture-making-*", dry_run)
-    yield from _layers(dry_run)
+    yield from _layers(spare, dry_run)
 
 
 # --- Control groups ------------------------------------------------------------------------------------
@@ -98,11 +99,14 @@ def _unlocked(kind: str, directory: Path, lock: str, pattern: str, dry_run: bool
             yield _removed(kind, path, _remove_tree, dry_run)
 
 
-def _layers(dry_run: bool) -> Iterator[Leftover]:
-    """Layers that no image has and no sandbox uses, and what was half unpacked; the store knows both."""
+def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:
+    """Layers that no image has and no sandbox uses, and what was half unpacked; the store knows both.
+
+    What recipes were made into is no leftover, but dear: it goes as it does by itself, the oldest first.
+    """
     store = Store()
     if store.root.is_dir():
-        done = store.collect(dry_run=dry_run)
+        done = store.collect(spare, dry_run=dry_run)
         if done.layers:
             yield Leftover("layers", f"{done.layers} in {store.root}", done.size)
         if done.half:

@@ -1,4 +1,4 @@
-"""Stages that most recipes are made of, and recipes from TOML files (docs/recipes.md).
+"""Stages that most recipes are made of (docs/recipes.md); ``described`` has those of TOML files.
 
 A stage's key is made of its commands and of the files it copies in, so that lock files count by their
 contents, and a repository by its commit.
@@ -15,12 +15,9 @@ import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
-
-import msgspec
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.errors import RecipeError, UsageError
+from dutyfree.errors import UsageError
 from dutyfree.services import Ready, Service
 
 REPOSITORY = "repository"
@@ -32,7 +29,7 @@ LOCKS = ".dutyfree-locks"
 RESOLVE_SECONDS = 60.0
 
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_URL = re.compile(r"[a-z+]+://|[^/\s]+@[^/\s]+:")
+URL = re.compile(r"[a-z+]+://|[^/\s]+@[^/\s]+:")
 _QUIET = "GIT_TERMINAL_PROMPT=0 GIT_CONFIG_NOSYSTEM=1"
 
 
@@ -68,12 +65,12 @@ def repository(
     ``token`` names a variable of the caller's environment with a password for the server.
     Raises UsageError.
     """
-    if isinstance(source, str) and _URL.match(source):
+    if isinstance(source, str) and URL.match(source):
         return _cloned(source, commit, branch, path, token)
     if commit or branch or token:
         raise UsageError(
             f"{source} is copied as it is: it takes no commit, branch or token",
-            remedy="clone by a URL, such as file:///path/of/a/repository",
+            remedy="let another stage follow it: checkout(commit)",
         )
     local = Path(source)
     if local.is_dir():
@@ -103,22 +100,61 @@ def pin(url: str, branch: str | None = None) -> str:
 
 
 def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: str | None) -> Stage:
-    if commit is not None and not _COMMIT.fullmatch(commit):
-        raise UsageError(f"{commit!r} is no whole commit", remedy="give all 40 digits, or a branch")
-    git = f"{_QUIET} git"
-    if token is not None:
-        helper = f'!f() {{ echo username=token; echo "password=${token}"; }}; f'
-        git += f" -c credential.helper= -c credential.helper={shlex.quote(helper)}"
     from_branch = f" --branch {shlex.quote(branch)}" if branch else ""
     there = shlex.quote(path)
-    commands = [f"{git} clone --quiet{from_branch} -- {shlex.quote(url)} {there}"]
+    commands = [f"{_git(token)} clone --quiet{from_branch} -- {shlex.quote(url)} {there}"]
     if commit is not None:
-        # A commit that no branch has can still be asked for, of most servers.
-        known = f"git cat-file -e {commit} 2>/dev/null || {git} fetch --quiet origin {commit}"
         how = f"-B {shlex.quote(branch)}" if branch else "--detach"
-        commands.append(f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}")
+        commands.append(_at(commit, there, token, how))
     commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
+
+
+def _git(token: str | None) -> str:
+    """Git that asks nobody, but has the password in a variable."""
+    git = f"{_QUIET} git"
+    if token is None:
+        return git
+    helper = f'!f() {{ echo username=token; echo "password=${token}"; }}; f'
+    return f"{git} -c credential.helper= -c credential.helper={shlex.quote(helper)}"
+
+
+def _at(commit: str, there: str, token: str | None, how: str) -> str:
+    """The command that brings a repository to a commit. Raises UsageError."""
+    if not _COMMIT.fullmatch(commit):
+        raise UsageError(f"{commit!r} is no whole commit", remedy="give all 40 digits, or a branch")
+    # A commit that no branch has can still be asked for, of most servers.
+    known = f"git cat-file -e {commit} 2>/dev/null || {_git(token)} fetch --quiet origin {commit}"
+    return f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}"
+
+
+def checkout(
+    commit: str, *, path: str = REPOSITORY, token: str | None = None, only_past: bool = False
+) -> Stage:
+    """A commit of the repository that a stage before brought: one clone serves the recipes of many commits.
+
+    With ``only_past`` the history ends there: remotes, and branches, tags and objects that do not lead to the
+    commit are removed, so that nobody finds the fix of a task in what came after. Raises UsageError.
+    """
+    there = shlex.quote(path)
+    commands = [_at(commit, there, token, "--force --detach")]
+    if only_past:
+        commands.append(f"cd {there} && {_ONLY_PAST}")
+    commands.append(f"git -C {there} rev-parse HEAD")
+    return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
+
+
+_ONLY_PAST = " && ".join(
+    (
+        "git remote | xargs -r -n 1 git remote remove",
+        # What is listed once is among all, but not among those that lead to the commit.
+        "{ git for-each-ref --merged HEAD --format='%(refname)'; git for-each-ref --format='%(refname)'; }"
+        " | sort | uniq -u | sed 's/^/delete /' | git update-ref --stdin",
+        'rm -f "$(git rev-parse --git-dir)/FETCH_HEAD" "$(git rev-parse --git-dir)/ORIG_HEAD"',
+        "git reflog expire --expire=now --expire-unreachable=now --all",
+        "git gc --quiet --prune=now",
+    )
+)
 
 
 def _unpacked(archive: Path, path: str) -> Stage:
@@ -138,7 +174,7 @@ def _unpacked(archive: Path, path: str) -> Stage:
 
 def pip(
     *packages: str,
-    requirements: Path | None = None,
+    requirements: str | Path | None = None,
     options: Sequence[str] = (),
     python: str = "python3",
     secrets: Sequence[str] = (),
@@ -147,14 +183,14 @@ def pip(
     if not packages and requirements is None:
         raise UsageError("pip has nothing to install", remedy="name packages, or a file of requirements")
     words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir", *options]
-    locks = {}
+    locks: dict[str, str | Path] = {}
     if requirements is not None:
         locks["requirements.txt"] = requirements
         words += ["-r", f"{LOCKS}/requirements.txt"]
     return command(shlex.join([*words, *packages]), locks=locks, secrets=secrets)
 
 
-def npm(directory: str = REPOSITORY, *, lock: Path | None = None, secrets: Sequence[str] = ()) -> Stage:
+def npm(directory: str = REPOSITORY, *, lock: str | Path | None = None, secrets: Sequence[str] = ()) -> Stage:
     """What a ``package-lock.json`` says, for a directory of the sandbox; the lock, if given, is put there."""
     there = shlex.quote(directory)
     cache = f'"$here"/{LOCKS}/cache'
@@ -177,11 +213,11 @@ def apt(*packages: str) -> Stage:
 
 def command(
     *commands: str,
-    locks: Mapping[str, Path] | None = None,
+    locks: Mapping[str, str | Path] | None = None,
     secrets: Sequence[str] = (),
 ) -> Stage:
     """Any commands that install something; ``locks`` are files that they find in ``LOCKS`` meanwhile."""
-    files = {f"{LOCKS}/{name}": path for name, path in (locks or {}).items()}
+    files = {f"{LOCKS}/{name}": Path(path) for name, path in (locks or {}).items()}
     tidy = (f"rm -rf {LOCKS}",) if files else ()
     return Stage("dependencies", commands=(*commands, *tidy), files=files, secrets=tuple(secrets))
 
@@ -214,133 +250,8 @@ def _zygote() -> str:
     return Path(__file__).with_name("zygote.py").read_text(encoding="utf-8")
 
 
-# --- From a file ---------------------------------------------------------------------------------------
-
-
-class _Repository(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="repository"
-):
-    source: str
-    commit: str | None = None
-    branch: str | None = None
-    path: str = REPOSITORY
-    token: str | None = None
-
-    def stage(self, root: Path) -> Stage:
-        source = self.source if _URL.match(self.source) else root / self.source
-        return repository(source, commit=self.commit, branch=self.branch, path=self.path, token=self.token)
-
-
-class _Pip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="pip"):
-    packages: tuple[str, ...] = ()
-    requirements: str | None = None
-    options: tuple[str, ...] = ()
-    python: str = "python3"
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        file = None if self.requirements is None else root / self.requirements
-        return pip(
-            *self.packages, requirements=file, options=self.options, python=self.python, secrets=self.secrets
-        )
-
-
-class _Npm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="npm"):
-    directory: str = REPOSITORY
-    lock: str | None = None
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        return npm(self.directory, lock=None if self.lock is None else root / self.lock, secrets=self.secrets)
-
-
-class _Apt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="apt"):
-    packages: tuple[str, ...]
-
-    def stage(self, root: Path) -> Stage:
-        del root
-        return apt(*self.packages)
-
-
-class _Dependencies(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="dependencies"
-):
-    commands: tuple[str, ...]
-    locks: dict[str, str] = {}
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        locks = {name: root / path for name, path in self.locks.items()}
-        return command(*self.commands, locks=locks, secrets=self.secrets)
-
-
-class _Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="files"):
-    files: dict[str, str]
-
-    def stage(self, root: Path) -> Stage:
-        return Stage("files", files={name: root / path for name, path in self.files.items()})
-
-
-class _Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="setup"):
-    commands: tuple[str, ...]
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        del root
-        return Stage("setup", commands=self.commands, secrets=self.secrets)
-
-
-_Described: TypeAlias = _Repository | _Pip | _Npm | _Apt | _Dependencies | _Files | _Setup
-
-
-class _Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    modules: tuple[str, ...]
-    name: str = "python"
-    python: str = "python3"
-    cwd: str | None = None
-    env: dict[str, str] = {}
-    seconds: float = 60.0
-
-    def service(self) -> Service:
-        return python(
-            *self.modules,
-            name=self.name,
-            python=self.python,
-            cwd=self.cwd,
-            env=self.env,
-            seconds=self.seconds,
-        )
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    image: str | None = None
-    stages: tuple[_Described, ...] = ()
-    services: tuple[Service, ...] = ()
-    python: tuple[_Python, ...] = ()
-
-
-def load(path: Path) -> Recipe:
+def load(path: str | Path) -> Recipe:
     """A recipe from a TOML file; paths in it start at its directory. Raises UsageError."""
-    remedy = "docs/recipes.md describes recipes"
-    try:
-        described = msgspec.toml.decode(path.read_bytes(), type=_File)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}", remedy=remedy) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}", remedy=remedy) from error
-    stages = []
-    for number, one in enumerate(described.stages, 1):
-        try:
-            stages.append(one.stage(path.parent))
-        except UsageError as error:
-            raise UsageError(f"{path}: stage {number}: {error.message}", remedy=error.remedy) from error
-        for source in stages[-1].files.values():
-            if not os.path.lexists(source):
-                raise UsageError(f"{path}: stage {number}: there is no {source}")
-    services = (*described.services, *(one.service() for one in described.python))
-    try:
-        return Recipe(described.image, tuple(stages), services)
-    except RecipeError as error:
-        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error
+    from dutyfree import described  # which is made of the stages above
+
+    return described.load(Path(path))

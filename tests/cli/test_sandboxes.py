@@ -106,6 +106,25 @@ def test_files_limits_and_environment(tmp_path):
     assert done.stdout == b""
 
 
+def test_a_recipe_is_made_and_used(tmp_path):
+    environment = {**os.environ, "DUTYFREE_CACHE": str(tmp_path / "cache")}
+    (tmp_path / "data").write_text("given")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[[stages]]\nkind = "files"\nfiles = { there = "data" }\n'
+        '[[stages]]\nkind = "setup"\ncommands = ["mv there here"]'
+    )
+    for _ in range(2):
+        done = dutyfree("run", "--recipe", str(recipe), "--", "cat", "here", env=environment)
+        assert done.stdout == b"given"
+    assert dutyfree("shell", "--recipe", str(recipe), input=b"ls", env=environment).stdout == b"here\n"
+    done = dutyfree("run", "--recipe", str(recipe), "--image", "host", "--", "true", status=2)
+    assert b"--recipe names the image too" in done.stderr
+    recipe.write_text('[[stages]]\nkind = "setup"\ncommands = ["echo no; exit 3"]')
+    done = dutyfree("run", "--recipe", str(recipe), "--", "true", status=1, env=environment)
+    assert b"stage 'setup': 'echo no; exit 3' ended with 3: no" in done.stderr
+
+
 def test_a_failed_commands_status_is_told_also_if_its_result_is_missing():
     done = dutyfree("run", "--download", "/nonexistent:x", "--", "sh", "-c", "exit 7", status=7)
     assert b"--download /nonexistent:x: No such file" in done.stderr
@@ -333,7 +352,9 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     store.obtain(f"rootfs:{0:064x}", lambda _: (1234, 0, 0)).close()
     held = store.obtain(f"rootfs:{1:064x}", lambda _: (5678, 0, 0))
 
-    planned = json.loads(dutyfree("gc", "--dry-run", "--json", env=environment).stdout)
+    spared = json.loads(dutyfree("gc", "--dry-run", "--json", env=environment).stdout)
+    assert not [each for each in spared if each["kind"] == "layers"], "what recipes were made into stays"
+    planned = json.loads(dutyfree("gc", "--spare", "0", "--dry-run", "--json", env=environment).stdout)
     whats = {each["what"] for each in planned}
     # Another launcher on this machine may sweep them as well.
     assert {str(group) for group in groups if group.exists()} <= whats
@@ -344,7 +365,7 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     assert not any(f"dutyfree-{_launcher_of(sleeper.pid)}" in what for what in whats)
     assert all(Path(what).exists() for what in whats if what.startswith("/"))
 
-    said = dutyfree("gc", env=environment).stdout.decode()
+    said = dutyfree("gc", "--spare", "0", env=environment).stdout.decode()
     assert "removed" in said
     assert not any(group.exists() for group in groups)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dutyfree.cli import standard
+from dutyfree.cli import amounts, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.running import run
 
@@ -63,21 +63,26 @@ def ps(*, json: bool = False) -> int:
 
 def gc(
     *,
+    spare: str = "20G",
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Remove what killed runs have left: control groups, directories, containers, images half made.
 
-    What belongs to a process that lives, or that may live on another machine, is not touched. The exit
-    status is 1 when something could not be removed.
+    What belongs to a process that lives, or that may live on another machine, is not touched. Layers of
+    recipes stay, unless they take more than --spare. The exit status is 1 when something could not be
+    removed.
 
     For example:
 
         dutyfree gc --dry-run
         dutyfree gc
+        dutyfree gc --spare 0
 
     Parameters
     ----------
+    spare
+        Of the layers that no image has and nobody uses, keep the last used ones, up to so many bytes.
     dry_run
         Only say what would be removed.
     json
@@ -85,7 +90,8 @@ def gc(
     """
     from dutyfree import leftovers
 
-    found = run(partial(leftovers.collect, dry_run=dry_run))
+    kept = amounts.size(spare, "--spare") or 0
+    found = run(partial(leftovers.collect, spare=kept, dry_run=dry_run))
     if json:
         standard.tell(found)
     else:

@@ -15,6 +15,7 @@ import msgspec
 from cyclopts import Parameter
 
 import dutyfree
+from dutyfree import recipes
 from dutyfree.abilities import Chunk, Programmed, Streaming
 from dutyfree.cli import amounts, standard
 from dutyfree.cli.running import run as run_to_the_end
@@ -36,7 +37,9 @@ class Wanted:
         Where it runs; 'dutyfree substrates' lists the names.
     image
         What it starts from, the substrate's own by default: a name as Docker takes it, or for native a path
-        too (docs/images.md).
+        or snapshot:NAME too (docs/images.md).
+    recipe
+        A TOML file instead, as docs/recipes.md describes: its stages are made first, if they are not there.
     option
         NAME=VALUE, an option of the substrate; may be repeated.
     cpus
@@ -63,6 +66,7 @@ class Wanted:
 
     substrate: str = "native"
     image: str | None = None
+    recipe: Path | None = None
     option: tuple[str, ...] = ()
     cpus: float | None = None
     memory: str | None = None
@@ -90,6 +94,14 @@ class Wanted:
             )
         except msgspec.ValidationError as error:
             raise UsageError(f"not a limit that can be had: {error}") from error
+
+    def state(self) -> Recipe:
+        """What the sandbox starts from. Raises UsageError."""
+        if self.recipe is None:
+            return Recipe(image=amounts.image(self.image))
+        if self.image is not None:
+            raise UsageError("--recipe names the image too", remedy=f"write it into {self.recipe}")
+        return recipes.load(self.recipe)
 
     def environment(self) -> dict[str, str]:
         return dict(amounts.pairs(self.env, "--env", "="))
@@ -125,7 +137,7 @@ async def opened(wanted: Wanted) -> AsyncIterator[Sandbox]:
     limits = wanted.limits()
     uploads = amounts.pairs(wanted.upload, "--upload", ":")
     wanted.downloads()  # so that nothing has run in vain
-    recipe = Recipe(image=amounts.image(wanted.image))
+    recipe = wanted.state()
     async with (
         dutyfree.open(wanted.substrate, **wanted.options()) as substrate,
         substrate.sandbox(recipe, limits=limits) as sandbox,
@@ -160,6 +172,7 @@ def run(
         dutyfree run -- python3 -c "print(1)"
         dutyfree run --image debian:12 --memory 512M --timeout 60 -- sh -c "df /"
         dutyfree run --upload .:/src --cwd /src --download /src/out:out -- make
+        dutyfree run --recipe recipe.toml --cwd repository -- python3 -m pytest
         dutyfree run --network example.org:443 -- curl https://example.org
         echo "print(1)" | dutyfree run --json -- python3
 

@@ -24,6 +24,7 @@ def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
     For example:
 
         dutyfree shell
+        dutyfree shell --recipe recipe.toml --cwd repository
         dutyfree shell --image debian:12 --upload .:/src --cwd /src --user nobody
         echo "cd /tmp; pwd" | dutyfree shell
     """

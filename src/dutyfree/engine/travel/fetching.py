@@ -208,7 +208,7 @@ class Fetcher:
         if size > free:
             raise CreateError(
                 f"it would take {size} bytes, and {free} are free on the disk",
-                remedy="`dutyfree gc`, or set DUTYFREE_CACHE to a directory on a larger disk",
+                remedy="`dutyfree gc --spare 0`, or set DUTYFREE_CACHE to a directory on a larger disk",
             )
 
     def _receive(self, layer: Layer, blob: Blob, part: int, stream: Readable | None) -> None:

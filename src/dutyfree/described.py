@@ -1,0 +1,195 @@
+"""Recipes from TOML files (docs/recipes.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TypeAlias, get_args
+
+import msgspec
+
+from dutyfree import recipes
+from dutyfree.contract import Recipe, Stage
+from dutyfree.errors import RecipeError, UsageError
+from dutyfree.services import Service
+
+
+class _Repository(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="repository"
+):
+    source: str
+    commit: str | None = None
+    branch: str | None = None
+    path: str = recipes.REPOSITORY
+    token: str | None = None
+
+    def stage(self, root: Path) -> Stage:
+        source = self.source if recipes.URL.match(self.source) else root / self.source
+        return recipes.repository(
+            source, commit=self.commit, branch=self.branch, path=self.path, token=self.token
+        )
+
+
+class _Checkout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="checkout"):
+    commit: str
+    path: str = recipes.REPOSITORY
+    token: str | None = None
+    only_past: bool = False
+
+    def stage(self, root: Path) -> Stage:
+        del root
+        return recipes.checkout(self.commit, path=self.path, token=self.token, only_past=self.only_past)
+
+
+class _Pip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="pip"):
+    packages: tuple[str, ...] = ()
+    requirements: str | None = None
+    options: tuple[str, ...] = ()
+    python: str = "python3"
+    secrets: tuple[str, ...] = ()
+
+    def stage(self, root: Path) -> Stage:
+        file = None if self.requirements is None else root / self.requirements
+        return recipes.pip(
+            *self.packages, requirements=file, options=self.options, python=self.python, secrets=self.secrets
+        )
+
+
+class _Npm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="npm"):
+    directory: str = recipes.REPOSITORY
+    lock: str | None = None
+    secrets: tuple[str, ...] = ()
+
+    def stage(self, root: Path) -> Stage:
+        return recipes.npm(
+            self.directory, lock=None if self.lock is None else root / self.lock, secrets=self.secrets
+        )
+
+
+class _Apt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="apt"):
+    packages: tuple[str, ...]
+
+    def stage(self, root: Path) -> Stage:
+        del root
+        return recipes.apt(*self.packages)
+
+
+class _Dependencies(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="dependencies"
+):
+    commands: tuple[str, ...]
+    locks: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
+
+    def stage(self, root: Path) -> Stage:
+        locks = {name: root / path for name, path in self.locks.items()}
+        return recipes.command(*self.commands, locks=locks, secrets=self.secrets)
+
+
+class _Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="files"):
+    files: dict[str, str]
+
+    def stage(self, root: Path) -> Stage:
+        return Stage("files", files={name: root / path for name, path in self.files.items()})
+
+
+class _Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="setup"):
+    commands: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+
+    def stage(self, root: Path) -> Stage:
+        del root
+        return Stage("setup", commands=self.commands, secrets=self.secrets)
+
+
+_Described: TypeAlias = _Repository | _Checkout | _Pip | _Npm | _Apt | _Dependencies | _Files | _Setup
+_KINDS: dict[object, type[_Described]] = {kind.__struct_config__.tag: kind for kind in get_args(_Described)}
+
+
+class _Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    modules: tuple[str, ...]
+    name: str = "python"
+    python: str = "python3"
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    seconds: float = 60.0
+
+    def service(self) -> Service:
+        return recipes.python(
+            *self.modules,
+            name=self.name,
+            python=self.python,
+            cwd=self.cwd,
+            env=self.env,
+            seconds=self.seconds,
+        )
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    image: str | None = None
+    stages: tuple[dict[str, object], ...] = ()
+    services: tuple[Service, ...] = ()
+    python: tuple[_Python, ...] = ()
+
+
+def load(path: Path) -> Recipe:
+    """As ``recipes.load``. Raises UsageError."""
+    try:
+        described = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.ValidationError as error:
+        remedy = "a recipe has an image, [[stages]], [[services]] and [[python]]: docs/recipes.md"
+        raise UsageError(f"{path}: {_plain(error)}", remedy=remedy) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is not TOML: {error}", remedy="docs/recipes.md describes recipes"
+        ) from error
+    stages = []
+    for number, table in enumerate(described.stages, 1):
+        try:
+            stages.append(_stage(table, path.parent))
+        except UsageError as error:
+            raise UsageError(f"{path}: stage {number}: {error.message}", remedy=error.remedy) from error
+    services = (*described.services, *(one.service() for one in described.python))
+    try:
+        return Recipe(described.image, tuple(stages), services)
+    except RecipeError as error:
+        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error
+
+
+def _stage(table: dict[str, object], root: Path) -> Stage:
+    """One of a file's stages. Raises UsageError."""
+    kind = table.get("kind")
+    known = _KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        said = "it has no kind" if kind is None else f"{kind!r} is no kind of stage"
+        raise UsageError(said, remedy=f"known are: {', '.join(map(str, _KINDS))}")
+    try:
+        stage = msgspec.convert(table, known).stage(root)
+    except msgspec.ValidationError as error:
+        takes = f"{kind} takes: {', '.join(known.__struct_fields__)}"
+        raise UsageError(_plain(error), remedy=takes) from error
+    for source in stage.files.values():
+        if not os.path.lexists(source):
+            raise UsageError(f"there is no {source}")
+    return stage
+
+
+def _plain(error: msgspec.ValidationError) -> str:
+    """What is wrong with a table, in words of TOML."""
+    what, _, where = str(error).partition(" - at `$")
+    for theirs, ours in (
+        ("Object contains unknown field", "there is no key"),
+        ("Object missing required field", "it lacks the key"),
+        ("Expected", "expected"),
+        ("`object`", "a table"),
+        ("`array`", "a list"),
+        ("`str`", "a text"),
+        ("`", "'"),
+    ):
+        what = what.replace(theirs, ours)
+    # Ours are counted from 1, as the stages are.
+    where = re.sub(r"(\w+?)s?\[(\d+)\]\.?", lambda at: f"{at[1]} {int(at[2]) + 1} ", where).strip("`. ")
+    return f"{where}: {what}" if where else what
