@@ -281,7 +281,7 @@ def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
 
 def test_what_was_kept_alive_or_given_back_leaves_no_timer():
     """A trainer that beats every second for hours, and requests that were answered, cost no memory."""
-    world = World(policy=QUIET)
+    world = World(policy=Policy(refill=False, idle_seconds=1e6))
     leases = [world.request(A, patience=1e6, lease=3600.0) for _ in range(3)]
     world.settle()
     for beat in range(2000):
@@ -291,7 +291,8 @@ def test_what_was_kept_alive_or_given_back_leaves_no_timer():
         world.settle()
         world.give_back(world.request(A, patience=1e6, lease=1e6))
     world.settle()
-    for timers, few in ((world.state.deadlines, 0), (world.state.lease_ends, 2)):
+    state = world.state
+    for timers, few in ((state.deadlines, 0), (state.lease_ends, 2), (state.parked, 1)):
         assert len(timers) == few
         assert len(timers._heap) < 200
     world.tell("keep_alive", leases[1], world.now + 5.0)  # sooner than it was
