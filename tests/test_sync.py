@@ -156,3 +156,23 @@ def test_streaming_errors_pass_through(able):
         pass
     with pytest.raises(errors.SandboxClosed), suppress(StopIteration):
         next(closed.stream("true"))
+
+
+@pytest.mark.native
+def test_pools_and_leases():
+    recipe = Recipe(stages=(Stage("setup", ("echo 1 > file",)),))
+    with dutyfree.sync.open("native") as native:
+        pool = native.pooled()
+        lease = pool.acquire(recipe, 2, deadline=60, labels={"a": "b"}, idempotency_key="one")
+        assert [sandbox.read("file") for sandbox in lease.sandboxes] == [b"1\n"] * 2
+        assert lease.sandbox.exec("true").ok
+        again = pool.acquire(recipe, 2, idempotency_key="one")
+        assert [one.id for one in again.sandboxes] == [one.id for one in lease.sandboxes]
+        pool.keep_alive(lease, 100)
+        pool.release(lease)
+        with pytest.raises(errors.LeaseEnded):
+            pool.acquire(recipe, 2, idempotency_key="one")
+        with native.pool.group(recipe, 2) as other:
+            assert other.sandbox.read("file") == b"1\n"
+        assert native.pool.ledger.served.total() == 4
+        assert "4 served" in repr(native.pool.ledger)

@@ -61,7 +61,7 @@ class _Blocking:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
         if not callable(value):
-            return value
+            return _blocking(self._portal, value) if _acts(value) else value
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if os.getpid() != self._owner:
@@ -69,12 +69,16 @@ class _Blocking:
                     "this process is a fork of the one that opened the substrate",
                     remedy="open a substrate of its own after os.fork",
                 )
-            return _blocking(self._portal, self._portal.call(_resolve, value, args, kwargs))
+            given = [one._inner if isinstance(one, _Blocking) else one for one in args]
+            return _blocking(self._portal, self._portal.call(_resolve, value, given, kwargs))
 
         return call
 
     def __repr__(self) -> str:
         return f"<blocking {self._inner!r}>"
+
+    def __str__(self) -> str:
+        return str(self._inner)
 
 
 def _wrapped(portal: BlockingPortal, inner: Any) -> _Blocking:
@@ -92,17 +96,28 @@ def _passing(name: str) -> property:
     return property(lambda self: self.__getattr__(name))
 
 
-async def _resolve(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _resolve(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     result = function(*args, **kwargs)
     return await result if inspect.isawaitable(result) else result
 
 
+def _lives(value: Any) -> bool:
+    """A substrate or a pool may well be its own context, but is one that was entered."""
+    return isinstance(value, _WRAPPED) or any(
+        callable(getattr(type(value), name)) for name in dir(type(value)) if not name.startswith("_")
+    )
+
+
+def _acts(value: Any) -> bool:
+    """Whether an attribute is, or holds, what has to be awaited."""
+    if isinstance(value, list | tuple):
+        return any(map(_acts, value))
+    return isinstance(value, (*_WRAPPED, AbstractAsyncContextManager))
+
+
 def _blocking(portal: BlockingPortal, value: Any) -> Any:
     """What the caller of a blocking object sees of a result."""
-    # First, for a substrate may well be its own context.
-    if isinstance(value, _WRAPPED):
-        return _wrapped(portal, value)
-    if isinstance(value, AbstractAsyncContextManager):
+    if isinstance(value, AbstractAsyncContextManager) and not _lives(value):
         return _context(portal, value)
     if isinstance(value, AsyncIterator):
         return _iterate(portal, value)
