@@ -423,7 +423,7 @@ class Native(Pooled):
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
-        ready = trace.found + 1 if trace.image else 0
+        ready = trace.found + 1 if trace.image or trace.found else 0
         ran = trace.number > trace.found
         return Served(
             kind="joined" if ran and not trace.ran else "layer" if ready else "cold",
