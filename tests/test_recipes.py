@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 import tarfile
 import zipfile
@@ -17,7 +18,9 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Ready, Recipe, Service, Stage, recipes
+from dutyfree import Ready, Recipe, Service, Stage, contract, recipes
+from dutyfree.contract import tree_digest
+from dutyfree.engine.scheduling.values import Chain
 from dutyfree.errors import CreateError, RecipeError, UsageError
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
@@ -125,6 +128,13 @@ async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
     elif kind == "zip":
         with zipfile.ZipFile(source, "w") as archive:
             archive.writestr("inner/file", "1\n")
+            for name, mode, text in (
+                ("deep/link", 0o120777, "../run"),
+                ("run", 0o100755, "#!/bin/sh\necho 2"),
+            ):
+                member = zipfile.ZipInfo(name)
+                member.external_attr = mode << 16
+                archive.writestr(member, text)
     else:
         (source / "inner").mkdir(parents=True)
         (source / "inner/file").write_text("1\n")
@@ -132,6 +142,40 @@ async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
     async with dutyfree.open("bare") as bare, bare.sandbox(recipe) as sandbox:
         assert await sandbox.read("repository/inner/file") == b"1\n"
         assert [entry.name for entry in await sandbox.list(".")] == ["repository"]
+        if kind == "zip":
+            assert (await sandbox.exec("repository/deep/link")).stdout == b"2\n"
+
+
+def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def counted(path: Path) -> bytes:
+        read.append(path)
+        return tree_digest(path)
+
+    monkeypatch.setattr(contract, "tree_digest", counted)
+    files = [tmp_path / name for name in "abc"]
+    for path in files:
+        path.write_text(path.name)
+    stages = tuple(Stage("files", files={path.name: path}) for path in files)
+    recipe = Recipe(stages=stages, services=(Service("one", "sleep 9"),))
+    key = Chain.of(recipe).key
+    assert read == files
+    assert key == recipe.served_key(recipe.keys()[-1])
+    prefixes = [Recipe(stages=stages[:length]).key() for length in range(4)]
+    assert list(recipe.keys()) == prefixes == [recipe.key(length) for length in range(4)]
+    assert recipe.key() not in prefixes
+
+
+@pytest.mark.timeout(60)
+def test_what_is_not_copied_does_not_count(tmp_path: Path) -> None:
+    """Such as the socket that git leaves where it watches files, and a pipe that nobody writes to."""
+    (tmp_path / "file").write_text("1")
+    before = Recipe(stages=(recipes.repository(tmp_path),)).key()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        assert Recipe(stages=(recipes.repository(tmp_path),)).key() == before
 
 
 @pytest.mark.anyio

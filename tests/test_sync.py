@@ -10,7 +10,7 @@ import pytest
 
 import dutyfree.sync
 from dutyfree import errors
-from dutyfree.abilities import Chunk
+from dutyfree.abilities import Chunk, Pooling
 from dutyfree.contract import Limits, Observation, Recipe, Stage
 
 
@@ -159,20 +159,24 @@ def test_streaming_errors_pass_through(able):
 
 
 @pytest.mark.native
-def test_pools_and_leases():
-    recipe = Recipe(stages=(Stage("setup", ("echo 1 > file",)),))
-    with dutyfree.sync.open("native") as native:
-        pool = native.pooled()
-        lease = pool.acquire(recipe, 2, deadline=60, labels={"a": "b"}, idempotency_key="one")
-        assert [sandbox.read("file") for sandbox in lease.sandboxes] == [b"1\n"] * 2
-        assert lease.sandbox.exec("true").ok
-        again = pool.acquire(recipe, 2, idempotency_key="one")
-        assert [one.id for one in again.sandboxes] == [one.id for one in lease.sandboxes]
+def test_pools_groups_and_leases():
+    recipe = Recipe(stages=(Stage("setup", ("echo 1 > a",)),))
+    with dutyfree.sync.open("native") as substrate:
+        substrate.prefetch([recipe], 2)
+        offered: object = substrate
+        assert isinstance(offered, Pooling)
+        with substrate.group(recipe, 3) as group:
+            assert [sandbox.read("a") for sandbox in group] == [b"1\n"] * 3
+        pool = substrate.pooled()
+        lease = pool.acquire(recipe, 2, idempotency_key="k", labels={"run": "7"}, lease_seconds=None)
+        assert lease.sandboxes[1].exec("cat a").stdout == b"1\n"
+        assert set(substrate.sandboxes()) == {sandbox.id for sandbox in lease.sandboxes}
         pool.keep_alive(lease, 100)
+        assert lease.until is not None
+        assert [one.labels for one in substrate.pool.leases] == [{"run": "7"}]
         pool.release(lease)
-        with pytest.raises(errors.LeaseEnded):
-            pool.acquire(recipe, 2, idempotency_key="one")
-        with native.pool.group(recipe, 2) as other:
-            assert other.sandbox.read("file") == b"1\n"
-        assert native.pool.ledger.served.total() == 4
-        assert "4 served" in repr(native.pool.ledger)
+        assert lease.over
+        with pool.lease(recipe) as other:
+            assert other.sandbox.read("a") == b"1\n"
+        assert sum(pool.ledger.served.values()) == 6
+        assert str(pool.ledger).startswith("kind ")

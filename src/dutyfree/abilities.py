@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -55,6 +55,17 @@ class Pooling(Protocol):
     ) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
         """``count`` sandboxes in the same state: all of them, or (raising as ``sandbox`` does) none."""
         ...
+
+
+@runtime_checkable
+class Leasing(Protocol):
+    """Of a pool: sandboxes for a time (docs/pools.md)."""
+
+    async def acquire(self, recipe: Recipe, size: int = 1) -> object:
+        """A lease of so many sandboxes; further terms by name."""
+        ...
+
+    def release(self, lease: Any) -> None: ...
 
 
 @runtime_checkable

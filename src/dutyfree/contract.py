@@ -166,6 +166,19 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "files", {name: Path(at) for name, at in self.files.items()})
         msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets))
 
+    def key(self, upon: str) -> str:
+        """The content key of the prefix that ends with this stage, upon the one of that key.
+
+        Reads the stage's files. Raises OSError.
+        """
+        import hashlib  # it takes longer to load than all of this module
+
+        said = (upon, self.kind, self.commands, sorted(self.files))
+        digest = hashlib.sha256(repr(said).encode())
+        for _, source in sorted(self.files.items()):
+            digest.update(tree_digest(source))
+        return digest.hexdigest()[:32]
+
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state a sandbox must be in: an image, then stages upon it, then services that run.
@@ -189,16 +202,25 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def key(self, length: int | None = None) -> str:
         """The content key of the first ``length`` stages; by default of all, and of the services."""
-        import hashlib  # it takes longer to load than all of this module
+        if length is not None:
+            return Recipe(self.image, self.stages[:length]).keys()[-1]
+        return self.served_key(self.keys()[-1])
 
-        digest = hashlib.sha256(repr(self.image).encode())
-        for stage in self.stages[:length]:
-            digest.update(repr((stage.kind, stage.commands, sorted(stage.files))).encode())
-            for _, source in sorted(stage.files.items()):
-                digest.update(tree_digest(source))
-        if length is None and self.services:
-            digest.update(repr([service.identity() for service in self.services]).encode())
-        return digest.hexdigest()[:32]
+    def keys(self) -> tuple[str, ...]:
+        """The content keys of all prefixes, from the image alone to all stages; each file is read once."""
+        import hashlib
+
+        found = [hashlib.sha256(repr(self.image).encode()).hexdigest()[:32]]
+        for stage in self.stages:
+            found.append(stage.key(found[-1]))
+        return tuple(found)
+
+    def served_key(self, prefix: str) -> str:
+        """The key of the whole, of that of all its stages."""
+        import hashlib
+
+        said = (prefix, [service.identity() for service in self.services])
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:32] if self.services else prefix
 
 
 def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
@@ -210,8 +232,12 @@ def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
 
 
 def tree_digest(root: Path) -> bytes:
-    """A digest of names, modes and contents under ``root``, independent of times and owners."""
+    """A digest of names, modes and contents under ``root``, independent of times and owners.
+
+    Pipes, sockets and devices are left out, as whoever copies the tree leaves them out.
+    """
     import hashlib
+    import stat
 
     digest = hashlib.sha256()
     paths = [root, *sorted(root.rglob("*"))] if root.is_dir() and not root.is_symlink() else [root]
@@ -221,9 +247,8 @@ def tree_digest(root: Path) -> bytes:
             digest.update(f"l{name}\0{os.readlink(path)}\0".encode(errors="surrogateescape"))
         elif path.is_dir():
             digest.update(f"d{name}\0{path.stat().st_mode:o}\0".encode(errors="surrogateescape"))
-        else:
-            stat = path.stat()
-            digest.update(f"f{name}\0{stat.st_mode:o}\0{stat.st_size}\0".encode(errors="surrogateescape"))
+        elif stat.S_ISREG((found := path.stat()).st_mode):
+            digest.update(f"f{name}\0{found.st_mode:o}\0{found.st_size}\0".encode(errors="surrogateescape"))
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.digest()

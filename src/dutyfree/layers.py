@@ -202,7 +202,7 @@ def _wanted(what: What) -> list[str]:
 
     if isinstance(what, str):
         return [what]
-    return [chains.RECIPE + what.key(length) for length in range(len(what.stages), 0, -1)]
+    return [chains.RECIPE + key for key in reversed(what.keys()[1:])]
 
 
 def _one(store: Store, what: What) -> Chain:

@@ -23,7 +23,7 @@ import msgspec
 from dutyfree import image, paths
 from dutyfree.engine import census
 from dutyfree.engine.images.store import Store
-from dutyfree.engine.stages import SPARE
+from dutyfree.engine.scheduling.values import Budget
 from dutyfree.errors import CleanupError, Unavailable
 from dutyfree.substrates.bare import leftovers as bare
 
@@ -37,7 +37,7 @@ class Leftover(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-async def collect(*, spare: int = SPARE, dry_run: bool = False) -> list[Leftover]:
+async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[Leftover]:
     """Find all, and remove it unless this is a dry run; of unused layers, the last ``spare`` bytes stay."""
     found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
     return found + await _docker(dry_run)

@@ -33,6 +33,23 @@ URL = re.compile(r"[a-z+]+://|[^/\s]+@[^/\s]+:")
 _QUIET = "GIT_TERMINAL_PROMPT=0 GIT_CONFIG_NOSYSTEM=1"
 
 
+_UNZIP = """
+import os, stat, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as archive:
+    for member in archive.infolist():
+        mode = member.external_attr >> 16
+        if stat.S_ISLNK(mode):
+            path = os.path.join(sys.argv[2], member.filename)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(archive.read(member), path)
+        else:
+            path = archive.extract(member, sys.argv[2])
+            if stat.S_ISREG(mode):
+                os.chmod(path, mode & 0o777)
+"""
+"""What unzip does, and the module's own command does not: modes and links are kept."""
+
+
 def repository(
     source: str | Path,
     *,
@@ -145,7 +162,7 @@ def _unpacked(archive: Path, path: str) -> Stage:
         raise UsageError(f"{archive} is neither a URL, nor a directory or an archive on this machine")
     there, at = shlex.quote(path), f"{LOCKS}/archive"
     if zipfile.is_zipfile(archive):
-        unpack = f"python3 -m zipfile -e {at} {there}"
+        unpack = shlex.join(["python3", "-c", _UNZIP, at, path])
     elif tarfile.is_tarfile(archive):
         unpack = f"tar -xf {at} --no-same-owner -C {there}"
     else:

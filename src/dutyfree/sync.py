@@ -4,8 +4,8 @@
 ...     sandbox.exec("echo hello").stdout
 
 It is one generic wrapper, so whatever the async objects learn is here too: awaitables are awaited,
-async contexts become contexts, async iterators become iterators. Any thread may call, also one in which
-an event loop runs, which then stands still for so long.
+async contexts become contexts, async iterators become iterators, and what an object has or gives is of this
+kind too. Any thread may call, also one in which an event loop runs, which then stands still for so long.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any, TypeVar
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dutyfree import contract, substrates
+from dutyfree import abilities, contract, substrates
 from dutyfree.errors import SandboxClosed
 
 T = TypeVar("T")
 
-_WRAPPED = (contract.Substrate, contract.Sandbox)
-_DATA = (msgspec.Struct, bytes, str, int, float, dict)
+_WRAPPED = (contract.Substrate, contract.Sandbox, abilities.Leasing)
+_DATA = (msgspec.Struct, bytes, str, int, float, dict, os.PathLike)
 
 
 @contextmanager
@@ -61,7 +61,7 @@ class _Blocking:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
         if not callable(value):
-            return _blocking(self._portal, value) if _acts(value) else value
+            return value if name.startswith("_") else _blocking(self._portal, value)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if os.getpid() != self._owner:
@@ -69,8 +69,8 @@ class _Blocking:
                     "this process is a fork of the one that opened the substrate",
                     remedy="open a substrate of its own after os.fork",
                 )
-            given = [one._inner if isinstance(one, _Blocking) else one for one in args]
-            return _blocking(self._portal, self._portal.call(_resolve, value, given, kwargs))
+            plain = [one._inner if isinstance(one, _Blocking) else one for one in args]
+            return _blocking(self._portal, self._portal.call(_resolve, value, plain, kwargs))
 
         return call
 
@@ -101,29 +101,18 @@ async def _resolve(function: Any, args: list[Any], kwargs: dict[str, Any]) -> An
     return await result if inspect.isawaitable(result) else result
 
 
-def _lives(value: Any) -> bool:
-    """A substrate or a pool may well be its own context, but is one that was entered."""
-    return isinstance(value, _WRAPPED) or any(
-        callable(getattr(type(value), name)) for name in dir(type(value)) if not name.startswith("_")
-    )
-
-
-def _acts(value: Any) -> bool:
-    """Whether an attribute is, or holds, what has to be awaited."""
-    if isinstance(value, list | tuple):
-        return any(map(_acts, value))
-    return isinstance(value, (*_WRAPPED, AbstractAsyncContextManager))
-
-
 def _blocking(portal: BlockingPortal, value: Any) -> Any:
     """What the caller of a blocking object sees of a result."""
-    if isinstance(value, AbstractAsyncContextManager) and not _lives(value):
+    # First, for a substrate may well be its own context, and so is a pool.
+    if isinstance(value, _WRAPPED):
+        return _wrapped(portal, value)
+    if isinstance(value, AbstractAsyncContextManager):
         return _context(portal, value)
     if isinstance(value, AsyncIterator):
         return _iterate(portal, value)
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return type(value)(_blocking(portal, item) for item in value)
-    if value is None or isinstance(value, _DATA):
+    if value is None or isinstance(value, (*_DATA, tuple)):
         return value
     return _wrapped(portal, value)  # a shell, a process, or whatever else a substrate gives
 

@@ -11,9 +11,11 @@ from dutyfree.engine.scheduling.values import (
     Chain,
     Deliver,
     Destroy,
+    Expire,
     Failure,
     Forget,
     Fork,
+    Hurry,
     Make,
     Operation,
     Policy,
@@ -163,8 +165,6 @@ class World:
             case Destroy():
                 assert operation.sandbox in self.existing, "only what exists is destroyed"
                 assert operation.sandbox not in self.going, "and once"
-                if operation.reason == "expired":
-                    self.leased = {r: s for r, s in self.leased.items() if operation.sandbox not in s}
                 assert operation.reason == "died" or operation.sandbox not in self.in_use()
                 self.going.append(operation.sandbox)
             case Deliver():
@@ -176,6 +176,10 @@ class World:
                 self.leased[operation.request] = given
             case Refuse():
                 self._answer(operation)
+            case Expire():
+                del self.leased[operation.request]
+            case Hurry():
+                assert self.makes[operation.job].background
             case Forget():
                 self.layers.remove(operation.key)
                 starts = {make.chain.keys[make.start] for make in self.makes.values() if not make.origin}

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 
 from dutyfree.contract import Recipe, Sandbox
+from dutyfree.engine.haste import Haste
 from dutyfree.engine.source import Made
 from dutyfree.errors import CleanupError, CreateError, ExecError, StageError
 from dutyfree.substrates.scripted import Scripted
@@ -34,7 +35,7 @@ class ScriptedSource:
         self.ran: list[str] = []
         self.under_way = 0
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool) -> Made:
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
         base = self.layers[recipe.key(start - 1)] if start else Recipe()
         begun = anyio.current_time()
         stack = AsyncExitStack()
@@ -57,7 +58,7 @@ class ScriptedSource:
         return Made(sandbox, made, seconds, layers)
 
     async def promote(
-        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
     ) -> Made:
         self._refuse_dead(sandbox)
         seconds, layers = await self._stages(sandbox, recipe, start, depth, keep)
@@ -123,8 +124,8 @@ class ScriptedSource:
         await self.existing.pop(sandbox.id).aclose()
         self._perhaps(CleanupError("chance"))
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        del self.layers[recipe.key(depth - 1)]
+    def forget(self, layer: str) -> None:
+        del self.layers[layer]
 
     def _perhaps(self, error: Exception) -> None:
         if self.chance.random() < self.failures:

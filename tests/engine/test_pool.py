@@ -227,6 +227,79 @@ def test_the_same_key_is_the_same_lease():
     virtual.run(main)
 
 
+def test_a_cancelled_retry_does_not_end_what_the_first_call_got():
+    async def main():
+        made = source()
+        async with Pool(made, policy=QUIET) as pool:
+            lease = await pool.acquire(READY, idempotency_key="k")
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await pool.acquire(READY, idempotency_key="k")
+            assert not lease.over
+            assert pool.leases == (lease,)
+            assert len(made.existing) == 1
+
+    virtual.run(main)
+
+
+def test_the_leases_can_be_seen():
+    async def main():
+        async with Pool(source(), policy=QUIET) as pool:
+            one = await pool.acquire(READY, labels={"run": "7"}, lease_seconds=10)
+            async with pool.group(READY, 2) as two:
+                assert [*pool.leases] == [one, two]
+                assert [lease.labels for lease in pool.leases] == [{"run": "7"}, {}]
+            assert [*pool.leases] == [one]
+            await anyio.sleep(11)
+            assert not [*pool.leases]
+
+    virtual.run(main)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"deadline": -1},
+        {"deadline": float("nan")},
+        {"lease_seconds": 0},
+        {"lease_seconds": float("nan")},
+        {"size": 0},
+    ],
+)
+def test_terms_that_make_no_sense_are_refused(terms):
+    async def main():
+        async with Pool(source(), policy=QUIET) as pool:
+            with pytest.raises(UsageError):
+                await pool.acquire(READY, **terms)
+            lease = await pool.acquire(READY)
+            with pytest.raises(UsageError):
+                pool.keep_alive(lease, float("nan"))
+            for bounds in ((-1, None), (3, 2)):
+                with pytest.raises(UsageError):
+                    await pool.keep(READY, *bounds)
+            with pytest.raises(UsageError):
+                await pool.prefetch([READY], -1)
+
+    virtual.run(main)
+
+
+def test_waiting_for_stock_that_cannot_come_ends():
+    async def main():
+        made = source()
+        async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool:
+            await pool.prefetch([BROKEN])
+            with pytest.raises(Quarantined, match="failed 3 times"):
+                await pool.until_idle(BROKEN, 1)
+            with pytest.raises(UsageError, match="do not fit"):
+                await pool.until_idle(READY, 3)
+            made.failures = 1.0  # the machinery's
+            await pool.prefetch([OTHER])
+            with pytest.raises(CreateError, match="chance"):
+                await pool.until_idle(OTHER, 1)
+
+    virtual.run(main)
+
+
 def test_a_delete_never_races_a_create():
     async def main():
         made = source()
@@ -299,6 +372,7 @@ def test_closing_ends_everything():
                 lease = await pool.acquire(REPOSITORY)
                 await pool.prefetch([OTHER], 5)
             assert not made.existing
+            assert not pool.leases
             pool.release(lease)
 
     virtual.run(main)

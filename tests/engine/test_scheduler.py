@@ -17,7 +17,9 @@ from dutyfree.engine.scheduling.values import (
     Candidate,
     Deliver,
     Destroy,
+    Expire,
     Fork,
+    Hurry,
     Kind,
     Make,
     Policy,
@@ -254,8 +256,36 @@ def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
     world.request(A, lease=10.0)
     world.settle()
     (sandbox,) = world.existing
-    (destroyed,) = world.pass_time(10.0)
-    assert destroyed == Destroy(sandbox, "expired")
+    expired, destroyed = world.pass_time(10.0)
+    assert (expired, destroyed) == (Expire(1), Destroy(sandbox, "expired"))
+
+
+def test_what_was_kept_alive_or_given_back_leaves_no_timer():
+    """A trainer that beats every second for hours, and requests that were answered, cost no memory."""
+    world = World(policy=QUIET)
+    leases = [world.request(A, patience=1e6, lease=3600.0) for _ in range(3)]
+    world.settle()
+    for beat in range(2000):
+        world.state.keep_alive(leases[beat % 2], world.now + 3600.0 + beat)
+    world.give_back(leases[2])
+    for _ in range(500):
+        world.settle()
+        world.give_back(world.request(A, patience=1e6, lease=1e6))
+    world.settle()
+    for timers, few in ((world.state.deadlines, 0), (world.state.lease_ends, 2)):
+        assert len(timers) == few
+        assert len(timers._heap) < 200
+    world.tell("keep_alive", leases[1], world.now + 5.0)  # sooner than it was
+    assert wake(world.state) == world.now + 5.0
+
+
+def test_who_joins_a_refill_has_it_hurried():
+    world = World(policy=QUIET)
+    world.tell("hint", A, 1, world.now)
+    (make,) = world.makes.values()
+    assert make.background
+    world.request(A)
+    assert Hurry(make.job) in world.seen[-2]
 
 
 def test_a_breaker_opens_lets_one_try_pass_and_closes():

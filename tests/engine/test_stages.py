@@ -17,8 +17,12 @@ import pytest
 
 import dutyfree
 from dutyfree.contract import Recipe, Stage
+from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.store import Store
+from dutyfree.engine.stages import name
 from dutyfree.errors import CreateError
+from dutyfree.substrates.stages import LOGS
+from tests.engine import counts
 
 pytestmark = [
     pytest.mark.anyio,
@@ -165,6 +169,142 @@ async def test_a_maker_that_dies_leaves_nothing(tmp_path: Path, cache: Path) -> 
     assert left == [".lock"]
 
 
+async def test_many_stages_may_fail_at_once() -> None:
+    """More than the threads that a process has for all: none waits for one that waits for it."""
+    told = []
+
+    async def one(native: Any, number: int) -> None:
+        with pytest.raises(CreateError, match="ended with 3"):
+            await native.prepare(Recipe(stages=(setup(f"sleep 1; exit 3 # {number}"),)))
+        told.append(number)
+
+    async with opened() as native:
+        with anyio.fail_after(100):
+            async with anyio.create_task_group() as group:
+                for number in range(48):
+                    group.start_soon(one, native, number)
+    assert len(told) == 48
+
+
+async def test_a_builder_that_dies_is_a_failed_creation() -> None:
+    recipe = Recipe(stages=(setup("true"), setup("sleep 100")))
+    async with opened() as native:
+        await native.prepare(Recipe(stages=recipe.stages[:1]))
+        making = asyncio.create_task(native.prepare(recipe))
+        with anyio.fail_after(30):
+            while not (inits := await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())):
+                pass
+        os.kill(inits.pop(), signal.SIGKILL)
+        with pytest.raises(CreateError, match=r"stage 'setup' \(number 2\) could not be made: .* died"):
+            await making
+
+
+async def test_who_comes_while_a_stage_is_given_up_is_served() -> None:
+    recipe = Recipe(stages=(setup("sleep 1; echo 1 > a"),))
+    async with opened() as native:
+        first = asyncio.create_task(native.prepare(recipe))
+        await anyio.sleep(0.5)
+        first.cancel()
+        await asyncio.sleep(0)
+        async with native.sandbox(recipe) as sandbox:
+            assert await sandbox.read("a") == b"1\n"
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
+    """A pool that needs room forgets a prefix while somebody makes a longer one of it."""
+    first, second = setup("echo 1 > a"), setup("sleep 0.5; cat a a > b")
+    recipe, shorter = Recipe(stages=(first, second)), Recipe(stages=(first,))
+    async with opened() as native:
+        await native.prepare(shorter)
+        await settled(native)
+        making = asyncio.create_task(native.prepare(recipe))
+        await anyio.sleep(0.2)
+        native._stages.ready.forget(shorter.key(1))
+        await making
+        await settled(native)
+        async with native.sandbox(recipe) as sandbox:
+            assert (await sandbox.exec("cat a b")).stdout == b"1\n1\n1\n"
+    assert await _said(recipe, "cat a b") == b"1\n1\n1\n"
+
+
+async def test_who_asks_at_the_same_time_shares_what_the_disk_has() -> None:
+    recipe = Recipe(stages=(setup("echo 1 > a"), setup("echo 2 > b")))
+    await _said(recipe, "true")
+    async with opened() as native:
+        async with anyio.create_task_group() as group:
+            for _ in range(16):
+                group.start_soon(native.prepare, recipe)
+        assert len(native._stages._leases) == 2
+
+
+# --- The budget ---------------------------------------------------------------------------------------------
+
+
+def large(name: str) -> Stage:
+    return setup(f"head -c 300000 /dev/urandom > {name}")
+
+
+async def host() -> str:
+    return await anyio.to_thread.run_sync(rootfs.host_identity)
+
+
+async def settled(native: Any) -> None:
+    """Nothing is on its way to the disk, or from there."""
+    with anyio.fail_after(60):
+        while waited := [making.task for making in native._stages._making.values()]:
+            await asyncio.wait(waited)
+        while native._stages._removing:
+            await asyncio.wait(native._stages._removing)
+
+
+async def test_the_last_used_stay_on_the_disk_and_those_in_use() -> None:
+    recipes = [Recipe(stages=(large(str(number)),)) for number in range(6)]
+    async with opened(budget={"disk": 1_000_000}) as native:
+        names = [name(recipe.key(1), await host()) for recipe in recipes]
+        await native.prepare(recipes[0])
+        await settled(native)
+        async with native.sandbox(recipes[0]) as held:
+            for number in (1, 2, 3, 1, 4, 1, 5):
+                await native.prepare(recipes[number])
+                await settled(native)
+            assert len((await held.exec("cat 0")).stdout) == 300_000
+            assert set(await _layers()) == {names[number] for number in (0, 1, 5)}
+
+
+async def test_a_chain_is_shortened_from_its_end() -> None:
+    """What lies below is used whenever what stands on it is."""
+    stages = tuple(large(str(number)) for number in range(3))
+    for length in (3, 1):
+        await _said(Recipe(stages=stages[:length]), "true")
+    await _said(Recipe(stages=stages), "true")
+    await anyio.to_thread.run_sync(Store().collect, 700_000)
+    async with opened() as native:
+        wanted = [name(Recipe(stages=stages).key(number), await host()) for number in (1, 2)]
+        assert sorted(await _layers()) == sorted(wanted)
+        await native.prepare(Recipe(stages=stages[:1]))
+        native._stages.ready.forget(Recipe(stages=stages).key(1))
+        await settled(native)
+    assert sorted(await _layers()) == sorted(wanted)  # the second needs the first
+
+
+async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await anyio.run_process(["mkdir", str(cache)])
+    await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(cache)])
+    try:
+        async with opened() as native:
+            recipe = Recipe(stages=(setup("head -c 3000000 /dev/zero > a"),))
+            async with native.sandbox(recipe) as sandbox:
+                assert len(await sandbox.read("a")) == 3_000_000
+                await settled(native)
+        assert "'setup' is not kept on the disk, only in memory" in caplog.text
+    finally:
+        await anyio.run_process(["umount", "-l", str(cache)])
+
+
 async def test_a_failing_stage_says_where_and_keeps_its_log(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +325,33 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     assert "why" in text
     assert "hunter2" not in text
     assert len(await _layers()) == 1
+
+
+async def test_the_last_logs_are_kept(cache: Path) -> None:
+    async with dutyfree.open("bare") as bare:
+        for _ in range(LOGS + 3):
+            with pytest.raises(CreateError):
+                async with bare.sandbox(Recipe(stages=(setup("false"),))):
+                    pass
+    kept = await anyio.to_thread.run_sync(os.listdir, cache / "logs")
+    assert len(kept) == LOGS
+
+
+async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None:
+    """A layer has what its key says, or is none."""
+    file = tmp_path / "file"
+    recipe = Recipe(stages=(setup("sleep 1"), setup("true", files={"file": file})))
+    await anyio.to_thread.run_sync(file.write_text, "1")
+    async with opened() as native:
+        making = asyncio.create_task(native.prepare(recipe))
+        await anyio.sleep(0.5)
+        await anyio.to_thread.run_sync(file.write_text, "2")
+        with pytest.raises(CreateError, match="changed while it was made"):
+            await making
+        async with native.sandbox(recipe) as sandbox:
+            assert await sandbox.read("file") == b"2"
+    await anyio.to_thread.run_sync(file.write_text, "1")
+    assert await _said(recipe, "cat file") == b"1"
 
 
 async def test_secrets_enter_neither_key_nor_layer(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

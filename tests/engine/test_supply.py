@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -28,6 +30,7 @@ from dutyfree.errors import (
     ExecError,
     Exhausted,
     LeaseEnded,
+    PoolError,
     Quarantined,
     SandboxClosed,
     StageError,
@@ -64,6 +67,19 @@ def recipe(name: str = "one", *, seconds: float = 0.0) -> Recipe:
 async def idle(substrate: Any, wanted: Recipe, count: int) -> None:
     with anyio.fail_after(60):
         await substrate.pool.until_idle(wanted, count)
+
+
+LEAST = {"cpu.shares 2", "cpu.weight 1"}
+
+
+def weights() -> set[str]:
+    """On the processor, of the control groups of our sandboxes."""
+    found = set()
+    for group in counts.Family(os.getpid()).groups():
+        for name in ("cpu.shares", "cpu.weight"):
+            with contextlib.suppress(OSError):
+                found.add(f"{name} {Path(group, name).read_text().strip()}")
+    return found
 
 
 # --- How requests are served --------------------------------------------------------------------------------
@@ -173,6 +189,37 @@ async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) 
             tasks.start_soon(one)
     assert len(stamps) == 1
     assert sorted(kinds) == ["cold", *["joined"] * 7]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a stage reaches this machine with root only; run as root")
+async def test_a_stage_made_for_the_stock_hurries_once_somebody_waits(pooled: Any) -> None:
+    """It ends only when it has no longer the least weight on the processor."""
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.set()
+        await released.wait()
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    address = (pooled.host_address, server.sockets[0].getsockname()[1])
+    waits = f"import socket; socket.create_connection({address}).recv(1)"
+    wanted = Recipe(stages=(Stage("setup", (("python3", "-c", waits),)),))
+
+    async def ask() -> None:
+        async with pooled.sandbox(wanted) as sandbox:
+            assert sandbox.served.kind == "joined"
+
+    async with server:
+        await pooled.prefetch([wanted])
+        with anyio.fail_after(60):
+            await begun.wait()
+            assert LEAST & await anyio.to_thread.run_sync(weights)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                while LEAST & await anyio.to_thread.run_sync(weights):
+                    pass
+                released.set()
 
 
 async def test_a_group_is_one_prepared_state() -> None:
@@ -311,6 +358,15 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
         await pool.acquire(Recipe(), idempotency_key="once")
 
 
+async def test_leased_sandboxes_are_counted_with_all_others(pooled: Any) -> None:
+    pool = await pooled.pooled()
+    lease = await pool.acquire(Recipe(), 2, labels={"run": "7"})
+    async with pooled.sandbox() as third:
+        assert set(await pooled.sandboxes()) == {third.id, *(one.id for one in lease.sandboxes)}
+    pool.release(lease)
+    assert await pooled.sandboxes() == []
+
+
 @pytest.mark.parametrize("name", ["native", "native-cold"])
 async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
     async with opened(name, policy={"deepest_layer": 1, "park": False}) as substrate:
@@ -402,6 +458,27 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
         with anyio.fail_after(60):
             while "0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting" not in repr(pool):
                 await pool._moved.wait()
+    assert await anyio.to_thread.run_sync(family.remains) == set()
+
+
+async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
+    async def break_down() -> None:
+        raise RuntimeError("a fault of ours")
+
+    before = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid()).launchers)
+    with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 (raised on leaving)
+        async with opened("native") as substrate:
+            await substrate.prefetch([Recipe()], 2)
+            await idle(substrate, Recipe(), 2)
+            family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
+            substrate.pool._tasks.start_soon(break_down)
+            with anyio.fail_after(30):
+                while not substrate.pool._closed:
+                    await anyio.lowlevel.checkpoint()
+            with pytest.raises(PoolError, match="closed"):
+                async with substrate.sandbox():
+                    pass
+    assert "a fault of ours" in str(told.value.exceptions)
     assert await anyio.to_thread.run_sync(family.remains) == set()
 
 

@@ -83,6 +83,23 @@ def test_a_number_that_cannot_be(name, option):
         dutyfree.open(name, **option)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"budget": {"sandboxes": 0}},
+        {"budget": {"memory": -1}},
+        {"policy": {"half_life": 0}},
+        {"policy": {"starting": 0}},
+        {"policy": {"backoff": float("nan")}},
+        {"policy": {"idle_seconds": -1}},
+    ],
+)
+def test_a_pool_that_cannot_be(option):
+    (numbers,) = option.values()
+    with pytest.raises(OptionError, match=f"{next(iter(numbers))} must be at least"):
+        dutyfree.open("native", **option)
+
+
 @pytest.mark.anyio
 async def test_a_third_partys_substrate(distribution):
     distribution("theirs = theirs_package:Theirs")

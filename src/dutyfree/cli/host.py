@@ -63,7 +63,7 @@ def ps(*, json: bool = False) -> int:
 
 def gc(
     *,
-    spare: str = "16G",
+    spare: str = "20G",
     dry_run: bool = False,
     json: bool = False,
 ) -> int:

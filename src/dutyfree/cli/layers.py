@@ -44,8 +44,8 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
         raise UsageError(f"{recipe} has no stages: there is nothing to build")
     run(partial(_build, wanted, Wanted(option=option)))
     known = {kept.recipe: kept for kept in layers.ls()}
-    for length, stage in enumerate(wanted.stages, 1):
-        kept = known.get(wanted.key(length))
+    for stage, key in zip(wanted.stages, wanted.keys()[1:], strict=True):
+        kept = known.get(key)
         told = "in memory only: see docs/recipes.md" if kept is None else _told(kept)
         print(f"{stage.kind:<12} {told}")  # noqa: T201 (the command's output)
     return 0

@@ -59,7 +59,7 @@ async def timeout_not_reached(sandbox: Sandbox) -> None:
 @in_sandbox("commands", deadline=30)
 async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
     """A timeout kills children, children in other sessions, orphans, and who ignores SIGTERM."""
-    seen = await sandbox.exec(FAMILY, timeout=1)
+    seen = await sandbox.exec(FAMILY, timeout=2)
     expect.that(seen.timed_out, f"not a timeout: {seen}")
     expect.equal(seen.stdout, b"started\n", "output before the timeout")
     for member in MEMBERS:
@@ -70,7 +70,7 @@ async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
 async def timeout_kills_the_disguised(sandbox: Sandbox) -> None:
     """A timeout kills a descendant that emptied its environment, left the session and lost its parent."""
     disguised = f"env -i PATH=/usr/bin:/bin setsid sh -c {beat('hidden')}"
-    seen = await sandbox.exec(f"({disguised} </dev/null >/dev/null 2>&1 &)\nsleep 60", timeout=1)
+    seen = await sandbox.exec(f"({disguised} </dev/null >/dev/null 2>&1 &)\nsleep 60", timeout=2)
     expect.that(seen.timed_out, f"not a timeout: {seen}")
     await expect.quiet(sandbox, "hidden", "the disguised descendant after the timeout")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dutyfree.engine.scheduling.values import Failure, Quarantine, Request, Shortage
+from dutyfree.engine.scheduling.values import Failure, Quarantine, Shortage
 from dutyfree.errors import CreateError, Exhausted, PoolError, Quarantined, StageError
 
 
-def error(reason: Shortage | Quarantine | Failure, request: Request) -> PoolError | CreateError:
+def error(reason: Shortage | Quarantine | Failure) -> PoolError | CreateError:
     """What the caller of a refused request gets."""
     match reason:
         case Shortage():
@@ -25,7 +25,7 @@ def error(reason: Shortage | Quarantine | Failure, request: Request) -> PoolErro
                 retry_in=reason.retry_in,
             )
         case Failure(depth=None):
-            return CreateError(reason.message)
+            return CreateError(reason.message, remedy=reason.remedy)
         case Failure():
             assert reason.depth is not None
             return StageError(

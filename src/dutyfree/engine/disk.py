@@ -141,12 +141,19 @@ def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], halt:
 
 
 async def threaded(function: Callable[[], T], halt: Halt) -> T:
-    """Beside the loop; if nobody waits for it any more it is halted, and waited for."""
-    running = asyncio.ensure_future(anyio.to_thread.run_sync(function))
+    """Beside the loop; if nobody waits for it any more it is halted, and waited for.
+
+    In a thread beyond those that others share: what they are asked for by what runs in here must not wait
+    for it.
+    """
+    beyond = anyio.CapacityLimiter(1)
+    running = asyncio.ensure_future(anyio.to_thread.run_sync(function, limiter=beyond))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         halt.set()
         with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
-            await running
+            late = await running
+            if isinstance(late, Lease):
+                late.close()
         raise

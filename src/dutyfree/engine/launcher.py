@@ -200,13 +200,8 @@ class Launcher:
         reply = answer.result()
         for descriptor in reply.descriptors:
             os.close(descriptor)
-        follow = {
-            Request.CREATE: Request.DESTROY,
-            Request.LAYER: Request.FORGET,
-            Request.SCRATCH: Request.FORGET,
-        }
-        if kind in follow:
-            self.tell(follow[kind], reply.value)
+        if kind in _UNDO:
+            self.tell(_UNDO[kind], reply.value)
         for layer in layers_of(reply) if kind in _KEEPING else ():
             self.tell(Request.FORGET, layer)
 

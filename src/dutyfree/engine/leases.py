@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import anyio
 
 from dutyfree.contract import Sandbox
 from dutyfree.engine.scheduling.ledger import Served
-from dutyfree.engine.scheduling.values import Request
+from dutyfree.engine.scheduling.values import Deliver, Request
 from dutyfree.errors import CreateError, LeaseEnded, PoolError, UsageError
 
 LEASE_SECONDS = 3600.0
@@ -26,6 +26,17 @@ class Terms(TypedDict, total=False):
     """After which the lease ends, unless kept alive; an hour by default, None for never."""
     labels: Mapping[str, str] | None
     idempotency_key: str | None
+
+
+def check(size: int, terms: Terms) -> None:
+    """Raises UsageError for what cannot be asked."""
+    if size < 1:
+        raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
+    deadline, lease_seconds = terms.get("deadline", DEADLINE), terms.get("lease_seconds", LEASE_SECONDS)
+    if not deadline >= 0:  # nor what is no number
+        raise UsageError(f"an answer within {deadline} s cannot be given")
+    if lease_seconds is not None and not lease_seconds > 0:
+        raise UsageError(f"a lease cannot last {lease_seconds} s", remedy="None is for one without an end")
 
 
 class Lease:
@@ -54,9 +65,25 @@ class Waiter:
         self.people = 0
         self.answered = anyio.Event()
         self.lease = Lease(request.id, request.labels)
-        self.members: tuple[str, ...] = ()
-        """What the pool calls its sandboxes."""
         self.error: PoolError | CreateError | None = None
+
+    def give(self, given: Deliver, sandboxes: Sequence[Sandbox], now: float) -> None:
+        """It is answered: with these, in the order of the delivery's members."""
+        chain, lease = self.request.chain, self.lease
+        lease.sandboxes = tuple(sandboxes)
+        lease.until = given.until
+        lease.served = tuple(
+            Served(
+                kind=member.kind,
+                stage=chain.kinds[member.start] if member.start or member.kind == "promoted" else "none",
+                seconds=now - self.asked,
+                cold_seconds=given.cold_seconds,
+                sandbox=sandbox.id,
+                recipe=chain.key,
+            )
+            for member, sandbox in zip(given.members, sandboxes, strict=True)
+        )
+        self.answered.set()
 
 
 class Waiters:
@@ -81,6 +108,11 @@ class Waiters:
 
     def all(self) -> list[Waiter]:
         return list(self._by_request.values())
+
+    def leases(self) -> tuple[Lease, ...]:
+        """Those that were given, and are not over."""
+        every = (waiter.lease for waiter in self._by_request.values())
+        return tuple(lease for lease in every if lease.sandboxes and not lease.over)
 
     def same(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
         """The request that was made with this key before. Raises LeaseEnded and UsageError."""

@@ -12,7 +12,6 @@ followed by one decision (``scheduler.decide``).
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
@@ -21,32 +20,27 @@ from typing import Self, Unpack
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.engine.answers import error
-from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters
-from dutyfree.engine.scheduler import State, decide, wake
+from dutyfree.engine.chains import Chains
+from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
+from dutyfree.engine.scheduler import State, decide, hopeless, wake
 from dutyfree.engine.scheduling.costs import Costs
-from dutyfree.engine.scheduling.ledger import Ledger, Served
+from dutyfree.engine.scheduling.ledger import Ledger
 from dutyfree.engine.scheduling.values import (
     Budget,
-    Chain,
     Deliver,
-    Destroy,
-    Failure,
-    Forget,
-    Fork,
-    Make,
+    Expire,
     Operation,
     Policy,
     Refuse,
     Request,
-    Reset,
 )
-from dutyfree.engine.source import ForkingSource, Made, Source
-from dutyfree.errors import CreateError, LeaseEnded, PoolError, StageError, UsageError
+from dutyfree.engine.source import ForkingSource, Source
+from dutyfree.engine.workshop import Workshop
+from dutyfree.errors import LeaseEnded, PoolError, UsageError
 
 
 class Pool:
@@ -69,11 +63,8 @@ class Pool:
         self._state = State(budget, policy, costs)
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
-        self._sandboxes: dict[str, Sandbox] = {}
-        """By the id of the first of those that took each other's place in resets."""
-        self._gone: dict[str, anyio.Event] = {}
-        self._chains: OrderedDict[int, tuple[Recipe, Chain]] = OrderedDict()
-        self._layers: dict[str, tuple[Recipe, int]] = {}
+        self._workshop = Workshop(source, self._state, self.ledger, self._advance)
+        self._chains = Chains(policy.recipes)
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
@@ -83,7 +74,7 @@ class Pool:
         state = self._state
         return (
             f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} in the making, "
-            f"{state.resetting} being reset, {len(self._gone)} going, {len(state.queue)} waiting; "
+            f"{state.resetting} being reset, {self._workshop.going} going, {len(state.queue)} waiting; "
             f"{state.stock.alive} of {state.budget.sandboxes} sandboxes>"
         )
 
@@ -101,10 +92,7 @@ class Pool:
         try:
             return await self._tasks.__aexit__(kind, raised, trace)
         finally:
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as tasks:
-                    for identity in list(self._sandboxes):
-                        tasks.start_soon(self._remove, identity)
+            await self._workshop.close()
             for waiter in self._waiters.all():
                 waiter.lease.over = True
                 waiter.error = PoolError("the pool was closed")
@@ -112,6 +100,11 @@ class Pool:
             self._moved.set()
 
     # --- What users ask -----------------------------------------------------------------------------
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """All that are given now, with their sandboxes, labels and ends."""
+        return self._waiters.leases()
 
     def lease(self, recipe: Recipe, **terms: Unpack[Terms]) -> AbstractAsyncContextManager[Lease]:
         """One sandbox, given back when the context is left. Raises as ``acquire`` does."""
@@ -132,23 +125,24 @@ class Pool:
         Raises Exhausted at the deadline, Quarantined or StageError if the recipe fails, CreateError if
         the machinery does, LeaseEnded for the key of a lease that is over, and UsageError.
         """
-        if size < 1:
-            raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
+        check(size, terms)
         if self._closed:
             raise PoolError("the pool was closed")
-        chain = await self._chain(recipe)
-        now, key = anyio.current_time(), terms.get("idempotency_key")
+        asked, key = anyio.current_time(), terms.get("idempotency_key")
+        chain = await self._chains.of(recipe)
+        now = anyio.current_time()
         waiter = self._waiters.same(key, chain.key, size, now)
+        anew = waiter is None or not waiter.answered.is_set()
         if waiter is None:
             request = Request(
                 next(self._requests),
                 chain,
-                now + terms.get("deadline", DEADLINE),
+                asked + terms.get("deadline", DEADLINE),
                 size,
                 terms.get("lease_seconds", LEASE_SECONDS),
                 dict(terms.get("labels") or {}),
             )
-            waiter = Waiter(request, now, key)
+            waiter = Waiter(request, asked, key)
             self._waiters.add(waiter)
             self._state.arrive(request, now)
             self._advance()
@@ -159,7 +153,7 @@ class Pool:
             else:
                 await waiter.answered.wait()
         except BaseException:
-            if waiter.people == 1:
+            if waiter.people == 1 and anew:  # nobody else waits, or has it already
                 self._end(waiter)
             raise
         finally:
@@ -187,6 +181,7 @@ class Pool:
 
     def keep_alive(self, lease: Lease, seconds: float | None = LEASE_SECONDS) -> None:
         """The lease ends so many seconds from now at the earliest. Raises LeaseEnded if it has ended."""
+        check(1, {"lease_seconds": seconds})
         until = None if seconds is None else anyio.current_time() + seconds
         if not self._state.keep_alive(lease.id, until):
             raise LeaseEnded(f"lease {lease.id} is over", remedy="ask for a new one")
@@ -195,45 +190,44 @@ class Pool:
 
     def lost(self, sandbox: Sandbox) -> None:
         """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
-        for identity, known in self._sandboxes.items():
-            if known is sandbox:
-                if self._state.held[identity].status == "idle":
-                    self._state.died(identity, anyio.current_time())
-                    self._advance()
-                return
+        held = self._state.held.get(self._workshop.identity(sandbox) or "")
+        if held is not None and held.status == "idle":
+            self._state.died(held.id, anyio.current_time())
+            self._advance()
 
     async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
-        """So many of each will be asked for soon: make them ready, after all that is asked for now."""
+        """So many of each will be asked for soon: make them ready, after all that is asked for now.
+
+        Raises UsageError, and CreateError for a recipe whose files cannot be read.
+        """
+        if each < 0:
+            raise UsageError(f"{each} sandboxes cannot be made ready")
         for recipe in recipes:
-            self._state.hint(await self._chain(recipe), each, anyio.current_time())
+            self._state.hint(await self._chains.of(recipe), each, anyio.current_time())
         self._advance()
 
     async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
-        """At least and at most so many idle."""
-        self._state.bound(await self._chain(recipe), minimum, maximum)
+        """At least and at most so many idle. Raises UsageError, and CreateError as ``prefetch`` does."""
+        if minimum < 0 or (maximum is not None and maximum < minimum):
+            raise UsageError(f"at least {minimum} and at most {maximum} sandboxes cannot be kept")
+        self._state.bound(await self._chains.of(recipe), minimum, maximum)
         self._advance()
 
     async def until_idle(self, recipe: Recipe, count: int) -> None:
-        """Wait until so many are. Raises PoolError if the pool is closed meanwhile."""
-        node = self._state.stock.nodes(await self._chain(recipe))[-1]
-        while len(node.idle) < count:
+        """Wait until so many are, however long that takes.
+
+        Raises Quarantined if a stage fails too often, CreateError if the machinery does, UsageError if there
+        is no room for so many, and PoolError if the pool is closed.
+        """
+        path = self._state.stock.nodes(await self._chains.of(recipe))
+        if not self._state.stock.could_ever_fit(count, path[-1]):
+            raise UsageError(f"{count} sandboxes do not fit into the pool", remedy="raise its budget")
+        while len(path[-1].idle) < count:
             if self._closed:
                 raise PoolError("the pool was closed")
+            if (failing := hopeless(path, anyio.current_time())) is not None:
+                raise error(failing)
             await self._moved.wait()
-
-    async def _chain(self, recipe: Recipe) -> Chain:
-        known = self._chains.get(id(recipe))
-        if known is None:
-            reads = any(stage.files for stage in recipe.stages)
-            try:
-                chain = await anyio.to_thread.run_sync(Chain.of, recipe) if reads else Chain.of(recipe)
-            except OSError as failed:
-                raise CreateError(f"the recipe names {failed.filename}: {failed.strerror}") from failed
-            # The recipe is kept, so that its id stays its own.
-            known = self._chains[id(recipe)] = (recipe, chain)
-            if len(self._chains) > self._policy.recipes:
-                self._chains.popitem(last=False)
-        return known[1]
 
     def _end(self, waiter: Waiter) -> None:
         self._waiters.dismiss(waiter, anyio.current_time())
@@ -273,151 +267,24 @@ class Pool:
                 self.ledger.events["refused"] += 1
                 waiter = self._waiters.of(operation.request)
                 if waiter is not None:
-                    waiter.error = error(operation.reason, waiter.request)
+                    waiter.error = error(operation.reason)
                     self._waiters.forget(waiter)
                     waiter.answered.set()
-            case Destroy():
-                self.ledger.events[operation.reason] += 1
-                self._gone[operation.sandbox] = anyio.Event()
-                if operation.reason == "expired":
-                    self._expire(operation.sandbox)
-                self._tasks.start_soon(self._destroy, operation.sandbox)
-            case Make():
-                self.ledger.events["refills" if operation.background else "made"] += 1
-                self._tasks.start_soon(self._make, operation)
-            case Fork():
-                self._tasks.start_soon(self._fork, operation)
-            case Reset():
-                self._tasks.start_soon(self._reset, operation.sandbox)
-            case Forget():
-                self.ledger.events["layers forgotten"] += 1
-                self._source.forget(*self._layers.pop(operation.key))
+            case Expire():
+                waiter = self._waiters.of(operation.request)
+                if waiter is not None:
+                    self._waiters.dismiss(waiter, now)
+            case _:
+                self._workshop.begin(operation, self._tasks)
 
     def _hand_out(self, given: Deliver, now: float) -> None:
-        dead = [m.sandbox for m in given.members if not self._source.alive(self._sandboxes[m.sandbox])]
+        sandboxes = {member.sandbox: self._workshop.sandbox(member.sandbox) for member in given.members}
+        dead = [identity for identity, sandbox in sandboxes.items() if not self._source.alive(sandbox)]
         if dead:
             self._state.undelivered(given.request, dead, now)
             return
         waiter = self._waiters.of(given.request)
         assert waiter is not None
-        chain, lease = waiter.request.chain, waiter.lease
-        waiter.members = tuple(member.sandbox for member in given.members)
-        lease.sandboxes = tuple(self._sandboxes[identity] for identity in waiter.members)
-        lease.until = given.until
-        lease.served = tuple(
-            Served(
-                kind=member.kind,
-                stage=chain.kinds[member.start] if member.start or member.kind == "promoted" else "none",
-                seconds=now - waiter.asked,
-                cold_seconds=given.cold_seconds,
-                sandbox=sandbox.id,
-                recipe=chain.key,
-            )
-            for member, sandbox in zip(given.members, lease.sandboxes, strict=True)
-        )
-        for served in lease.served:
+        waiter.give(given, list(sandboxes.values()), now)
+        for served in waiter.lease.served:
             self.ledger.record(served)
-        waiter.answered.set()
-
-    def _expire(self, sandbox: str) -> None:
-        for waiter in self._waiters.all():
-            if sandbox in waiter.members:
-                self._waiters.dismiss(waiter, anyio.current_time())
-
-    # --- Work ---------------------------------------------------------------------------------------
-
-    async def _make(self, make: Make) -> None:
-        await self._until_gone(make.after)
-        recipe, depth = make.chain.recipe, make.depth
-        try:
-            if make.origin is None:
-                made = await self._source.create(
-                    recipe, make.start, depth, keep=make.keep, background=make.background
-                )
-            else:
-                made = await self._source.promote(
-                    self._sandboxes[make.origin], recipe, make.start, depth,
-                    keep=make.keep, background=make.background,
-                )  # fmt: skip
-        except Exception as failed:  # noqa: BLE001 (whatever a source does, the pool goes on)
-            if make.origin is not None:
-                await self._remove(make.origin)
-            self._failed((make.job,), failed)
-        else:
-            self._made(make.job, made, make.chain, make.origin)
-
-    async def _fork(self, fork: Fork) -> None:
-        await self._until_gone(fork.after)
-        assert isinstance(self._source, ForkingSource)
-        try:
-            children = await self._source.fork(self._sandboxes[fork.origin], len(fork.jobs))
-        except Exception as failed:  # noqa: BLE001
-            self._failed(fork.jobs, failed)
-        else:
-            for job, made in zip(fork.jobs, children, strict=True):
-                self._made(job, made, fork.chain)
-
-    def _made(self, job: int, made: Made, chain: Chain, origin: str | None = None) -> None:
-        identity = made.sandbox.id if origin is None else origin
-        self._sandboxes[identity] = made.sandbox
-        for depth in made.layers:
-            self._layers[chain.keys[depth]] = (chain.recipe, depth)
-        self._state.made(
-            job,
-            identity,
-            anyio.current_time(),
-            create_seconds=made.create_seconds,
-            stage_seconds=made.stage_seconds,
-            layers=made.layers,
-            memory=made.memory,
-            found=made.found,
-            joined=made.joined,
-        )
-        self._advance()
-
-    def _failed(self, jobs: Iterable[int], failed: Exception) -> None:
-        self.ledger.events["failures"] += 1
-        failure = Failure(str(failed) or type(failed).__name__)
-        if isinstance(failed, StageError):
-            failure = Failure(failed.message, 1 + failed.number, failed.command, failed.output, failed.remedy)
-        for job in jobs:
-            self._state.failed(job, failure, anyio.current_time())
-        self._advance()
-
-    async def _reset(self, identity: str) -> None:
-        sandbox = self._sandboxes[identity]
-        self.ledger.events["resets"] += 1
-        try:
-            fresh, depth = await self._source.reset(sandbox)
-            if identity not in self._sandboxes:  # the pool was closed meanwhile
-                await self._source.destroy(fresh)
-                return
-            self._sandboxes[identity] = fresh
-            await self._source.verify(fresh)
-        except Exception:  # noqa: BLE001 (a sandbox that cannot be verified is discarded, whatever the reason)
-            self.ledger.events["discarded"] += 1
-            self._state.died(identity, anyio.current_time())
-        else:
-            self._state.clean(identity, depth, anyio.current_time())
-        self._advance()
-
-    async def _destroy(self, identity: str) -> None:
-        await self._remove(identity)
-        self._gone.pop(identity).set()
-        self._state.gone(identity)
-        self._advance()
-
-    async def _remove(self, identity: str) -> None:
-        sandbox = self._sandboxes.pop(identity, None)
-        if sandbox is None:
-            return
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._source.destroy(sandbox)
-            except Exception:  # noqa: BLE001 (counted: there is nobody to raise it to)
-                self.ledger.events["cleanup failures"] += 1
-
-    async def _until_gone(self, sandboxes: Iterable[str]) -> None:
-        for identity in sandboxes:
-            if identity in self._gone:
-                await self._gone[identity].wait()

@@ -59,9 +59,11 @@ class Keeping:
             await self._end.wait()
 
     async def close(self) -> None:
+        """Raises what the pool itself failed with, if it did."""
         if self._task is not None:
             self._end.set()
             await asyncio.wait([self._task])
+            self._task.result()
 
     @asynccontextmanager
     async def leased(

@@ -18,26 +18,29 @@ The cost of a decision grows with the length of the recipe and with what it deci
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from itertools import islice
 from math import inf
 
 from dutyfree.engine.scheduling import room
 from dutyfree.engine.scheduling.jobs import Claim, Job
+from dutyfree.engine.scheduling.ranking import Item, Ranking
 from dutyfree.engine.scheduling.shortage import shortage
 from dutyfree.engine.scheduling.state import State
 from dutyfree.engine.scheduling.stock import Node
 from dutyfree.engine.scheduling.values import (
     Candidate,
+    Expire,
+    Failure,
     Fork,
+    Hurry,
     Make,
     Operation,
     Quarantine,
     Request,
 )
 
-__all__ = ["State", "candidates", "decide", "place", "wake"]
+__all__ = ["State", "candidates", "decide", "hopeless", "place", "wake"]
 
 ALIKE = 0.002
 """Seconds within which two ways cost the same, and others' wishes decide."""
@@ -101,9 +104,19 @@ def decide(state: State, now: float) -> tuple[Operation, ...]:
     return operations
 
 
+def hopeless(path: tuple[Node, ...], now: float) -> Quarantine | Failure | None:
+    """Why refills get no further on this path: what failed so often that waiting for it makes no sense."""
+    for node in reversed(path):
+        breaker = node.breaker
+        if breaker is not None and breaker.exhausted:
+            return _quarantined(node, now) if breaker.tripped else breaker.last
+    return None
+
+
 def wake(state: State) -> float | None:
     """When time alone next changes what should be done."""
-    times = [heap[0][0] for heap in (state.deadlines, state.lease_ends) if heap]
+    found = (state.deadlines.least(), state.lease_ends.least())
+    times = [first[1][0] for first in found if first is not None]
     if state.wishes.next_time is not None:
         times.append(state.wishes.next_time)
     if state.parked and state.policy.idle_seconds is not None:
@@ -115,22 +128,23 @@ def wake(state: State) -> float | None:
 
 
 def _expire(state: State, now: float) -> None:
-    while state.deadlines and state.deadlines[0][0] <= now:
-        _, request = heapq.heappop(state.deadlines)
-        claim = state.claims.get(request)
-        if claim is not None and claim.missing == 0 and not claim.jobs:
-            continue  # it is complete, and delivered below
-        if claim is not None:
+    while (claim := _due(state.deadlines, now)) is not None:
+        state.deadlines.drop(claim)
+        if claim.missing or claim.jobs:  # else it is complete, and delivered below
             state.refuse(claim, shortage(state, claim, now), now)
-    while state.lease_ends and state.lease_ends[0][0] <= now:
-        until, request = heapq.heappop(state.lease_ends)
-        lease = state.leases.get(request)
-        if lease is not None and lease.until == until:
-            del state.leases[request]
-            for held, _, _ in lease.claim.ready:
-                state.leased -= 1
-                state.destroy(held, "expired")
+    while (lease := _due(state.lease_ends, now)) is not None:
+        state.end_lease(lease.claim.request.id)
+        state.operations.append(Expire(lease.claim.request.id))
+        for held, _, _ in lease.claim.ready:
+            state.leased -= 1
+            state.destroy(held, "expired")
     state.wishes.expire(now)
+
+
+def _due(ranking: Ranking[Item], now: float) -> Item | None:
+    """What has come first, of what was to come by now."""
+    found = ranking.least()
+    return found[0] if found is not None and found[1][0] <= now else None
 
 
 # --- Requests ---------------------------------------------------------------------------------------
@@ -211,6 +225,8 @@ def _engage(state: State, claim: Claim, way: Candidate, now: float) -> bool:
         job = state.jobs[next(iter(top.making))]
         del top.making[job.id]
         job.kind = "joined"
+        if job.background:
+            state.operations.append(Hurry(job.id))
     else:
         found = _reserved(state, claim.path, way, now)
         if found is None:
@@ -309,7 +325,12 @@ def _refused(state: State, path: tuple[Node, ...], now: float) -> bool:
 
 
 def _quarantine(path: tuple[Node, ...], now: float) -> Quarantine:
-    node = next(n for n in reversed(path) if n.breaker is not None and n.breaker.refuses(now))
+    return _quarantined(
+        next(n for n in reversed(path) if n.breaker is not None and n.breaker.refuses(now)), now
+    )
+
+
+def _quarantined(node: Node, now: float) -> Quarantine:
     assert node.breaker is not None
     retry_in = max(0.0, node.breaker.retry_at - now)
     return Quarantine(node.kind, node.key, node.breaker.failures, retry_in, node.breaker.last)

@@ -46,7 +46,8 @@ class Layers:
 
     def __init__(self, launcher: Launcher, most: int) -> None:
         self._launcher = launcher
-        self._most = most
+        self.most = most
+        """Bytes that they may take together."""
         self._users: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self._weights: dict[int, int] = {}  # what lies in them at most
@@ -58,6 +59,10 @@ class Layers:
 
     def size_of(self, trees: Sequence[Tree]) -> int:
         return sum(self._sizes.get(layer, 0) for layer in self._kept(trees))
+
+    def is_spare(self, trees: Sequence[Tree]) -> bool:
+        """Whether one user alone has the uppermost of these layers: nobody stands on them."""
+        return all(self._users[layers[0]] <= 1 for _, layers in trees)
 
     def hold(self, trees: Sequence[Tree]) -> None:
         self._users.update(self._kept(trees))
@@ -97,9 +102,9 @@ class Layers:
         try:
             if final:
                 return trees
-            if self.size > self._most:
+            if self.size > self.most:
                 raise ExecError(
-                    f"a snapshot of {size} bytes: {self.size - size} of {self._most} are kept already",
+                    f"a snapshot of {size} bytes: {self.size - size} of {self.most} are kept already",
                     remedy="forget snapshots that are no longer needed, or open native with a larger `kept`",
                 )
             return await self.flattened(trees)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
+from dutyfree.engine.haste import Haste
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -33,9 +34,9 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Where the pool's sandboxes come from. ``background`` work should give way to all other."""
+    """Where the pool's sandboxes come from. Without haste, work should give way to all other."""
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool) -> Made:
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
         """A new sandbox at ``depth``, on the layer at ``start``; 0 means that there is none.
 
         Layers are kept of the stages up to depth ``keep``. Raises StageError if a stage fails, and
@@ -44,7 +45,7 @@ class Source(Protocol):
         ...
 
     async def promote(
-        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
     ) -> Made:
         """Run the stages after ``start`` up to ``depth`` in a sandbox that nobody has used.
 
@@ -72,8 +73,8 @@ class Source(Protocol):
         """Remove it, also if it died. Raises CleanupError."""
         ...
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        """Use a layer no more, from now on; nothing stands on it, and its files may go later."""
+    def forget(self, layer: str) -> None:
+        """Use a layer (of ``Chain.layers``) no more; nothing stands on it, and its files may go later."""
         ...
 
 

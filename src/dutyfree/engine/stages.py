@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -21,33 +23,19 @@ import anyio.to_thread
 
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded, upon
+from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Facts, Lease, Store
+from dutyfree.engine.prefixes import Prefixes
 from dutyfree.engine.snapshots import Layers
 from dutyfree.errors import CreateError, SubstrateError
-
-SPARE = 16 << 30
-"""Bytes of layers that no image has, stages among them, which may stay in the store: the last used ones."""
 
 FORM = 2
 """Of what lies in the store: changed with it."""
 
-
-class Haste:
-    """Whether somebody waits for a stage: what is made for the stock gives way to all other work."""
-
-    def __init__(self, *, background: bool) -> None:
-        self.background = background
-        self.on_hurry: Callable[[], None] | None = None
-
-    def hurry(self) -> None:
-        """Now somebody does."""
-        if self.background:
-            self.background = False
-            if self.on_hurry is not None:
-                self.on_hurry()
+_log = logging.getLogger(__name__)
 
 
 class Built(NamedTuple):
@@ -75,9 +63,11 @@ class Trace:
 
 
 class _Below(NamedTuple):
-    """The prefix that a stage is made upon, by its key; without one, the image."""
+    """The prefix that a stage is made upon, by its key; the shortest is the image."""
 
     key: str
+    base: Base
+    """As it was when the stage was wanted; held until it is made."""
     image: Base
     names: tuple[str, ...]
     """Keys in the store of all prefixes down to the image, the shortest first."""
@@ -112,36 +102,35 @@ class Stages:
     build: Build
     store: Store | None
     """None where nothing is kept on the disk."""
+    most: int
+    """Bytes of layers that no image has, which may stay on the disk: the last used ones."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What each prefix's last stage took, by the prefix's key."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of its layers, likewise."""
-    failures: list[str] = field(default_factory=list)
-    """Why something is not on the disk."""
-    ready: dict[str, Base] = field(default_factory=dict)
-    """By the key of the prefix."""
     _making: dict[str, _Making] = field(default_factory=dict)
     _leases: dict[int, Lease] = field(default_factory=dict)
     _commits: dict[str, str] = field(default_factory=dict)
     _removing: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
 
+    def __post_init__(self) -> None:
+        self.ready = Prefixes(self.layers, self.most)
+
     async def base(
         self,
         recipe: Recipe,
         image: Base,
         identity: str | None,
-        *,
-        background: bool = False,
-        trace: Trace | None = None,
+        haste: Haste,
+        trace: Trace,
     ) -> tuple[tuple[str, ...], Base]:
         """The keys of the recipe's prefixes, and its state upon its image.
 
         Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
         """
-        trace = trace or Trace()
         try:
-            keys = await anyio.to_thread.run_sync(_keys, recipe)
+            upon, *keys = await anyio.to_thread.run_sync(recipe.keys)
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
         room = DEEPEST - len(image.origin.keys)
@@ -149,7 +138,7 @@ class Stages:
         trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
-            below = _Below(keys[length - 2] if length > 1 else "", image, names)
+            below = _Below(keys[length - 2] if length > 1 else upon, base, image, names)
             wanted = _Wanted(
                 keys[length - 1],
                 below,
@@ -157,53 +146,54 @@ class Stages:
                 length,
                 identity if length <= room else None,
             )
-            base = await self._step(wanted, trace, background=background)
+            base = await self._step(wanted, trace, haste)
         return tuple(keys), base
 
-    def forget(self, key: str) -> None:
-        """No new sandbox stands on this prefix; when the last one is gone, its files go too."""
-        base = self.ready.pop(key, None)
-        if base is not None:
-            self.layers.release(base.trees)
-
     def _present(self, below: _Below) -> Base:
-        """What lies there now: in memory first, then on the disk."""
-        return self.ready.get(below.key, below.image)
+        """What lies there now: in memory first, then on the disk; if it was forgotten, as it was."""
+        return self.ready.get(below.key) or below.base
 
     async def _longest(
         self, kept: list[str], keys: list[str], image: Base, identity: str | None
     ) -> tuple[int, Base]:
         """The longest prefix that is there: in memory, being made, or on the disk with all below it."""
         for length in range(len(keys), 0, -1):
-            if keys[length - 1] in self.ready:
-                return length, self.ready[keys[length - 1]]
+            if (base := self.ready.get(keys[length - 1])) is not None:
+                return length, base
         if self.store is None or identity is None:
             return 0, image
         base, store = image, self.store
         for length, key in enumerate(kept, 1):
-            lease = await anyio.to_thread.run_sync(store.lease, name(key, identity))
+            lease = await threaded(partial(store.lease, name(key, identity)), Halt())
             if lease is None:
                 return length - 1, base
-            base = await self._adopt(key, base, lease)
+            adopted = await self._adopt(key, base, lease)
+            if (known := self.ready.get(key)) is not None:  # by another, who was quicker
+                self._drop(adopted)
+                base = known
+            else:
+                base = self._offer(key, adopted)
         return len(kept), base
 
-    async def _step(self, wanted: _Wanted, trace: Trace, *, background: bool) -> Base:
+    async def _step(self, wanted: _Wanted, trace: Trace, haste: Haste) -> Base:
         key = wanted.key
-        if key in self.ready:
-            return self.ready[key]
+        if (base := self.ready.get(key)) is not None:
+            return base
         making = self._making.get(key)
         if making is None:
-            making = _Making(asyncio.get_running_loop().create_future(), Haste(background=background))
+            making = _Making(asyncio.get_running_loop().create_future(), Haste(background=haste.background))
             self._making[key] = making
+            self.layers.hold(wanted.below.base.trees)
             making.task = asyncio.create_task(self._make(making, wanted))
+            making.task.add_done_callback(lambda _: self.layers.release(wanted.below.base.trees))
             trace.ran += 1
-        elif not background:
-            making.haste.hurry()
         making.waiters += 1
         try:
-            return await asyncio.shield(making.built)
+            with haste.telling(making.haste.hurry):
+                return await asyncio.shield(making.built)
         except asyncio.CancelledError:
             if making.waiters == 1 and not making.built.done() and making.task is not None:
+                self._over(key, making)  # who comes now begins anew
                 making.task.cancel()
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([making.task])
@@ -220,28 +210,48 @@ class Stages:
                 await self._kept(making, self.store, name(wanted.key, wanted.identity), wanted)
         except BaseException as error:
             if not making.built.done():
-                failure = error if isinstance(error, SubstrateError) else _failure(stage, error)
-                making.built.set_exception(failure)
+                making.built.set_exception(
+                    error if isinstance(error, CreateError) else _failure(stage, wanted.number, error)
+                )
                 making.built.exception()  # there may be nobody left to hear of it
             elif isinstance(error, Exception):
-                self.failures.append(f"{stage.kind}: {error}")
+                _log.warning("stage %r is not kept on the disk, only in memory: %s", stage.kind, error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._making.pop(wanted.key, None)
+            self._over(wanted.key, making)
+
+    def _over(self, key: str, making: _Making) -> None:
+        if self._making.get(key) is making:
+            del self._making[key]
 
     async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
         base, self._commits[key] = await self.build(
             self._present(wanted.below), wanted.stage, wanted.number, making.haste
         )
+        try:
+            await self._check(wanted)
+        except BaseException:
+            self.layers.release(base.trees)
+            raise
         self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
         if flat:
             base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
-        self.ready[key] = base
+        self.ready.put(key, base)
+        if flat:
+            self.ready.trim({key, *self._making})
         making.built.set_result(base)
         return base
+
+    async def _check(self, wanted: _Wanted) -> None:
+        """See that the files which were copied in are those of the key. Raises CreateError."""
+        stage = wanted.stage
+        if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
+            raise CreateError(
+                f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
+            )
 
     async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
         """Make it under the store's lock, or have it from whoever was quicker."""
@@ -261,10 +271,8 @@ class Stages:
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])
-        former = self.ready.get(key)
         base = await self._adopt(key, self._present(below), lease)
-        if former is not None:
-            self.layers.release(former.trees)
+        self._offer(key, base)
         if not making.built.done():
             making.built.set_result(base)
         store.settle_behind([kept_as])
@@ -285,18 +293,32 @@ class Stages:
         )
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
-        """Layers of the store upon those below."""
-        told, facts = await anyio.to_thread.run_sync(_read, lease)
+        """Layers of the store upon those below, held once; nobody is offered them yet."""
+        try:
+            told, facts = await anyio.to_thread.run_sync(_read, lease)
+            own = await self.disk.layers(lease, len(below.trees))
+        except BaseException:
+            lease.close()
+            raise
         if told is not None:
             self.seconds[key] = told.seconds
         self.sizes[key] = facts.size
-        own = await self.disk.layers(lease, len(below.trees))
         self._leases[own[0]] = lease
         self.layers.lend(own, self._unused)
-        # Those who stand on the ones in memory go on so; all others are upon these.
-        self.ready[key] = upon(below, own, lease.key)
-        self.layers.hold(self.ready[key].trees)
-        return self.ready[key]
+        base = upon(below, own, lease.key)
+        self.layers.hold(base.trees)
+        return base
+
+    def _offer(self, key: str, base: Base) -> Base:
+        """Of the disk, to whoever comes from now on."""
+        self.ready.put(key, base, max(1, self.sizes[key]))
+        self.ready.trim({key, *self._making})
+        return base
+
+    def _drop(self, base: Base) -> None:
+        """Adopted, and not needed."""
+        self._leases.pop(base.trees[0][1][0]).close()
+        self.layers.release(base.trees)
 
     def _unused(self, layer: int) -> None:
         """Nobody stands on it any more, and nobody will."""
@@ -312,7 +334,7 @@ class Stages:
     def _removed(self, removal: asyncio.Future[bool]) -> None:
         self._removing.discard(removal)
         if not removal.cancelled() and (error := removal.exception()) is not None:
-            self.failures.append(f"a layer could not be removed: {error}")
+            _log.warning("a layer could not be removed: %s", error)
 
     async def close(self, *, finish: bool) -> None:
         """Wait for what is on its way to the disk, or have it stopped."""
@@ -326,11 +348,7 @@ class Stages:
         while self._leases:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
-            await anyio.to_thread.run_sync(self.store.collect, SPARE)
-
-
-def _keys(recipe: Recipe) -> list[str]:
-    return [recipe.key(length) for length in range(1, len(recipe.stages) + 1)]
+            await anyio.to_thread.run_sync(self.store.collect, self.most)
 
 
 def name(key: str, identity: str) -> str:
@@ -338,8 +356,11 @@ def name(key: str, identity: str) -> str:
     return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
 
 
-def _failure(stage: Stage, error: BaseException) -> CreateError:
-    return CreateError(f"stage {stage.kind!r} could not be made: {error or type(error).__name__}")
+def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
+    why, remedy = str(error) or type(error).__name__, ""
+    if isinstance(error, SubstrateError):
+        why, remedy = error.message, error.remedy
+    return CreateError(f"stage {stage.kind!r} (number {number}) could not be made: {why}", remedy=remedy)
 
 
 def _read(lease: Lease) -> tuple[Made | None, Facts]:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Literal, Protocol, TypeAlias
 
@@ -21,6 +22,7 @@ import msgspec
 from dutyfree.contract import Recipe, Sandbox, Stage
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.disk import Base
+from dutyfree.engine.haste import Haste
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
@@ -46,7 +48,7 @@ class Maker(Protocol):
     @property
     def layers(self) -> Layers: ...
 
-    async def state(self, recipe: Recipe, *, background: bool, trace: Trace) -> Base:
+    async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
         """Layers with the recipe's state, shared by all. Raises StageError and CreateError."""
         ...
 
@@ -58,7 +60,7 @@ class Maker(Protocol):
         """Bytes of its layer."""
         ...
 
-    def forget(self, recipe: Recipe, depth: int) -> None: ...
+    def forget(self, layer: str) -> None: ...
 
     def made(
         self,
@@ -101,20 +103,20 @@ class Supply:
 
     # --- Made -----------------------------------------------------------------------------------------
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool) -> Made:
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
         shared = self._shared(recipe, max(1, start, keep), depth)
         trace = Trace()
         below = self.cut(recipe, shared)
-        base = await self._maker.state(below, background=background, trace=trace)
+        base = await self._maker.state(below, haste, trace)
         own: Base | None = None
         took: list[float] = []
         async with AsyncExitStack() as held:
             if depth > shared:
                 async with self._maker.made(base, recipe.image, open_network=True) as builder:
-                    if background:
-                        builder.give_way(True)
-                    own, took = await self.run(builder, recipe, shared, depth, held)
-            made = await self._made(recipe, depth, base, own, took, background=background)
+                    builder.give_way(haste.background)
+                    with haste.telling(partial(builder.give_way, False)):
+                        own, took = await self.run(builder, recipe, shared, depth, held)
+            made = await self._made(recipe, depth, base, own, took, background=haste.background)
         found = min(1 + trace.found, shared) if trace.image or trace.found else 0
         joined = depth == shared and trace.number > trace.found and not trace.ran
         return msgspec.structs.replace(
@@ -126,26 +128,26 @@ class Supply:
         )
 
     async def promote(
-        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, background: bool
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
     ) -> Made:
         if self._shared(recipe, max(1, keep), depth) == depth:
             await self.destroy(sandbox)  # what it has, the layers have too
-            made = await self.create(recipe, start, depth, keep=keep, background=background)
+            made = await self.create(recipe, start, depth, keep=keep, haste=haste)
             return msgspec.structs.replace(made, create_seconds=None)
         idle = self._held(sandbox)
-        if background:
-            idle.give_way(True)
+        idle.give_way(haste.background)
         if isinstance(idle, NetworkedActingSandbox):
             await idle.set_network("on")
         async with AsyncExitStack() as held:
-            own, took = await self.run(idle, recipe, start, depth, held)
+            with haste.telling(partial(idle.give_way, False)):
+                own, took = await self.run(idle, recipe, start, depth, held)
             await self.destroy(idle)
-            made = await self._made(recipe, depth, own, own, took, background=background)
+            made = await self._made(recipe, depth, own, own, took, background=haste.background)
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
         unit = self._units[sandbox.id]
-        base = unit.base or await self._maker.state(unit.recipe, background=False, trace=Trace())
+        base = unit.base or await self._maker.state(unit.recipe, Haste(background=False), Trace())
         begun = perf_counter()
         tasks = [
             asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
@@ -242,7 +244,7 @@ class Supply:
             if own is not None and kept == depth:
                 return await self._enter(recipe, depth, own, own=True), depth
             recipe = self.cut(recipe, kept)
-            base = await self._maker.state(recipe, background=True, trace=Trace())
+            base = await self._maker.state(recipe, Haste(background=True), Trace())
             return await self._enter(recipe, kept, base, own=False), kept
 
     async def verify(self, sandbox: Sandbox) -> None:
@@ -277,8 +279,8 @@ class Supply:
         except CleanupError:
             return  # there is another error to tell
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        self._maker.forget(recipe, depth)
+    def forget(self, layer: str) -> None:
+        self._maker.forget(layer)
 
     def warm_part(self, recipe: Recipe) -> Recipe:
         """As much of it as sandboxes can be warm with."""

@@ -13,6 +13,7 @@ import itertools
 import math
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -31,6 +32,7 @@ from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.disk import Base, Disk, Origin
+from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import library, merged, mirrors, rootfs
 from dutyfree.engine.images.pull import Held
 from dutyfree.engine.images.store import Store
@@ -43,7 +45,7 @@ from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Built, Haste, Stages, Trace
+from dutyfree.engine.stages import Built, Stages, Trace
 from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 from dutyfree.substrates.pooled import OPEN, Pooled
@@ -98,7 +100,7 @@ class Native(Pooled):
         self._images: dict[str, Base] = {}
         self._held: list[Held] = []
         self._identities: dict[str, str] = {}
-        self._known: dict[int, tuple[Recipe, tuple[str, ...]]] = {}
+        self._known: OrderedDict[int, tuple[Recipe, tuple[str, ...]]] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
@@ -127,7 +129,8 @@ class Native(Pooled):
         self._snapshots = Snapshots(self._layers)
         self._disk = Disk(self._launcher)
         self._named = Named(self._disk, self._image)
-        self._stages = Stages(self._disk, self._layers, self._build, None)
+        budget = self._config.budget or Budget()
+        self._stages = Stages(self._disk, self._layers, self._build, None, budget.disk)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -155,13 +158,15 @@ class Native(Pooled):
 
     async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
-            await self._keeping.close()
-            await self._stages.close(finish=finish)
-            self._disk.close()
-            process = self._launcher.disconnect()
-            await anyio.to_thread.run_sync(process.wait)
-            while self._held:
-                self._held.pop().close()
+            try:
+                await self._keeping.close()
+            finally:
+                await self._stages.close(finish=finish)
+                self._disk.close()
+                process = self._launcher.disconnect()
+                await anyio.to_thread.run_sync(process.wait)
+                while self._held:
+                    self._held.pop().close()
 
     def sandbox(
         self,
@@ -179,7 +184,9 @@ class Native(Pooled):
         await self._base(recipe or Recipe())
 
     async def sandboxes(self) -> Sequence[str]:
-        return sorted(self._alive)
+        """The ids of those that somebody has, also by a lease; idle ones of the pool are nobody's yet."""
+        leases = self.pool.leases if self.pool is not None else ()
+        return sorted(self._alive.union(one.id for lease in leases for one in lease.sandboxes))
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Those that were taken of its sandboxes without a name, and not forgotten."""
@@ -327,9 +334,9 @@ class Native(Pooled):
 
     # --- Images and stages --------------------------------------------------------------------------
 
-    async def _base(self, recipe: Recipe, *, background: bool = False, trace: Trace | None = None) -> Base:
+    async def _base(self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
-        trace = trace or Trace()
+        haste, trace = haste or Haste(background=False), trace or Trace()
         image = recipe.image or self._config.image
         trace.image = image in self._images or image.startswith(snapshots.PREFIX)
         if not recipe.stages:
@@ -338,12 +345,12 @@ class Native(Pooled):
         if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
-        below, identity = await self._image(recipe.image), self._identities.get(image)
-        keys, base = await self._stages.base(recipe, below, identity, background=background, trace=trace)
+        below = await self._image(recipe.image)
+        keys, base = await self._stages.base(recipe, below, self._identities.get(image), haste, trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
-        if len(self._known) >= KNOWN:
-            self._known.clear()
         self._known[id(recipe)] = (recipe, keys)
+        if len(self._known) > KNOWN:
+            self._known.popitem(last=False)
         return base
 
     def _keys(self, recipe: Recipe) -> tuple[str, ...]:
@@ -351,7 +358,7 @@ class Native(Pooled):
         known = self._known.get(id(recipe))
         if known is not None:
             return known[1]
-        return tuple(recipe.key(length) for length in range(1, len(recipe.stages) + 1))
+        return recipe.keys()[1:]
 
     def _seconds(self, recipe: Recipe, depth: int) -> float:
         """What the image (depth 1) or the stage that leads to a depth took when it was made."""
@@ -412,13 +419,9 @@ class Native(Pooled):
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
         async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
-            if haste.background:
-                builder.give_way(True)
-                haste.on_hurry = partial(builder.give_way, False)
-            try:
+            builder.give_way(haste.background)
+            with haste.telling(partial(builder.give_way, False)):
                 commit = await stages.apply(builder, stage, number)
-            finally:
-                haste.on_hurry = None
             return Built(await builder.final(), commit)
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:

@@ -13,6 +13,7 @@ from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.disk import Base
 from dutyfree.engine.features import Features
 from dutyfree.engine.forking import entered
+from dutyfree.engine.haste import Haste
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.scheduling.values import Budget, Policy
@@ -46,7 +47,6 @@ class Pooled(ABC):
     features: Features
     _layers: Layers
     _stages: Stages
-    _alive: set[str]
     _warmth: ClassVar[Warmth | None] = None
 
     @property
@@ -60,7 +60,7 @@ class Pooled(ABC):
 
     @abstractmethod
     async def _base(
-        self, recipe: Recipe, *, background: bool = False, trace: Trace | None = None
+        self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None
     ) -> Base: ...
 
     @abstractmethod
@@ -103,11 +103,7 @@ class Pooled(ABC):
         limits = limits or self._options.limits
         if self._is_pooled(recipe, limits):
             async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:
-                self._alive.update(one.id for one in sandboxes)
-                try:
-                    yield sandboxes
-                finally:
-                    self._alive.difference_update([one.id for one in sandboxes])
+                yield sandboxes
             return
         base = await self._base(recipe)
         async with entered([self._made(recipe, limits, base=base) for _ in range(count)]) as made:
@@ -143,8 +139,8 @@ class Maker:
     def layers(self) -> Layers:
         return self._substrate._layers
 
-    async def state(self, recipe: Recipe, *, background: bool, trace: Trace) -> Base:
-        return await self._substrate._base(recipe, background=background, trace=trace)
+    async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
+        return await self._substrate._base(recipe, haste=haste, trace=trace)
 
     def seconds(self, recipe: Recipe, depth: int) -> float:
         return self._substrate._seconds(recipe, depth)
@@ -153,9 +149,8 @@ class Maker:
         keys = self._substrate._keys(recipe)
         return self._substrate._stages.sizes.get(keys[depth - 2], 0) if depth > 1 else 0
 
-    def forget(self, recipe: Recipe, depth: int) -> None:
-        if depth > 1:
-            self._substrate._stages.forget(self._substrate._keys(recipe)[depth - 2])
+    def forget(self, layer: str) -> None:
+        self._substrate._stages.ready.forget(layer)
 
     def made(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -16,6 +17,9 @@ from dutyfree.errors import CreateError, StageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
+
+LOGS = 100
+"""Of failed stages, which are kept: the last ones."""
 
 HIDDEN = b"(secret)"
 
@@ -95,6 +99,10 @@ def _keep(log: bytes) -> Path | None:
             file.write(log)
     except OSError:
         return None  # the error says the most of it anyway
+    with contextlib.suppress(OSError):  # others may do the same
+        logs = sorted(directory.glob("stage-*.log"), key=lambda path: path.stat().st_mtime_ns)
+        for old in logs[:-LOGS]:
+            old.unlink()
     return Path(name)
 
 

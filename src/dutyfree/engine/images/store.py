@@ -41,7 +41,7 @@ from typing import Self
 import msgspec
 
 from dutyfree import paths
-from dutyfree.engine.images import locking
+from dutyfree.engine.images import locking, made
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.labels import SCRATCH, Label, Labels
 from dutyfree.engine.images.locking import abandoned, locked, same
@@ -119,6 +119,8 @@ class Lease:
 
     def close(self) -> None:
         if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -281,13 +283,16 @@ class Store:
     def collect(self, spare: int = 0, keep: Iterable[str] = (), *, dry_run: bool = False) -> Collected:
         """Remove what no image names, ``keep`` does not name either, and nobody uses; or only count it.
 
-        Of these, the last used ones stay as long as they take no more than ``spare`` bytes together.
+        Of these, the last used ones stay as long as they take no more than ``spare`` bytes together; a layer
+        is used whenever one is that stands on it, and goes after it.
         """
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
             half = self._sweep(dry_run)
             named = self._named() | set(keep)
-            unnamed = [facts for facts in self.layers() if facts.key not in named]
-            unnamed.sort(key=lambda facts: self.last_use(facts.key) or 0.0, reverse=True)
+            layers = self.layers()
+            unnamed = [facts for facts in layers if facts.key not in named]
+            uses = self._uses(layers)
+            unnamed.sort(key=lambda facts: uses[facts.key], reverse=True)
             kept = removed = size = in_use = 0
             for facts in unnamed:
                 kept += facts.size
@@ -299,10 +304,25 @@ class Store:
                     in_use += 1
         return Collected(removed, size, in_use, half)
 
+    def _uses(self, layers: Iterable[Facts]) -> dict[str, tuple[float, int]]:
+        """When each was last used, and how many lie above it at most."""
+        uses = {facts.key: (self.last_use(facts.key) or 0.0, 0) for facts in layers}
+        for key, (moment, _) in list(uses.items()):
+            for above, below in enumerate(reversed(self._needs(key)), 1):
+                if below in uses:
+                    uses[below] = max(uses[below], (moment, above))
+        return uses
+
+    def _needs(self, key: str) -> tuple[str, ...]:
+        """The layers that this one stands on, the lowest first, as far as it says so itself."""
+        told = made.read(self.path(key) / "tree")
+        return () if told is None else (*reversed(told.mounted), *told.below)
+
     def discard(self, key: str) -> bool:
-        """Remove a layer that no name needs; whether it is gone, which it is not while somebody uses it."""
+        """Remove a layer that no name and no other layer needs; not while somebody uses it. If it is gone."""
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
-            return key not in self._named() and self.remove(key)
+            needed = self._named().union(*(self._needs(facts.key) for facts in self.layers()))
+            return key not in needed and self.remove(key)
 
     def _named(self) -> set[str]:
         labels: list[Label] = [*self.images(), *self.snapshots.all()]

@@ -34,8 +34,13 @@ class Breaker:
         self.retry_at = now + delay * (0.5 + jitter / 2)
 
     @property
+    def exhausted(self) -> bool:
+        """It failed as often in a row as is borne, for whatever reason."""
+        return self.failures >= self._policy.tolerated
+
+    @property
     def tripped(self) -> bool:
-        return self.last.depth is not None and self.failures >= self._policy.tolerated
+        return self.last.depth is not None and self.exhausted
 
     def refuses(self, now: float) -> bool:
         """Whether a request must not try."""

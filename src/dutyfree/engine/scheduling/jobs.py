@@ -77,9 +77,9 @@ class Lease:
 
     __slots__ = ("claim", "until")
 
-    def __init__(self, claim: Claim, until: float | None) -> None:
+    def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.until = until
+        self.until: float | None = None
 
 
 class Returns:

@@ -7,7 +7,6 @@ any state by telling events, and two states that were told the same are the same
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -15,6 +14,7 @@ from itertools import count
 from dutyfree.engine.scheduling.breaker import Breaker
 from dutyfree.engine.scheduling.costs import Costs
 from dutyfree.engine.scheduling.jobs import Claim, Job, Lease, Returns
+from dutyfree.engine.scheduling.ranking import Ranking
 from dutyfree.engine.scheduling.shortage import shortage
 from dutyfree.engine.scheduling.stock import Held, Node, Stock
 from dutyfree.engine.scheduling.values import (
@@ -64,8 +64,8 @@ class State:
         self.going: OrderedDict[str, int] = OrderedDict()
         """Sandboxes told to be destroyed that may still be there, and their memory."""
         self.going_memory = 0
-        self.deadlines: list[tuple[float, int]] = []
-        self.lease_ends: list[tuple[float, int]] = []
+        self.deadlines: Ranking[Claim] = Ranking(lambda claim: (claim.request.deadline,))
+        self.lease_ends: Ranking[Lease] = Ranking(lambda lease: (lease.until or 0.0,))
         self.changed: list[Claim] = []
         """Claims that a decision must look at."""
         self.parked: deque[tuple[float, Held]] = deque()
@@ -82,7 +82,7 @@ class State:
             self.refuse(claim, shortage(self, claim, now), now)
             return
         self.queue[request.id] = claim
-        heapq.heappush(self.deadlines, (request.deadline, request.id))
+        self.deadlines.put(claim)
 
     def withdraw(self, request: int, now: float) -> None:
         """Nobody waits any more, or the lease is over."""
@@ -96,14 +96,12 @@ class State:
         lease = self.leases.get(request)
         if lease is None:
             return False
-        lease.until = until
-        if until is not None:
-            heapq.heappush(self.lease_ends, (until, request))
+        self._end_lease_at(lease, until)
         return True
 
     def returned(self, request: int, now: float) -> None:
         """The lease is over; its sandboxes may be used again once they are reset."""
-        lease = self.leases.pop(request, None)
+        lease = self.end_lease(request)
         if lease is None:
             return
         self.returns.add(len(lease.claim.ready), now)
@@ -120,7 +118,7 @@ class State:
 
     def undelivered(self, request: int, dead: Iterable[str], now: float) -> None:
         """Some of what was delivered had died before. The request goes on, at the head of the queue."""
-        lease = self.leases.pop(request, None)
+        lease = self.end_lease(request)
         if lease is None:
             return
         self.leased -= len(lease.claim.ready)
@@ -128,7 +126,7 @@ class State:
             held.status = "ready"
         lease.claim.path = self.stock.nodes(lease.claim.request.chain)
         self._enter(lease.claim)
-        heapq.heappush(self.deadlines, (lease.claim.request.deadline, request))
+        self.deadlines.put(lease.claim)
         for identity in dead:
             self.died(identity, now)
         self.changed.append(lease.claim)
@@ -165,21 +163,35 @@ class State:
 
     def _leave(self, claim: Claim) -> None:
         del self.claims[claim.request.id]
+        self.deadlines.drop(claim)
         claim.path[-1].users -= 1
 
     def deliver(self, claim: Claim, now: float) -> None:
         request = claim.request
         self._leave(claim)
         until = None if request.lease_seconds is None else now + request.lease_seconds
-        self.leases[request.id] = Lease(claim, until)
+        self.leases[request.id] = lease = Lease(claim)
+        self._end_lease_at(lease, until)
         self.leased += len(claim.ready)
         for held, _, _ in claim.ready:
             held.status = "leased"
             held.chain = request.chain
-        if until is not None:
-            heapq.heappush(self.lease_ends, (until, request.id))
         members = tuple(Member(held.id, kind, start) for held, kind, start in claim.ready)
         self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain)))
+
+    def end_lease(self, request: int) -> Lease | None:
+        """Its sandboxes are still where they were; None if it is over already."""
+        lease = self.leases.pop(request, None)
+        if lease is not None:
+            self.lease_ends.drop(lease)
+        return lease
+
+    def _end_lease_at(self, lease: Lease, until: float | None) -> None:
+        lease.until = until
+        if until is None:
+            self.lease_ends.drop(lease)
+        else:
+            self.lease_ends.put(lease)
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
@@ -276,7 +288,8 @@ class State:
             return
         if held.status == "resetting":
             self.resetting -= 1
-        for claim in self._holders(held):
+        # A death is rare, but many may die at once: only who can have a holder is looked for.
+        for claim in self._holders(held) if held.status in ("ready", "leased") else ():
             before = len(claim.ready)
             claim.ready = [entry for entry in claim.ready if entry[0] is not held]
             if held.status == "leased":
@@ -398,7 +411,7 @@ class State:
         self.hoarding[claim.request.id] = claim
 
     def _holders(self, held: Held) -> list[Claim]:
-        """Who has it; a death is rare, so this may look at all."""
+        """Who has it; looks at all."""
         everyone = [*self.claims.values(), *(lease.claim for lease in self.leases.values())]
         return [claim for claim in everyone if any(entry[0] is held for entry in claim.ready)]
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from dutyfree.contract import Recipe
+from dutyfree.errors import LimitError
 
 Kind: TypeAlias = Literal["warm", "promoted", "joined", "layer", "forked", "cold"]
 """How a sandbox came to be handed out, from the dearest stock to none at all.
@@ -29,16 +30,15 @@ class Chain(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...]
     recipe: Recipe = Recipe()
     """For whoever runs the stages; the scheduler does not look into it."""
+    layers: tuple[str, ...] = ()
+    """What layers of these states are known by: files have no services."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Chain:
         """Reads the recipe's files, if it names some. Raises OSError."""
-        lengths = range(len(recipe.stages))
-        return cls(
-            (BASE, *(recipe.key(length) for length in lengths), recipe.key()),
-            (BASE, "image", *(stage.kind for stage in recipe.stages)),
-            recipe,
-        )
+        layers = (BASE, *recipe.keys())
+        keys = (*layers[:-1], recipe.served_key(layers[-1]))
+        return cls(keys, (BASE, "image", *(stage.kind for stage in recipe.stages)), recipe, layers)
 
     @property
     def key(self) -> str:
@@ -49,8 +49,15 @@ class Chain(msgspec.Struct, frozen=True):
         return len(self.keys) - 1
 
 
+def _refuse_less(values: msgspec.Struct, least: Mapping[str, float]) -> None:
+    for name, low in least.items():
+        value = getattr(values, name)
+        if value is not None and not value >= low:  # nor what is no number
+            raise LimitError(f"{name} must be at least {low:g}, not {value}")
+
+
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all sandboxes of the pool together may take."""
+    """What all sandboxes of the pool together may take. Raises LimitError for what cannot be."""
 
     sandboxes: int = 1000
     """Alive at once: idle, handed out, in the making, being reset."""
@@ -63,9 +70,18 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer_disk: int = 50 << 20
     """Of a layer whose kind was not measured yet."""
 
+    def __post_init__(self) -> None:
+        _refuse_less(self, _LEAST_BUDGET)
+
+
+_LEAST_BUDGET = {"sandboxes": 1, "memory": 1, "disk": 0, "sandbox_memory": 1, "layer_disk": 0}
+
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The knobs; the first group restricts the scheduler to what lesser pools do."""
+    """The knobs; the first group restricts the scheduler to what lesser pools do.
+
+    Raises LimitError for what cannot be.
+    """
 
     park: bool = True
     """Keep returned sandboxes, and refill."""
@@ -108,6 +124,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     longest_backoff: float = 300.0
     seed: int = 0
     """Of the jitter."""
+
+    def __post_init__(self) -> None:
+        _refuse_less(self, _LEAST_POLICY)
+
+
+_LEAST_POLICY = {
+    **dict.fromkeys(("starting", "recipes", "attempts", "tolerated"), 1),
+    **dict.fromkeys(("half_life", "backoff", "longest_backoff"), 0.001),
+    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "cover"), 0),
+    **dict.fromkeys(("hint_seconds", "idle_seconds", "remembered"), 0),
+}
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -218,6 +245,18 @@ class Refuse(msgspec.Struct, frozen=True):
     reason: Shortage | Quarantine | Failure
 
 
+class Hurry(msgspec.Struct, frozen=True):
+    """Somebody waits now for a job that was begun in the background."""
+
+    job: int
+
+
+class Expire(msgspec.Struct, frozen=True):
+    """Nobody kept the lease of this request alive; its sandboxes go."""
+
+    request: int
+
+
 class Reset(msgspec.Struct, frozen=True):
     sandbox: str
 
@@ -236,4 +275,4 @@ class Forget(msgspec.Struct, frozen=True):
     key: str
 
 
-Operation: TypeAlias = Make | Fork | Deliver | Refuse | Reset | Destroy | Forget
+Operation: TypeAlias = Make | Hurry | Fork | Deliver | Refuse | Expire | Reset | Destroy | Forget
