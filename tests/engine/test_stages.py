@@ -66,6 +66,18 @@ async def test_a_prefix_is_made_once_and_shared() -> None:
     assert len(await _layers()) == 3
 
 
+async def test_what_the_disk_has_is_not_called_cold() -> None:
+    """Though a process opens the image for the first time."""
+    recipe = Recipe(stages=(Stage("repository", ("touch a",)), setup("touch b")))
+    told = []
+    for _ in range(2):
+        async with opened() as native, native.sandbox(recipe) as sandbox:
+            told.append((sandbox.served.kind, sandbox.served.stage))
+    async with opened() as native, native.group(recipe, 2) as group:
+        told += [(sandbox.served.kind, sandbox.served.stage) for sandbox in group]
+    assert told == [("cold", "none"), ("layer", "setup"), ("layer", "setup"), ("forked", "setup")]
+
+
 async def test_a_layer_on_the_disk_shows_what_the_stage_left() -> None:
     change = setup(
         "mkdir d; echo 1 > d/f; ln d/f d/hard; ln -s f d/link; chmod 711 d; chown 7:8 d/f; mkfifo pipe",
