@@ -9,10 +9,7 @@ nothing behind.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import secrets
-import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,19 +21,19 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded, upon
+from dutyfree.engine import exhaustion
+from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, upon
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Facts, Lease, Store
+from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.prefixes import Prefixes
 from dutyfree.engine.snapshots import Layers
-from dutyfree.engine.travel.neighbours import QUICK, Missing, Neighbours
+from dutyfree.engine.travel.neighbours import Neighbours
+from dutyfree.engine.wanted import Below, Wanted, name
 from dutyfree.errors import CreateError, SubstrateError
-
-FORM = 2
-"""Of what lies in the store: changed with it."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,29 +62,6 @@ class Trace:
     """All of them."""
     image: bool = True
     """Whether the image was there."""
-
-
-class _Below(NamedTuple):
-    """The prefix that a stage is made upon, by its key; the shortest is the image."""
-
-    key: str
-    base: Base
-    """As it was when the stage was wanted; held until it is made."""
-    image: Base
-    names: tuple[str, ...]
-    """Keys in the store of all prefixes down to the image, the shortest first."""
-
-
-class _Wanted(NamedTuple):
-    """A prefix that is to be made, and the stage that makes it of the one below."""
-
-    key: str
-    below: _Below
-    stage: Stage
-    number: int
-    identity: str | None
-    rest: tuple[str, ...]
-    """Keys of this prefix and of all longer ones that are kept."""
 
 
 @dataclass
@@ -149,8 +123,8 @@ class Stages:
         trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
-            below = _Below(keys[length - 2] if length > 1 else upon, base, image, names)
-            wanted = _Wanted(
+            below = Below(keys[length - 2] if length > 1 else upon, base, image, names)
+            wanted = Wanted(
                 keys[length - 1],
                 below,
                 recipe.stages[length - 1],
@@ -161,7 +135,7 @@ class Stages:
             base = await self._step(wanted, trace, haste)
         return tuple(keys), base
 
-    def _present(self, below: _Below) -> Base:
+    def _present(self, below: Below) -> Base:
         """What lies there now: in memory first, then on the disk; if it was forgotten, as it was."""
         return self.ready.get(below.key) or below.base
 
@@ -187,7 +161,7 @@ class Stages:
                 base = self._offer(key, adopted)
         return len(kept), base
 
-    async def _step(self, wanted: _Wanted, trace: Trace, haste: Haste) -> Base:
+    async def _step(self, wanted: Wanted, trace: Trace, haste: Haste) -> Base:
         key = wanted.key
         if (base := self.ready.get(key)) is not None:
             return base
@@ -216,7 +190,7 @@ class Stages:
         finally:
             making.waiters -= 1
 
-    async def _make(self, making: _Making, wanted: _Wanted) -> None:
+    async def _make(self, making: _Making, wanted: Wanted) -> None:
         stage = wanted.stage
         try:
             if self.store is None or wanted.identity is None:
@@ -240,7 +214,7 @@ class Stages:
         if self._making.get(key) is making:
             del self._making[key]
 
-    async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
+    async def _run(self, making: _Making, wanted: Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
         making.ran = True
         base, self._commits[key] = await self.build(
@@ -261,7 +235,7 @@ class Stages:
         making.built.set_result(base)
         return base
 
-    async def _check(self, wanted: _Wanted) -> None:
+    async def _check(self, wanted: Wanted) -> None:
         """See that the files which were copied in are those of the key. Raises CreateError."""
         stage = wanted.stage
         if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
@@ -269,7 +243,7 @@ class Stages:
                 f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
             )
 
-    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
+    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: Wanted) -> None:
         """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
         key, below = wanted.key, wanted.below
@@ -280,11 +254,11 @@ class Stages:
             for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
                 in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
-            made.write(tree, self._described(wanted))
+            made.write(tree, wanted.described(self.seconds[wanted.key], self._commits[wanted.key]))
             return measure(tree)
 
         def obtain() -> Lease:
-            if self.neighbours is not None and (missing := self._missing(wanted)):
+            if self.neighbours is not None and (missing := wanted.missing(self.seconds)):
                 self.neighbours.fetch(store, missing, halt)
             return store.obtain(kept_as, make, halt)
 
@@ -299,29 +273,6 @@ class Stages:
             making.built.set_result(base)
         store.settle_behind([kept_as])
         self._added = True
-
-    def _missing(self, wanted: _Wanted) -> Missing | None:
-        """What peers are asked for: nothing upon a snapshot, known here alone, nor what takes no time."""
-        took = sum(self.seconds.get(key, QUICK) for key in wanted.rest)
-        if wanted.identity is None or wanted.below.image.origin.keys or took < QUICK:
-            return None
-        names = tuple(name(key, wanted.identity) for key in wanted.rest)
-        return Missing(wanted.identity, wanted.below.names, names)
-
-    def _described(self, wanted: _Wanted) -> Made:
-        origin, stage = wanted.below.image.origin, wanted.stage
-        return Made(
-            kind=stage.kind,
-            seconds=self.seconds[wanted.key],
-            image=origin.image,
-            identity=wanted.identity or "",
-            mounted=origin.mounted,
-            below=(*origin.keys, *wanted.below.names),
-            recipe=wanted.key,
-            birth=secrets.token_hex(16),
-            commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
-            commit=self._commits[wanted.key],
-        )
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below, held once; nobody is offered them yet."""
@@ -343,8 +294,19 @@ class Stages:
     def _offer(self, key: str, base: Base) -> Base:
         """Of the disk, to whoever comes from now on."""
         self.ready.put(key, base, max(1, self.sizes[key]))
-        self.ready.trim({key, *self._making})
+        busy = {key, *self._making}
+        self.ready.trim(busy)
+        for other in self.ready.beyond(exhaustion.spare_files(), busy):
+            self._let_go(other)
         return base
+
+    def _let_go(self, key: str) -> None:
+        """It stays on the disk, where it is found again: whatever is used here takes an open file."""
+        base = self.ready.get(key)
+        assert base is not None
+        lease = self._leases.pop(base.trees[0][1][0])
+        self.ready.forget(key)
+        lease.close()
 
     def _drop(self, base: Base) -> None:
         """Adopted, and not needed."""
@@ -382,11 +344,6 @@ class Stages:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
             await anyio.to_thread.run_sync(self.store.collect, self.most)
-
-
-def name(key: str, identity: str) -> str:
-    """The key in the store of a recipe's prefix upon an image."""
-    return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
 
 
 def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:

@@ -35,6 +35,9 @@ SANDBOX = 600_000
 FIRST = ("/bin/sh", "-c", ":")
 """Run in what is put into stock, so that the kernel knows the way to a program when somebody's is run."""
 
+PATIENCE = 60.0
+"""Seconds that it may take: the program is the recipe's, and may be anything."""
+
 KNOWN = 4096
 """Of so many recipes the shorter ones are remembered."""
 
@@ -118,7 +121,7 @@ class Supply:
                         own, took = await self.run(builder, recipe, shared, depth, held)
             made = await self._made(recipe, depth, base, own, took, background=haste.background)
         there = max(trace.found, trace.fetched)
-        found = min(1 + there, shared) if trace.image or trace.fetched else 0
+        found = min(1 + there, shared) if trace.image or there else 0
         joined = depth == shared and trace.number > there and not trace.ran
         return msgspec.structs.replace(
             made,
@@ -262,7 +265,8 @@ class Supply:
 
     async def _touch(self, sandbox: ActingSandbox) -> None:
         try:
-            await sandbox.exec(FIRST)
+            if (await sandbox.exec(FIRST, timeout=PATIENCE)).timed_out:
+                raise CreateError(f"sandbox {sandbox.id} ran no command within {PATIENCE:g} s")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._discard(sandbox)

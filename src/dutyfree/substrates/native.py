@@ -93,6 +93,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is asked for a stage's layer before it is built: sources of `dutyfree layer import`."""
     peer_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
     """The longest that a fetch from them may take; then it is built."""
+    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """Seconds after which a stage whose commands have not ended is stopped, and has failed."""
 
     def __post_init__(self) -> None:
         for peer in self.peers:
@@ -122,6 +124,9 @@ class Native(Pooled):
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
         self._image_seconds: dict[str, float] = {}
         self._open_pool(config)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self._alive)} handed out, {self.pool or 'no pool'}>"
 
     @property
     def _options(self) -> NativeConfig:
@@ -359,16 +364,16 @@ class Native(Pooled):
     async def _base(self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         haste, trace = haste or Haste(background=False), trace or Trace()
-        trace.image = (recipe.image or self._config.image) in self._images
+        image = recipe.image or self._config.image
+        trace.image = image in self._images or image.startswith(snapshots.PREFIX)
         if not recipe.stages:
             return await self._image(recipe.image)
         known = self._known.get(id(recipe))
         if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
-        image = await self._image(recipe.image)
-        identity = self._identities.get(recipe.image or self._config.image)
-        keys, base = await self._stages.base(recipe, image, identity, haste, trace)
+        below = await self._image(recipe.image)
+        keys, base = await self._stages.base(recipe, below, self._identities.get(image), haste, trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
         self._known[id(recipe)] = (recipe, keys)
         if len(self._known) > KNOWN:
@@ -443,13 +448,13 @@ class Native(Pooled):
         async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
             builder.give_way(haste.background)
             with haste.telling(partial(builder.give_way, False)):
-                commit = await stages.apply(builder, stage, number)
+                commit = await stages.apply(builder, stage, number, self._config.longest_stage)
             return Built(await builder.final(), commit)
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
         there = max(trace.found, trace.fetched)
-        ready = trace.image or trace.fetched > 0
+        ready = trace.image or there > 0
         kind: Kind = "layer" if ready else "cold"
         if trace.number > there and not trace.ran:
             kind = "joined"

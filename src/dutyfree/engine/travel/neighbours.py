@@ -39,6 +39,8 @@ ENDING = 2.0
 BACKOFF, LONGEST = 5.0, 300.0
 """Seconds for which a peer that failed is left alone: doubled each time, up to the latter."""
 KNOWN = 4096
+SAID = 500
+"""Characters of a complaint that are told."""
 
 _log = logging.getLogger(__name__)
 
@@ -273,11 +275,16 @@ class Neighbours:
             pause = min(LONGEST, BACKOFF * 2 ** min(peer.in_a_row - 1, 60))
             peer.retry_at = monotonic() + pause
             peer.count(failures=1)
-            told = str(error) or type(error).__name__
+            told = _printable(str(error) or type(error).__name__)
             peer.figures = msgspec.structs.replace(peer.figures, failure=told)
             first = peer.in_a_row == 1
         if first:
             _log.warning("no layers from %s, they are built here: %s", peer.source, told)
+
+
+def _printable(told: str) -> str:
+    """What a stranger says, for a log: no orders to a terminal, and no flood."""
+    return "".join(one if one.isprintable() else " " for one in told[:SAID])
 
 
 def best(store: Store, missing: Missing, offered: Sequence[Chain]) -> Chain | None:
