@@ -135,6 +135,12 @@ def check_mode(mode: int) -> None:
 StageKind: TypeAlias = Literal["repository", "dependencies", "files", "setup"]
 
 
+def check_bytes(data: object) -> None:
+    """Raises TypeError for a text."""
+    if isinstance(data, str):
+        raise TypeError("contents of files are bytes, not a text: give text.encode()")
+
+
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One step towards the wanted state: host files copied in, then commands run, which must succeed.
 

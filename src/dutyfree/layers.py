@@ -152,9 +152,10 @@ def bring(
 
 
 def remove(what: Sequence[What]) -> list[str]:
-    """Remove snapshots by name, and layers of stages; what is in use goes with a later `dutyfree gc`.
+    """Remove snapshots by name, and layers of stages with all stages that were made upon them.
 
-    Raises UsageError.
+    Made again, a stage may leave something else: nothing of before fits upon that. What is in use goes with
+    a later `dutyfree gc`. Raises UsageError.
     """
     from dutyfree.engine.travel import chains
 
@@ -170,8 +171,9 @@ def remove(what: Sequence[What]) -> list[str]:
                 f"{chain.name} is needed by the snapshot {needed[0]}",
                 remedy=f"remove that first: dutyfree layer rm {chains.SNAPSHOT}{needed[0]}",
             )
-        if not needed:
-            store.remove(top)
+        upon = [key for key, told in chains.stages(store).items() if top in told.below]
+        for key in (*upon, top) if not needed else ():
+            store.remove(key)
         removed.append(chain.name)
     return removed
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -281,7 +283,7 @@ def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
 
 def test_what_was_kept_alive_or_given_back_leaves_no_timer():
     """A trainer that beats every second for hours, and requests that were answered, cost no memory."""
-    world = World(policy=QUIET)
+    world = World(policy=Policy(refill=False, idle_seconds=1e6))
     leases = [world.request(A, patience=1e6, lease=3600.0) for _ in range(3)]
     world.settle()
     for beat in range(2000):
@@ -291,7 +293,8 @@ def test_what_was_kept_alive_or_given_back_leaves_no_timer():
         world.settle()
         world.give_back(world.request(A, patience=1e6, lease=1e6))
     world.settle()
-    for timers, few in ((world.state.deadlines, 0), (world.state.lease_ends, 2)):
+    state = world.state
+    for timers, few in ((state.deadlines, 0), (state.lease_ends, 2), (state.parked, 1)):
         assert len(timers) == few
         assert len(timers._heap) < 200
     world.tell("keep_alive", leases[1], world.now + 5.0)  # sooner than it was
@@ -354,6 +357,37 @@ def test_the_ledger_counts_by_kind_and_stage():
     }
     assert ledger.saved_seconds == pytest.approx(3 * 3.5 - 3.0001)
     assert ledger.seconds["warm", "setup"].count == 2
+
+
+def test_the_ledger_is_told_to_people_and_to_programs():
+    ledger = Ledger()
+    ledger.record(Served("warm", "setup", 0.001, 2.0, "s", "r"))
+    ledger.record(Served("forked", "setup", 0.003, 2.0, "s", "r"))
+    ledger.events["layers forgotten"] += 2
+    assert repr(ledger) == "<Ledger: 2 served, 4.0 s saved>"
+    assert [line.split() for line in str(ledger).splitlines()[1:3]] == [
+        ["forked", "setup", "1", "50.0%", "3.0", "ms"],
+        ["warm", "setup", "1", "50.0%", "1.0", "ms"],
+    ]
+    figures = ledger.figures()
+    assert figures["served/warm/setup"] == 1
+    assert figures["seconds/forked/setup"] == pytest.approx(0.003)
+    assert figures["saved_seconds"] == pytest.approx(3.996)
+    assert figures["events/layers forgotten"] == 2
+    told = ledger.prometheus()
+    samples = dict(re.findall(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", told, re.MULTILINE))
+    assert len(samples) == sum(not line.startswith("#") for line in told.splitlines())
+    of = 'kind="warm",stage="setup"'
+    assert samples[f'dutyfree_pool_served_seconds_bucket{{{of},le="0.0005"}}'] == "0"
+    assert samples[f'dutyfree_pool_served_seconds_bucket{{{of},le="0.001"}}'] == "1"
+    assert samples[f'dutyfree_pool_served_seconds_bucket{{{of},le="+Inf"}}'] == "1"
+    assert samples[f"dutyfree_pool_served_seconds_count{{{of}}}"] == "1"
+    assert samples['dutyfree_pool_events_total{event="layers forgotten"}'] == "2"
+
+
+def test_nothing_served_is_told_too():
+    assert "0.0 s saved" in str(Ledger())
+    assert Ledger().figures() == {"served": 0, "saved_seconds": 0.0}
 
 
 @given(st.lists(st.floats(0, 1000)))

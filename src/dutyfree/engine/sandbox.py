@@ -26,6 +26,7 @@ from dutyfree.contract import (
     NetworkPolicy,
     Observation,
     Span,
+    check_bytes,
     check_mode,
 )
 from dutyfree.engine import contents, feeding, policy, protocol, transfer
@@ -115,6 +116,10 @@ class NativeSandbox:
         """How it was handed out, at what cost, and what that would have been with nothing at hand."""
         self.staged: tuple[tuple[str, float], ...] = ()
         """Stages that were run for it alone: their kinds, and the seconds that they took."""
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "dead" if not self.alive else "paused" if self._paused else ""
+        return f"<sandbox {self.id}{', ' if state else ''}{state}>"
 
     @property
     def alive(self) -> bool:
@@ -241,6 +246,7 @@ class NativeSandbox:
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
         check_mode(mode)
+        check_bytes(data)
         payload = protocol.WRITE.pack(mode) + self._path(path)
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)

@@ -120,7 +120,7 @@ class Supply:
                     with haste.telling(partial(builder.give_way, False)):
                         own, took = await self.run(builder, recipe, shared, depth, held)
             made = await self._made(recipe, depth, base, own, took, background=haste.background)
-        found = min(1 + trace.found, shared) if trace.image else 0
+        found = min(1 + trace.found, shared) if trace.image or trace.found else 0
         joined = depth == shared and trace.number > trace.found and not trace.ran
         return msgspec.structs.replace(
             made,

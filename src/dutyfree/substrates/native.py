@@ -109,6 +109,9 @@ class Native(Pooled):
         self._image_seconds: dict[str, float] = {}
         self._open_pool(config)
 
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self._alive)} handed out, {self.pool or 'no pool'}>"
+
     @property
     def _options(self) -> NativeConfig:
         return self._config
@@ -336,16 +339,16 @@ class Native(Pooled):
     async def _base(self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         haste, trace = haste or Haste(background=False), trace or Trace()
-        trace.image = (recipe.image or self._config.image) in self._images
+        image = recipe.image or self._config.image
+        trace.image = image in self._images or image.startswith(snapshots.PREFIX)
         if not recipe.stages:
             return await self._image(recipe.image)
         known = self._known.get(id(recipe))
         if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
-        image = await self._image(recipe.image)
-        identity = self._identities.get(recipe.image or self._config.image)
-        keys, base = await self._stages.base(recipe, image, identity, haste, trace)
+        below = await self._image(recipe.image)
+        keys, base = await self._stages.base(recipe, below, self._identities.get(image), haste, trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
         self._known[id(recipe)] = (recipe, keys)
         if len(self._known) > KNOWN:
@@ -425,7 +428,7 @@ class Native(Pooled):
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
-        ready = trace.found + 1 if trace.image else 0
+        ready = trace.found + 1 if trace.image or trace.found else 0
         ran = trace.number > trace.found
         return Served(
             kind="joined" if ran and not trace.ran else "layer" if ready else "cold",

@@ -52,7 +52,7 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
         log.append(_record(command, seen, secrets))
         said = seen.stdout.strip()
         if not seen.ok:
-            tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
+            tail = _tail(seen, secrets)
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
             how = f"was stopped after {seconds:g} s" if seen.timed_out else f"ended with {seen.exit_code}"
             raise StageError(
@@ -63,6 +63,12 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
                 output=tail,
             )
     return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
+
+
+def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
+    """The end of what it printed: of both streams, for many tools warn on one and fail on the other."""
+    said = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
+    return b"\n".join(one[-TAIL // len(said) :] for one in said).decode(errors="replace").strip()
 
 
 def refuse_services(recipe: Recipe | None, substrate: str) -> None:

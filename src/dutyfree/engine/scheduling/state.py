@@ -69,7 +69,8 @@ class State:
         self.lease_ends: Ranking[Lease] = Ranking(lambda lease: (lease.until or 0.0,))
         self.changed: list[Claim] = []
         """Claims that a decision must look at."""
-        self.parked: deque[tuple[float, Held]] = deque()
+        self.parked: Ranking[Held] = Ranking(lambda held: (held.parked_at,))
+        """By when they last were, also of those in use since; none where nothing becomes too old."""
         self.returns = Returns(self.policy.half_life)
         self._numbers = count(1)
 
@@ -322,11 +323,12 @@ class State:
                 return
         self.stock.park(held, node, now)
         if self.policy.idle_seconds is not None:
-            self.parked.append((now, held))
+            self.parked.put(held)
 
     def destroy(self, held: Held, reason: Reason) -> None:
         node = self.stock.node(held.chain.keys[held.depth])
         self.held.pop(held.id, None)
+        self.parked.drop(held)
         self.stock.drop(held)
         self.going[held.id] = held.charge
         self.going_memory += held.charge

@@ -187,6 +187,8 @@ class Shortage(msgspec.Struct, frozen=True):
     """Seconds until the request would have been served, by the present rate of returns."""
     preparing: str = ""
     """The stage that was under way for this request, if it was no longer queued."""
+    never: bool = False
+    """The budget has no room for so many, whoever gives back what."""
 
 
 class Quarantine(msgspec.Struct, frozen=True):
