@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Recipe, Stage, layers
+from dutyfree.engine.images import library
 from dutyfree.errors import CreateError
 
 pytestmark = [
@@ -71,3 +74,20 @@ def test_what_was_not_asked_for_is_not_taken(hostile: Any) -> None:
     assert [kept.recipe for kept in layers.ls()] == [WANTED.key(1)]
     layers.bring(hostile("snapshot:wanted"), ["snapshot:wanted"])
     assert {kept.name for kept in layers.ls()} >= {"snapshot:wanted"}
+
+
+@pytest.mark.parametrize("name", ["index.json", "manifest.json"])
+def test_documents_that_are_nested_without_end(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    document = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with tarfile.open(tmp_path / "hostile.tar", "w") as archive:
+        for member, data in ((name, document), ("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')):
+            entry = tarfile.TarInfo(member)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    with pytest.raises(CreateError):
+        layers.bring(tmp_path / "hostile.tar")
+    with pytest.raises(CreateError):
+        anyio.run(library.bring, str(tmp_path / "hostile.tar"))
