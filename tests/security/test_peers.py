@@ -16,7 +16,9 @@ import pytest
 import dutyfree
 from dutyfree import Recipe, Stage, layers
 from dutyfree.engine.images import library
+from dutyfree.engine.images.store import Store
 from dutyfree.errors import CreateError
+from tests.engine.images.composing import Image, busybox, layout
 
 pytestmark = [
     pytest.mark.native,
@@ -29,7 +31,8 @@ CHANGED = """
 import os, subprocess, sys, threading
 serving = subprocess.Popen([sys.executable, "-m", "dutyfree", "layer", "serve"], stdin=-1, stdout=-1)
 def back():
-    while data := serving.stdout.read1(65536): sys.stdout.buffer.write(data); sys.stdout.buffer.flush()
+    while data := serving.stdout.read1(65536):
+        sys.stdout.buffer.write(data.replace(b"carried:1", b"trusted:2")); sys.stdout.buffer.flush()
 threading.Thread(target=back).start()
 for line in sys.stdin.buffer:
     if b'"offer"' in line: line = sys.argv[1].encode() + b"\\n"
@@ -74,6 +77,28 @@ def test_what_was_not_asked_for_is_not_taken(hostile: Any) -> None:
     assert [kept.recipe for kept in layers.ls()] == [WANTED.key(1)]
     layers.bring(hostile("snapshot:wanted"), ["snapshot:wanted"])
     assert {kept.name for kept in layers.ls()} >= {"snapshot:wanted"}
+
+
+def test_images_do_not_come_under_names_of_others(
+    tmp_path: Path, hostile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives layers upon one image cannot give it another name, which recipes may know already."""
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
+    layout(tmp_path / "layout", Image([busybox()], {}))
+    anyio.run(library.bring, f"oci:{tmp_path / 'layout'}", "carried:1")
+    upon = Recipe("carried:1", WANTED.stages)
+    anyio.run(_take, upon, "upon")
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    with pytest.raises(CreateError, match="not asked for"):
+        layers.bring(hostile(f"recipe:{upon.key(1)}"), [upon])
+    layers.bring(hostile("snapshot:upon"), ["snapshot:upon"])
+    assert Store().images() == []
+
+    async def used() -> bytes:
+        async with dutyfree.open("native") as native, native.sandbox(Recipe("snapshot:upon")) as sandbox:
+            return await sandbox.read("file")
+
+    assert anyio.run(used) == b"wanted\n"
 
 
 @pytest.mark.parametrize("name", ["index.json", "manifest.json"])
