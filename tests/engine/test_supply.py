@@ -267,6 +267,22 @@ async def test_a_stage_that_fails_is_told_and_at_last_not_tried(pooled: Any) -> 
         assert (await sandbox.exec("true")).ok
 
 
+async def test_an_image_that_is_not_there_is_at_last_not_asked_for(pooled: Any) -> None:
+    await pooled.pooled()
+    broken = Recipe("localhost:1/absent:1", recipe().stages)
+    for _ in range(3):
+        with pytest.raises(StageError, match="localhost:1") as failed:
+            async with pooled.sandbox(broken):
+                pass
+        assert failed.value.number == 0
+    with pytest.raises(Quarantined, match="stage 'image' failed 3 times") as refused:
+        async with pooled.sandbox(broken):
+            pass
+    assert refused.value.stage == "image"
+    async with pooled.sandbox(recipe()) as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
 async def test_an_exhausted_pool_says_so() -> None:
     async with opened("native", budget=Budget(sandboxes=1), patience=3) as substrate:
         await substrate.pooled()
