@@ -47,13 +47,13 @@ class Keeping:
             return self.pool
         if self._task is None:
             self._begun: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
+            pool = Pool(self._supply, budget=self._budget or default_budget(), policy=self._policy)
             # In a task of its own: it outlives whoever wanted it first.
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run(pool))
         return await asyncio.shield(self._begun)
 
-    async def _run(self) -> None:
-        budget = self._budget or default_budget()
-        async with Pool(self._supply, budget=budget, policy=self._policy) as pool:
+    async def _run(self, pool: Pool) -> None:
+        async with pool:
             self._supply.on_lost = pool.lost
             self.pool = pool
             self._begun.set_result(pool)
