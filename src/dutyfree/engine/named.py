@@ -77,10 +77,18 @@ class Named:
 
         def write() -> None:
             key = f"{made.SNAPSHOT}:{os.urandom(32).hex()}"
+            try:
+                name_it(key)
+            except BaseException:
+                store.remove(key)
+                raise
+
+        def name_it(key: str) -> None:
             with store.making(PREFIX + name, halt), store.obtain(key, make, halt) as lease:
                 if store.snapshots.get(name):  # by another process, meanwhile
                     raise _taken(name)
                 store.settle([key])
+                halt.check()  # up to here it can be taken back
                 below = (*origin.mounted, *origin.keys)
                 size = lease.facts.size
                 store.snapshots.put(Snapshot(name=name, layer=key, below=below, size=size, made=time.time()))
