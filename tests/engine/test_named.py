@@ -123,8 +123,9 @@ async def test_collecting_spares_what_a_name_needs() -> None:
 
 async def test_a_cancelled_taker_leaves_nothing() -> None:
     """Its name is free again, and no layer is without one."""
-    named = 0
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    named, opened = 0, dutyfree.open("native")
+    native: Any
+    async with opened as native, native.sandbox() as sandbox:
         await sandbox.exec("head -c 3000000 /dev/urandom > large")
         for number in range(30):
             with anyio.move_on_after(number * 0.002) as scope:
