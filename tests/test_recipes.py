@@ -293,6 +293,12 @@ def test_lock_files_count_by_their_contents(tmp_path: Path) -> None:
     one = Recipe(stages=(recipes.pip(requirements=lock),)).key()
     lock.write_text("a==2")
     assert Recipe(stages=(recipes.pip(requirements=lock),)).key() != one
+    link = tmp_path / "link"
+    link.symlink_to(lock)
+    linked = Recipe(stages=(recipes.pip(requirements=link),)).key()
+    assert linked == Recipe(stages=(recipes.pip(requirements=lock),)).key()
+    lock.write_text("a==3")
+    assert Recipe(stages=(recipes.pip(requirements=link),)).key() != linked
 
 
 def test_a_token_is_named_and_never_told() -> None:

@@ -179,3 +179,4 @@ def test_pools_groups_and_leases():
         with pool.lease(recipe) as other:
             assert other.sandbox.read("a") == b"1\n"
         assert sum(pool.ledger.served.values()) == 6
+        assert str(pool.ledger).startswith("kind ")

@@ -1,4 +1,4 @@
-"""Recipes from TOML files (docs/recipes.md)."""
+"""Recipes from TOML files, and from tables in other people's configurations (docs/recipes.md)."""
 
 from __future__ import annotations
 
@@ -136,27 +136,34 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load(path: Path) -> Recipe:
     """As ``recipes.load``. Raises UsageError."""
     try:
-        described = msgspec.toml.decode(path.read_bytes(), type=_File)
+        table = msgspec.toml.decode(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.ValidationError as error:
-        remedy = "a recipe has an image, [[stages]], [[services]] and [[python]]: docs/recipes.md"
-        raise UsageError(f"{path}: {_plain(error)}", remedy=remedy) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not TOML: {error}", remedy="docs/recipes.md describes recipes"
         ) from error
+    return recipe(table, path.parent, str(path))
+
+
+def recipe(table: object, root: Path, name: str) -> Recipe:
+    """What a file says, as tables and lists; paths in it start at ``root``. Raises UsageError."""
+    try:
+        described = msgspec.convert(table, _File)
+    except msgspec.ValidationError as error:
+        remedy = "a recipe has an image, [[stages]], [[services]] and [[python]]: docs/recipes.md"
+        raise UsageError(f"{name}: {_plain(error)}", remedy=remedy) from error
     stages = []
-    for number, table in enumerate(described.stages, 1):
+    for number, one in enumerate(described.stages, 1):
         try:
-            stages.append(_stage(table, path.parent))
+            stages.append(_stage(one, root))
         except UsageError as error:
-            raise UsageError(f"{path}: stage {number}: {error.message}", remedy=error.remedy) from error
+            raise UsageError(f"{name}: stage {number}: {error.message}", remedy=error.remedy) from error
     services = (*described.services, *(one.service() for one in described.python))
     try:
         return Recipe(described.image, tuple(stages), services)
     except RecipeError as error:
-        raise UsageError(f"{path}: {error.message}", remedy=error.remedy) from error
+        raise UsageError(f"{name}: {error.message}", remedy=error.remedy) from error
 
 
 def _stage(table: dict[str, object], root: Path) -> Stage:

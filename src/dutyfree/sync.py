@@ -77,6 +77,9 @@ class _Blocking:
     def __repr__(self) -> str:
         return f"<blocking {self._inner!r}>"
 
+    def __str__(self) -> str:
+        return str(self._inner)
+
 
 def _wrapped(portal: BlockingPortal, inner: Any) -> _Blocking:
     return _face(type(inner))(portal, inner)  # type: ignore[arg-type]  # types are hashable

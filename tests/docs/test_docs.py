@@ -62,10 +62,34 @@ def test_commands_and_options_exist(name):
                 assert word in known, f"{name} shows {word} in: dutyfree {line}"
 
 
-def test_the_readmes_program_runs():
+@pytest.mark.native
+def test_the_readmes_program_runs(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("0 b'hello\\n'")
+    cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
+    )
+    assert done.stdout.startswith("0 b'42\\n'")
+    assert done.stdout.splitlines()[-1] == str([b"48\n"] * 4)
+
+
+@pytest.mark.native
+def test_the_training_loop_runs(tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", text("docs/training.md"), re.DOTALL)
+    cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
+    )
+    rewards = [[0.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]
+    assert done.stdout.splitlines()[:4] == [str(group) for group in rewards]
+    assert " s saved" in done.stdout
+
+
+def test_the_recipe_for_training_is_a_good_one(tmp_path):
+    (shown,) = re.findall(r"```toml\n(.*?)```", text("docs/training.md"), re.DOTALL)
+    path = tmp_path / "recipe.toml"
+    path.write_text(shown)
+    assert ".venv/bin/python -m pip" in str(recipes.load(path).stages[1].commands)
 
 
 @pytest.mark.native

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -27,6 +28,22 @@ pytestmark = pytest.mark.anyio
 
 
 # --- Numbers that cannot be --------------------------------------------------------------------------
+
+
+async def test_texts_instead_of_bytes(native: Native) -> None:
+    text: Any = "text"
+    async with native.sandbox() as sandbox:
+        for wrong in (
+            lambda: sandbox.write("file", text),
+            lambda: sandbox.edit("file", text, b""),
+            lambda: sandbox.edit("file", b"old", text),
+            lambda: sandbox.batch([Write("file", text)]),
+        ):
+            with pytest.raises(TypeError, match="bytes, not a text"):
+                await wrong()
+        assert repr(sandbox) == f"<sandbox {sandbox.id}>"
+        assert repr(native).startswith("<native: 1 handed out, ")
+    assert repr(sandbox) == f"<sandbox {sandbox.id}, closed>"
 
 
 async def test_numbers_that_no_frame_can_carry(native: Native) -> None:

@@ -112,7 +112,7 @@ def test_an_exhausted_pool_says_so_by_the_deadline_with_numbers():
             assert anyio.current_time() - asked == pytest.approx(3)
             assert refused.value.numbers["leased"] == refused.value.numbers["sandboxes"] == 2
             assert refused.value.phase == "pool"
-            with pytest.raises(Exhausted):  # never possible: at once
+            with pytest.raises(Exhausted, match="never free at once: the budget is 2 sandboxes"):  # at once
                 await pool.acquire(OTHER, 3)
             assert anyio.current_time() - asked == pytest.approx(3)
         with pytest.raises(UsageError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -193,6 +195,27 @@ def test_refills_wait_for_requests():
     assert not [make for make in world.makes.values() if make.background]
 
 
+def test_refills_that_never_end_keep_others_from_nothing():
+    """But there are only so many of them: then what is left of the room is the requests'."""
+    world = World(policy=Policy(refill=False, refilling=2, starting=3, late=60.0))
+    for number in range(8):
+        world.tell("hint", chain(f"never{number}"), 1, world.now)
+    assert len(world.makes) == 2
+    at = wake(world.state)
+    assert at is not None
+    assert at >= world.now + 60.0
+    world.pass_time(at - world.now)
+    assert len(world.makes) == 4
+    world.pass_time(400.0)
+    world.pass_time(400.0)
+    assert len(world.makes) == 5
+    request = world.request(A)
+    assert len(world.makes) == 6
+    for make in [*world.makes.values()]:
+        world.finish(make)
+    assert served(world, request) == [("cold", 0)]
+
+
 def test_the_least_valuable_is_evicted_and_never_what_is_leased():
     world = World(Budget(sandboxes=3), QUIET)
     popular, rare = chain("p"), chain("r")
@@ -334,6 +357,37 @@ def test_the_ledger_counts_by_kind_and_stage():
     }
     assert ledger.saved_seconds == pytest.approx(3 * 3.5 - 3.0001)
     assert ledger.seconds["warm", "setup"].count == 2
+
+
+def test_the_ledger_is_told_to_people_and_to_programs():
+    ledger = Ledger()
+    ledger.record(Served("warm", "setup", 0.001, 2.0, "s", "r"))
+    ledger.record(Served("forked", "setup", 0.003, 2.0, "s", "r"))
+    ledger.events["layers forgotten"] += 2
+    assert repr(ledger) == "<Ledger: 2 served, 4.0 s saved>"
+    assert [line.split() for line in str(ledger).splitlines()[1:3]] == [
+        ["forked", "setup", "1", "50.0%", "3.0", "ms"],
+        ["warm", "setup", "1", "50.0%", "1.0", "ms"],
+    ]
+    figures = ledger.figures()
+    assert figures["served/warm/setup"] == 1
+    assert figures["seconds/forked/setup"] == pytest.approx(0.003)
+    assert figures["saved_seconds"] == pytest.approx(3.996)
+    assert figures["events/layers forgotten"] == 2
+    told = ledger.prometheus()
+    samples = dict(re.findall(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", told, re.MULTILINE))
+    assert len(samples) == sum(not line.startswith("#") for line in told.splitlines())
+    of = 'kind="warm",stage="setup"'
+    assert samples[f'dutyfree_pool_served_seconds_bucket{{{of},le="0.0005"}}'] == "0"
+    assert samples[f'dutyfree_pool_served_seconds_bucket{{{of},le="0.001"}}'] == "1"
+    assert samples[f'dutyfree_pool_served_seconds_bucket{{{of},le="+Inf"}}'] == "1"
+    assert samples[f"dutyfree_pool_served_seconds_count{{{of}}}"] == "1"
+    assert samples['dutyfree_pool_events_total{event="layers forgotten"}'] == "2"
+
+
+def test_nothing_served_is_told_too():
+    assert "0.0 s saved" in str(Ledger())
+    assert Ledger().figures() == {"served": 0, "saved_seconds": 0.0}
 
 
 @given(st.lists(st.floats(0, 1000)))

@@ -16,7 +16,7 @@ import pytest
 
 import dutyfree
 from dutyfree.abilities import Forkable, Snapshottable
-from dutyfree.contract import Limits
+from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine.snapshots import worth_merging
 from dutyfree.errors import CreateError, ExecError, UsageError
 
@@ -221,6 +221,18 @@ async def test_forks_have_limits_and_network_of_their_parent(native: Any) -> Non
                 assert not tried.timed_out
         assert native.snapshots() == ()
     assert list(await native.sandboxes()) == []
+
+
+async def test_how_copies_were_served(native: Any) -> None:
+    recipe = Recipe(stages=(Stage("setup", ("sleep 0.1; touch made",)),))
+    async with native.sandbox(recipe) as sandbox, sandbox.fork(2) as children:
+        for child in children:
+            assert (child.served.kind, child.served.stage) == ("forked", "snapshot")
+            assert child.served.cold_seconds == sandbox.served.cold_seconds >= 0.1
+        kept = await sandbox.snapshot()
+        async with native.sandbox(kept) as later:
+            assert later.served.kind == "layer"
+        native.forget(kept)
 
 
 async def test_a_fork_that_fails_leaves_nothing(native: Any) -> None:

@@ -66,6 +66,18 @@ async def test_a_prefix_is_made_once_and_shared() -> None:
     assert len(await _layers()) == 3
 
 
+async def test_what_the_disk_has_is_not_called_cold() -> None:
+    """Though a process opens the image for the first time."""
+    recipe = Recipe(stages=(Stage("repository", ("touch a",)), setup("touch b")))
+    told = []
+    for _ in range(2):
+        async with opened() as native, native.sandbox(recipe) as sandbox:
+            told.append((sandbox.served.kind, sandbox.served.stage))
+    async with opened() as native, native.group(recipe, 2) as group:
+        told += [(sandbox.served.kind, sandbox.served.stage) for sandbox in group]
+    assert told == [("cold", "none"), ("layer", "setup"), ("layer", "setup"), ("forked", "setup")]
+
+
 async def test_a_layer_on_the_disk_shows_what_the_stage_left() -> None:
     change = setup(
         "mkdir d; echo 1 > d/f; ln d/f d/hard; ln -s f d/link; chmod 711 d; chown 7:8 d/f; mkfifo pipe",
@@ -342,7 +354,7 @@ async def test_a_stage_that_hangs_is_ended(pooled: bool) -> None:
     async with opened(longest_stage=0.5, policy={"deepest_layer": 0} if pooled else {}) as native:
         if pooled:
             await native.pooled()
-        with pytest.raises(StageError, match=r"was killed after 0.5 s: careful\nbegun") as told:
+        with pytest.raises(StageError, match=r"was stopped after 0.5 s: careful\nbegun") as told:
             async with native.sandbox(hangs):
                 pass
         assert told.value.output == "careful\nbegun"
@@ -380,10 +392,15 @@ async def test_secrets_enter_neither_key_nor_layer(cache: Path, monkeypatch: pyt
     with pytest.raises(CreateError, match="wants the secret TOKEN"):
         await _said(Recipe(stages=(stage,)), "true")
     monkeypatch.setenv("TOKEN", "hunter2-hunter2")
-    assert Recipe(stages=(stage,)).key() == Recipe(stages=(Stage("setup", commands=stage.commands),)).key()
+    key = Recipe(stages=(stage,)).key()
+    assert (
+        key != Recipe(stages=(Stage("setup", stage.commands),)).key()
+    )  # what is made without it is another thing
     assert await _said(Recipe(stages=(stage,)), "cat length; printenv TOKEN") == b"15\n"
     found = await anyio.run_process(["grep", "-r", "hunter2-hunter2", str(cache)], check=False)
     assert found.returncode == 1
+    monkeypatch.setenv("TOKEN", "another")
+    assert Recipe(stages=(stage,)).key() == key
 
 
 async def test_stage_seconds_are_told_and_remembered() -> None:

@@ -108,12 +108,29 @@ async def test_the_config_reaches_the_sandbox() -> None:
         await DutyfreeSandboxEnvironment.sample_cleanup("task", config, made, False)
 
 
+async def test_a_recipe_from_a_file(tmp_path: Path) -> None:
+    """By a config that names it, or by its name alone."""
+    (tmp_path / "data").write_text("given")
+    file = tmp_path / "recipe.toml"
+    file.write_text('[[stages]]\nkind = "files"\nfiles = { there = "data" }')
+    for config in (str(file), DutyfreeSandboxConfig(recipe=str(file))):
+        await DutyfreeSandboxEnvironment.task_init("task", config)
+        made = await DutyfreeSandboxEnvironment.sample_init("task", config, {})
+        try:
+            assert await made["default"].read_file("there") == "given"
+        finally:
+            await DutyfreeSandboxEnvironment.sample_cleanup("task", config, made, False)
+            await DutyfreeSandboxEnvironment.task_cleanup("task", config, True)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (DutyfreeSandboxConfig(image="a", recipe={}), "both an image and a recipe"),
         (DutyfreeSandboxConfig(limits={"memory": "much"}), "cannot be used"),
-        (DutyfreeSandboxConfig(recipe={"nonsense": 1}), "cannot be used"),
+        (DutyfreeSandboxConfig(recipe={"nonsense": 1}), "there is no key 'nonsense'"),
+        (DutyfreeSandboxConfig(recipe={"stages": [{"kind": "pip"}]}), "stage 1: pip has nothing to install"),
+        (DutyfreeSandboxConfig(recipe="/nowhere.toml"), "/nowhere.toml cannot be read"),
     ],
 )
 async def test_a_wrong_config_is_told(config: DutyfreeSandboxConfig, message: str) -> None:

@@ -38,6 +38,14 @@ def error(reason: Shortage | Quarantine | Failure) -> PoolError | CreateError:
 
 
 def _exhausted(found: Shortage) -> Exhausted:
+    noun = "sandbox" if found.wanted == 1 else "sandboxes"
+    if found.never:
+        return Exhausted(
+            f"{found.wanted} {noun} are never free at once: the budget is {found.sandboxes} sandboxes and "
+            f"{found.memory_limit >> 20} MiB of memory for idle ones",
+            remedy="raise the budget, or ask for fewer",
+            numbers=msgspec.structs.asdict(found),
+        )
     if found.preparing:
         what = f"the stage {found.preparing!r} was still being prepared"
         remedy = "allow more time, or prefetch the recipe"
@@ -45,12 +53,12 @@ def _exhausted(found: Shortage) -> Exhausted:
         what = (
             f"{found.leased} of {found.sandboxes} sandboxes are leased, {found.idle} idle, "
             f"{found.making} in the making, {found.resetting} being reset; "
-            f"memory {found.memory >> 20} of {found.memory_limit >> 20} MiB; {found.queue} requests wait"
+            f"memory {found.memory >> 20} of {found.memory_limit >> 20} MiB; "
+            f"{found.queue} {'request waits' if found.queue == 1 else 'requests wait'}"
         )
         remedy = "release leases sooner, or raise the budget"
         if found.estimated_wait is not None:
             remedy += f"; at the present rate the wait would be {found.estimated_wait:.1f} s"
-    noun = "sandbox" if found.wanted == 1 else "sandboxes"
     return Exhausted(
         f"no {found.wanted} {noun} within {found.waited:.3g} s: {what}",
         remedy=remedy,

@@ -22,6 +22,7 @@ from dutyfree.contract import (
     Result,
     Search,
     Write,
+    check_bytes,
     check_mode,
 )
 from dutyfree.engine import contents, protocol, searching
@@ -66,6 +67,7 @@ async def _frame(
             return Frame.READ, located(path), None
         case Write(path, data, mode):
             check_mode(mode)
+            check_bytes(data)
             head = protocol.WRITE.pack(mode) + located(path)
             if len(data) <= protocol.INLINE_MAX:
                 return Frame.WRITE, head + data, None
@@ -169,7 +171,9 @@ def _observation(action: Exec, running: Running) -> Observation:
 
 
 def edit_payload(located: bytes, old: bytes, new: bytes) -> bytes:
-    """Raises ValueError."""
+    """Raises ValueError and TypeError."""
+    check_bytes(old)
+    check_bytes(new)
     if not old:
         raise ValueError("the text to replace is empty")
     return protocol.EDIT.pack(len(old), len(new)) + located + old + new

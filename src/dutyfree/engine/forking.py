@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import msgspec
 
 from dutyfree.contract import Recipe
 from dutyfree.engine.box import Box
@@ -25,6 +26,7 @@ from dutyfree.engine.launcher import LauncherError
 from dutyfree.engine.named import Named
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
+from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.snapshots import Snapshots
 from dutyfree.errors import ExecError, UsageError
 
@@ -79,6 +81,8 @@ class ForkingSandbox(NativeSandbox):
         recipe = await self.snapshot()
         try:
             async with entered([self._keeper.child(recipe) for _ in range(count)]) as children:
+                for child in children:
+                    child.served = _forked(child.served, self.served)
                 yield children
         finally:
             self._keeper.snapshots.forget(recipe)
@@ -156,6 +160,14 @@ class ForkingSandbox(NativeSandbox):
             return await self._layers.keep(Request.COPY, self._box.number, self._trees)
         finally:
             await self._go_on(channel, begin)
+
+
+def _forked(child: Served | None, parent: Served | None) -> Served | None:
+    """How it was handed out: with nothing at hand, its parent would have to be made first."""
+    if child is None:
+        return None
+    cold = child.cold_seconds if parent is None else parent.cold_seconds
+    return msgspec.structs.replace(child, kind="forked", stage="snapshot", cold_seconds=cold)
 
 
 @asynccontextmanager

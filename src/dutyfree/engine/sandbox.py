@@ -26,6 +26,7 @@ from dutyfree.contract import (
     NetworkPolicy,
     Observation,
     Span,
+    check_bytes,
     check_mode,
 )
 from dutyfree.engine import contents, feeding, policy, protocol, transfer
@@ -115,6 +116,10 @@ class NativeSandbox:
         """How it was handed out, at what cost, and what that would have been with nothing at hand."""
         self.staged: tuple[tuple[str, float], ...] = ()
         """Stages that were run for it alone: their kinds, and the seconds that they took."""
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "dead" if not self.alive else "paused" if self._paused else ""
+        return f"<sandbox {self.id}{', ' if state else ''}{state}>"
 
     @property
     def alive(self) -> bool:
@@ -241,6 +246,7 @@ class NativeSandbox:
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         channel = self._usable()
         check_mode(mode)
+        check_bytes(data)
         payload = protocol.WRITE.pack(mode) + self._path(path)
         if len(data) <= protocol.INLINE_MAX:
             answer = await channel.ask(Frame.WRITE, payload + data)
@@ -278,9 +284,12 @@ class NativeSandbox:
     async def verify(self) -> None:
         """See that it is as it was before its first command. Raises ExecError, saying what is left."""
         closed = protocol.NUMBER.pack(self._born_closed and not self._reach.policy)
-        answer = await self._usable().ask(Frame.VERIFY, closed)
+        answer = await self._usable().ask(Frame.VERIFY, closed, timeout=0.0)
+        _, left = await self._box.look()
         if answer.done.result():
-            left = b"".join(answer.data).decode(errors="replace") or os.strerror(answer.done.result())
+            said = b"".join(answer.data).decode(errors="replace") or os.strerror(answer.done.result())
+            left = f"{said}, {left}" if left else said
+        if left:
             raise ExecError(f"sandbox {self.id} is not as new: {left}")
 
     def give_way(self, yes: bool) -> None:
@@ -331,7 +340,7 @@ class NativeSandbox:
         channel.release()
 
     async def _signal(self, channel: Channel, number: signal.Signals) -> None:
-        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number))
+        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number), timeout=0.0)
         check(answer.done.result(), "/")
 
     # --- The end ------------------------------------------------------------------------------------

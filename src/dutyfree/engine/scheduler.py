@@ -114,7 +114,7 @@ def hopeless(path: tuple[Node, ...], now: float) -> Quarantine | Failure | None:
 
 def wake(state: State) -> float | None:
     """When time alone next changes what should be done."""
-    times = [state.deadlines.first, state.lease_ends.first, state.wishes.next_time]
+    times = [state.deadlines.first, state.lease_ends.first, state.wishes.next_time, state.refills.next_time]
     if state.parked.first is not None:
         times.append(state.parked.first + (state.policy.idle_seconds or 0.0))
     return min((at for at in times if at is not None), default=None)
@@ -135,6 +135,7 @@ def _expire(state: State, now: float) -> None:
             state.leased -= 1
             state.destroy(held, "expired")
     state.wishes.expire(now)
+    state.refills.expire(now)
 
 
 # --- Requests ---------------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ def _usable(state: State, node: Node) -> bool:
 
 
 def _refill(state: State, now: float) -> None:
-    while state.refilling < state.policy.refilling:
+    while state.refills.has_room:
         node = next(state.wishes.owed(now), None)
         if node is not None:
             if not _stock_up(state, node, now, None):
@@ -364,7 +365,7 @@ def _stock_up(state: State, node: Node, now: float, worth: float | None) -> bool
         return False
     job.background = True
     state.probe(node.path, chosen.depth, under_way=True)
-    state.refilling += 1
+    state.refills.begin(job.id, chosen.seconds, now)
     node.making[job.id] = now + chosen.seconds
     _begin(state, job, now)
     state.wishes.consider(node)

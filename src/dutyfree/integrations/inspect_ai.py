@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
 import msgspec
@@ -24,14 +25,17 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from pydantic import BaseModel, ConfigDict
 
 import dutyfree
-from dutyfree import Limits, Recipe, Sandbox, Substrate
-from dutyfree.errors import DispatchError, DutyfreeError, SandboxClosed, SubstrateError
+from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes
+from dutyfree.errors import DispatchError, DutyfreeError, SandboxClosed, SubstrateError, UsageError
 
 NOT_EXECUTABLE = 126
 
 
 class DutyfreeSandboxConfig(BaseModel):
-    """What ``SandboxEnvironmentSpec("dutyfree", config)`` takes; a string instead of it is the image."""
+    """What ``SandboxEnvironmentSpec("dutyfree", config)`` takes.
+
+    A string instead of it is the image, or a recipe's file if it ends in ``.toml``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,8 +44,8 @@ class DutyfreeSandboxConfig(BaseModel):
     """Of the substrate, as ``dutyfree.open`` takes them."""
     image: str | None = None
     """Short for a recipe of nothing but an image."""
-    recipe: dict[str, Any] | None = None
-    """As ``dutyfree.Recipe``: {"image": …, "stages": [{"kind": …, "commands": […], "files": {…}}]}."""
+    recipe: dict[str, Any] | str | None = None
+    """A TOML file (docs/recipes.md), or what stands in one: {"image": …, "stages": [{"kind": "pip", …}]}."""
     limits: dict[str, Any] = {}
     """As ``dutyfree.Limits``: cpus, memory, pids, disk, network."""
     user: str | None = None
@@ -52,17 +56,25 @@ class DutyfreeSandboxConfig(BaseModel):
         return hash(self.model_dump_json())
 
     def wanted(self) -> tuple[Recipe, Limits]:
-        """Raises ValueError."""
+        """Reads files. Raises ValueError."""
         if self.image is not None and self.recipe is not None:
             raise ValueError(
                 "the sandbox's config has both an image and a recipe: put the image into the recipe"
             )
         try:
-            recipe = Recipe(image=self.image) if self.recipe is None else msgspec.convert(self.recipe, Recipe)
+            recipe = self._recipe()
             limits = {"output": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, **self.limits}
             return recipe, msgspec.convert(limits, Limits)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UsageError) as error:
             raise ValueError(f"the sandbox's config cannot be used: {error}") from error
+
+    def _recipe(self) -> Recipe:
+        """Raises UsageError."""
+        if self.recipe is None:
+            return Recipe(image=self.image)
+        if isinstance(self.recipe, str):
+            return recipes.load(self.recipe)
+        return described.recipe(self.recipe, Path.cwd(), "recipe")
 
 
 class _Opened:
@@ -128,7 +140,8 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
         found = _config(config)
         substrate = await _hold(found)
         try:
-            await substrate.prepare(found.wanted()[0])
+            recipe, _ = await asyncio.to_thread(found.wanted)
+            await substrate.prepare(recipe)
         except BaseException:
             await _release(found)
             raise
@@ -146,7 +159,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         """One sandbox, "default". Raises DutyfreeError, ValueError."""
         found = _config(config)
-        recipe, limits = found.wanted()
+        recipe, limits = await asyncio.to_thread(found.wanted)
         async with AsyncExitStack() as stack:
             substrate = await _hold(found)
             stack.push_async_callback(_release, found)
@@ -239,7 +252,7 @@ def _config(config: BaseModel | str | None) -> DutyfreeSandboxConfig:
     if config is None:
         return DutyfreeSandboxConfig()
     if isinstance(config, str):
-        return DutyfreeSandboxConfig(image=config)
+        return DutyfreeSandboxConfig(**{"recipe" if config.endswith(".toml") else "image": config})
     if not isinstance(config, DutyfreeSandboxConfig):
         raise TypeError(f"the sandbox dutyfree takes a DutyfreeSandboxConfig, not {type(config).__name__}")
     return config

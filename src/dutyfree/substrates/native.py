@@ -74,8 +74,6 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is asked for names: addresses, with a port if it is not 53. Those of this machine by default."""
     kept: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Bytes of memory that snapshots may take together. A quarter of the host's by default."""
-    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
-    """Seconds that a command of a stage may take. One that hangs would hold up whoever wants it for ever."""
     program: str = str(BINARY)
     """The C program, where it is another than the package's own."""
     limits: Limits = Limits()
@@ -86,6 +84,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the pool decides."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Seconds after which a request that the pool could not serve is refused."""
+    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """Seconds after which a stage whose commands have not ended is stopped, and has failed."""
 
 
 class Native(Pooled):
@@ -108,6 +108,9 @@ class Native(Pooled):
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
         self._image_seconds: dict[str, float] = {}
         self._open_pool(config)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self._alive)} handed out, {self.pool or 'no pool'}>"
 
     @property
     def _options(self) -> NativeConfig:
@@ -336,16 +339,16 @@ class Native(Pooled):
     async def _base(self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         haste, trace = haste or Haste(background=False), trace or Trace()
-        trace.image = (recipe.image or self._config.image) in self._images
+        image = recipe.image or self._config.image
+        trace.image = image in self._images or image.startswith(snapshots.PREFIX)
         if not recipe.stages:
             return await self._image(recipe.image)
         known = self._known.get(id(recipe))
         if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
-        image = await self._image(recipe.image)
-        identity = self._identities.get(recipe.image or self._config.image)
-        keys, base = await self._stages.base(recipe, image, identity, haste, trace)
+        below = await self._image(recipe.image)
+        keys, base = await self._stages.base(recipe, below, self._identities.get(image), haste, trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
         self._known[id(recipe)] = (recipe, keys)
         if len(self._known) > KNOWN:

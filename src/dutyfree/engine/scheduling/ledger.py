@@ -42,6 +42,10 @@ class Histogram:
     def count(self) -> int:
         return sum(self.counts)
 
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
     def cumulative(self) -> list[tuple[float, int]]:
         """Upper bound → hand-outs that took no longer; the last bound is infinite."""
         pairs, seen = [], 0
@@ -67,6 +71,47 @@ class Ledger:
         self.served[of] += 1
         self.seconds.setdefault(of, Histogram()).add(served.seconds)
         self.saved_seconds += served.cold_seconds - served.seconds
+
+    def __repr__(self) -> str:
+        return f"<Ledger: {self.served.total()} served, {self.saved_seconds:.1f} s saved>"
+
+    def __str__(self) -> str:
+        """A table for people."""
+        lines = [f"{'kind':<10}{'found ready':<14}{'served':>8}{'share':>8}{'mean':>12}"]
+        for (kind, stage), share in self.shares().items():
+            mean = self.seconds[kind, stage].mean
+            count = self.served[kind, stage]
+            lines.append(f"{kind:<10}{stage:<14}{count:>8}{share:>8.1%}{mean * 1e3:>9.1f} ms")
+        lines.append(f"{self.saved_seconds:.1f} s saved, against making each of them from nothing")
+        lines += [f"{name}: {count}" for name, count in sorted(self.events.items())]
+        return "\n".join(lines)
+
+    def figures(self) -> dict[str, float]:
+        """All of it under flat names, as trackers of experiments take it: ``served/warm/setup`` and so on."""
+        found: dict[str, float] = {"served": self.served.total(), "saved_seconds": self.saved_seconds}
+        for (kind, stage), count in sorted(self.served.items()):
+            found[f"served/{kind}/{stage}"] = count
+            found[f"seconds/{kind}/{stage}"] = self.seconds[kind, stage].mean
+        return found | {f"events/{name}": count for name, count in sorted(self.events.items())}
+
+    def prometheus(self) -> str:
+        """The same as Prometheus reads it, with whole histograms."""
+        name = "dutyfree_pool_served_seconds"
+        lines = [f"# TYPE {name} histogram"]
+        for (kind, stage), histogram in sorted(self.seconds.items()):
+            of = f'kind="{kind}",stage="{stage}"'
+            for bound, count in histogram.cumulative():
+                at = "+Inf" if bound == float("inf") else f"{bound:g}"
+                lines.append(f'{name}_bucket{{{of},le="{at}"}} {count}')
+            lines.append(f"{name}_sum{{{of}}} {histogram.total:g}")
+            lines.append(f"{name}_count{{{of}}} {histogram.count}")
+        # A gauge: what was slower than from nothing takes away of it.
+        lines.append("# TYPE dutyfree_pool_saved_seconds gauge")
+        lines.append(f"dutyfree_pool_saved_seconds {self.saved_seconds:g}")
+        lines.append("# TYPE dutyfree_pool_events_total counter")
+        for event, count in sorted(self.events.items()):
+            lines.append(f'dutyfree_pool_events_total{{event="{event}"}} {count}')
+        return "\n".join(lines) + "\n"
 
     def shares(self) -> Mapping[tuple[Kind, str], float]:
         """The hit rate by kind and stage."""

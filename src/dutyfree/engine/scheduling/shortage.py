@@ -32,4 +32,5 @@ def shortage(state: State, claim: Claim, now: float) -> Shortage:
         queue=len(state.queue),
         estimated_wait=None if job is not None else state.returns.seconds_for(ahead, now),
         preparing="" if job is None else job.top.kind,
+        never=not state.stock.could_ever_fit(claim.request.count, claim.path[-1]),
     )

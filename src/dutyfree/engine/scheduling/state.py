@@ -15,6 +15,7 @@ from dutyfree.engine.scheduling.breaker import Breaker
 from dutyfree.engine.scheduling.costs import Costs
 from dutyfree.engine.scheduling.jobs import Claim, Job, Lease, Returns
 from dutyfree.engine.scheduling.ranking import Ranking
+from dutyfree.engine.scheduling.refills import Refills
 from dutyfree.engine.scheduling.shortage import shortage
 from dutyfree.engine.scheduling.stock import Held, Node, Stock
 from dutyfree.engine.scheduling.values import (
@@ -57,7 +58,7 @@ class State:
         self.pending: deque[Job] = deque()
         """Jobs for requests, not started yet."""
         self.running = 0
-        self.refilling = 0
+        self.refills = Refills(self.policy)
         self.leased = 0
         self.resetting = 0
         self.operations: list[Operation] = []
@@ -388,7 +389,7 @@ class State:
         job.top.users -= 1
         job.top.making.pop(number, None)
         if job.background:
-            self.refilling -= 1
+            self.refills.end(number)
         elif job.kind != "forked":
             self.running -= 1
         if job.copied is not None:

@@ -1,0 +1,203 @@
+"""A training loop in miniature: tasks of two repositories, groups of eight, the next batch prefetched.
+
+    python examples/training_loop.py --steps 3
+
+The model and its updates are left out; all else is there. Attempts pause in the middle, as partial rollouts
+do. A sandbox that dies costs its attempt a second try, never a reward. A recipe that cannot be made costs its
+task, and nothing else. At the end one task is searched as a tree, and the pool says what it was worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+import dutyfree
+from dutyfree import Recipe, Stage, recipes
+from dutyfree.engine.actions import ActingSandbox
+from dutyfree.errors import Quarantined, StageError, SubstrateError
+from dutyfree.substrates.native import Native
+
+GROUP = 8
+REPEATS = 2
+"""Further sandboxes that one attempt may use up."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A bug to fix, in the state that its recipe gives."""
+
+    name: str
+    recipe: Recipe
+    """Made once and kept: its key, for which files are read, is worked out once for each object."""
+
+
+def prepared(repository: Path, commit: str) -> Recipe:
+    """The copy of the repository is one layer for all of its tasks; the history ends with the bug."""
+    return Recipe(
+        stages=(
+            recipes.repository(repository),
+            recipes.checkout(commit, only_past=True),
+            Stage("setup", ("python3 -m compileall -q repository",)),
+        )
+    )
+
+
+def make_tasks(root: Path) -> list[Task]:
+    """Two repositories with four bugs each, and a task that cannot be: its commit is nowhere."""
+    tasks = []
+    for letter in "ab":
+        repository = root / letter
+        _git(root, "init", "-q", letter)
+        for number in range(1, 5):
+            (repository / f"m{number}.py").write_text(f"def f(x):\n    return x + {number}\n")
+        _commit(repository, "all is well")
+        _git(repository, "tag", "well")
+        for number in range(1, 5):
+            _git(repository, "checkout", "-q", "-b", f"bug-{number}", "well")
+            (repository / f"m{number}.py").write_text(f"def f(x):\n    return x - {number}\n")
+            (repository / "test.py").write_text(f"from m{number} import f\nassert f(1) == {1 + number}\n")
+            _commit(repository, f"bug {number}")
+            commit = _git(repository, "rev-parse", "HEAD")
+            tasks.append(Task(f"{letter}{number}", prepared(repository, commit)))
+    return [*tasks, Task("lost", prepared(repository, "0" * 40))]
+
+
+# --- One attempt -------------------------------------------------------------------------------------
+
+
+async def attempt(sandbox: ActingSandbox, chance: random.Random) -> float:
+    """Look, think, change, test: the reward is whether the test passes. Raises SubstrateError."""
+    seen = await sandbox.exec("grep -l ' - ' m*.py", cwd="repository", timeout=10)
+    (suspect,) = seen.stdout.decode().split()
+    await sandbox.pause()  # the weights are updated: nothing runs, no timeout does either
+    await sandbox.resume()
+    await guess(sandbox, suspect, " + " if chance.random() < 0.5 else " * ")
+    return await reward(sandbox)
+
+
+async def guess(sandbox: ActingSandbox, suspect: str, operator: str) -> None:
+    await sandbox.edit(f"repository/{suspect}", b" - ", operator.encode())
+
+
+async def reward(sandbox: ActingSandbox) -> float:
+    seen = await sandbox.exec(["python3", "test.py"], cwd="repository", timeout=30)
+    return float(seen.ok)  # a timeout is a failure of the attempt, too
+
+
+async def persistent(
+    native: Native, task: Task, sandbox: ActingSandbox, chance: random.Random
+) -> float | None:
+    """An attempt that survives its sandbox; None if the machinery failed each time."""
+    try:
+        return await attempt(sandbox, chance)
+    except SubstrateError as error:  # the machinery, not the model
+        print(f"{task.name}: {error.phase}: {error}; once more")
+    for _ in range(REPEATS):
+        try:
+            async with native.sandbox(task.recipe) as fresh:
+                return await attempt(fresh, chance)
+        except SubstrateError as error:
+            print(f"{task.name}: {error.phase}: {error}")
+    return None
+
+
+# --- Groups, batches, trees --------------------------------------------------------------------------
+
+
+async def rollouts(native: Native, task: Task, chance: random.Random) -> list[float | None]:
+    """One group: a reward for each attempt. Raises SubstrateError if there are no sandboxes for it."""
+    rewards: list[float | None] = [None] * GROUP
+    async with native.group(task.recipe, GROUP) as sandboxes, anyio.create_task_group() as tasks:
+
+        async def one(number: int) -> None:
+            rewards[number] = await persistent(native, task, sandboxes[number], chance)
+
+        for number in range(GROUP):
+            tasks.start_soon(one, number)
+    return rewards
+
+
+async def step(
+    native: Native, batch: Sequence[Task], following: Sequence[Task], chance: random.Random
+) -> dict[str, list[float | None]]:
+    """All groups of a batch at once, while the next one's sandboxes are made in the background."""
+    await native.prefetch([task.recipe for task in following], GROUP)
+    results: dict[str, list[float | None]] = {}
+
+    async def one(task: Task) -> None:
+        try:
+            results[task.name] = await rollouts(native, task, chance)
+        except (StageError, Quarantined) as error:  # the recipe's fault: trying again would not help
+            print(f"{task.name} is left out: {error.message.splitlines()[0]}")
+
+    async with anyio.create_task_group() as tasks:
+        for task in batch:
+            tasks.start_soon(one, task)
+    return results
+
+
+async def best_branch(native: Native, task: Task) -> str:
+    """A tree of one level: go to where it matters, fork, and try everything."""
+    operators = (" + ", " * ", " / ", " % ")
+    async with native.sandbox(task.recipe) as root:
+        seen = await root.exec("grep -l ' - ' m*.py", cwd="repository", timeout=10)
+        (suspect,) = seen.stdout.decode().split()
+        async with root.fork(len(operators)) as branches:
+            found = []
+            for branch, operator in zip(branches, operators, strict=True):
+                assert isinstance(branch, ActingSandbox)
+                await guess(branch, suspect, operator)
+                found.append((await reward(branch), operator))
+    return max(found)[1].strip()
+
+
+async def train(root: Path, steps: int) -> None:
+    chance = random.Random(1)  # noqa: S311 (a stand-in for a model)
+    tasks = await anyio.to_thread.run_sync(make_tasks, root)
+    batches = [tasks[3 * number % len(tasks) :][:3] for number in range(steps + 1)]
+    async with dutyfree.open("native") as native:
+        assert isinstance(native, Native)  # so that type checkers know all of its methods
+        for number in range(steps):
+            results = await step(native, batches[number], batches[number + 1], chance)
+            rewards = [one for group in results.values() for one in group if one is not None]
+            print(f"step {number}: {len(rewards)} rewards, mean {statistics.fmean(rewards):.2f}")
+        print(f"the best branch of {tasks[1].name} is {await best_branch(native, tasks[1])}")
+        assert native.pool is not None
+        print(native.pool.ledger)  # .figures() and .prometheus() are for programs
+
+
+# --- Git ---------------------------------------------------------------------------------------------
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    done = subprocess.run(
+        ["git", *author, *arguments], cwd=directory, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def _commit(repository: Path, message: str) -> None:
+    _git(repository, "add", ".")
+    _git(repository, "commit", "-q", "-m", message)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A training loop in miniature.")
+    parser.add_argument("--steps", type=int, default=3)
+    with tempfile.TemporaryDirectory() as root:
+        anyio.run(partial(train, Path(root), parser.parse_args().steps))
+
+
+if __name__ == "__main__":
+    main()
