@@ -18,7 +18,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Ready, Recipe, Service, Stage, contract, recipes
+from dutyfree import Ready, Recipe, Service, Stage, contract, layers, recipes
 from dutyfree.contract import tree_digest
 from dutyfree.engine.scheduling.values import Chain
 from dutyfree.errors import CreateError, RecipeError, UsageError
@@ -114,6 +114,37 @@ async def test_a_repository_and_its_dependencies(
         missing = recipes.repository(f"{there}/project.git", commit="0" * 40)
         with pytest.raises(CreateError, match="'repository'"):
             await native.prepare(Recipe(stages=(missing,)))
+
+
+@pytest.mark.anyio
+@pytest.mark.native
+@pytest.mark.skipif(os.geteuid() != 0, reason="the host's servers are reached with root only; run as root")
+async def test_a_branch_is_pinned_until_its_layer_is_removed(
+    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+    url, work = served
+
+    def go_on() -> None:
+        (work / "file").write_text("further\n")
+        git(work, "commit", "-q", "-a", "-m", "further")
+        git(work, "push", "-q", str(tmp_path / "served/project.git"), "main")
+        git(tmp_path / "served/project.git", "update-server-info")
+
+    async def seen() -> bytes:
+        async with dutyfree.open("native") as native:
+            clone = recipes.repository(f"{url.format(native.host_address)}/project.git", branch="main")
+            upon = Stage("setup", ("cp repository/file copy",))
+            async with native.sandbox(Recipe(stages=(clone, upon))) as sandbox:
+                return (await sandbox.exec("cat repository/file copy")).stdout
+
+    assert await seen() == b"2\n2\n"
+    await anyio.to_thread.run_sync(go_on)
+    assert await seen() == b"2\n2\n"
+    (clone,) = [kept for kept in await anyio.to_thread.run_sync(layers.ls) if kept.commit]
+    assert await anyio.to_thread.run_sync(git, work, "rev-parse", "HEAD~1") == clone.commit
+    assert await anyio.to_thread.run_sync(layers.remove, [clone.name]) == [clone.name]
+    assert await seen() == b"further\nfurther\n"  # and not what was made upon the former
 
 
 @pytest.mark.anyio
@@ -262,6 +293,12 @@ def test_lock_files_count_by_their_contents(tmp_path: Path) -> None:
     one = Recipe(stages=(recipes.pip(requirements=lock),)).key()
     lock.write_text("a==2")
     assert Recipe(stages=(recipes.pip(requirements=lock),)).key() != one
+    link = tmp_path / "link"
+    link.symlink_to(lock)
+    linked = Recipe(stages=(recipes.pip(requirements=link),)).key()
+    assert linked == Recipe(stages=(recipes.pip(requirements=lock),)).key()
+    lock.write_text("a==3")
+    assert Recipe(stages=(recipes.pip(requirements=link),)).key() != linked
 
 
 def test_a_token_is_named_and_never_told() -> None:

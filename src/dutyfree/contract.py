@@ -150,9 +150,12 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: StageKind
     commands: tuple[str | tuple[str, ...], ...] = ()
     files: Mapping[str, Path] = {}
-    """Path in the sandbox (relative to the working directory) → file or directory on this host."""
+    """Path in the sandbox (relative to the working directory) → file or directory on this host.
+
+    Of a link, what it leads to is copied, and counts; those within a directory stay links.
+    """
     secrets: tuple[str, ...] = ()
-    """Variables of the caller's environment that the commands get; they enter no key and no layer."""
+    """Variables of the caller's environment that the commands get; their values enter no key and no layer."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(StageKind):
@@ -173,10 +176,10 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         import hashlib  # it takes longer to load than all of this module
 
-        said = (upon, self.kind, self.commands, sorted(self.files))
+        said = (upon, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
         digest = hashlib.sha256(repr(said).encode())
         for _, source in sorted(self.files.items()):
-            digest.update(tree_digest(source))
+            digest.update(tree_digest(Path(os.path.realpath(source))))
         return digest.hexdigest()[:32]
 
 

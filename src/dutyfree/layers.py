@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dutyfree.engine.images.store import Store
     from dutyfree.engine.travel.chains import Chain
     from dutyfree.engine.travel.fetching import Fetched
+    from dutyfree.engine.travel.peers import Peer
 
 What: TypeAlias = str | Recipe
 
@@ -144,16 +145,17 @@ def bring(
         if digest and not (isinstance(peer, layout.LayoutPeer) and set(peer.digests.values()) == {digest}):
             raise CreateError(f"{source} is not the export with the digest {digest}")
         fetcher = Fetcher(store, peer, progress, halt, largest or LARGEST)
-        offered = [_longest(peer.offer(_wanted(one)), one) for one in what] if what else peer.offer(())
+        offered = [_offered(peer, one) for one in what] if what else peer.offer(())
         if not offered:
             raise CreateError(f"{source} holds no layers of dutyfree")
         return [fetcher.fetch(chain) for chain in offered]
 
 
 def remove(what: Sequence[What]) -> list[str]:
-    """Remove snapshots by name, and layers of stages; what is in use goes with a later `dutyfree gc`.
+    """Remove snapshots by name, and layers of stages with all stages that were made upon them.
 
-    Raises UsageError.
+    Made again, a stage may leave something else: nothing of before fits upon that. What is in use goes with
+    a later `dutyfree gc`. Raises UsageError.
     """
     from dutyfree.engine.travel import chains
 
@@ -169,8 +171,9 @@ def remove(what: Sequence[What]) -> list[str]:
                 f"{chain.name} is needed by the snapshot {needed[0]}",
                 remedy=f"remove that first: dutyfree layer rm {chains.SNAPSHOT}{needed[0]}",
             )
-        if not needed:
-            store.remove(top)
+        upon = [key for key, told in chains.stages(store).items() if top in told.below]
+        for key in (*upon, top) if not needed else ():
+            store.remove(key)
         removed.append(chain.name)
     return removed
 
@@ -203,6 +206,30 @@ def _wanted(what: What) -> list[str]:
     if isinstance(what, str):
         return [what]
     return [chains.RECIPE + key for key in reversed(what.keys()[1:])]
+
+
+def _offered(peer: Peer, what: What) -> Chain:
+    """What a peer has of it. Raises CreateError if it offers something else.
+
+    Else who is asked for one thing could bring in another, under whatever name it likes.
+    """
+    found = peer.offer(_wanted(what))
+    if not all(_is(chain, what) for chain in found):
+        raise CreateError("the peer offers what it was not asked for", remedy="it is broken or hostile")
+    return _longest(found, what)
+
+
+def _is(chain: Chain, what: What) -> bool:
+    from dutyfree.engine import stages
+    from dutyfree.engine.travel import chains
+
+    told = [layer.made for layer in chain.upper if layer.made]
+    tops = {chain.name} | {chains.RECIPE + last.recipe for last in told[-1:] if last.recipe}
+    if isinstance(what, str):
+        return what in tops
+    keys = {what.key(length) for length in range(1, len(what.stages) + 1)}
+    made = {stages.name(one.recipe, one.identity) for one in told if one.recipe in keys}
+    return bool(told) and {layer.key for layer in chain.upper} == made
 
 
 def _one(store: Store, what: What) -> Chain:

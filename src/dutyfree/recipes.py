@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dutyfree.contract import Recipe, Stage
 from dutyfree.errors import UsageError
@@ -28,6 +29,7 @@ LOCKS = ".dutyfree-locks"
 
 RESOLVE_SECONDS = 60.0
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 URL = re.compile(r"[a-z+]+://|[^/\s]+@[^/\s]+:")
 _QUIET = "GIT_TERMINAL_PROMPT=0 GIT_CONFIG_NOSYSTEM=1"
@@ -100,31 +102,52 @@ def pin(url: str, branch: str | None = None) -> str:
 
 
 def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: str | None) -> Stage:
+    server = shlex.quote(_server(url))
     from_branch = f" --branch {shlex.quote(branch)}" if branch else ""
     there = shlex.quote(path)
-    commands = [f"{_git(token)} clone --quiet{from_branch} -- {shlex.quote(url)} {there}"]
+    commands = [f"{_git(token, server)} clone --quiet{from_branch} -- {shlex.quote(url)} {there}"]
     if commit is not None:
         how = f"-B {shlex.quote(branch)}" if branch else "--detach"
-        commands.append(_at(commit, there, token, how))
+        commands.append(_at(commit, there, _git(token, server), how))
     commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
 
 
-def _git(token: str | None) -> str:
-    """Git that asks nobody, but has the password in a variable."""
+def _server(url: str) -> str:
+    """Who answers for the URL. Raises UsageError for one with a password in it."""
+    parts = urlsplit(url)
+    if parts.password:
+        raise UsageError(
+            f"the URL of {parts.hostname} has a password in it, which would be kept with the layer",
+            remedy="leave it out, and name a variable that has it: token=",
+        )
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _git(token: str | None, server: str) -> str:
+    """Git that asks nobody, but has the password in a variable, for a server that is a word of the shell.
+
+    For no other: what the repository holds may have git ask others, as .lfsconfig does. Raises UsageError.
+    """
     git = f"{_QUIET} git"
     if token is None:
         return git
-    helper = f'!f() {{ echo username=token; echo "password=${token}"; }}; f'
-    return f"{git} -c credential.helper= -c credential.helper={shlex.quote(helper)}"
+    if not _VARIABLE.fullmatch(token):
+        raise UsageError(f"{token!r} is no name of a variable", remedy="name the variable, not the token")
+    helper = f'.helper=!f() {{ echo username=token; echo "password=${token}"; }}; f'
+    return f"{git} -c credential.helper= -c credential.{server}{shlex.quote(helper)}"
 
 
-def _at(commit: str, there: str, token: str | None, how: str) -> str:
+_ORIGIN = '"$(git remote get-url origin | sed -E "s,^([a-z+]+://)([^/@]*@)?([^/]*).*,\\1\\3,")"'
+"""The server that a repository was cloned from, where it lies."""
+
+
+def _at(commit: str, there: str, git: str, how: str) -> str:
     """The command that brings a repository to a commit. Raises UsageError."""
     if not _COMMIT.fullmatch(commit):
         raise UsageError(f"{commit!r} is no whole commit", remedy="give all 40 digits, or a branch")
     # A commit that no branch has can still be asked for, of most servers.
-    known = f"git cat-file -e {commit} 2>/dev/null || {_git(token)} fetch --quiet origin {commit}"
+    known = f"git cat-file -e {commit} 2>/dev/null || {git} fetch --quiet origin {commit}"
     return f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}"
 
 
@@ -137,7 +160,7 @@ def checkout(
     commit are removed, so that nobody finds the fix of a task in what came after. Raises UsageError.
     """
     there = shlex.quote(path)
-    commands = [_at(commit, there, token, "--force --detach")]
+    commands = [_at(commit, there, _git(token, _ORIGIN), "--force --detach")]
     if only_past:
         commands.append(f"cd {there} && {_ONLY_PAST}")
     commands.append(f"git -C {there} rev-parse HEAD")

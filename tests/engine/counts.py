@@ -17,10 +17,10 @@ KINDS = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
 def processes(names: tuple[str, ...] = NAMES) -> list[int]:
     found = []
-    for path in Path("/proc").glob("[0-9]*/comm"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if path.read_text().strip() in names:
-                found.append(int(path.parent.name))
+            if Path(f"/proc/{pid}/comm").read_text().strip() in names:
+                found.append(int(pid))
     return found
 
 

@@ -195,6 +195,27 @@ def test_refills_wait_for_requests():
     assert not [make for make in world.makes.values() if make.background]
 
 
+def test_refills_that_never_end_keep_others_from_nothing():
+    """But there are only so many of them: then what is left of the room is the requests'."""
+    world = World(policy=Policy(refill=False, refilling=2, starting=3, late=60.0))
+    for number in range(8):
+        world.tell("hint", chain(f"never{number}"), 1, world.now)
+    assert len(world.makes) == 2
+    at = wake(world.state)
+    assert at is not None
+    assert at >= world.now + 60.0
+    world.pass_time(at - world.now)
+    assert len(world.makes) == 4
+    world.pass_time(400.0)
+    world.pass_time(400.0)
+    assert len(world.makes) == 5
+    request = world.request(A)
+    assert len(world.makes) == 6
+    for make in [*world.makes.values()]:
+        world.finish(make)
+    assert served(world, request) == [("cold", 0)]
+
+
 def test_the_least_valuable_is_evicted_and_never_what_is_leased():
     world = World(Budget(sandboxes=3), QUIET)
     popular, rare = chain("p"), chain("r")
@@ -262,7 +283,7 @@ def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
 
 def test_what_was_kept_alive_or_given_back_leaves_no_timer():
     """A trainer that beats every second for hours, and requests that were answered, cost no memory."""
-    world = World(policy=QUIET)
+    world = World(policy=Policy(refill=False, idle_seconds=1e6))
     leases = [world.request(A, patience=1e6, lease=3600.0) for _ in range(3)]
     world.settle()
     for beat in range(2000):
@@ -272,7 +293,8 @@ def test_what_was_kept_alive_or_given_back_leaves_no_timer():
         world.settle()
         world.give_back(world.request(A, patience=1e6, lease=1e6))
     world.settle()
-    for timers, few in ((world.state.deadlines, 0), (world.state.lease_ends, 2)):
+    state = world.state
+    for timers, few in ((state.deadlines, 0), (state.lease_ends, 2), (state.parked, 1)):
         assert len(timers) == few
         assert len(timers._heap) < 200
     world.tell("keep_alive", leases[1], world.now + 5.0)  # sooner than it was

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.stages import name
-from dutyfree.errors import CreateError
+from dutyfree.errors import CreateError, StageError
 from dutyfree.substrates.stages import LOGS
 from tests.engine import counts
 
@@ -289,6 +290,26 @@ async def test_a_chain_is_shortened_from_its_end() -> None:
     assert sorted(await _layers()) == sorted(wanted)  # the second needs the first
 
 
+async def test_many_recipes_need_few_open_files() -> None:
+    """What nobody stands on is let go, and found again on the disk."""
+    base = setup("echo 1 > a")
+    recipes = [Recipe(stages=(base, setup(f"echo {number} > b"))) for number in range(60)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with opened() as native:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, limits[1]))
+        try:
+            for recipe in recipes:
+                await native.prepare(recipe)
+            await settled(native)
+            assert len(native._stages._leases) <= 22
+            async with native.sandbox(recipes[0]) as sandbox:
+                assert sandbox.served.kind == "layer"
+                assert (await sandbox.exec("cat a b")).stdout == b"1\n0\n"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(await _layers()) == 61
+
+
 async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -327,6 +348,18 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     assert len(await _layers()) == 1
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_a_stage_that_hangs_is_ended(pooled: bool) -> None:
+    hangs = Recipe(stages=(setup("echo begun; echo careful >&2; sleep 1000"),))
+    async with opened(longest_stage=0.5, policy={"deepest_layer": 0} if pooled else {}) as native:
+        if pooled:
+            await native.pooled()
+        with pytest.raises(StageError, match=r"was stopped after 0.5 s: careful\nbegun") as told:
+            async with native.sandbox(hangs):
+                pass
+        assert told.value.output == "careful\nbegun"
+
+
 async def test_the_last_logs_are_kept(cache: Path) -> None:
     async with dutyfree.open("bare") as bare:
         for _ in range(LOGS + 3):
@@ -359,10 +392,15 @@ async def test_secrets_enter_neither_key_nor_layer(cache: Path, monkeypatch: pyt
     with pytest.raises(CreateError, match="wants the secret TOKEN"):
         await _said(Recipe(stages=(stage,)), "true")
     monkeypatch.setenv("TOKEN", "hunter2-hunter2")
-    assert Recipe(stages=(stage,)).key() == Recipe(stages=(Stage("setup", commands=stage.commands),)).key()
+    key = Recipe(stages=(stage,)).key()
+    assert (
+        key != Recipe(stages=(Stage("setup", stage.commands),)).key()
+    )  # what is made without it is another thing
     assert await _said(Recipe(stages=(stage,)), "cat length; printenv TOKEN") == b"15\n"
     found = await anyio.run_process(["grep", "-r", "hunter2-hunter2", str(cache)], check=False)
     assert found.returncode == 1
+    monkeypatch.setenv("TOKEN", "another")
+    assert Recipe(stages=(stage,)).key() == key
 
 
 async def test_stage_seconds_are_told_and_remembered() -> None:

@@ -15,6 +15,7 @@ from dutyfree import layers
 from dutyfree.cli import amounts, blocking, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
+from dutyfree.cli.plain import cell
 from dutyfree.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def list_(*, json: bool = False) -> int:
         below = f" + {kept.below}" if kept.below else ""
         table.add_row(
             _digits(kept),
-            kept.kind,
-            f"{kept.image}{below}",
+            cell(kept.kind),
+            cell(f"{kept.image}{below}"),
             shown(kept.size),
             f"{kept.seconds:.1f} s",
-            kept.commit[:12],
+            cell(kept.commit[:12]),
             f"{amounts.age(time.time() - kept.used)} ago",
         )
     standard.table(table)

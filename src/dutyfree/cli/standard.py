@@ -14,6 +14,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from dutyfree.cli.plain import plain
+
 CHUNK = 1 << 16
 
 
@@ -73,4 +75,4 @@ def table(rows: Table) -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201 (the command line speaks)
+    print(plain(text), file=sys.stderr)  # noqa: T201 (the command line speaks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 
+from dutyfree.engine import protocol
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
 from dutyfree.errors import CleanupError, ExecError
@@ -32,6 +33,18 @@ class Box:
             raise ExecError(f"sandbox {self._name} cannot be frozen within {PATIENCE:g} s") from error
         except LauncherError as error:
             raise ExecError(f"sandbox {self._name} cannot be frozen: {error.message}") from error
+
+    async def look(self) -> tuple[int, str]:
+        """The memory that it takes (0 where nobody counts), and in words what is not as in the beginning.
+
+        From outside: nothing in it can make it say otherwise. Raises ExecError.
+        """
+        try:
+            reply = await self._launcher.ask(Request.LOOK, self.number)
+        except LauncherError as error:
+            raise ExecError(f"sandbox {self._name} cannot be looked at: {error.message}") from error
+        (memory,) = protocol.SEEN.unpack_from(reply.text)
+        return memory, reply.text[protocol.SEEN.size :].decode(errors="replace")
 
     def thaw(self) -> None:
         """It goes on soon. Ignored once the launcher, and with it the sandbox, is gone."""

@@ -85,6 +85,7 @@ class Channel(Unanswered):
         if self._waiting or self._unsent or self._closed is not None:
             return False
         _, answer = self._post(Frame.SIGNAL, protocol.NUMBER.pack(0), None, Answer(self._loop))
+        self.expect(answer, 0.0)
         self._detained = True
         try:
             quiet = await answer.done == errno.ESRCH

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-
-import anyio
-import anyio.to_thread
 
 from dutyfree.engine import protocol
 from dutyfree.engine.images import rootfs
@@ -138,22 +134,3 @@ def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], halt:
         if task.cancelled():
             raise Stopped
         return task.result()
-
-
-async def threaded(function: Callable[[], T], halt: Halt) -> T:
-    """Beside the loop; if nobody waits for it any more it is halted, and waited for.
-
-    In a thread beyond those that others share: what they are asked for by what runs in here must not wait
-    for it.
-    """
-    beyond = anyio.CapacityLimiter(1)
-    running = asyncio.ensure_future(anyio.to_thread.run_sync(function, limiter=beyond))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        halt.set()
-        with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
-            late = await running
-            if isinstance(late, Lease):
-                late.close()
-        raise

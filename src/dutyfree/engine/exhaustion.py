@@ -16,6 +16,11 @@ def open_files() -> str:
     return f"of {soft} that it may have ({hard} at most)"
 
 
+def spare_files() -> int:
+    """So many open files may be held for what is not in use now: most are for sandboxes."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
 def remedy(number: int) -> str:
     """What to do about an error number of the launcher; empty if no limit explains it."""
     if number in (errno.EMFILE, errno.ENFILE):

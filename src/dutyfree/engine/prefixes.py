@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import islice
 
 from dutyfree.engine.disk import Base
 from dutyfree.engine.snapshots import Layers
@@ -44,6 +45,15 @@ class Prefixes:
         if base is not None:
             self._size -= self._sizes.pop(key)
             self._layers.release(base.trees)
+
+    def beyond(self, most: int, busy: Container[str]) -> list[str]:
+        """Of more than so many: those of the disk that nobody stands on, used longest ago, but the busy."""
+        spare = (
+            key
+            for key, base in self._bases.items()
+            if self._sizes[key] and key not in busy and self._layers.is_spare(base.trees)
+        )
+        return list(islice(spare, max(0, len(self._bases) - most)))
 
     def trim(self, busy: Container[str]) -> None:
         """Forget what was used longest ago, but for the busy ones, until the rest fits."""

@@ -27,6 +27,7 @@ class Request(IntEnum):
     TAKE = 70
     COPY = 71
     MERGE = 72
+    LOOK = 92
 
 
 class Create(IntFlag):
@@ -143,6 +144,7 @@ CREATE = struct.Struct("=IIQQQQ")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
 MERGE = struct.Struct(f"=II{LAYERS_MAX}I")
 KEPT = struct.Struct("=QQ")
+SEEN = struct.Struct("=Q")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
 CALLING = struct.Struct("=I")

@@ -284,9 +284,12 @@ class NativeSandbox:
     async def verify(self) -> None:
         """See that it is as it was before its first command. Raises ExecError, saying what is left."""
         closed = protocol.NUMBER.pack(self._born_closed and not self._reach.policy)
-        answer = await self._usable().ask(Frame.VERIFY, closed)
+        answer = await self._usable().ask(Frame.VERIFY, closed, timeout=0.0)
+        _, left = await self._box.look()
         if answer.done.result():
-            left = b"".join(answer.data).decode(errors="replace") or os.strerror(answer.done.result())
+            said = b"".join(answer.data).decode(errors="replace") or os.strerror(answer.done.result())
+            left = f"{said}, {left}" if left else said
+        if left:
             raise ExecError(f"sandbox {self.id} is not as new: {left}")
 
     def give_way(self, yes: bool) -> None:
@@ -337,7 +340,7 @@ class NativeSandbox:
         channel.release()
 
     async def _signal(self, channel: Channel, number: signal.Signals) -> None:
-        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number))
+        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number), timeout=0.0)
         check(answer.done.result(), "/")
 
     # --- The end ------------------------------------------------------------------------------------

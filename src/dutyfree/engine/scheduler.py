@@ -24,7 +24,6 @@ from math import inf
 
 from dutyfree.engine.scheduling import room
 from dutyfree.engine.scheduling.jobs import Claim, Job
-from dutyfree.engine.scheduling.ranking import Item, Ranking
 from dutyfree.engine.scheduling.shortage import shortage
 from dutyfree.engine.scheduling.state import State
 from dutyfree.engine.scheduling.stock import Node
@@ -115,36 +114,28 @@ def hopeless(path: tuple[Node, ...], now: float) -> Quarantine | Failure | None:
 
 def wake(state: State) -> float | None:
     """When time alone next changes what should be done."""
-    found = (state.deadlines.least(), state.lease_ends.least())
-    times = [first[1][0] for first in found if first is not None]
-    if state.wishes.next_time is not None:
-        times.append(state.wishes.next_time)
-    if state.parked and state.policy.idle_seconds is not None:
-        times.append(state.parked[0][0] + state.policy.idle_seconds)
-    return min(times, default=None)
+    times = [state.deadlines.first, state.lease_ends.first, state.wishes.next_time, state.refills.next_time]
+    if state.parked.first is not None:
+        times.append(state.parked.first + (state.policy.idle_seconds or 0.0))
+    return min((at for at in times if at is not None), default=None)
 
 
 # --- Time passes ------------------------------------------------------------------------------------
 
 
 def _expire(state: State, now: float) -> None:
-    while (claim := _due(state.deadlines, now)) is not None:
+    while (claim := state.deadlines.due(now)) is not None:
         state.deadlines.drop(claim)
         if claim.missing or claim.jobs:  # else it is complete, and delivered below
             state.refuse(claim, shortage(state, claim, now), now)
-    while (lease := _due(state.lease_ends, now)) is not None:
+    while (lease := state.lease_ends.due(now)) is not None:
         state.end_lease(lease.claim.request.id)
         state.operations.append(Expire(lease.claim.request.id))
         for held, _, _ in lease.claim.ready:
             state.leased -= 1
             state.destroy(held, "expired")
     state.wishes.expire(now)
-
-
-def _due(ranking: Ranking[Item], now: float) -> Item | None:
-    """What has come first, of what was to come by now."""
-    found = ranking.least()
-    return found[0] if found is not None and found[1][0] <= now else None
+    state.refills.expire(now)
 
 
 # --- Requests ---------------------------------------------------------------------------------------
@@ -344,7 +335,7 @@ def _usable(state: State, node: Node) -> bool:
 
 
 def _refill(state: State, now: float) -> None:
-    while state.refilling < state.policy.refilling:
+    while state.refills.has_room:
         node = next(state.wishes.owed(now), None)
         if node is not None:
             if not _stock_up(state, node, now, None):
@@ -374,7 +365,7 @@ def _stock_up(state: State, node: Node, now: float, worth: float | None) -> bool
         return False
     job.background = True
     state.probe(node.path, chosen.depth, under_way=True)
-    state.refilling += 1
+    state.refills.begin(job.id, chosen.seconds, now)
     node.making[job.id] = now + chosen.seconds
     _begin(state, job, now)
     state.wishes.consider(node)

@@ -22,12 +22,14 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, threaded, upon
+from dutyfree.engine import exhaustion
+from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, upon
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.store import Facts, Lease, Store
+from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.prefixes import Prefixes
 from dutyfree.engine.snapshots import Layers
 from dutyfree.errors import CreateError, SubstrateError
@@ -312,8 +314,19 @@ class Stages:
     def _offer(self, key: str, base: Base) -> Base:
         """Of the disk, to whoever comes from now on."""
         self.ready.put(key, base, max(1, self.sizes[key]))
-        self.ready.trim({key, *self._making})
+        busy = {key, *self._making}
+        self.ready.trim(busy)
+        for other in self.ready.beyond(exhaustion.spare_files(), busy):
+            self._let_go(other)
         return base
+
+    def _let_go(self, key: str) -> None:
+        """It stays on the disk, where it is found again: whatever is used here takes an open file."""
+        base = self.ready.get(key)
+        assert base is not None
+        lease = self._leases.pop(base.trees[0][1][0])
+        self.ready.forget(key)
+        lease.close()
 
     def _drop(self, base: Base) -> None:
         """Adopted, and not needed."""

@@ -35,6 +35,9 @@ SANDBOX = 600_000
 FIRST = ("/bin/sh", "-c", ":")
 """Run in what is put into stock, so that the kernel knows the way to a program when somebody's is run."""
 
+PATIENCE = 60.0
+"""Seconds that it may take: the program is the recipe's, and may be anything."""
+
 KNOWN = 4096
 """Of so many recipes the shorter ones are remembered."""
 
@@ -260,7 +263,8 @@ class Supply:
 
     async def _touch(self, sandbox: ActingSandbox) -> None:
         try:
-            await sandbox.exec(FIRST)
+            if (await sandbox.exec(FIRST, timeout=PATIENCE)).timed_out:
+                raise CreateError(f"sandbox {sandbox.id} ran no command within {PATIENCE:g} s")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._discard(sandbox)

@@ -84,6 +84,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the pool decides."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Seconds after which a request that the pool could not serve is refused."""
+    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """Seconds after which a stage whose commands have not ended is stopped, and has failed."""
 
 
 class Native(Pooled):
@@ -421,7 +423,7 @@ class Native(Pooled):
         async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
             builder.give_way(haste.background)
             with haste.telling(partial(builder.give_way, False)):
-                commit = await stages.apply(builder, stage, number)
+                commit = await stages.apply(builder, stage, number, self._config.longest_stage)
             return Built(await builder.final(), commit)
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:

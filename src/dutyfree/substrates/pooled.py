@@ -39,6 +39,8 @@ class Options(Protocol):
     def policy(self) -> Policy: ...
     @property
     def patience(self) -> float: ...
+    @property
+    def longest_stage(self) -> float: ...
 
 
 class Pooled(ABC):
@@ -164,4 +166,4 @@ class Maker:
         return self._substrate._made(Recipe(image, services=services), limits, base=base, pooled=True)
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
-        await stages.apply(builder, stage, number)
+        await stages.apply(builder, stage, number, self._substrate._options.longest_stage)

@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from time import perf_counter
 
 import anyio.to_thread
 
@@ -18,43 +19,56 @@ from dutyfree.errors import CreateError, StageError
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
 
-LOGS = 100
-"""Of failed stages, which are kept: the last ones."""
-
 HIDDEN = b"(secret)"
+
+SHORTEST = 4
+"""Characters of a line of a secret that is blotted out by itself: shorter ones are in every text."""
+
+LOGS, LOG_BYTES = 100, 64 << 20
+"""So many logs of failed stages are kept, and at most so many bytes of them and of each: the last ones."""
 
 _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-async def apply(sandbox: Sandbox, stage: Stage, number: int) -> str:
+async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | None = None) -> str:
     """Copy the stage's files in, then run its commands. Of a clone, the commit that it says to be at.
 
     Raises StageError naming the stage, its number in the recipe (from 1), the command, its last output and
-    the file that has all of it.
+    the file that has all of it; also if its commands take more than these seconds.
     """
     secrets = secrets_of(stage, number)
-    for path, source in stage.files.items():
+    for path, source in sorted(stage.files.items()):  # as its key has them: one may lie in another
         try:
-            await sandbox.upload(source, path)
+            real = await anyio.to_thread.run_sync(os.path.realpath, source)
+            await sandbox.upload(Path(real), path)
         except OSError as error:
             raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
     said = b""
+    end = None if seconds is None else perf_counter() + seconds
     for command in stage.commands:
-        seen = await sandbox.exec(command, env=secrets or None)
+        left = None if end is None else max(0.001, end - perf_counter())
+        seen = await sandbox.exec(command, env=secrets or None, timeout=left)
         log.append(_record(command, seen, secrets))
         said = seen.stdout.strip()
         if not seen.ok:
-            tail = hide(seen.stderr or seen.stdout, secrets)[-TAIL:].decode(errors="replace").strip()
+            tail = _tail(seen, secrets)
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
+            how = f"was stopped after {seconds:g} s" if seen.timed_out else f"ended with {seen.exit_code}"
             raise StageError(
-                f"stage {stage.kind!r}: {command!r} ended with {seen.exit_code}: {tail}",
+                f"stage {stage.kind!r}: {command!r} {how}: {tail}",
                 remedy=f"all that it printed is in {kept}" if kept else "",
                 number=number,
                 command=command if isinstance(command, str) else " ".join(command),
                 output=tail,
             )
     return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
+
+
+def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
+    """The end of what it printed: of both streams, for many tools warn on one and fail on the other."""
+    said = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
+    return b"\n".join(one[-TAIL // len(said) :] for one in said).decode(errors="replace").strip()
 
 
 def refuse_services(recipe: Recipe | None, substrate: str) -> None:
@@ -82,10 +96,13 @@ def _record(command: str | tuple[str, ...], seen: Observation, secrets: Mapping[
 
 
 def hide(text: bytes, secrets: Mapping[str, str]) -> bytes:
-    """The text without the secrets' values."""
-    for value in secrets.values():
-        if value:
-            text = text.replace(os.fsencode(value), HIDDEN)
+    """The text without the secrets' values, and without single lines of those that have several."""
+    values = [value for value in secrets.values() if value]
+    lines = [line.strip() for value in values for line in value.splitlines()]
+    parts = {*values, *(line for line in lines if len(line) >= SHORTEST)}
+    # The longest first: what is left of one, once another that it begins with is gone, would be told.
+    for part in sorted(parts, key=len, reverse=True):
+        text = text.replace(os.fsencode(part), HIDDEN)
     return text
 
 
@@ -96,14 +113,23 @@ def _keep(log: bytes) -> Path | None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, name = tempfile.mkstemp(dir=directory, prefix="stage-", suffix=".log")
         with open(descriptor, "wb") as file:
-            file.write(log)
+            file.write(log[-LOG_BYTES:])
     except OSError:
         return None  # the error says the most of it anyway
     with contextlib.suppress(OSError):  # others may do the same
-        logs = sorted(directory.glob("stage-*.log"), key=lambda path: path.stat().st_mtime_ns)
-        for old in logs[:-LOGS]:
-            old.unlink()
+        _forget_old(directory)
     return Path(name)
+
+
+def _forget_old(directory: Path) -> None:
+    """What fails again and again, by itself, must not fill the disk."""
+    found = [(path.stat(), path) for path in directory.glob("stage-*.log")]
+    found.sort(key=lambda one: one[0].st_mtime_ns, reverse=True)
+    size = 0
+    for number, (facts, path) in enumerate(found):
+        size += facts.st_size
+        if number >= LOGS or (number and size > LOG_BYTES):
+            path.unlink(missing_ok=True)
 
 
 async def tools(sandbox: Sandbox) -> dict[str, str]:

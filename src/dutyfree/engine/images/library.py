@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import anyio
-import anyio.to_thread
-
 from dutyfree.engine.images import archives, reference
-from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.pull import Held, Options, Progress, Puller
 from dutyfree.engine.images.store import Store
+from dutyfree.engine.images.threads import threaded
 from dutyfree.errors import CreateError
 
 T = TypeVar("T")
@@ -63,16 +59,7 @@ async def bring(
 async def in_thread(function: Callable[[Halt], T]) -> T:
     """Run what blocks beside the event loop. Cancelled, it is halted, and waited for."""
     halt = Halt()
-    running = asyncio.ensure_future(anyio.to_thread.run_sync(partial(function, halt)))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        halt.set()
-        with anyio.CancelScope(shield=True), contextlib.suppress(Stopped, CreateError):
-            result = await running
-            if isinstance(result, Held):
-                result.close()
-        raise
+    return await threaded(partial(function, halt), halt)
 
 
 def _find(name: str, puller: Puller) -> Held:

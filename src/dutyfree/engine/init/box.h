@@ -50,6 +50,9 @@ void box_freeze(const struct request *request);
 void box_frozen(struct box *box);                   /* perhaps: something changed */
 void box_freezing_ends(struct box *box, int error); /* answers who waits for it, if anybody does */
 
+/* looking.c */
+void box_look(const struct request *request);
+
 /* keeping.c */
 void box_keep(const struct request *request); /* what it wrote */
 void layers_merge(const struct request *request, const char *body, int target);

@@ -374,6 +374,19 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted)
 	return error;
 }
 
+ssize_t cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size)
+{
+	char path[96];
+
+	snprintf(path, sizeof path, "s%u/%s", group->number, file);
+	return ours[kind] < 0 ? -EOPNOTSUPP : read_file(ours[kind], path, text, size);
+}
+
+bool cgroup_unified(void)
+{
+	return unified;
+}
+
 int cgroup_weight(const struct cgroup *group)
 {
 	char path[64];
@@ -383,13 +396,14 @@ int cgroup_weight(const struct cgroup *group)
 	return fd < 0 ? -errno : fd;
 }
 
-void cgroup_restore(struct cgroup *group)
+int cgroup_restore(struct cgroup *group)
 {
-	AUTOCLOSE int weight = cgroup_weight(group);
-	const char *full = unified ? "100" : "1024";
+	AUTOCLOSE int weight = ours[CGROUP_CPU] < 0 ? -1 : cgroup_weight(group);
+	const char *full = unified ? CGROUP_FULL_UNIFIED : CGROUP_FULL;
 
-	if (weight >= 0 && write(weight, full, strlen(full)) < 0)
-		return; /* it yields to others for longer than it should */
+	if (ours[CGROUP_CPU] < 0)
+		return 0;
+	return weight < 0 ? weight : write(weight, full, strlen(full)) < 0 ? -errno : 0;
 }
 
 void cgroup_remove(struct cgroup *group)

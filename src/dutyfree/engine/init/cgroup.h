@@ -6,6 +6,10 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
+
+#define CGROUP_FULL "1024" /* the weight of a sandbox that yields to nobody */
+#define CGROUP_FULL_UNIFIED "100"
 
 enum { CGROUP_CPU, CGROUP_MEMORY, CGROUP_PIDS, CGROUP_KINDS };
 
@@ -22,8 +26,10 @@ int cgroup_open(int proc);
 void cgroup_describe(char *text, size_t size);
 int cgroup_make(struct cgroup *group, unsigned number, unsigned owner); /* the id that starts processes in it */
 int cgroup_limit(struct cgroup *group, const struct create *wanted);
+ssize_t cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size);
+bool cgroup_unified(void); /* version 2, where files have other names */
 int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weight to, or -errno */
-void cgroup_restore(struct cgroup *group);     /* what its sandbox may have changed */
+int cgroup_restore(struct cgroup *group); /* what its sandbox may have changed: 0 or -errno */
 void cgroup_shut(struct cgroup *group);  /* closes its descriptors, while a sandbox is in it */
 int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
 bool cgroup_freezes(void);      /* whether that can be done at all */

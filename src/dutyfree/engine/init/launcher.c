@@ -109,6 +109,9 @@ static void serve(const struct request *request, const char *body, int fd)
 	case REQUEST_THAW:
 		box_freeze(request);
 		return;
+	case REQUEST_LOOK:
+		box_look(request);
+		return;
 	case REQUEST_FILL:
 		if (request->number > 4096)
 			break;

@@ -21,6 +21,8 @@
 #define LIST (64u << 10) /* the kernel gives no more */
 
 static int roots[MERGE_MAX], count, own, target_root;
+static int depth, deepest; /* of the directory that is made */
+static size_t longest;     /* path */
 static const char *opaque, *redirect, *metacopy;
 static void *links; /* of files with several names, the first of them */
 
@@ -361,8 +363,9 @@ static int make(const struct found *above, int target, const char *name, char *p
 {
 	struct found *found = malloc(sizeof *found);
 	size_t length = strlen(path);
-	int error = !found ? -ENOMEM : length + 1 + strlen(name) < PATH_MAX ? 0 : -ENAMETOOLONG;
+	int error = !found ? -ENOMEM : length + 1 + strlen(name) < longest && depth < deepest ? 0 : -ENAMETOOLONG;
 
+	depth++;
 	if (found)
 		clear(found);
 	if (!error) {
@@ -382,6 +385,7 @@ static int make(const struct found *above, int target, const char *name, char *p
 		}
 	}
 	path[length] = 0;
+	depth--;
 	if (found)
 		release(found);
 	free(found);
@@ -441,7 +445,7 @@ static int make_directory(const struct found *found, int target, char *path, boo
 	return error ? error : dress(found->dirs[found->layer], target, &found->info);
 }
 
-int merge(const int *layers, int wanted, int ours, int target)
+int merge(const int *layers, int wanted, int ours, int target, bool lasts)
 {
 	static char path[PATH_MAX];
 	struct found *top = calloc(1, sizeof *top);
@@ -452,6 +456,8 @@ int merge(const int *layers, int wanted, int ours, int target)
 	count = wanted;
 	own = ours;
 	target_root = target;
+	deepest = lasts ? MERGE_DEEPEST : INT_MAX;
+	longest = lasts ? MERGE_LONGEST : PATH_MAX;
 	if (!top)
 		return -ENOMEM;
 	for (int layer = 0; layer < MERGE_MAX; layer++)

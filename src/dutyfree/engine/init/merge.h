@@ -9,9 +9,16 @@
 #ifndef DUTYFREE_MERGE_H
 #define DUTYFREE_MERGE_H
 
+#include <stdbool.h>
+
 #define MERGE_MAX 32 /* as LAYERS_MAX, whose header search.h does not bear */
 
-/* The first `own` of the directories, uppermost first, into an empty one: 0 or -errno. */
-int merge(const int *layers, int count, int own, int target);
+/* What is to lie on a disk lies no deeper, and under no longer path: as in layers of images (images/names.py).
+ * Whoever walks through it later, to measure, pack or remove it, need not be prepared for more. */
+#define MERGE_DEEPEST 200
+#define MERGE_LONGEST 3000
+
+/* The first `own` of the directories, uppermost first, into an empty one: 0 or -errno. `lasts`: on a disk. */
+int merge(const int *layers, int count, int own, int target, bool lasts);
 
 #endif

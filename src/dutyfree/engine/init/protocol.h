@@ -40,6 +40,7 @@ enum request_kind {
 	                      * EBUSY if a copy is cheaper, or it shares memory; with a body, in any case */
 	REQUEST_COPY = 71,   /* number = a sandbox, frozen if it may write → likewise, of a copy */
 	REQUEST_MERGE = 72,  /* struct merge; fd = a directory to fill, or none → struct kept, one layer or none */
+	REQUEST_LOOK = 92,   /* number = a sandbox → struct seen, then in words what is not as in the beginning */
 };
 
 struct request {
@@ -90,6 +91,11 @@ struct merge {
 struct kept {
 	uint64_t size;  /* bytes that it takes */
 	uint64_t files;
+};
+
+/* What can be seen of a sandbox from outside, whatever those in it say. */
+struct seen {
+	uint64_t memory; /* bytes of its processes and files, without what is cached of others; 0 where nobody counts */
 };
 
 /* --- What a sandbox may reach ----------------------------------------------------------------------- */

@@ -7,7 +7,9 @@
 #include "network.h"
 #include "sys.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <linux/mount.h>
 #include <linux/securebits.h>
 #include <net/if.h>
 #include <sched.h>
@@ -24,14 +26,15 @@
 
 static struct slot *ready, *waiting; /* without a process, and with one */
 static unsigned ready_count, waiting_count, made;
-static int host_proc = -1, host_network = -1;
-static char quiet_network[2048]; /* what the kernel counts in a network that nobody has used */
+static int host_proc = -1, host_network = -1, host_queues = -1;
+static char quiet_network[8192]; /* what the kernel counts in a network that nobody has used */
 
 int slot_open(int proc)
 {
 	host_proc = proc;
 	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
-	int error = host_network < 0 ? -errno : network_prepare(host_network);
+	host_queues = openat(proc, "self/ns/ipc", O_RDONLY | O_CLOEXEC);
+	int error = host_network < 0 || host_queues < 0 ? -errno : network_prepare(host_network);
 	return error ? error : ids_open();
 }
 
@@ -107,20 +110,28 @@ static void blank_out(char *text, const char *name)
 			memmove(text, text + 1, strlen(text));
 }
 
-/* What the kernel counts of sockets and packets in the network that we are in. */
+/* What the kernel counts in the network that we are in: sockets, packets, and what came of attempts. Whoever comes
+ * next can read all of it, so that a number is a message. */
 static void count_use(char *text, size_t size)
 {
-	ssize_t sockets = read_file(host_proc, "thread-self/net/sockstat", text, size);
+	static const char *const counted[] = {"thread-self/net/sockstat", "thread-self/net/dev", "thread-self/net/snmp",
+					      "thread-self/net/snmp6"};
+	size_t used = 0;
 
-	if (sockets >= 0) {
-		blank_out(text, " orphan ");
-		blank_out(text, " alloc ");
-		blank_out(text, " mem ");
-		sockets = (ssize_t)strlen(text);
+	for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {
+		ssize_t more = read_file(host_proc, counted[i], text + used, size - used);
+		/* A kernel without IPv6 has no such file, in any network. */
+		if (more < 0 && (more != -ENOENT || i == 0)) {
+			text[0] = 0;
+			return;
+		}
+		if (i == 0) {
+			blank_out(text, " orphan ");
+			blank_out(text, " alloc ");
+			blank_out(text, " mem ");
+		}
+		used = strlen(text);
 	}
-	if (sockets < 0 ||
-	    read_file(host_proc, "thread-self/net/dev", text + sockets, size - (size_t)sockets) < 0)
-		text[0] = 0;
 }
 
 /* What is done in a network of our own: its descriptor is made there. */
@@ -138,6 +149,8 @@ static int fill_network(void *network)
 	write_file(host_proc, "sys/net/ipv4/ping_group_range", host.rootless ? "0 0" : "0 2147483647");
 	/* Nor a connection without connect(), where they are counted (asked.c). */
 	write_file(host_proc, "sys/net/ipv4/tcp_fastopen", "0");
+	/* Nor one by several ways, of which there is none: programs fall back to TCP. */
+	write_file(host_proc, "sys/net/mptcp/enabled", "0");
 	if (!error) {
 		*(int *)network = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
 		error = *(int *)network < 0 ? errno : 0;
@@ -159,20 +172,20 @@ static int compare_network(void *network)
 }
 
 /* We go there ourselves and come back; without root there is no way back, and a child goes. */
-static int visit(int (*body)(void *), int *network)
+static int visit(int (*body)(void *), int *place, int home, int kind)
 {
 	if (host.rootless)
-		return run_child(body, network, -1);
-	int error = body(network);
-	if (setns(host_network, CLONE_NEWNET) < 0)
-		abort(); /* in the wrong network nothing may go on */
+		return run_child(body, place, -1);
+	int error = body(place);
+	if (setns(home, kind) < 0)
+		abort(); /* in the wrong place nothing may go on */
 	return -error;
 }
 
 static int make_network(void)
 {
 	int network = -1;
-	int error = visit(fill_network, &network);
+	int error = visit(fill_network, &network, host_network, CLONE_NEWNET);
 
 	if (error)
 		close_fd(&network);
@@ -181,7 +194,32 @@ static int make_network(void)
 
 static bool network_is_quiet(int network)
 {
-	return visit(compare_network, &network) == 0;
+	return visit(compare_network, &network, host_network, CLONE_NEWNET) == 0;
+}
+
+/* Queues are files of a file system that is there once for each such namespace, mounted or not. */
+static int look_for_queues(void *pidfd)
+{
+	if (setns(*(int *)pidfd, CLONE_NEWIPC) < 0)
+		return errno;
+	AUTOCLOSE int mount = mount_new("mqueue", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+	int directory = mount < 0 ? -1 : openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), entries = 0;
+	DIR *queues = directory < 0 ? NULL : fdopendir(directory);
+	int error = queues ? 0 : mount < 0 ? -mount : errno;
+
+	while (queues && readdir(queues))
+		entries++;
+	if (queues)
+		closedir(queues);
+	return error ? error : entries > 2 ? ENOTEMPTY : 0; /* itself and the one above */
+}
+
+int slot_keeps_messages(const struct slot *slot)
+{
+	int pidfd = slot->pidfd;
+	int error = visit(look_for_queues, &pidfd, host_queues, CLONE_NEWIPC);
+
+	return error == -ENOTEMPTY ? 1 : error;
 }
 
 struct slot *slot_make(void)
@@ -248,8 +286,10 @@ void slot_return(struct slot *slot)
 			return;
 		}
 	}
-	cgroup_restore(&slot->cgroup);
-	push(slot);
+	if (cgroup_restore(&slot->cgroup))
+		slot_discard(slot); /* it would yield to others for longer than it should */
+	else
+		push(slot);
 }
 
 void slot_discard(struct slot *slot)

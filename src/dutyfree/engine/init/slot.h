@@ -25,6 +25,7 @@ struct slot *slot_take(void);            /* made now if none lies ready; NULL wi
 struct slot *slot_make(void);            /* likewise, one that nobody has used, without a process */
 void slot_return(struct slot *slot);     /* its sandbox is gone */
 void slot_discard(struct slot *slot);    /* it shall not be used again */
+int slot_keeps_messages(const struct slot *slot); /* of POSIX, in queues of its sandbox: 1, 0 or -errno */
 unsigned slot_ready(void);
 bool slot_short(unsigned wanted);        /* of slots, or of processes that wait in them */
 int slot_prepare(unsigned wanted);       /* make one more of what is missing: 0 or -errno */

@@ -134,7 +134,7 @@ static int copy_trees(int upper, int target, uint32_t trees)
 	for (uint32_t i = 0; i < trees; i++) {
 		AUTOCLOSE int from = open_tree_of(upper, i);
 		AUTOCLOSE int to = open_tree_of(target, i);
-		int error = from < 0 ? from : to < 0 ? to : merge(&from, 1, 1, to);
+		int error = from < 0 ? from : to < 0 ? to : merge(&from, 1, 1, to, false);
 		if (error)
 			return error;
 	}
@@ -205,7 +205,7 @@ static int merge_into(struct run *run, const struct merge *wanted, int target)
 			return layers[i];
 	}
 	AUTOCLOSE int to = run->target < 0 ? fcntl(target, F_DUPFD_CLOEXEC, 3) : open_tree_of(run->target, 0);
-	error = to < 0 ? to : merge(layers, (int)wanted->count, (int)wanted->own, to);
+	error = to < 0 ? to : merge(layers, (int)wanted->count, (int)wanted->own, to, run->target < 0);
 	return error;
 }
 

@@ -40,6 +40,17 @@ class Ranking(Generic[Item]):
     def drop(self, item: Item) -> None:
         self._current.pop(item, None)
 
+    @property
+    def first(self) -> float | None:
+        """Where scores are times: the first."""
+        found = self.least()
+        return None if found is None else found[1][0]
+
+    def due(self, now: float) -> Item | None:
+        """Likewise: the item whose time has come first; it stays in."""
+        found = self.least()
+        return found[0] if found is not None and found[1][0] <= now else None
+
     def least(self) -> tuple[Item, Score] | None:
         """It stays in."""
         while self._heap:

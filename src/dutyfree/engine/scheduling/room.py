@@ -58,13 +58,13 @@ def trim(state: State, now: float) -> None:
             break
         state.operations.append(Forget(node.key))
     patience = state.policy.idle_seconds
-    while patience is not None and state.parked and state.parked[0][0] + patience <= now:
-        at, held = state.parked.popleft()
-        if held.status != "idle" or held.parked_at != at or held.id not in state.held:
-            continue
+    while patience is not None and (held := state.parked.due(now - patience)) is not None:
+        state.parked.drop(held)
+        if held.status != "idle":
+            continue  # it is parked again when it comes back
         node = state.stock.nodes(held.chain)[held.depth]
         if len(node.idle) > node.promised:
             state.destroy(held, "stale")
         else:
             held.parked_at = now
-            state.parked.append((now, held))
+            state.parked.put(held)

@@ -15,6 +15,7 @@ from dutyfree.engine.scheduling.breaker import Breaker
 from dutyfree.engine.scheduling.costs import Costs
 from dutyfree.engine.scheduling.jobs import Claim, Job, Lease, Returns
 from dutyfree.engine.scheduling.ranking import Ranking
+from dutyfree.engine.scheduling.refills import Refills
 from dutyfree.engine.scheduling.shortage import shortage
 from dutyfree.engine.scheduling.stock import Held, Node, Stock
 from dutyfree.engine.scheduling.values import (
@@ -57,7 +58,7 @@ class State:
         self.pending: deque[Job] = deque()
         """Jobs for requests, not started yet."""
         self.running = 0
-        self.refilling = 0
+        self.refills = Refills(self.policy)
         self.leased = 0
         self.resetting = 0
         self.operations: list[Operation] = []
@@ -68,7 +69,8 @@ class State:
         self.lease_ends: Ranking[Lease] = Ranking(lambda lease: (lease.until or 0.0,))
         self.changed: list[Claim] = []
         """Claims that a decision must look at."""
-        self.parked: deque[tuple[float, Held]] = deque()
+        self.parked: Ranking[Held] = Ranking(lambda held: (held.parked_at,))
+        """By when they last were, also of those in use since; none where nothing becomes too old."""
         self.returns = Returns(self.policy.half_life)
         self._numbers = count(1)
 
@@ -321,11 +323,12 @@ class State:
                 return
         self.stock.park(held, node, now)
         if self.policy.idle_seconds is not None:
-            self.parked.append((now, held))
+            self.parked.put(held)
 
     def destroy(self, held: Held, reason: Reason) -> None:
         node = self.stock.node(held.chain.keys[held.depth])
         self.held.pop(held.id, None)
+        self.parked.drop(held)
         self.stock.drop(held)
         self.going[held.id] = held.charge
         self.going_memory += held.charge
@@ -386,7 +389,7 @@ class State:
         job.top.users -= 1
         job.top.making.pop(number, None)
         if job.background:
-            self.refilling -= 1
+            self.refills.end(number)
         elif job.kind != "forked":
             self.running -= 1
         if job.copied is not None:

@@ -102,6 +102,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sandboxes made at once for requests."""
     refilling: int = 2
     """Sandboxes made at once in the background, and only while no request waits."""
+    late: float = 60.0
+    """Seconds after which one of these no longer keeps others from being made beside it, at the least."""
     cover: float = 5.0
     """Seconds of expected arrivals, beyond the time that a refill takes, that stock is kept for."""
     half_life: float = 120.0

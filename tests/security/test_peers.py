@@ -1,0 +1,73 @@
+"""A machine that layers are fetched from, and that means no good."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import dutyfree
+from dutyfree import Recipe, Stage, layers
+from dutyfree.errors import CreateError
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
+]
+
+WANTED, OTHER = (Recipe(stages=(Stage("setup", (f"echo {name} > file",)),)) for name in ("wanted", "other"))
+
+CHANGED = """
+import os, subprocess, sys, threading
+serving = subprocess.Popen([sys.executable, "-m", "dutyfree", "layer", "serve"], stdin=-1, stdout=-1)
+def back():
+    while data := serving.stdout.read1(65536): sys.stdout.buffer.write(data); sys.stdout.buffer.flush()
+threading.Thread(target=back).start()
+for line in sys.stdin.buffer:
+    if b'"offer"' in line: line = sys.argv[1].encode() + b"\\n"
+    serving.stdin.write(line); serving.stdin.flush()
+serving.stdin.close()
+"""
+
+
+async def _take(recipe: Recipe, name: str) -> None:
+    native: Any
+    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        await sandbox.snapshot(name)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What to import from: it is asked for one thing, and gives others."""
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
+    anyio.run(_take, WANTED, "wanted")
+    anyio.run(_take, OTHER, "other")
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    program = tmp_path / "peer.py"
+    program.write_text(CHANGED)
+
+    def giving(*names: str) -> str:
+        question = json.dumps({"offer": names}, separators=(",", ":"))
+        there = f"env DUTYFREE_CACHE={tmp_path / 'there'}"
+        return f"exec:{there} {sys.executable} {program} '{question}'"
+
+    return giving
+
+
+def test_what_was_not_asked_for_is_not_taken(hostile: Any) -> None:
+    honest = f"recipe:{WANTED.key(1)}"
+    for given in (f"recipe:{OTHER.key(1)}", "snapshot:other", "snapshot:wanted"):
+        with pytest.raises(CreateError, match="not asked for"):
+            layers.bring(hostile(honest, given), [WANTED])
+    with pytest.raises(CreateError, match="not asked for"):
+        layers.bring(hostile("snapshot:other"), ["snapshot:wanted"])
+    assert layers.ls() == []
+    layers.bring(hostile(honest), [WANTED])
+    assert [kept.recipe for kept in layers.ls()] == [WANTED.key(1)]
+    layers.bring(hostile("snapshot:wanted"), ["snapshot:wanted"])
+    assert {kept.name for kept in layers.ls()} >= {"snapshot:wanted"}

@@ -1,0 +1,269 @@
+"""What others stand on: keys that mean two things, layers that break the store, secrets that stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree import Recipe, Stage, recipes
+from dutyfree.engine.images.store import Store
+from dutyfree.errors import CreateError, ExecError, StageError, UsageError
+from dutyfree.substrates import stages
+
+pytestmark = pytest.mark.anyio
+
+rooted = pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def opened(**options: Any) -> Any:
+    return dutyfree.open("native", **options)
+
+
+# --- Keys ---------------------------------------------------------------------------------------------------
+
+
+@rooted
+@pytest.mark.native
+async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was copied is not what the key says: nobody else may ever get it."""
+    source = tmp_path / "source"
+    await anyio.to_thread.run_sync(source.mkdir)
+    await anyio.to_thread.run_sync((source / "file").write_text, "honest")
+    recipe = Recipe(stages=(await anyio.to_thread.run_sync(recipes.repository, source),))
+    apply = stages.apply
+
+    async def meanwhile(*arguments: Any) -> str:
+        await anyio.to_thread.run_sync((source / "file").write_text, "poison")
+        return await apply(*arguments)
+
+    monkeypatch.setattr(stages, "apply", meanwhile)
+    async with opened() as native:
+        with pytest.raises(CreateError, match="files changed while it was made"):
+            await native.prepare(recipe)
+        assert native._layers.size == 0
+    monkeypatch.setattr(stages, "apply", apply)
+    await anyio.to_thread.run_sync((source / "file").write_text, "honest")
+    async with opened() as native, native.sandbox(recipe) as sandbox:
+        assert await sandbox.read("repository/file") == b"honest"
+
+
+@pytest.mark.native
+async def test_files_are_copied_in_one_order(native: Any, tmp_path: Path) -> None:
+    """The key does not tell in which they were named."""
+
+    def prepare() -> None:
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree/file").write_text("of the tree")
+        (tmp_path / "file").write_text("alone")
+
+    await anyio.to_thread.run_sync(prepare)
+    one = {"t": tmp_path / "tree", "t/file": tmp_path / "file"}
+    recipe, other = (
+        Recipe(stages=(Stage("files", files=each),)) for each in (one, dict(reversed(one.items())))
+    )
+    assert await anyio.to_thread.run_sync(recipe.key) == await anyio.to_thread.run_sync(other.key)
+    async with native.sandbox(other) as sandbox:
+        assert await sandbox.read("t/file") == b"alone"
+
+
+def test_a_pipe_among_the_files_holds_up_no_key(tmp_path: Path) -> None:
+    before = Recipe(stages=(recipes.repository(tmp_path),)).key()
+    os.mkfifo(tmp_path / "pipe")
+    keys: list[str] = []
+    thread = threading.Thread(
+        target=lambda: keys.append(Recipe(stages=(recipes.repository(tmp_path),)).key()), daemon=True
+    )
+    thread.start()
+    thread.join(20)
+    assert keys == [before]  # nor is it copied
+
+
+def test_keys_tell_recipes_apart(tmp_path: Path) -> None:
+    """However their parts are cut and put together."""
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("1")
+
+    def setup(*commands: Any, **more: Any) -> Stage:
+        return Stage("setup", commands, **more)
+
+    told = [
+        (setup("a", "b"),),
+        (setup("a"), setup("b")),
+        (setup(("a", "b")),),
+        (setup("('a', 'b')"),),
+        (setup("a\nb"),),
+        (setup("a", "b", secrets=("A",)),),
+        (setup("a", "b", secrets=("A', 'B",)),),
+        (setup("a", "b", secrets=("A", "B")),),
+        (setup("a", "b", files={"x": tmp_path / "a"}),),
+        (setup("a", "b", files={"y": tmp_path / "a"}),),
+        (setup("a", "b", files={"x": tmp_path / "a", "y": tmp_path / "b"}),),
+        (setup("a", "b", files={"x', 'y": tmp_path / "a"}),),
+        (Stage("files", ("a", "b")),),
+    ]
+    keys = [Recipe(stages=one).key() for one in told] + [Recipe("None").key(), Recipe().key()]
+    assert len(set(keys)) == len(keys)
+
+
+# --- Layers -------------------------------------------------------------------------------------------------
+
+DEEP = "python3 -c \"import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\""
+
+
+@rooted
+@pytest.mark.native
+async def test_deep_trees_do_not_break_the_store() -> None:
+    """Whoever measures, packs and removes layers later must be able to, and must not meet a half one."""
+    deep = Recipe(stages=(Stage("setup", (DEEP.format(1500),)),))
+    async with opened() as native:
+        async with native.sandbox(deep) as sandbox:
+            assert (await sandbox.exec("cd d/d/d && echo fine")).stdout == b"fine\n"
+        async with native.sandbox() as sandbox:
+            await sandbox.exec(DEEP.format(1500))
+            with pytest.raises(ExecError, match="File name too long"):
+                await sandbox.snapshot("deep")
+    collected = await anyio.to_thread.run_sync(Store().collect)
+    assert (collected.layers, collected.half) == (0, 0)
+    async with opened() as native:  # which tidies up when it is closed
+        await native.prepare(Recipe(stages=(Stage("setup", ("echo > fine",)),)))
+
+
+WRITER = """
+import mmap, os
+if os.fork() == 0:
+    os.setsid()
+    file = open("written", "w+b"); file.truncate(4096)
+    mapped, unnamed, number = mmap.mmap(file.fileno(), 4096), os.open(".", os.O_TMPFILE | os.O_RDWR), 0
+    while True:
+        number += 1
+        mapped[0:8] = b"%08d" % (number % 10**8)
+        os.pwrite(unnamed, b"x", 0)
+"""
+
+
+@pytest.mark.native
+async def test_who_goes_on_writing_changes_no_layer(native: Any) -> None:
+    """Neither what a stage left running, nor what runs in a sandbox that was kept."""
+    start = "python3 -c '" + WRITER.replace("'", '"') + "' > /dev/null 2>&1; sleep 0.2"
+    recipe = Recipe(stages=(Stage("setup", (start,)),))
+    async with native.sandbox(recipe) as one, native.sandbox(recipe) as two, native.sandbox() as writing:
+        await writing.exec(start)
+        kept = await writing.snapshot()
+        async with native.sandbox(kept) as three, native.sandbox(kept) as four:
+            first = [await sandbox.read("written") for sandbox in (one, two, three, four)]
+            await anyio.sleep(0.3)
+            assert [await sandbox.read("written") for sandbox in (one, two, three, four)] == first
+        native.forget(kept)
+    assert (first[0], first[2]) == (first[1], first[3])
+
+
+@pytest.mark.native
+async def test_those_on_one_layer_do_not_meet_in_it(native: Any) -> None:
+    """By locks, pipes, sockets and times of access of the files that they share."""
+    make = "import os, socket; os.mkfifo('pipe'); socket.socket(socket.AF_UNIX).bind('socket')"
+    stage = Stage("setup", (f'python3 -c "{make}"; echo x > file',))
+    recipe = Recipe(stages=(stage,))
+    hold = "import fcntl, time; held = open('file'); fcntl.flock(held, 2); print(flush=True); time.sleep(60)"
+    async with native.sandbox(recipe) as one, native.sandbox(recipe) as two:
+        holder = await one.start(["python3", "-c", hold])
+        async for _ in holder.output():
+            break
+        before = (await two.exec("stat -c %x file")).stdout
+        await one.exec("cat file; (echo left > pipe) > /dev/null 2>&1 &")
+        await one.exec("python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.bind('new')\"")
+        assert (await two.exec("flock -n file echo free")).stdout == b"free\n"
+        assert (await two.exec("timeout 0.5 cat pipe")).stdout == b""
+        assert (await two.exec("stat -c %x file; ls new")).stdout == before
+
+
+# --- Secrets ------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_hidden_whole() -> None:
+    secrets = {"A": "abcd", "B": "abcdefgh", "C": "-----\nfirst line\nsecond line\n", "D": "end\n", "E": ""}
+    text = b"abcdefgh, abcd; + echo second line; first line\r\n end -----"
+    hidden = stages.hide(text, secrets)
+    for part in (b"efgh", b"abcd", b"second", b"first"):
+        assert part not in hidden
+
+
+@rooted
+@pytest.mark.native
+async def test_a_secret_stays_in_its_stage(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in what it left running, the services, the log of another, or what lies on the disk."""
+    monkeypatch.setenv("TOKEN", "hunter2-hunter2")
+    stage = Stage("setup", ("(setsid sleep 1000 &) > /dev/null 2>&1; test $TOKEN",), secrets=("TOKEN",))
+    service = dutyfree.Service("one", "exec sleep 1000")
+    recipe = Recipe(
+        stages=(stage, Stage("setup", ("cat /proc/*/environ > seen; env >> seen",))), services=(service,)
+    )
+    async with opened() as native, native.sandbox(recipe) as sandbox:
+        seen = await sandbox.exec("cat seen /proc/*/environ /proc/*/cmdline")
+        assert b"PATH" in seen.stdout
+        assert b"hunter2" not in seen.stdout
+    found = await anyio.run_process(["grep", "-r", "hunter2", str(cache)], check=False)
+    assert found.returncode == 1
+
+
+def test_a_token_goes_to_its_own_server() -> None:
+    """What a repository holds can have git ask others: .lfsconfig does, and redirects."""
+    (command, *_) = recipes.repository("https://example.org:8443/x.git", token="TOKEN").commands
+    assert isinstance(command, str)
+    fill = command.partition(" clone ")[0] + " credential fill"
+
+    def password(host: str) -> str:
+        asked = f"protocol=https\nhost={host}\n\n"
+        done = subprocess.run(
+            ["sh", "-c", fill],
+            input=asked,
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TOKEN": "hunter2"},
+            check=False,
+        )
+        return done.stdout
+
+    assert "password=hunter2" in password("example.org:8443")
+    for other in ("evil.example", "example.org", "example.org:8443.evil.example"):
+        assert "hunter2" not in password(other)
+
+
+def test_passwords_do_not_come_in_urls() -> None:
+    with pytest.raises(UsageError, match=r"password in it.*token="):
+        recipes.repository("https://user:hunter2@example.org/x.git")
+    with pytest.raises(UsageError, match="no name of a variable"):
+        recipes.repository("https://example.org/x.git", token="ghp_x; echo")
+    recipes.repository("https://user@example.org/x.git")
+    recipes.repository("git@example.org:x.git")
+
+
+@rooted
+@pytest.mark.native
+async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "LOGS", 3)
+    monkeypatch.setattr(stages, "LOG_BYTES", 10_000)
+    async with opened() as native:
+        for number in range(6):
+            stage = Stage("setup", (f"head -c {2000 * number} /dev/zero; exit 1",))
+            with pytest.raises(StageError, match="all that it printed") as failed:
+                await native.prepare(Recipe(stages=(stage,)))
+    kept = await anyio.to_thread.run_sync(
+        lambda: {path: path.stat().st_size for path in (cache / "logs").iterdir()}
+    )
+    assert Path(failed.value.remedy.split()[-1]) in kept
+    assert len(kept) <= 3
+    assert sum(kept.values()) <= 10_000
