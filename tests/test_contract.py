@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Span, Stage, Write, tree_digest
+from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Span, Stage, Write
 from dutyfree.errors import DutyfreeError, LimitError, SandboxClosed, SubstrateError
+from dutyfree.recipe import tree_digest
 from dutyfree.workloads.workload import Expect
 
 commands = st.one_of(st.text(max_size=5), st.tuples(st.text(max_size=3), st.text(max_size=3)))

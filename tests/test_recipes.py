@@ -18,10 +18,10 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Ready, Recipe, Service, Stage, contract, layers, recipes
-from dutyfree.contract import tree_digest
+from dutyfree import Ready, Recipe, Service, Stage, layers, recipes
 from dutyfree.engine.scheduling.values import Chain
 from dutyfree.errors import CreateError, RecipeError, UsageError
+from dutyfree.recipe import tree_digest
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
 AUTHOR |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
@@ -184,7 +184,7 @@ def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pyte
         read.append(path)
         return tree_digest(path)
 
-    monkeypatch.setattr(contract, "tree_digest", counted)
+    monkeypatch.setattr("dutyfree.recipe.tree_digest", counted)
     files = [tmp_path / name for name in "abc"]
     for path in files:
         path.write_text(path.name)
@@ -280,6 +280,18 @@ RECIPE: Any = Recipe
         (lambda: RECIPE(stages=STAGE("setup")), "stages must be several Stage"),
         (lambda: RECIPE(stages=("make",)), "stages must be several Stage"),
         (lambda: RECIPE(services=("server",)), "services must be several Service"),
+        (lambda: RECIPE(env=["A=b"]), "env must be names and values, not "),
+        (lambda: RECIPE(env={"A": 1}), "the variable 'A' must be a text, not 1"),
+        (lambda: RECIPE(env={b"A": "b"}), "the variable b'A' must be a text"),
+        (lambda: RECIPE(env={"": "b"}), "'' can be no variable's name"),
+        (lambda: RECIPE(env={"A=": "b"}), "'A=' can be no variable's name"),
+        (lambda: RECIPE(env={"A\0": "b"}), "can be no variable's name"),
+        (lambda: RECIPE(env={"A": "b\0"}), "the variable A cannot be "),
+        (lambda: RECIPE(env={"A": "\ud800"}), "the variable A cannot be "),
+        (lambda: RECIPE(path="bin"), "path must be several strings, not 'bin'"),
+        (lambda: RECIPE(path=(Path("bin"),)), "path must be several strings"),
+        (lambda: RECIPE(path=("a:b",)), "'a:b' can be no directory of PATH"),
+        (lambda: RECIPE(path=("",)), "'' can be no directory of PATH"),
     ],
 )
 def test_what_is_no_recipe_is_refused_where_it_is_written(make: Any, says: str) -> None:
@@ -367,6 +379,11 @@ def test_a_recipe_from_a_file(tmp_path: Path) -> None:
         ("[[stages]]\nkind = 'repository'\nsource = 'nowhere'", "neither a URL"),
         ("[[stages]]\nkind = 'repository'\nsource = 'https://a/b'\ncommit = 'abc'", "no whole commit"),
         ("[[stages]]\nkind = 'files'\nfiles = { a = 'nowhere' }", "there is no"),
+        ("env = ['A=b']", "env: expected a table, got a list"),
+        ("[env]\nLEVEL = 1", "env.*: expected a text, got 'int'"),
+        ("[env]\n'A=' = '1'", "'A=' can be no variable's name"),
+        ("path = '.venv/bin'", "path: expected a list, got a text"),
+        ("path = ['a:b']", "'a:b' can be no directory of PATH"),
         ("[[", "not TOML"),
     ],
 )
@@ -390,6 +407,47 @@ def test_services_count_in_the_key_of_the_whole_alone() -> None:
     keys = {Recipe(services=(Service("one", "x", env=env),)).key() for env in (first, second)}
     assert len(keys) == 1
     assert recipes.python("json").command != recipes.python("ast").command
+
+
+def test_variables_count_in_the_key_of_the_whole_alone() -> None:
+    stage = Stage("setup", commands=("true",))
+    plain = Recipe(stages=(stage,))
+    given = [Recipe(stages=(stage,), env={"A": "1", "B": "2"}), Recipe(stages=(stage,), path=("bin",))]
+    assert len({plain.key(), *(one.key() for one in given)}) == 3
+    assert {one.keys() for one in given} == {plain.keys()}  # their layers are the same
+    assert given[0].key() == Recipe(stages=(stage,), env={"B": "2", "A": "1"}).key()
+    assert Recipe(path=("a", "b")).key() != Recipe(path=("b", "a")).key()
+    assert Recipe(env={}, path=()).key() == Recipe().key()
+
+
+def test_variables_stay_as_they_were_given() -> None:
+    mine = {"A": "1"}
+    recipe = RECIPE(env=mine, path=["bin"])
+    mine["A"] = "2"
+    assert recipe == Recipe(env={"A": "1"}, path=("bin",))
+
+
+@pytest.mark.parametrize(
+    ("env", "path", "wanted"),
+    [
+        ({}, (), {}),
+        ({"A": "$B"}, (), {"A": "$B"}),
+        ({}, ("bin", "/opt"), {"PATH": "/work/bin:/opt:/usr/bin"}),
+        ({}, ("./a/../bin/",), {"PATH": "/work/bin:/usr/bin"}),
+        ({"PATH": "/bin"}, ("bin",), {"PATH": "/work/bin:/bin"}),
+        ({"PATH": ""}, ("bin",), {"PATH": "/work/bin"}),
+        ({"PATH": "/bin"}, (), {"PATH": "/bin"}),
+    ],
+)
+def test_what_commands_get(env: dict[str, str], path: tuple[str, ...], wanted: dict[str, str]) -> None:
+    assert Recipe(env=env, path=path).variables("/work", "/usr/bin") == wanted
+
+
+def test_variables_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('path = [".venv/bin"]\n[env]\nPYTHONPATH = "/workspace/repository"\nLEVEL = "1"\n')
+    wanted = Recipe(env={"PYTHONPATH": "/workspace/repository", "LEVEL": "1"}, path=(".venv/bin",))
+    assert recipes.load(file) == wanted
 
 
 def test_services_from_a_file(tmp_path: Path) -> None:

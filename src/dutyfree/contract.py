@@ -9,16 +9,16 @@ not be able to do everywhere is an *ability*: see ``dutyfree.abilities``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from dutyfree.errors import LimitError, RecipeError
-from dutyfree.services import Service
+from dutyfree.errors import LimitError
+from dutyfree.recipe import Recipe as Recipe
+from dutyfree.recipe import Stage as Stage
 
 Command: TypeAlias = str | Sequence[str]
 """A string runs in ``/bin/sh -c``; a sequence is an argument vector and runs without a shell."""
@@ -132,129 +132,10 @@ def check_mode(mode: int) -> None:
         raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
 
 
-StageKind: TypeAlias = Literal["repository", "dependencies", "files", "setup"]
-
-
 def check_bytes(data: object) -> None:
     """Raises TypeError for a text."""
     if isinstance(data, str):
         raise TypeError("contents of files are bytes, not a text: give text.encode()")
-
-
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step towards the wanted state: host files copied in, then commands run, which must succeed.
-
-    Lists are taken for tuples, and paths as strings too: the key is the same. Raises RecipeError.
-    """
-
-    kind: StageKind
-    commands: tuple[str | tuple[str, ...], ...] = ()
-    files: Mapping[str, Path] = {}
-    """Path in the sandbox (relative to the working directory) → file or directory on this host.
-
-    Of a link, what it leads to is copied, and counts; those within a directory stay links.
-    """
-    secrets: tuple[str, ...] = ()
-    """Variables of the caller's environment that the commands get; their values enter no key and no layer."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(StageKind):
-            raise RecipeError(
-                f"{self.kind!r} is no kind of stage", remedy=f"known are: {', '.join(get_args(StageKind))}"
-            )
-        commands = [
-            one if isinstance(one, str) else tuple(one) for one in _several("commands", self.commands)
-        ]
-        msgspec.structs.force_setattr(self, "commands", tuple(commands))
-        msgspec.structs.force_setattr(self, "files", {name: Path(at) for name, at in self.files.items()})
-        msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets))
-
-    def key(self, upon: str) -> str:
-        """The content key of the prefix that ends with this stage, upon the one of that key.
-
-        Reads the stage's files. Raises OSError.
-        """
-        import hashlib  # it takes longer to load than all of this module
-
-        said = (upon, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
-        digest = hashlib.sha256(repr(said).encode())
-        for _, source in sorted(self.files.items()):
-            digest.update(tree_digest(Path(os.path.realpath(source))))
-        return digest.hexdigest()[:32]
-
-
-class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state a sandbox must be in: an image, then stages upon it, then services that run.
-
-    Every prefix has a content key. Raises RecipeError for what are no stages, and for services of the same
-    name.
-    """
-
-    image: str | None = None
-    """None is the substrate's own default: the host for bare, the study's image for Docker."""
-    stages: tuple[Stage, ...] = ()
-    services: tuple[Service, ...] = ()
-    """Started one after the other when the files of all stages are there."""
-
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "stages", _several("stages", self.stages, Stage))
-        msgspec.structs.force_setattr(self, "services", _several("services", self.services, Service))
-        names = [service.name for service in self.services]
-        if len(names) > len(set(names)):
-            raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
-
-    def key(self, length: int | None = None) -> str:
-        """The content key of the first ``length`` stages; by default of all, and of the services."""
-        if length is not None:
-            return Recipe(self.image, self.stages[:length]).keys()[-1]
-        return self.served_key(self.keys()[-1])
-
-    def keys(self) -> tuple[str, ...]:
-        """The content keys of all prefixes, from the image alone to all stages; each file is read once."""
-        import hashlib
-
-        found = [hashlib.sha256(repr(self.image).encode()).hexdigest()[:32]]
-        for stage in self.stages:
-            found.append(stage.key(found[-1]))
-        return tuple(found)
-
-    def served_key(self, prefix: str) -> str:
-        """The key of the whole, of that of all its stages."""
-        import hashlib
-
-        said = (prefix, [service.identity() for service in self.services])
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:32] if self.services else prefix
-
-
-def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
-    """The values as a tuple. Raises RecipeError for a single one."""
-    if isinstance(values, tuple | list) and all(isinstance(value, of) for value in values):
-        return tuple(values)
-    wanted = f"{of.__name__} values" if of is not object else "strings"
-    raise RecipeError(f"{name} must be several {wanted}, not {values!r}", remedy=f"write {name}=(…,)")
-
-
-def tree_digest(root: Path) -> bytes:
-    """A digest of names, modes and contents under ``root``, independent of times and owners.
-
-    Pipes, sockets and devices are left out, as whoever copies the tree leaves them out.
-    """
-    import hashlib
-    import stat
-
-    digest = hashlib.sha256()
-    paths = [root, *sorted(root.rglob("*"))] if root.is_dir() and not root.is_symlink() else [root]
-    for path in paths:
-        name = "" if path == root else str(path.relative_to(root))
-        if path.is_symlink():
-            digest.update(f"l{name}\0{os.readlink(path)}\0".encode(errors="surrogateescape"))
-        elif path.is_dir():
-            digest.update(f"d{name}\0{path.stat().st_mode:o}\0".encode(errors="surrogateescape"))
-        elif stat.S_ISREG((found := path.stat()).st_mode):
-            digest.update(f"f{name}\0{found.st_mode:o}\0{found.st_size}\0".encode(errors="surrogateescape"))
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.digest()
 
 
 class Exec(msgspec.Struct, frozen=True, tag="exec", omit_defaults=True):
@@ -365,7 +246,7 @@ class Sandbox(Protocol):
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
-        """Run a command to its end. ``env`` adds to the sandbox's environment.
+        """Run a command to its end. ``env`` adds to what the image and the recipe give.
 
         A timeout kills the command's whole process tree, and the observation keeps what was printed.
         One of nothing or less does so as soon as it runs, if it has not ended by then.

@@ -131,6 +131,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[dict[str, object], ...] = ()
     services: tuple[Service, ...] = ()
     python: tuple[_Python, ...] = ()
+    env: dict[str, str] = {}
+    path: tuple[str, ...] = ()
 
 
 def load(path: Path) -> Recipe:
@@ -151,7 +153,8 @@ def recipe(table: object, root: Path, name: str) -> Recipe:
     try:
         described = msgspec.convert(table, _File)
     except msgspec.ValidationError as error:
-        remedy = "a recipe has an image, [[stages]], [[services]] and [[python]]: docs/recipes.md"
+        parts = "an image, a path, [env], [[stages]], [[services]] and [[python]]"
+        remedy = f"a recipe has {parts}: docs/recipes.md"
         raise UsageError(f"{name}: {_plain(error)}", remedy=remedy) from error
     stages = []
     for number, one in enumerate(described.stages, 1):
@@ -161,7 +164,7 @@ def recipe(table: object, root: Path, name: str) -> Recipe:
             raise UsageError(f"{name}: stage {number}: {error.message}", remedy=error.remedy) from error
     services = (*described.services, *(one.service() for one in described.python))
     try:
-        return Recipe(described.image, tuple(stages), services)
+        return Recipe(described.image, tuple(stages), services, described.env, described.path)
     except RecipeError as error:
         raise UsageError(f"{name}: {error.message}", remedy=error.remedy) from error
 

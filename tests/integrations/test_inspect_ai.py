@@ -94,7 +94,11 @@ async def test_a_broken_sandbox_is_no_result() -> None:
 async def test_the_config_reaches_the_sandbox() -> None:
     config = DutyfreeSandboxEnvironment.config_deserialize(
         {
-            "recipe": {"stages": [{"kind": "setup", "commands": ["echo prepared > state"]}]},
+            "recipe": {
+                "stages": [{"kind": "setup", "commands": ["echo prepared > state"]}],
+                "env": {"GIVEN": "by the recipe"},
+                "path": ["bin"],
+            },
             "limits": {"pids": 50},
             "user": "nobody",
         }
@@ -103,6 +107,8 @@ async def test_the_config_reaches_the_sandbox() -> None:
     try:
         assert await made["default"].read_file("state") == "prepared\n"
         assert (await made["default"].exec(["id", "-un"])).stdout == "nobody\n"
+        assert (await made["default"].exec(["printenv", "GIVEN"])).stdout == "by the recipe\n"
+        assert (await made["default"].exec(["printenv", "PATH"])).stdout.startswith("/workspace/bin:/")
         assert (await made["default"].exec(["id", "-un"], user="root")).stdout == "root\n"
     finally:
         await DutyfreeSandboxEnvironment.sample_cleanup("task", config, made, False)

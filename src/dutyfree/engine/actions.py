@@ -157,7 +157,7 @@ class ActingSandbox(ServingSandbox):
         asked = perf_counter()
         channel = self._usable()
         wanted: Command = ["/bin/sh", "-i"] if command is None else command
-        env = {"TERM": "xterm-256color", **(env or {})}
+        env = {"TERM": self._recipe.env.get("TERM", "xterm-256color"), **(env or {})}
         payload = protocol.WINDOW.pack(rows, columns) + self._payload(
             wanted, cwd, env, None, user, protocol.EXEC_STREAM
         )

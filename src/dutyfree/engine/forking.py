@@ -53,6 +53,7 @@ class ForkingSandbox(NativeSandbox):
         super().__init__(*arguments)
         self._keeper = keeper
         self._handed_out = self._trees = base.trees
+        self._of_image = base.usual
         self._origin = base.origin
         self._layers = keeper.snapshots.layers
         self._keeping = anyio.Lock()
@@ -65,7 +66,7 @@ class ForkingSandbox(NativeSandbox):
         """
         if name is not None:
             await self._keeper.named.check(name)
-        base = Base(await self._keep(), self._usual, self._origin)
+        base = Base(await self._keep(), self._of_image, self._origin)
         if name is None:
             return self._keeper.snapshots.add(base)
         try:
@@ -96,7 +97,7 @@ class ForkingSandbox(NativeSandbox):
         await self._signal(channel, signal.SIGKILL)
         try:
             trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, final=True)
-            return Base(trees, self._usual, self._origin)
+            return Base(trees, self._of_image, self._origin)
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
 

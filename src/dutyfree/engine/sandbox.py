@@ -25,6 +25,7 @@ from dutyfree.contract import (
     Limits,
     NetworkPolicy,
     Observation,
+    Recipe,
     Span,
     check_bytes,
     check_mode,
@@ -68,6 +69,13 @@ class Defaults(NamedTuple):
     """"" for the place where init stands: the workspace."""
     program: tuple[str, ...]
     """What the image would run by itself."""
+
+    def of(self, recipe: Recipe) -> Defaults:
+        """With the recipe's variables."""
+        variables = recipe.variables(self.directory or WORKDIR, self.environment.get("PATH", ""))
+        if not variables:
+            return self
+        return defaults({**self.environment, **variables}, self.user, self.directory, self.program)
 
 
 def defaults(

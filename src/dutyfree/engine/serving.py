@@ -22,7 +22,7 @@ from dutyfree.engine.sandbox import _kill
 from dutyfree.engine.waiting import Refused
 from dutyfree.engine.warm import Warm
 from dutyfree.errors import CreateError, DispatchError, ExecError, SubstrateError, UsageError
-from dutyfree.services import Service, ServiceState
+from dutyfree.services import ServiceState
 
 SHOWN = 40
 """Characters of each word of a command that an error tells."""
@@ -34,11 +34,12 @@ STARTS = 3
 class ServingSandbox(ForkingSandbox):
     """One whose recipe may have services."""
 
-    def __init__(self, *arguments: Any, services: Sequence[Service] = (), **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, recipe: Recipe, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self._recipe = recipe
         self.weight = 0
         """Bytes of memory that its services were found to take; 0 without control groups."""
-        self._services = {service.name: Warm(service) for service in services}
+        self._services = {service.name: Warm(service) for service in recipe.services}
 
     async def serve(self) -> None:
         """Start all services, each when the one before it is ready. Raises CreateError."""
@@ -102,10 +103,9 @@ class ServingSandbox(ForkingSandbox):
         raise ExecError(f"the service {service!r} ends whenever it is to fork: {warm.said()}")
 
     async def snapshot(self, name: str | None = None) -> Recipe:
-        """As files alone: whoever starts from them has services of its own."""
-        recipe = await super().snapshot(name)
-        services = tuple(warm.service for warm in self._services.values())
-        return msgspec.structs.replace(recipe, services=services) if services else recipe
+        """As files alone: whoever starts from them has services and variables by the recipe."""
+        kept, mine = await super().snapshot(name), self._recipe
+        return msgspec.structs.replace(kept, services=mine.services, env=mine.env, path=mine.path)
 
     async def reset(self) -> None:
         await super().reset()

@@ -27,7 +27,6 @@ from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
 from dutyfree.errors import CleanupError, CreateError, StageError, SubstrateError
-from dutyfree.services import Service
 
 SANDBOX = 600_000
 """Bytes of memory that an idle sandbox takes without what it wrote."""
@@ -68,9 +67,8 @@ class Maker(Protocol):
     def made(
         self,
         base: Base,
-        image: str | None,
+        recipe: Recipe,
         *,
-        services: tuple[Service, ...] = (),
         open_network: bool = False,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
         """A sandbox of the pool upon these layers, whose services do not run yet. Raises CreateError."""
@@ -115,7 +113,7 @@ class Supply:
         took: list[float] = []
         async with AsyncExitStack() as held:
             if depth > shared:
-                async with self._maker.made(base, recipe.image, open_network=True) as builder:
+                async with self._maker.made(base, Recipe(recipe.image), open_network=True) as builder:
                     builder.give_way(haste.background)
                     with haste.telling(partial(builder.give_way, False)):
                         own, took = await self.run(builder, recipe, shared, depth, held)
@@ -212,9 +210,7 @@ class Supply:
 
     async def _enter(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
         stack = AsyncExitStack()
-        sandbox = await stack.enter_async_context(
-            self._maker.made(base, recipe.image, services=recipe.services)
-        )
+        sandbox = await stack.enter_async_context(self._maker.made(base, recipe))
         if own:
             self._maker.layers.hold(base.trees)
             stack.callback(self._maker.layers.release, base.trees)

@@ -300,8 +300,8 @@ class Native(Pooled):
             kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
             keeper = _Keeper(self, limits, reach, make)
             sandbox = kind(
-                identity, limits, base.usual, make, channel, box, reach, self._resolvers,
-                keeper=keeper, base=base, services=recipe.services,
+                identity, limits, base.usual.of(recipe), make, channel, box, reach, self._resolvers,
+                keeper=keeper, base=base, recipe=recipe,
             )  # fmt: skip
             sandbox.spans = _spans(asked, begun, channel.ready.result())
             if not pooled:

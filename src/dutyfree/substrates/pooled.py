@@ -21,7 +21,6 @@ from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
 from dutyfree.errors import UsageError
-from dutyfree.services import Service
 from dutyfree.substrates import stages
 
 OPEN = Limits(network="on")
@@ -157,13 +156,12 @@ class Maker:
     def made(
         self,
         base: Base,
-        image: str | None,
+        recipe: Recipe,
         *,
-        services: tuple[Service, ...] = (),
         open_network: bool = False,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
         limits = OPEN if open_network else self._substrate._options.limits
-        return self._substrate._made(Recipe(image, services=services), limits, base=base, pooled=True)
+        return self._substrate._made(recipe, limits, base=base, pooled=True)
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
         await stages.apply(builder, stage, number, self._substrate._options.longest_stage)

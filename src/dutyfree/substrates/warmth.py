@@ -78,7 +78,7 @@ class BaseWarm(Native):
             if recipe.stages:
                 async with self._made(NO_STAGES, OPEN, base=image, pooled=True) as builder:
                     base, took = await self._supply.run(builder, recipe, 1, len(recipe.stages) + 1, stack)
-            made = self._made(Recipe(recipe.image, services=recipe.services), limits, base=base)
+            made = self._made(msgspec.structs.replace(recipe, stages=()), limits, base=base)
             sandbox = await stack.enter_async_context(made)
             seconds = perf_counter() - asked
             sandbox.staged = tuple(zip((stage.kind for stage in recipe.stages), took, strict=True))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from dutyfree.contract import tree_digest
+from dutyfree.recipe import tree_digest
 from dutyfree.workloads import downloads
 from dutyfree.workloads.downloads import BUGGY, FIXED, SOURCES, FixtureError, Tree
 

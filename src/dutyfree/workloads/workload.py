@@ -63,5 +63,5 @@ class Workload(msgspec.Struct, frozen=True):
 
     def with_setup_in_recipe(self) -> Workload:
         """The same for a substrate that sees to the set-up itself, as far as it is not warm."""
-        recipe = Recipe(self.recipe.image, (*self.recipe.stages, *self.setup))
+        recipe = msgspec.structs.replace(self.recipe, stages=(*self.recipe.stages, *self.setup))
         return msgspec.structs.replace(self, recipe=recipe, setup=())

@@ -164,6 +164,11 @@ async def test_the_image_says_how_its_programs_run(fresh: Substrate, tmp_path: P
         assert await sandbox.read("/srv/deep/work/relative") == b"1"
         assert isinstance(sandbox, NativeSandbox)
         assert (await sandbox.exec(sandbox.program)).stdout == b"entry point\n"
+    more = Recipe(image=f"oci:{root}", env={"EMPTY": "no", "MORE": "yes"}, path=("bin", "/own"))
+    async with fresh.sandbox(more) as sandbox:
+        said = await sandbox.exec("echo $PATH $WITH,$EMPTY,$MORE,$HOME; id -u; pwd")
+        path = b"/srv/deep/work/bin:/own:/opt/bin:/bin"
+        assert said.stdout == path + b" a=b c,no,yes,/home/app\n1000\n/srv/deep/work\n"
 
 
 async def test_the_accounts_of_the_image_are_its_own(fresh: Substrate, tmp_path: Path) -> None:

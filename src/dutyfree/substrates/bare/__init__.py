@@ -114,7 +114,7 @@ class Bare:
         stages.refuse_services(recipe, "bare")
         asked = perf_counter()
         template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
-        sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits)
+        sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits, recipe or Recipe())
         async with _closing(sandbox):
             await sandbox.make(template)
             sandbox.spans = (Span("create", 0.0, perf_counter() - asked),)
@@ -135,7 +135,7 @@ class Bare:
                 f"bare has no images, {recipe.image!r} was asked for", remedy="leave the recipe's image out"
             )
         try:
-            key = await anyio.to_thread.run_sync(recipe.key)
+            key = await anyio.to_thread.run_sync(recipe.key, len(recipe.stages))
         except OSError as error:
             raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
         path = self.base / "templates" / key
@@ -147,7 +147,7 @@ class Bare:
         return path
 
     async def _build(self, recipe: Recipe, path: Path) -> None:
-        builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits())
+        builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits(), Recipe())
         async with _closing(builder):
             await builder.make(None)
             for number, stage in enumerate(recipe.stages, 1):
@@ -171,7 +171,7 @@ class Bare:
 class BareSandbox:
     """A directory of the host, and the commands started in it."""
 
-    def __init__(self, substrate: Bare, identity: str, limits: Limits) -> None:
+    def __init__(self, substrate: Bare, identity: str, limits: Limits, recipe: Recipe) -> None:
         self.id = identity
         self.spans: tuple[Span, ...] = ()
         self._root = substrate.base / identity.removeprefix(f"{substrate.base.name}-")
@@ -191,6 +191,7 @@ class BareSandbox:
             "DUTYFREE_SANDBOX": identity,
             name: value,
         }
+        self._variables = recipe.variables(self.workdir, substrate._config.path)
 
     async def make(self, template: Path | None) -> None:
         wanted = [self._root, self._root / "tmp"] + [Path(self.workdir)] * (template is None)
@@ -228,6 +229,7 @@ class BareSandbox:
         user: str | None = None,
     ) -> Observation:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
+        env = {**self._variables, **(env or {})}
         return await self._run(argv, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
 
     async def _run(

@@ -19,6 +19,7 @@ from dutyfree.substrates import stages
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIGEST_LABEL = "dutyfree.digest"
 RECIPES = "dutyfree/recipe"
 REMOVE_SECONDS = 30.0
@@ -58,6 +59,15 @@ class Images:
             raise CreateError(f"the Docker engine refused to make the image: {error}") from error
         self._found[_name(recipe)] = found
         return found
+
+    async def path(self, image: str) -> str:
+        """The image's PATH, or what the engine gives to one that has none. Raises CreateError."""
+        try:
+            held = await inspect(self._engine, image) or {}
+        except (EngineError, EngineLost) as error:
+            raise CreateError(f"the Docker engine does not tell the image's PATH: {error}") from error
+        variables = (held.get("Config") or {}).get("Env") or ()
+        return next((one[len("PATH=") :] for one in variables if one.startswith("PATH=")), PATH)
 
     async def _base(self, reference: str) -> str:
         async with self._locks[reference]:

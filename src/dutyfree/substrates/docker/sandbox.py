@@ -28,10 +28,18 @@ SPOOL = 8 << 20
 class DockerSandbox:
     """One running container."""
 
-    def __init__(self, engine: Engine, container: str, limits: Limits, spans: tuple[Span, ...]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        container: str,
+        limits: Limits,
+        variables: Mapping[str, str],
+        spans: tuple[Span, ...],
+    ) -> None:
         self._engine = engine
         self._container = container
         self._limits = limits
+        self._variables = variables
         self._spans = spans
         self._closed = False
         self._running = 0
@@ -69,7 +77,7 @@ class DockerSandbox:
             Request(
                 command=_checked(command if isinstance(command, str) else tuple(command)),
                 cwd=self._absolute(cwd or "."),
-                env=env or {},
+                env={**self._variables, **(env or {})},
                 stdin=stdin,
                 timeout=timeout,
                 user=user,

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import anyio
@@ -127,8 +128,11 @@ class DockerSubstrate:
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[DockerSandbox]:
         stages.refuse_services(recipe, "docker")
-        image = await self._images.of(recipe or Recipe())
-        async with self._container(image, limits or Limits(), labels or {}, "sandbox") as sandbox:
+        recipe = recipe or Recipe()
+        image = await self._images.of(recipe)
+        variables = recipe.variables(WORKDIR, await self._images.path(image) if recipe.path else "")
+        made = self._container(image, limits or Limits(), labels or {}, "sandbox", variables)
+        async with made as sandbox:
             yield sandbox
 
     def _builder(self, image: str) -> AbstractAsyncContextManager[DockerSandbox]:
@@ -137,7 +141,12 @@ class DockerSubstrate:
 
     @contextlib.asynccontextmanager
     async def _container(
-        self, image: str, limits: Limits, labels: Mapping[str, str], role: str
+        self,
+        image: str,
+        limits: Limits,
+        labels: Mapping[str, str],
+        role: str,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> AsyncIterator[DockerSandbox]:
         clock = time.perf_counter
         zero = clock()
@@ -148,7 +157,7 @@ class DockerSubstrate:
             created = clock()
             await self._start(container)
             spans = (Span("create", 0.0, created - zero), Span("start", created - zero, clock() - created))
-            sandbox = DockerSandbox(self._engine, container, limits, spans)
+            sandbox = DockerSandbox(self._engine, container, limits, variables, spans)
             try:
                 yield sandbox
                 well = True

@@ -127,6 +127,7 @@ class Scripted:
         sandbox = ScriptedSandbox(self, next(self._numbers), limits, spans, self._image(recipe))
         try:
             await _stage(sandbox, recipe)
+            sandbox.recipe = recipe
             await self.spend("ready", ready)
             sandbox.initial = dict(sandbox.files.nodes)
             yield sandbox
@@ -175,8 +176,8 @@ class Scripted:
             found = interpret(asked, files)
         return found if found.seconds else msgspec.structs.replace(found, seconds=self.latency("exec"))
 
-    def keep(self, files: Files) -> Recipe:
-        recipe = Recipe(image=f"snapshot:{next(self._numbers)}")
+    def keep(self, files: Files, former: Recipe) -> Recipe:
+        recipe = Recipe(image=f"snapshot:{next(self._numbers)}", env=former.env, path=former.path)
         self._snapshots[str(recipe.image)] = dict(files.nodes)
         return recipe
 

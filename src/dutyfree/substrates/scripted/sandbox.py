@@ -56,6 +56,8 @@ class ScriptedSandbox(ScriptedActions):
         self.spans = spans
         self.files = Files(nodes)
         self.initial: Mapping[str, Node] = {}
+        self.recipe = Recipe()
+        """With the variables that commands get, once the stages have run."""
         self._owner = owner
         self._limits = limits
         self.network: NetworkPolicy = limits.network or "off"
@@ -112,12 +114,12 @@ class ScriptedSandbox(ScriptedActions):
 
     async def snapshot(self) -> Recipe:
         await self.touch()
-        return self._owner.keep(self.files)
+        return self._owner.keep(self.files, self.recipe)
 
     @asynccontextmanager
     async def fork(self, count: int) -> AsyncIterator[Sequence[ScriptedSandbox]]:
         await self.touch()
-        recipe = self._owner.keep(self.files)
+        recipe = self._owner.keep(self.files, self.recipe)
         async with AsyncExitStack() as stack:
             one = functools.partial(self._owner.sandbox, recipe, limits=self._limits)
             yield [await stack.enter_async_context(one()) for _ in range(count)]
@@ -212,6 +214,8 @@ class ScriptedSandbox(ScriptedActions):
 
     async def _launch(self, asked: Exec, *, stdin: bool = False) -> ScriptedProcess:
         self._refuse_if_closed()
+        if variables := self.recipe.variables(self.workdir, ""):
+            asked = msgspec.structs.replace(asked, env={**variables, **(asked.env or {})})
         dispatch = await self._owner.spend("dispatch")
         self._refuse_if_closed()
         self._owner.check("exec")

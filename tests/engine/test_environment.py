@@ -1,0 +1,112 @@
+"""A recipe's variables on the native engine: where the conformance suite cannot look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import dutyfree
+from dutyfree import Ready, Recipe, Service, Stage, recipes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+STAMP = Stage("setup", commands=("cat /proc/sys/kernel/random/uuid > stamp",))
+GIVEN = Recipe(env={"GIVEN": "by the recipe", "HOME": "/tmp"}, path=("bin",))
+SAY = ["printenv", "GIVEN"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+async def native() -> AsyncIterator[Any]:
+    async with dutyfree.open("native") as substrate:
+        yield substrate
+
+
+async def test_recipes_that_differ_in_variables_share_layers(native: Any) -> None:
+    seen = set()
+    for value in ("one", "two"):
+        async with native.sandbox(Recipe(stages=(STAMP,), env={"GIVEN": value})) as sandbox:
+            assert (await sandbox.exec(SAY)).stdout == f"{value}\n".encode()
+            seen.add(await sandbox.read("stamp"))
+    assert len(seen) == 1
+
+
+async def test_services_and_calls_have_them_under_their_own() -> None:
+    server = Service("server", "echo $GIVEN $OWN; exec sleep 1000", Ready(line="\n"), env={"OWN": "1"})
+    other = Service("other", "echo $GIVEN; exec sleep 1000", Ready(line="\n"), env={"GIVEN": "its own"})
+    code = "import os; print(os.environ['GIVEN'])"
+    explain = {"DUTYFREE_EXPLAIN": "1"}
+    wanted = msgspec.structs.replace(GIVEN, services=(server, other, recipes.python("json")))
+    async with dutyfree.open("native") as opened:
+        native: Any = opened
+        async with native.sandbox(wanted) as sandbox, sandbox.fork(1) as (child,):
+            await sandbox.reset()
+            for one in (sandbox, child):
+                outputs = [state.output for state in await one.services()]
+                assert outputs[:2] == [b"by the recipe 1\n", b"its own\n"]
+                called = await one.call("python", ["-c", code], env=explain)
+                assert (called.stdout, called.stderr) == (b"by the recipe\n", b"")  # by a fork of it
+
+
+async def test_the_interpreter_of_the_path_is_preloaded(native: Any) -> None:
+    stage = Stage("dependencies", commands=("python3 -m venv --without-pip .venv",))
+    wanted = Recipe(stages=(stage,), services=(recipes.python("json"),), path=(".venv/bin",))
+    code = "import sys; print(sys.prefix)"
+    async with native.sandbox(wanted) as sandbox:
+        called = await sandbox.call("python", ["-c", code], env={"DUTYFREE_EXPLAIN": "1"})
+        assert (called.stdout, called.stderr) == (b"/workspace/.venv\n", b"")
+        assert (await sandbox.exec(["python3", "-c", code], cwd="/")).stdout == called.stdout
+
+
+async def test_the_pool_hands_out_none_with_the_variables_of_another(native: Any) -> None:
+    one, other = (Recipe(stages=(STAMP,), env={"GIVEN": value}) for value in ("one", "other"))
+    stamps = set()
+    for _ in range(2):  # the second time they were used, and reset
+        for recipe, value in ((one, b"one\n"), (other, b"other\n"), (Recipe(stages=(STAMP,)), b"")):
+            async with native.group(recipe, 3) as group:
+                for sandbox in group:
+                    assert (await sandbox.exec(SAY)).stdout == value
+                    stamps.add(await sandbox.read("stamp"))
+    assert len(stamps) == 1
+    assert native.pool is not None
+
+
+async def test_a_snapshot_is_files_and_its_recipe_has_the_rest(native: Any) -> None:
+    async with native.sandbox(GIVEN) as sandbox:
+        usual = (await sandbox.exec(["printenv", "PATH"])).stdout
+        recipe = await sandbox.snapshot()
+        async with native.sandbox(recipe) as copy, copy.fork(1) as (child,):
+            for one in (copy, child):
+                assert (await one.exec(SAY)).stdout == b"by the recipe\n"
+                assert (await one.exec(["printenv", "PATH"])).stdout == usual  # the path is not there twice
+    async with native.sandbox(Recipe(recipe.image)) as copy:
+        assert (await copy.exec("echo $GIVEN $HOME")).stdout == b"/workspace\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="they lie on the disk with root only; run as root")
+async def test_a_name_of_a_snapshot_stands_for_its_files(native: Any) -> None:
+    async with native.sandbox(GIVEN) as sandbox:
+        recipe = await sandbox.snapshot("kept")
+        assert (recipe.env, recipe.path) == (GIVEN.env, GIVEN.path)
+    async with dutyfree.open("native") as later, later.sandbox(recipe) as copy:
+        assert (await copy.exec(SAY)).stdout == b"by the recipe\n"
+    async with dutyfree.open("native") as later, later.sandbox(Recipe("snapshot:kept")) as copy:
+        assert (await copy.exec("echo $GIVEN $HOME")).stdout == b"/workspace\n"
+
+
+async def test_a_terminal_is_what_the_recipe_says(native: Any) -> None:
+    for recipe, wanted in ((Recipe(), b"xterm-256color"), (Recipe(env={"TERM": "dumb"}), b"dumb")):
+        async with native.sandbox(recipe) as sandbox, sandbox.terminal(["printenv", "TERM"]) as terminal:
+            said = b""
+            while part := await terminal.read():
+                said += part
+            assert said == wanted + b"\r\n"
