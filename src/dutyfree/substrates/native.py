@@ -49,7 +49,15 @@ from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
 from dutyfree.engine.stages import Built, Stages, Trace
 from dutyfree.engine.travel import sources
 from dutyfree.engine.travel.neighbours import Figures, Neighbours
-from dutyfree.errors import CleanupError, CreateError, OptionError, SubstrateError, Unavailable, UsageError
+from dutyfree.errors import (
+    CleanupError,
+    CreateError,
+    OptionError,
+    StageError,
+    SubstrateError,
+    Unavailable,
+    UsageError,
+)
 from dutyfree.substrates import stages
 from dutyfree.substrates.pooled import OPEN, Pooled
 
@@ -427,12 +435,10 @@ class Native(Pooled):
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
             trees = await rootfs.directory(self._launcher, path)
             return Base(trees, defaults(), Origin(name, None, (), (), trees)), []
-        if name.startswith(library.DAEMON):
-            from dutyfree.substrates.docker import export
-
-            held = await export.bring(name)
-        else:
-            held = await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
+        try:
+            held = await self._found(name)
+        except CreateError as error:  # so that a pool knows whose fault it is
+            raise StageError(error.message, remedy=error.remedy, number=0) from error
         self._identities[name] = held.image.digest
         Store().settle_behind(held.image.keys)
         layers = [lease.tree for lease in held.leases]
@@ -442,6 +448,14 @@ class Native(Pooled):
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         mounted = tuple(lease.key for lease in held.leases)
         return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees)), [held]
+
+    async def _found(self, name: str) -> Held:
+        """An image that is, or comes to be, in the store. Raises CreateError."""
+        if name.startswith(library.DAEMON):
+            from dutyfree.substrates.docker import export
+
+            return await export.bring(name)
+        return await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
