@@ -111,7 +111,7 @@ async def test_apt_installs_into_an_image(cache: Path, monkeypatch: pytest.Monke
 
 
 async def test_a_branch_stays_what_it_was_when_it_was_cloned(tmp_path: Path, cache: Path) -> None:
-    """The commit is kept with the layer, and told; the branch goes on without it."""
+    """The commit is kept with the layer, and told."""
     del cache
     work = tmp_path / "work"
 

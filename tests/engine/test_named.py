@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
+from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.disk import DEEPEST
 from dutyfree.engine.images.store import Store
@@ -118,6 +119,24 @@ async def test_collecting_spares_what_a_name_needs() -> None:
     await anyio.to_thread.run_sync(store.snapshots.remove, "whole")
     await anyio.to_thread.run_sync(store.collect)
     assert await anyio.to_thread.run_sync(store.layers) == []
+
+
+async def test_a_cancelled_taker_leaves_nothing() -> None:
+    """Its name is free again, and no layer is without one."""
+    named, opened = 0, dutyfree.open("native")
+    native: Any
+    async with opened as native, native.sandbox() as sandbox:
+        await sandbox.exec("head -c 3000000 /dev/urandom > large")
+        for number in range(30):
+            with anyio.move_on_after(number * 0.002) as scope:
+                await sandbox.snapshot("name")
+            if scope.cancelled_caught:
+                assert await anyio.to_thread.run_sync(layers.ls) == []
+            else:
+                named += 1
+                await anyio.to_thread.run_sync(layers.remove, ["snapshot:name"])
+            assert await anyio.to_thread.run_sync(Store().layers) == []
+        assert named < 30
 
 
 async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> None:

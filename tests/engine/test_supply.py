@@ -157,6 +157,19 @@ async def test_the_network_is_opened_at_the_hand_out_and_closed_after(pooled: An
             assert not (await sandbox.exec(command)).ok
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root there are no lists; run as root")
+async def test_a_network_that_cannot_be_is_refused_as_without_a_pool(pooled: Any) -> None:
+    told = []
+    for _ in range(2):
+        with pytest.raises(CreateError) as refused:
+            async with pooled.sandbox(limits=Limits(network=("not a/name",))):
+                pass
+        told.append(str(refused.value))
+        await pooled.pooled()
+    assert told[0] == told[1]
+    assert await pooled.sandboxes() == []
+
+
 async def test_a_shorter_prefix_is_promoted_by_what_is_missing() -> None:
     wanted = recipe()
     shorter = Recipe(stages=wanted.stages[:1])
@@ -267,6 +280,22 @@ async def test_a_stage_that_fails_is_told_and_at_last_not_tried(pooled: Any) -> 
         assert (await sandbox.exec("true")).ok
 
 
+async def test_an_image_that_is_not_there_is_at_last_not_asked_for(pooled: Any) -> None:
+    await pooled.pooled()
+    broken = Recipe("localhost:1/absent:1", recipe().stages)
+    for _ in range(3):
+        with pytest.raises(StageError, match="localhost:1") as failed:
+            async with pooled.sandbox(broken):
+                pass
+        assert failed.value.number == 0
+    with pytest.raises(Quarantined, match="stage 'image' failed 3 times") as refused:
+        async with pooled.sandbox(broken):
+            pass
+    assert refused.value.stage == "image"
+    async with pooled.sandbox(recipe()) as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
 async def test_an_exhausted_pool_says_so() -> None:
     async with opened("native", budget=Budget(sandboxes=1), patience=3) as substrate:
         await substrate.pooled()
@@ -342,13 +371,13 @@ async def test_an_idle_sandbox_that_dies_is_replaced(pooled: Any) -> None:
 
 async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     pool = await pooled.pooled()
-    lease = await pool.acquire(Recipe(), lease_seconds=0.3, labels={"run": "7"}, idempotency_key="once")
+    lease = await pool.acquire(Recipe(), lease_seconds=2, labels={"run": "7"}, idempotency_key="once")
+    pool.keep_alive(lease, 1000)
     assert lease.labels == {"run": "7"}
     assert await pool.acquire(Recipe(), idempotency_key="once") is lease
-    for _ in range(4):
-        await anyio.sleep(0.15)
-        pool.keep_alive(lease, 0.3)
+    await anyio.sleep(2.1)
     assert (await lease.sandbox.exec("true")).ok
+    pool.keep_alive(lease, 0.1)
     with anyio.fail_after(30):
         while not lease.over or "0 going" not in repr(pool):
             await pool._moved.wait()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import anyio.to_thread
 
@@ -75,8 +76,16 @@ class Named:
             made.write(tree, _described(base, origin, perf_counter() - begin))
             return measure(tree)
 
-        def write() -> None:
+        def write() -> _Written:
             key = f"{made.SNAPSHOT}:{os.urandom(32).hex()}"
+            try:
+                name_it(key)
+            except BaseException:
+                store.remove(key)
+                raise
+            return _Written(store, name, key)
+
+        def name_it(key: str) -> None:
             with store.making(PREFIX + name, halt), store.obtain(key, make, halt) as lease:
                 if store.snapshots.get(name):  # by another process, meanwhile
                     raise _taken(name)
@@ -143,6 +152,18 @@ class Named:
                 leases[key] = stack.enter_context(lease)
             stack.pop_all()
         return leases
+
+
+class _Written(NamedTuple):
+    """A snapshot with its name, to be taken back if nobody waits for it any more."""
+
+    store: Store
+    name: str
+    key: str
+
+    def close(self) -> None:
+        self.store.snapshots.remove(self.name)
+        self.store.remove(self.key)
 
 
 def _taken(name: str) -> UsageError:

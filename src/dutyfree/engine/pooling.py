@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from dutyfree.contract import Limits, Recipe, Span
+from dutyfree.contract import Limits, NetworkPolicy, Recipe, Span
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.requests import share_of_memory
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.supply import SANDBOX, Supply
+from dutyfree.errors import CreateError, DispatchError, UsageError
 
 POLICY = Policy(starting=64, idle_seconds=600.0)
 """Of the native engine: who waits for a stage that another makes holds up nobody, so many may."""
@@ -46,13 +47,13 @@ class Keeping:
             return self.pool
         if self._task is None:
             self._begun: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
+            pool = Pool(self._supply, budget=self._budget or default_budget(), policy=self._policy)
             # In a task of its own: it outlives whoever wanted it first.
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run(pool))
         return await asyncio.shield(self._begun)
 
-    async def _run(self) -> None:
-        budget = self._budget or default_budget()
-        async with Pool(self._supply, budget=budget, policy=self._policy) as pool:
+    async def _run(self, pool: Pool) -> None:
+        async with pool:
             self._supply.on_lost = pool.lost
             self.pool = pool
             self._begun.set_result(pool)
@@ -78,14 +79,20 @@ class Keeping:
                 sandbox.served = served
                 sandbox.spans = spans(served.seconds, sandbox.staged)
                 sandbox.keep_output(limits.output)
-                network = limits.network or "off"
-                if network != self._network and isinstance(sandbox, NetworkedActingSandbox):
-                    await sandbox.set_network(network)
+                await self._open(sandbox, limits.network or "off")
             yield sandboxes
         finally:
             for sandbox in sandboxes:  # their holder's, so that nobody can use them any more
                 sandbox.abandon()
             pool.release(lease)
+
+    async def _open(self, sandbox: ActingSandbox, network: NetworkPolicy) -> None:
+        """What it may reach is another than of those in the pool. Raises CreateError."""
+        if network != self._network and isinstance(sandbox, NetworkedActingSandbox):
+            try:
+                await sandbox.set_network(network)
+            except (UsageError, DispatchError) as error:
+                raise CreateError(error.message, remedy=error.remedy) from error
 
     async def stocked(self, recipe: Recipe, count: int) -> None:
         """Keep so many idle from now on, and wait until they are. Raises TimeoutError."""

@@ -35,5 +35,5 @@ async def threaded(function: Callable[[], T], halt: Halt) -> T:
         with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
             late = await running
             if isinstance(late, _Closable):
-                late.close()
+                await anyio.to_thread.run_sync(late.close)
         raise

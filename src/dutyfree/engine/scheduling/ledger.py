@@ -63,7 +63,8 @@ class Ledger:
         self.seconds: dict[tuple[Kind, str], Histogram] = {}
         self.saved_seconds = 0.0
         self.events: Counter[str] = Counter()
-        """Refills, promotions, evictions, expiries, discards, refusals."""
+        """made, refills, resets, discarded, failures, refused, layers forgotten, cleanup failures; and why
+        sandboxes went: returned, evicted, expired, stale, died."""
 
     def record(self, served: Served) -> None:
         of = (served.kind, served.stage)
