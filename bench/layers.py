@@ -2,8 +2,9 @@
 
 The recipe is T2's: the wheels, the clone of attrs, its test dependencies. It is built into an empty store,
 exported to an archive, imported into another empty store, and fetched into a third from the first one's
-directory; in turns. Then a sandbox upon sixty snapshots, each taken from a sandbox of the one before, runs
-beside a fresh one.
+directory; in turns. Then the first sandbox of a node that builds it, and of one with a peer that has it,
+packed already or not; in turns too. Then a sandbox upon sixty snapshots, each taken from a sandbox of the one
+before, runs beside a fresh one.
 Prints medians, and the machine's load.
 
     .venv/bin/python bench/layers.py [--rounds 5] [--image IMAGE]
@@ -12,13 +13,16 @@ Prints medians, and the machine's load.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +89,53 @@ async def travel(root: Path, recipe: Recipe, rounds: int) -> None:
     show(times)
 
 
+async def first(root: Path, recipe: Recipe, rounds: int) -> None:
+    """From the request to the first result, on a node that has the image and nothing else."""
+    native: Any
+    times: dict[str, list[float]] = defaultdict(list)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    here = use(root, "here")
+    async with dutyfree.open("native") as native:
+        await native.prepare(recipe)
+    with served(here) as peer:
+        for turn in range(rounds):
+            took: dict[str, float] = {}
+            ways = [("built", ()), ("fetched, packed for it", (peer,)), ("fetched, packed before", (peer,))]
+            for name, peers in ways[turn % 3 :] + ways[: turn % 3]:
+                if name.endswith("for it"):
+                    for packed in here.glob("layers/kept/*/*/packed"):
+                        shutil.rmtree(packed)
+                use(root, "there")
+                async with dutyfree.open("native", peers=peers) as native:
+                    await native.prepare(Recipe(recipe.image))
+                    begin = time.perf_counter()
+                    async with native.sandbox(recipe) as sandbox:
+                        await sandbox.exec(["/bin/true"])
+                        took[name] = time.perf_counter() - begin
+                        assert sandbox.served.kind == ("fetched" if peers else "layer")
+            for name, seconds in took.items():
+                times[f"first result, {name}"].append(seconds)
+                ratios[name].append(seconds / took["built"])
+    show(times)
+    for name, found in ratios.items():
+        low, high = min(found), max(found)
+        print(f"  {name} ÷ built: {statistics.median(found):.2f} ({low:.2f} to {high:.2f})")
+
+
+@contextlib.contextmanager
+def served(cache: Path) -> Iterator[str]:
+    """Where layers of a cache can be had."""
+    command = [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", "127.0.0.1:0"]
+    environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    try:
+        assert process.stderr is not None
+        yield process.stderr.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait()
+
+
 async def chain(root: Path, rounds: int) -> None:
     times: dict[str, list[float]] = defaultdict(list)
     native: Any
@@ -123,6 +174,7 @@ async def main(rounds: int, image: str | None) -> None:
             url = server.url(dutyfree.substrates.native.Native.host_address)
             stages = (*tiers.recipe(made).stages, *tiers.setup(made, url))
             await travel(root, Recipe(image, stages), rounds)
+            await first(root, Recipe(image, stages), rounds)
         await chain(root, rounds)
     finally:
         os.environ.pop("DUTYFREE_CACHE")

@@ -128,9 +128,10 @@ def bring(
 ) -> list[Fetched]:
     """Import chains of layers: what is missing here of them.
 
-    ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory, or
-    ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without ``what``, all that an export
-    holds. ``digest`` must be that of the export, if given. Raises UsageError, CreateError.
+    ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory,
+    ``tcp://HOST:PORT``, or ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without
+    ``what``, all that an export holds. ``digest`` must be that of the export, if given. Raises UsageError,
+    CreateError.
     """
     from dutyfree.engine.images.halting import Halt
     from dutyfree.engine.images.unpack import LARGEST
@@ -220,7 +221,7 @@ def _offered(peer: Peer, what: What) -> Chain:
 
 
 def _is(chain: Chain, what: What) -> bool:
-    from dutyfree.engine import stages
+    from dutyfree.engine import wanted
     from dutyfree.engine.travel import chains
 
     told = [layer.made for layer in chain.upper if layer.made]
@@ -228,7 +229,7 @@ def _is(chain: Chain, what: What) -> bool:
     if isinstance(what, str):
         return what in tops
     keys = {what.key(length) for length in range(1, len(what.stages) + 1)}
-    made = {stages.name(one.recipe, one.identity) for one in told if one.recipe in keys}
+    made = {wanted.name(one.recipe, one.identity) for one in told if one.recipe in keys}
     return bool(told) and {layer.key for layer in chain.upper} == made
 
 

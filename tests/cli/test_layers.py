@@ -76,6 +76,28 @@ def test_build_here_use_there(cli: Cli) -> None:
     assert "1 layer," in cli("third", "layer", "import", str(cli.root / "here"), "recipe.toml")
 
 
+def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
+    (cli.root / "recipe.toml").write_text(RECIPE.replace('"head', '"sleep 0.3; head'))
+    built = cli("here", "layer", "build", "recipe.toml")
+    server = cli.start("here", "layer", "serve", "--bind", "127.0.0.1:0")
+    try:
+        assert server.stderr is not None
+        source = server.stderr.readline().split()[-1]
+        option = f"peers=[{source!r}]"
+        assert cli("there", "layer", "build", "recipe.toml", "--option", option) == built
+        assert "2 layers" in cli("third", "layer", "import", source, "recipe.toml")
+        sums = [
+            next(cli.root.glob(f"{node}/layers/kept/*/*/tree/0/workspace/sum")) for node in ("here", "there")
+        ]
+        assert sums[0].read_bytes() == sums[1].read_bytes()
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 130
+        server.communicate()
+    complaint = cli("there", "layer", "build", "recipe.toml", "--option", "peers=['http://x']", status=2)
+    assert "'http://x' is no peer" in complaint
+
+
 def test_an_archive_through_a_pipe(cli: Cli) -> None:
     cli("here", "layer", "build", "recipe.toml")
     export = f"DUTYFREE_CACHE=here {sys.executable} -m dutyfree layer export recipe.toml --to -"

@@ -103,6 +103,18 @@ def test_the_program_with_a_pool_runs(tmp_path):
 
 
 @pytest.mark.native
+@pytest.mark.skipif(os.geteuid() != 0, reason="layers lie on the disk with root only")
+@pytest.mark.parametrize(("number", "said"), [(0, ""), (1, "cold\n")])
+def test_the_programs_with_layers_run(tmp_path, number, said):
+    programs = re.findall(r"```python\n(.*?)```", text("docs/layers.md"), re.DOTALL)
+    cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", programs[number]], capture_output=True, text=True, env=cache, check=True
+    )
+    assert done.stdout.startswith(said)
+
+
+@pytest.mark.native
 def test_the_program_with_services_runs(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", text("docs/warm-processes.md"), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

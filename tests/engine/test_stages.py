@@ -20,7 +20,7 @@ import dutyfree
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.store import Store
-from dutyfree.engine.stages import name
+from dutyfree.engine.wanted import name
 from dutyfree.errors import CreateError, StageError
 from dutyfree.substrates.stages import LOGS
 from tests.engine import counts

@@ -71,3 +71,29 @@ def test_what_was_not_asked_for_is_not_taken(hostile: Any) -> None:
     assert [kept.recipe for kept in layers.ls()] == [WANTED.key(1)]
     layers.bring(hostile("snapshot:wanted"), ["snapshot:wanted"])
     assert {kept.name for kept in layers.ls()} >= {"snapshot:wanted"}
+
+
+LONG = Recipe(stages=(Stage("setup", ("sleep 0.3; date +%N > file",)),))
+
+
+def test_nor_by_a_node_that_asks_by_itself(
+    hostile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is built then, and the peer's words are no orders to a terminal."""
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
+    anyio.run(_take, LONG, "long")
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    orders = 'exec:printf \'{"error":"\\\\u001b[2J"}\\n\''
+    peers = [hostile(f"recipe:{OTHER.key(1)}"), hostile("snapshot:long"), orders]
+
+    async def ask() -> tuple[str, list[int], bytes]:
+        native: Any
+        async with dutyfree.open("native", peers=peers) as native, native.sandbox(LONG) as sandbox:
+            brought = [figures.layers for figures in native.peers.values()]
+            return sandbox.served.kind, brought, await sandbox.read("file")
+
+    assert anyio.run(ask)[:2] == ("cold", [0, 0, 0])
+    assert [kept.recipe for kept in layers.ls()] == [LONG.key(1)]
+    (told,) = [record.getMessage() for record in caplog.records if "exec:printf" in record.getMessage()]
+    assert "[2J" in told
+    assert "\x1b" not in told

@@ -77,6 +77,11 @@ _COMMANDS = {
         dutyfree layer export recipe.toml --to recipe.tar
         dutyfree layer import recipe.tar
         dutyfree layer import "exec:ssh node dutyfree layer serve" recipe.toml
+
+    Or have every machine ask the others by itself before it builds:
+
+        dutyfree layer serve --bind 0.0.0.0:7400
+        dutyfree layer build recipe.toml --option 'peers=["tcp://node-1:7400"]'
     """,
 }
 for path, summary in _COMMANDS.items():

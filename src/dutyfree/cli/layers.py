@@ -21,6 +21,7 @@ from dutyfree.errors import UsageError
 if TYPE_CHECKING:
     from dutyfree.cli.sandboxes import Wanted
     from dutyfree.contract import Recipe
+    from dutyfree.engine.images.halting import Halt
 
 layer = App(name="layer")
 
@@ -145,7 +146,8 @@ def import_(
     ----------
     source
         An archive or a directory of 'dutyfree layer export' ("-" for standard input); the cache directory of
-        another machine; or exec:COMMAND, a command that answers as 'dutyfree layer serve' does.
+        another machine; tcp://HOST:PORT, where 'dutyfree layer serve --bind' listens; or exec:COMMAND, a
+        command that answers as 'dutyfree layer serve' does.
     what
         Recipes' files, whole keys, or snapshot:NAME; of an export by default all that it holds.
     digest
@@ -170,15 +172,36 @@ def import_(
 
 
 @layer.command
-def serve() -> int:
-    """Answer another machine's 'dutyfree layer import exec:…' on standard input and output.
+def serve(*, bind: str | None = None) -> int:
+    """Give layers to other machines: who connects to an address, or who is at the other end of a pipe.
 
-    One line of JSON is a question, one the answer; what is sent follows as bytes. It ends with its input.
+    A native engine with the option peers asks by itself before it builds; 'dutyfree layer import' asks once.
+    Their source is tcp://HOST:PORT; or, without --bind, exec:COMMAND, where this command ends with its input.
+
+    Other than on the loopback both ends need the same token, in DUTYFREE_PEER_TOKEN or in the file that
+    DUTYFREE_PEER_TOKEN_FILE names. It is never sent; what is sent is verified, but not encrypted.
+
+    Parameters
+    ----------
+    bind
+        HOST:PORT to listen at, until Ctrl-C; port 0 is any that is free.
     """
     from dutyfree.engine.images.store import Store
-    from dutyfree.engine.travel import peers
+    from dutyfree.engine.travel import lines, listening, peers
 
-    blocking.run(lambda halt: peers.serve(Store(), peers.Patient(0, halt), sys.stdout.buffer, halt))
+    if bind is not None:
+        token = lines.token()
+        listener = listening.bound(bind, token)
+        host, port = listener.getsockname()[:2]
+        standard.say(f"layers at tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        blocking.run(listening.Listening(Store(), listener, token, standard.say).serve)
+        return 0
+
+    def answer(halt: Halt) -> None:
+        pipe = lines.Lines(lines.Patient(0, halt), sys.stdout.buffer)
+        peers.serve(peers.StorePeer(Store(), halt), pipe, halt)
+
+    blocking.run(answer)
     return 0
 
 

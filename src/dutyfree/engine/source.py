@@ -31,6 +31,8 @@ class Made(msgspec.Struct, frozen=True):
     """The depth that was there already, where that is another than the pool thought."""
     joined: bool = False
     """What was missing was being made for somebody else, and not made twice."""
+    fetched: bool = False
+    """It was made on layers that a peer had."""
 
 
 class Source(Protocol):

@@ -1,16 +1,15 @@
 """Recipe → layers: every prefix of a recipe is made once on this machine, and kept in the layer store.
 
 A stage runs in a sandbox upon the prefix before it. What it wrote can be used at once, from memory; a copy
-goes to the disk meanwhile, and takes its place. Whoever wants the same prefix at the same time, in whatever
-process, waits for the one who makes it; a maker who dies leaves nothing behind.
+goes to the disk meanwhile, and takes its place. Peers are asked before, if there are any. Whoever wants the
+same prefix at the same time, in whatever process, waits for the one who makes it; a maker who dies leaves
+nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,10 +31,9 @@ from dutyfree.engine.images.store import Facts, Lease, Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.prefixes import Prefixes
 from dutyfree.engine.snapshots import Layers
+from dutyfree.engine.travel.neighbours import Neighbours
+from dutyfree.engine.wanted import Below, Wanted, name
 from dutyfree.errors import CreateError, SubstrateError
-
-FORM = 2
-"""Of what lies in the store: changed with it."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,32 +55,13 @@ class Trace:
     found: int = 0
     """So many were there."""
     ran: int = 0
-    """So many were run for this request; the rest was under way for another."""
+    """So many were run for this request; the rest was under way for another, or came from a peer."""
+    fetched: int = 0
+    """Up to this one they need not be run, since a peer had them."""
     number: int = 0
     """All of them."""
     image: bool = True
     """Whether the image was there."""
-
-
-class _Below(NamedTuple):
-    """The prefix that a stage is made upon, by its key; the shortest is the image."""
-
-    key: str
-    base: Base
-    """As it was when the stage was wanted; held until it is made."""
-    image: Base
-    names: tuple[str, ...]
-    """Keys in the store of all prefixes down to the image, the shortest first."""
-
-
-class _Wanted(NamedTuple):
-    """A prefix that is to be made, and the stage that makes it of the one below."""
-
-    key: str
-    below: _Below
-    stage: Stage
-    number: int
-    identity: str | None
 
 
 @dataclass
@@ -91,6 +70,8 @@ class _Making:
 
     built: asyncio.Future[Base]
     haste: Haste
+    ran: bool = False
+    fetched: bool = False
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
@@ -106,6 +87,8 @@ class Stages:
     """None where nothing is kept on the disk."""
     most: int
     """Bytes of layers that no image has, which may stay on the disk: the last used ones."""
+    neighbours: Neighbours | None = None
+    """Who is asked before something is built for the disk."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What each prefix's last stage took, by the prefix's key."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -140,18 +123,19 @@ class Stages:
         trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
-            below = _Below(keys[length - 2] if length > 1 else upon, base, image, names)
-            wanted = _Wanted(
+            below = Below(keys[length - 2] if length > 1 else upon, base, image, names)
+            wanted = Wanted(
                 keys[length - 1],
                 below,
                 recipe.stages[length - 1],
                 length,
                 identity if length <= room else None,
+                tuple(keys[length - 1 : room]),
             )
             base = await self._step(wanted, trace, haste)
         return tuple(keys), base
 
-    def _present(self, below: _Below) -> Base:
+    def _present(self, below: Below) -> Base:
         """What lies there now: in memory first, then on the disk; if it was forgotten, as it was."""
         return self.ready.get(below.key) or below.base
 
@@ -177,22 +161,25 @@ class Stages:
                 base = self._offer(key, adopted)
         return len(kept), base
 
-    async def _step(self, wanted: _Wanted, trace: Trace, haste: Haste) -> Base:
+    async def _step(self, wanted: Wanted, trace: Trace, haste: Haste) -> Base:
         key = wanted.key
         if (base := self.ready.get(key)) is not None:
             return base
         making = self._making.get(key)
+        is_ours = making is None
         if making is None:
             making = _Making(asyncio.get_running_loop().create_future(), Haste(background=haste.background))
             self._making[key] = making
             self.layers.hold(wanted.below.base.trees)
             making.task = asyncio.create_task(self._make(making, wanted))
             making.task.add_done_callback(lambda _: self.layers.release(wanted.below.base.trees))
-            trace.ran += 1
         making.waiters += 1
         try:
             with haste.telling(making.haste.hurry):
-                return await asyncio.shield(making.built)
+                base = await asyncio.shield(making.built)
+            trace.ran += is_ours and making.ran
+            trace.fetched = wanted.number if is_ours and making.fetched else trace.fetched
+            return base
         except asyncio.CancelledError:
             if making.waiters == 1 and not making.built.done() and making.task is not None:
                 self._over(key, making)  # who comes now begins anew
@@ -203,7 +190,7 @@ class Stages:
         finally:
             making.waiters -= 1
 
-    async def _make(self, making: _Making, wanted: _Wanted) -> None:
+    async def _make(self, making: _Making, wanted: Wanted) -> None:
         stage = wanted.stage
         try:
             if self.store is None or wanted.identity is None:
@@ -227,8 +214,9 @@ class Stages:
         if self._making.get(key) is making:
             del self._making[key]
 
-    async def _run(self, making: _Making, wanted: _Wanted, *, flat: bool = False) -> Base:
+    async def _run(self, making: _Making, wanted: Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
+        making.ran = True
         base, self._commits[key] = await self.build(
             self._present(wanted.below), wanted.stage, wanted.number, making.haste
         )
@@ -247,7 +235,7 @@ class Stages:
         making.built.set_result(base)
         return base
 
-    async def _check(self, wanted: _Wanted) -> None:
+    async def _check(self, wanted: Wanted) -> None:
         """See that the files which were copied in are those of the key. Raises CreateError."""
         stage = wanted.stage
         if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
@@ -255,8 +243,8 @@ class Stages:
                 f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
             )
 
-    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: _Wanted) -> None:
-        """Make it under the store's lock, or have it from whoever was quicker."""
+    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: Wanted) -> None:
+        """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
         key, below = wanted.key, wanted.below
         halt = Halt()
@@ -266,10 +254,16 @@ class Stages:
             for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
                 in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
-            made.write(tree, self._described(wanted))
+            made.write(tree, wanted.described(self.seconds[wanted.key], self._commits[wanted.key]))
             return measure(tree)
 
-        lease = await threaded(lambda: store.obtain(kept_as, make, halt), halt)
+        def obtain() -> Lease:
+            if self.neighbours is not None and (missing := wanted.missing(self.seconds)):
+                self.neighbours.fetch(store, missing, halt)
+            return store.obtain(kept_as, make, halt)
+
+        lease = await threaded(obtain, halt)
+        making.fetched = self.neighbours is not None and self.neighbours.brought(kept_as) and not making.ran
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])
@@ -279,20 +273,6 @@ class Stages:
             making.built.set_result(base)
         store.settle_behind([kept_as])
         self._added = True
-
-    def _described(self, wanted: _Wanted) -> Made:
-        origin, stage = wanted.below.image.origin, wanted.stage
-        return Made(
-            kind=stage.kind,
-            seconds=self.seconds[wanted.key],
-            image=origin.image,
-            identity=wanted.identity or "",
-            mounted=origin.mounted,
-            below=(*origin.keys, *wanted.below.names),
-            recipe=wanted.key,
-            commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
-            commit=self._commits[wanted.key],
-        )
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below, held once; nobody is offered them yet."""
@@ -358,15 +338,12 @@ class Stages:
             await asyncio.wait(tasks)
         if self._removing:
             await asyncio.wait(self._removing)
+        if self.neighbours is not None:
+            await anyio.to_thread.run_sync(self.neighbours.close)
         while self._leases:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
             await anyio.to_thread.run_sync(self.store.collect, self.most)
-
-
-def name(key: str, identity: str) -> str:
-    """The key in the store of a recipe's prefix upon an image."""
-    return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
 
 
 def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:

@@ -120,14 +120,16 @@ class Supply:
                     with haste.telling(partial(builder.give_way, False)):
                         own, took = await self.run(builder, recipe, shared, depth, held)
             made = await self._made(recipe, depth, base, own, took, background=haste.background)
-        found = min(1 + trace.found, shared) if trace.image or trace.found else 0
-        joined = depth == shared and trace.number > trace.found and not trace.ran
+        there = max(trace.found, trace.fetched)
+        found = min(1 + there, shared) if trace.image or there else 0
+        joined = depth == shared and trace.number > there and not trace.ran
         return msgspec.structs.replace(
             made,
             stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
             layers=self._layers(below, shared),
             found=found,
             joined=joined,
+            fetched=trace.fetched > 0,
         )
 
     async def promote(

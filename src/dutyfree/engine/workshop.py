@@ -128,6 +128,7 @@ class Workshop:
             memory=made.memory,
             found=made.found,
             joined=made.joined,
+            fetched=made.fetched,
         )
         self._advance()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import socket
@@ -43,10 +44,20 @@ from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.scheduling.ledger import Served
-from dutyfree.engine.scheduling.values import Budget, Policy
+from dutyfree.engine.scheduling.values import Budget, Kind, Policy
 from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
 from dutyfree.engine.stages import Built, Stages, Trace
-from dutyfree.errors import CleanupError, CreateError, OptionError, StageError, SubstrateError, Unavailable
+from dutyfree.engine.travel import sources
+from dutyfree.engine.travel.neighbours import Figures, Neighbours
+from dutyfree.errors import (
+    CleanupError,
+    CreateError,
+    OptionError,
+    StageError,
+    SubstrateError,
+    Unavailable,
+    UsageError,
+)
 from dutyfree.substrates import stages
 from dutyfree.substrates.pooled import OPEN, Pooled
 
@@ -57,6 +68,8 @@ KNOWN = 1024
 """Of so many recipes we remember what they lead to without working out their keys."""
 
 NO_STAGES = Recipe()
+
+_log = logging.getLogger(__name__)
 
 Ready = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
@@ -84,8 +97,19 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the pool decides."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Seconds after which a request that the pool could not serve is refused."""
+    peers: tuple[str, ...] = ()
+    """Who is asked for a stage's layer before it is built: sources of `dutyfree layer import`."""
+    peer_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
+    """The longest that a fetch from them may take; then it is built."""
     longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     """Seconds after which a stage whose commands have not ended is stopped, and has failed."""
+
+    def __post_init__(self) -> None:
+        for peer in self.peers:
+            try:
+                sources.check(peer)
+            except UsageError as error:
+                raise ValueError(f"peers: {error}") from error
 
 
 class Native(Pooled):
@@ -132,7 +156,9 @@ class Native(Pooled):
         self._disk = Disk(self._launcher)
         self._named = Named(self._disk, self._image)
         budget = self._config.budget or Budget()
-        self._stages = Stages(self._disk, self._layers, self._build, None, budget.disk)
+        peers, seconds = self._config.peers, self._config.peer_seconds
+        neighbours = Neighbours(peers, seconds) if peers else None
+        self._stages = Stages(self._disk, self._layers, self._build, None, budget.disk, neighbours)
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -144,6 +170,8 @@ class Native(Pooled):
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
                 self._stages.store = self._named.store = Store()
+            elif self._config.peers:
+                _log.warning("without root no layers are kept on the disk: peers are not asked")
             await self._launcher.ask(Request.FILL, self._config.ready)
         except LauncherError as error:
             await self._close()
@@ -198,6 +226,11 @@ class Native(Pooled):
     def stage_seconds(self) -> Mapping[str, float]:
         """What the last stage of each prepared prefix took when it was made, by the prefix's key."""
         return self._stages.seconds
+
+    @property
+    def peers(self) -> Mapping[str, Figures]:
+        """What became of each peer that layers can be had from."""
+        return self._stages.neighbours.figures if self._stages.neighbours else {}
 
     def forget(self, recipe: Recipe) -> None:
         """No new sandbox starts from this snapshot; those that did go on. Raises UsageError."""
@@ -434,11 +467,14 @@ class Native(Pooled):
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
-        ready = trace.found + 1 if trace.image or trace.found else 0
-        ran = trace.number > trace.found
+        there = max(trace.found, trace.fetched)
+        ready = trace.image or there > 0
+        kind: Kind = "layer" if ready else "cold"
+        if trace.number > there and not trace.ran:
+            kind = "joined"
         return Served(
-            kind="joined" if ran and not trace.ran else "layer" if ready else "cold",
-            stage="none" if not ready else recipe.stages[trace.found - 1].kind if trace.found else "image",
+            kind="fetched" if trace.fetched else kind,
+            stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
             seconds=seconds,
             cold_seconds=math.fsum(
                 self._seconds(recipe, depth) for depth in range(1, len(recipe.stages) + 2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from dutyfree.errors import CreateError, UsageError
 from tests.engine import unprivileged
 from tests.engine.images.composing import Image, busybox, layout, member, tar
 from tests.engine.test_snapshots import CHANGES, DESCRIBE
+from tests.engine.travel.nodes import SLOWLY, THROUGH, Nodes, cut, pipe
 
 pytestmark = [
     pytest.mark.anyio,
@@ -48,39 +48,6 @@ UPON_IMAGE = (
 SEE = (
     """find /workspace | sort | xargs stat -c '%n %f %u %g %Y'; find / -xdev -type f | sort | xargs md5sum"""
 )
-
-
-class Nodes:
-    """Two machines: two caches, of which one is used at a time."""
-
-    def __init__(self, root: Path, use: Callable[[Path], None]) -> None:
-        self.root = root
-        self.here, self.there = root / "here", root / "there"
-        self.use = use
-
-    def carried(self, way: str, what: layers.What) -> str:
-        """What is at ``here``, by some way."""
-        if way == "cache":
-            return str(self.here)
-        if way == "command":
-            return f"exec:env DUTYFREE_CACHE={self.here} {sys.executable} -m dutyfree layer serve"
-        self.use(self.here)
-        target = self.root / ("exported.tar" if way == "archive" else "exported/")
-        layers.export([what], f"{target}/" if way == "directory" else target)
-        return str(target)
-
-    def kept(self, node: Path) -> list[str]:
-        return sorted(str(path.relative_to(node)) for path in node.glob("layers/kept/*/*"))
-
-
-@pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    def use(node: Path) -> None:
-        monkeypatch.setenv("DUTYFREE_CACHE", str(node))
-
-    found = Nodes(tmp_path, use)
-    use(found.here)
-    return found
 
 
 def staged(commands: tuple[str, ...], image: str | None = None) -> Recipe:
@@ -238,21 +205,6 @@ async def test_equal_layers_travel_once(nodes: Nodes) -> None:
 
 
 # --- Cuts and kills ------------------------------------------------------------------------------------
-
-
-def pipe(node: Path, through: str) -> str:
-    """A peer whose answers go through a program."""
-    serve = f"DUTYFREE_CACHE={node} {sys.executable} -m dutyfree layer serve"
-    return f"exec:sh -c {shlex.quote(f'{serve} | exec {sys.executable} -c {shlex.quote(through)}')}"
-
-
-THROUGH = "import os, time\nwhile data := os.read(0, 99999): os.write(1, data)"
-SLOWLY = f"{THROUGH}; time.sleep(0.02)"
-
-
-def cut(count: int) -> str:
-    """What ends after so many bytes, and hangs up."""
-    return f"import os\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))"
 
 
 async def noisy(nodes: Nodes) -> Recipe:

@@ -17,11 +17,14 @@ PATIENCE = 0.05
 
 
 @contextlib.contextmanager
-def locked(path: Path, how: int, halt: Halt | None = None) -> Iterator[int]:
+def locked(path: Path, how: int, halt: Halt | None = None, *, wait: bool = True) -> Iterator[int]:
+    """Hold it. Raises Stopped; or BlockingIOError rather than to wait."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not try_lock(descriptor, how):
+                if not wait:
+                    raise BlockingIOError(f"{path} is locked")
                 # A thread in flock(2) can be woken by nobody; this one can be stopped.
                 if halt is None:
                     time.sleep(PATIENCE)

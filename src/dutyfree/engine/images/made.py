@@ -34,6 +34,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the layers between the image and this one, the lowest first."""
     recipe: str = ""
     """The key of the recipe's prefix that it ends."""
+    birth: str = ""
+    """Of a stage: another each time that it is run, since what it leaves may be another each time."""
     commands: tuple[str, ...] = ()
     commit: str = ""
     """What a repository was at when it was cloned."""

@@ -188,9 +188,10 @@ class Store:
         with self.making(key, halt):
             if found := self.lease(key):
                 return found
-            return self._make(key, make)
+            return self.make(key, make)
 
-    def _make(self, key: str, make: Callable[[Path], tuple[int, int, int]]) -> Lease:
+    def make(self, key: str, make: Callable[[Path], tuple[int, int, int]]) -> Lease:
+        """The same for one who is ``making`` it, and knows that it is not there."""
         with self.scratch() as scratch:
             tree = scratch / "tree"
             tree.mkdir(mode=0o755)
@@ -238,10 +239,10 @@ class Store:
         return not (path / "lease").exists()  # just removed: the caller looks again
 
     @contextlib.contextmanager
-    def making(self, key: str, halt: Halt | None = None) -> Iterator[None]:
-        """For one at a time among all processes. Raises Stopped."""
+    def making(self, key: str, halt: Halt | None = None, *, wait: bool = True) -> Iterator[None]:
+        """For one at a time among all processes. Raises Stopped; or BlockingIOError rather than to wait."""
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
-        with locked(self._directory("locks") / name, fcntl.LOCK_EX, halt):
+        with locked(self._directory("locks") / name, fcntl.LOCK_EX, halt, wait=wait):
             yield
 
     @contextlib.contextmanager

@@ -209,10 +209,12 @@ class State:
         memory: int | None = None,
         found: int | None = None,
         joined: bool = False,
+        fetched: bool = False,
     ) -> None:
         """A job is done. ``layers`` has the sizes of those kept, by depth; ``memory`` that of the sandbox.
 
-        ``found`` and ``joined`` tell what its making was really spared, where that was not known before.
+        ``found``, ``joined`` and ``fetched`` tell what its making was really spared, where that was not
+        known before.
         """
         done = self._end(job, now)
         claim = done.claim
@@ -241,7 +243,7 @@ class State:
         else:
             held.status = "ready"
             del claim.jobs[done.id]
-            claim.ready.append((held, *_spared(done, found, joined)))
+            claim.ready.append((held, *_spared(done, found, joined, fetched)))
             self.changed.append(claim)
         self.wishes.consider(done.top)
 
@@ -419,9 +421,11 @@ class State:
         return [claim for claim in everyone if any(entry[0] is held for entry in claim.ready)]
 
 
-def _spared(done: Job, found: int | None, joined: bool) -> tuple[Kind, int]:
+def _spared(done: Job, found: int | None, joined: bool, fetched: bool) -> tuple[Kind, int]:
     """How the sandbox of a job was made, and from where on."""
     start = done.start if found is None else found
+    if fetched and done.kind in ("promoted", "layer", "cold"):
+        return "fetched", start
     if joined and done.kind in ("layer", "cold"):
         return "joined", start
     if done.kind == "cold" and start:

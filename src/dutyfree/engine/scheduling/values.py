@@ -14,12 +14,12 @@ import msgspec
 from dutyfree.contract import Recipe
 from dutyfree.errors import LimitError
 
-Kind: TypeAlias = Literal["warm", "promoted", "joined", "layer", "forked", "cold"]
+Kind: TypeAlias = Literal["warm", "promoted", "joined", "layer", "fetched", "forked", "cold"]
 """How a sandbox came to be handed out, from the dearest stock to none at all.
 
 warm: idle in exactly this state; promoted: idle at a shorter prefix, the rest was run; joined: a refill
-under way was taken over; layer: made anew on a layer of the disk; forked: copied from a sibling of its
-group; cold: all of it was made.
+under way was taken over; layer: made anew on a layer of the disk; fetched: on one that a peer had; forked:
+copied from a sibling of its group; cold: all of it was made.
 """
 
 BASE = "base"

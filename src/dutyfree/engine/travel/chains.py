@@ -23,6 +23,9 @@ TAR = "tar"
 
 FORM = 1
 
+_LONGEST = 1e7
+"""Seconds: nobody waited longer for a layer."""
+
 _UPPER = re.compile(rf"({made.STAGE}|{made.SNAPSHOT}):[0-9a-f]{{64}}")
 _LOWER = re.compile(r"[a-z0-9]{1,16}:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -76,10 +79,11 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 def find(store: Store, wanted: Iterable[str]) -> list[Chain]:
     """Those of the wanted ones that the store has whole, without their blobs."""
     tops: dict[str, str] = {}
+    wanted = tuple(wanted)
+    known = stages(store) if any(one.startswith(RECIPE) for one in wanted) else {}
     for one in wanted:
         if one.startswith(RECIPE):
-            found = [key for key, told in stages(store).items() if RECIPE + told.recipe == one]
-            tops |= {key: key for key in found}
+            tops |= {key: key for key, told in known.items() if RECIPE + told.recipe == one}
         elif one.startswith(SNAPSHOT):
             named = store.snapshots.get(one.removeprefix(SNAPSHOT))
             tops |= {one: named.layer} if named else {}
@@ -112,6 +116,21 @@ def _chain(store: Store, name: str, top: str) -> Chain | None:
     lower = [Layer(key) for key in reversed(told.mounted)] if known or top.startswith(SNAPSHOT) else []
     layers = (*lower, *(Layer(key, found) for key, found in upper))
     return Chain(name=name, image=told.image, identity=told.identity, layers=layers, known=known)
+
+
+def strange(store: Store, chain: Chain) -> list[str]:
+    """Layers that the store has of another run of their stages: upon these the rest was not made."""
+    here = [(layer, read(store, layer.key)) for layer in chain.upper]
+    return [layer.key for layer, found in here if found and layer.made and found.birth != layer.made.birth]
+
+
+def upto(chain: Chain, key: str) -> Chain | None:
+    """The part of a chain that ends with this layer upon its image, if it is in it."""
+    keys = [layer.key for layer in chain.upper]
+    if key not in keys:
+        return None
+    shorter = (*chain.lower, *chain.upper[: keys.index(key) + 1])
+    return msgspec.structs.replace(chain, name=key, layers=shorter)
 
 
 def check(chain: Chain) -> None:
@@ -153,6 +172,7 @@ def _fits(chain: Chain, number: int) -> bool:
         told.below == below
         and (told.image, told.identity) == (chain.image, chain.identity)
         and is_snapshot == (told.settings is not None)
+        and 0 <= told.seconds < _LONGEST
     )
 
 

@@ -40,8 +40,16 @@ class Fetched(msgspec.Struct, frozen=True):
     """Bytes that came."""
 
 
+class Busy(CreateError):  # noqa: N818 (names the state)
+    """Somebody else makes it at this moment."""
+
+
 class Fetcher:
-    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted."""
+    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted.
+
+    An eager one, for who would build the layers otherwise, takes none of images. It waits neither for the
+    disk nor for others who make the same, so that no two wait for each other: it raises Busy. Others wait.
+    """
 
     def __init__(
         self,
@@ -50,12 +58,19 @@ class Fetcher:
         progress: Progress | None = None,
         halt: Halt | None = None,
         largest: int = LARGEST,
+        *,
+        eager: bool = False,
     ) -> None:
         self._store = store
         self._peer = peer
         self._progress = progress or (lambda _: None)
         self._halt = halt or Halt()
         self._largest = largest
+        self._eager = eager
+        self._claim = ""
+        """The uppermost layer that nobody else makes meanwhile."""
+        self.brought: list[str] = []
+        """Keys of the layers that are here by this."""
 
     def fetch(self, chain: Chain) -> Fetched:
         """A chain that the peer offers."""
@@ -63,6 +78,8 @@ class Fetcher:
         try:
             with contextlib.ExitStack() as leases:
                 return self._fetch(chain, leases)
+        except BlockingIOError as error:
+            raise Busy(f"{chain.name} is on its way already") from error
         except OSError as error:
             raise disk_error(error) from error
 
@@ -72,19 +89,36 @@ class Fetcher:
         lower = () if known else chain.lower
         if not (known or lower):
             _check_here(chain)
-        wanted = [layer for layer in chain.upper if not self._lease(layer.key, leases)]
+        wanted = self._missing(chain.upper, leases)
+        if wanted and (strange := chains.strange(self._store, chain)):
+            raise CreateError(
+                f"{wanted[-1].key} stands on another run of a stage than the one here, {strange[0]}",
+                remedy=f"remove that, if it is to come from there too: dutyfree layer rm {strange[0]}",
+            )
         trees = rootfs.host_trees() if chain.image == "host" else 1
         described = self._described([*lower, *wanted], trees)
         mounted = known.mounted if known else tuple(layer.key for layer in reversed(described[: len(lower)]))
         missing = [layer for layer in described if not self._lease(layer.key, leases)]
         size = self._bring(missing, mounted, leases)
-        self._store.settle([layer.key for layer in missing])
+        if missing:
+            settle = self._store.settle_behind if self._eager else self._store.settle
+            settle([layer.key for layer in missing])
         self._name(chain, mounted, known)
         return Fetched(chain, len(missing), size)
 
     def _lease(self, key: str, leases: contextlib.ExitStack) -> Lease | None:
         lease = self._store.lease(key)
         return leases.enter_context(lease) if lease else None
+
+    def _missing(self, layers: Sequence[Layer], leases: contextlib.ExitStack) -> list[Layer]:
+        """Those that are not here; of an eager one nobody else makes them from now on."""
+        missing = [layer for layer in layers if not self._lease(layer.key, leases)]
+        if not self._eager:
+            return missing
+        for layer in missing:
+            leases.enter_context(self._store.making(layer.key, wait=False))
+            self._claim = layer.key
+        return [layer for layer in missing if not self._lease(layer.key, leases)]
 
     # --- What is here already -----------------------------------------------------------------------
 
@@ -159,11 +193,11 @@ class Fetcher:
                 "only root can import layers, whose files have many owners",
                 remedy="run as root; without, recipes are made in memory by each process",
             )
-        self._check_room(sum(blob.whole for layer in missing for blob in layer.blobs))
+        self._check_room(sum(blob.whole + blob.size for layer in missing for blob in layer.blobs))
         with contextlib.ExitStack() as stack:
             # In one order, so that no two wait for each other.
             parts = {
-                digest: stack.enter_context(locked(self._store.part(digest), fcntl.LOCK_EX, self._halt))
+                digest: stack.enter_context(locked(self._part(digest), fcntl.LOCK_EX, self._halt))
                 for digest in sorted(blobs)
             }
             stack.callback(self._forget_empty, parts)
@@ -180,19 +214,28 @@ class Fetcher:
                         received.add(blob.digest)
                 make = partial(self._make, layer, mounted)
                 try:
-                    leases.enter_context(self._store.obtain(layer.key, make, self._halt))
+                    if self._eager:
+                        leases.enter_context(self._store.make(layer.key, make))
+                    else:
+                        leases.enter_context(self._store.obtain(layer.key, make, self._halt))
                 except CreateError:  # it came whole, and is wrong: it would be so again
                     self._forget(blob.digest for blob in layer.blobs)
                     raise
+                self.brought.append(layer.key)
                 self._progress(Event(layer.key, "done"))
                 later = {blob.digest for blob in _each(missing[number + 1 :])}
                 self._forget({blob.digest for blob in layer.blobs} - later)
             self._forget(blobs.keys() - received)  # of what another made meanwhile
         return sum(blobs[want.digest].size - want.position for want in wanted)
 
+    def _part(self, digest: str) -> Path:
+        """Where a blob comes to. Two eager ones may want the same, and neither is to wait for the other."""
+        own = hashlib.sha256(f"{self._claim} {digest}".encode()).hexdigest() if self._claim else digest
+        return self._store.part(own)
+
     def _forget(self, digests: Iterable[str]) -> None:
         for digest in digests:
-            self._store.part(digest).unlink(missing_ok=True)
+            self._part(digest).unlink(missing_ok=True)
 
     def _forget_empty(self, parts: dict[str, int]) -> None:
         self._forget(digest for digest, part in parts.items() if os.fstat(part).st_size == 0)
@@ -245,7 +288,7 @@ class Fetcher:
             target.mkdir(mode=0o755, exist_ok=True)
             root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._progress(Event(layer.key, "unpacking", index, len(layer.blobs)))
-            with contextlib.closing(Slice(self._store.part(blob.digest), 0, blob.size)) as file:
+            with contextlib.closing(Slice(self._part(blob.digest), 0, blob.size)) as file:
                 try:
                     done = unpack(streams.decompressed(file), root, limit=blob.whole, halt=self._halt.inner())
                 except streams.Refused as error:

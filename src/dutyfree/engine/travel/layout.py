@@ -27,7 +27,7 @@ from dutyfree.engine.images.locking import locked
 from dutyfree.engine.images.manifest import DOCUMENT_MAX, Settings, digest_of
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import Readable
-from dutyfree.engine.travel import packing
+from dutyfree.engine.travel import chains, packing
 from dutyfree.engine.travel.chains import FORM, RECIPE, Blob, Chain
 from dutyfree.engine.travel.peers import Want, joined
 from dutyfree.errors import CreateError
@@ -57,8 +57,14 @@ class LayoutPeer:
         return {chain.name: digest for digest, chain in self._chains.items()}
 
     def offer(self, wanted: Sequence[str]) -> list[Chain]:
-        """All of them, if nothing is said to be wanted."""
-        return [chain for chain in self._chains.values() if not wanted or _names(chain) & set(wanted)]
+        """All of them, if nothing is said to be wanted; of a layer that others stand on, what leads to it."""
+        whole = [chain for chain in self._chains.values() if not wanted or _names(chain) & set(wanted)]
+        named = {chain.name: chain for chain in whole}
+        for key in set(wanted) - named.keys():
+            for chain in self._chains.values():
+                if part := chains.upto(chain, key):
+                    named[key] = part
+        return list(named.values())
 
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
         return {key: self._blobs[key] for key in keys if key in self._blobs}
@@ -126,10 +132,10 @@ class Contents(NamedTuple):
         return sum(path.stat().st_size for path in self.blobs.values())
 
 
-def contents(store: Store, chains: Sequence[Chain], halt: Halt, *, image: bool = True) -> Contents:
+def contents(store: Store, several: Sequence[Chain], halt: Halt, *, image: bool = True) -> Contents:
     """All that a layout of these chains holds, packed. Raises CreateError, Stopped, OSError."""
     made = Contents([], [], {})
-    for chain in chains:
+    for chain in several:
         wanted = chain.layers if image else chain.upper
         blobs = {layer.key: packing.packed(store, layer.key, halt) for layer in wanted}
         told = msgspec.structs.replace(
@@ -138,8 +144,8 @@ def contents(store: Store, chains: Sequence[Chain], halt: Halt, *, image: bool =
         config, found = _documents(told)
         made.documents.extend((found, config))
         made.manifests.append({**found.descriptor, "annotations": {_NAME: chain.name}})
-        for key, several in blobs.items():
-            made.blobs.update({blob.digest: packing.blob_path(store, key, blob.digest) for blob in several})
+        for key, packed in blobs.items():
+            made.blobs.update({blob.digest: packing.blob_path(store, key, blob.digest) for blob in packed})
     return made
 
 

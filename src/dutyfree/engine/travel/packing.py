@@ -22,6 +22,9 @@ from dutyfree.errors import CreateError
 LEVEL = 3
 """Of the compression: more takes longer than a network of this century."""
 
+RESERVE = 256 << 20
+"""Bytes of the disk that packing leaves to others: it is done for strangers."""
+
 _PACKED = "packed"
 _LIST = "blobs"
 
@@ -64,6 +67,12 @@ def _known(lease: Lease) -> tuple[Blob, ...] | None:
 
 
 def _pack(store: Store, lease: Lease, halt: Halt) -> tuple[Blob, ...]:
+    free = shutil.disk_usage(store.root).free
+    if lease.facts.size + RESERVE > free:
+        raise CreateError(
+            f"there is no room to pack {lease.key}: {free} bytes are free",
+            remedy="dutyfree gc, or a larger disk",
+        )
     with store.scratch() as scratch:
         target = scratch / _PACKED
         target.mkdir()

@@ -10,30 +10,28 @@ Each answers three questions, in this order, and so can whatever else carries by
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import IO, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
 from dutyfree.engine.images.archives import Slice
 from dutyfree.engine.images.halting import Halt
-from dutyfree.engine.images.manifest import DOCUMENT_MAX
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import CHUNK, Readable
 from dutyfree.engine.travel import chains, packing
 from dutyfree.engine.travel.chains import Blob, Chain
+from dutyfree.engine.travel.lines import Lines, Reader
 from dutyfree.errors import CreateError, DutyfreeError
 
-PATIENCE = 0.1
-"""Seconds between two looks whether anybody still wants what is waited for."""
+MANY = 1024
+"""Names in one question: no recipe has more prefixes."""
 
 
 class Want(NamedTuple):
     digest: str
-    position: int
+    position: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Peer(Protocol):
@@ -49,9 +47,13 @@ class Peer(Protocol):
 class StorePeer:
     """A store that can be reached as a directory."""
 
-    def __init__(self, store: Store, halt: Halt | None = None) -> None:
+    def __init__(
+        self, store: Store, halt: Halt | None = None, turn: AbstractContextManager[Any] | None = None
+    ) -> None:
         self._store = store
         self._halt = halt or Halt()
+        self._turn = turn or contextlib.nullcontext()
+        """Taken while layers are packed, where many ask."""
         self._places: dict[str, str] = {}
 
     def offer(self, wanted: Sequence[str]) -> list[Chain]:
@@ -59,7 +61,8 @@ class StorePeer:
 
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
         try:
-            blobs = {key: packing.packed(self._store, key, self._halt) for key in keys}
+            with self._turn:
+                blobs = {key: packing.packed(self._store, key, self._halt) for key in keys}
         except (OSError, ValueError) as error:
             raise CreateError(f"layers cannot be packed in {self._store.root}: {error}") from error
         self._places |= {blob.digest: key for key, several in blobs.items() for blob in several}
@@ -125,12 +128,15 @@ class _Joined:
 # --- Over a stream of bytes ----------------------------------------------------------------------------
 
 
+Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MANY)]
+
+
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line; exactly one of the three."""
 
-    offer: tuple[str, ...] | None = None
-    pack: tuple[str, ...] | None = None
-    send: tuple[Want, ...] | None = None
+    offer: Names | None = None
+    pack: Names | None = None
+    send: Annotated[tuple[Want, ...], msgspec.Meta(max_length=MANY)] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -143,47 +149,13 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     remedy: str = ""
 
 
-class Reader(Protocol):
-    """A file as far as it is needed here: nothing is read of it twice."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def readline(self, size: int, /) -> bytes: ...
-
-
-class Patient:
-    """A pipe or a socket that may be silent for long: whoever reads it can be halted meanwhile."""
-
-    def __init__(self, descriptor: int, halt: Halt) -> None:
-        self._descriptor = descriptor
-        self._halt = halt
-        self._rest = b""
-
-    def read(self, size: int, /) -> bytes:
-        if not self._rest:
-            self._rest = self._more()
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-    def readline(self, size: int, /) -> bytes:
-        while b"\n" not in self._rest and len(self._rest) < size and (more := self._more()):
-            self._rest += more
-        end = self._rest.find(b"\n") + 1 or size
-        data, self._rest = self._rest[:end], self._rest[end:]
-        return data
-
-    def _more(self) -> bytes:
-        while not select.select([self._descriptor], [], [], PATIENCE)[0]:
-            self._halt.check()
-        return os.read(self._descriptor, CHUNK)
-
-
 class StreamPeer:
     """One who answers by ``serve`` at the other end."""
 
-    def __init__(self, reader: Reader, writer: IO[bytes]) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, lines: Lines, why: Callable[[], str] = lambda: "") -> None:
+        self._lines = lines
+        self._why = why
+        """What else it said, for when it hangs up."""
 
     def offer(self, wanted: Sequence[str]) -> list[Chain]:
         return list(self._ask(Question(offer=tuple(wanted))).chains)
@@ -194,21 +166,31 @@ class StreamPeer:
     @contextlib.contextmanager
     def send(self, blobs: Sequence[Want]) -> Iterator[Readable]:
         coming = self._ask(Question(send=tuple(blobs))).bytes
-        yield _Bounded(self._reader, coming)
+        yield _Bounded(self._lines.reader, coming)
 
     def _ask(self, question: Question) -> Answer:
         try:
-            self._writer.write(msgspec.json.encode(question) + b"\n")
-            self._writer.flush()
-            line = self._reader.readline(DOCUMENT_MAX)
-            if not line.endswith(b"\n"):
-                raise CreateError("the peer has hung up", remedy="see what it printed, and try again")
+            with contextlib.suppress(ConnectionError):  # what it said before it hung up tells more
+                self._lines.put(question)
+            line = self._lines.get()
+            if line is None:
+                raise _gone(self._why())
             answer = msgspec.json.decode(line, type=Answer)
-        except (OSError, msgspec.DecodeError) as error:
+        except ConnectionError as error:
+            raise _gone(self._why()) from error
+        except OSError as error:
+            raise CreateError(f"the peer cannot be asked: {error}") from error
+        except msgspec.DecodeError as error:
             raise CreateError(f"the peer is no `dutyfree layer serve`: {error}") from error
         if answer.error:
             raise CreateError(f"the peer says: {answer.error}", remedy=answer.remedy)
         return answer
+
+
+def _gone(why: str) -> CreateError:
+    return CreateError(
+        f"the peer has hung up{': ' if why else ''}{why}", remedy="see what it printed, and try again"
+    )
 
 
 class _Bounded:
@@ -219,37 +201,52 @@ class _Bounded:
         self._left = left
 
     def read(self, size: int, /) -> bytes:
-        data = self._reader.read(min(size, self._left))
+        try:
+            data = self._reader.read(min(size, self._left))
+        except OSError as error:
+            raise CreateError(
+                f"the transfer was cut: {error}", remedy="try again: what has come is kept"
+            ) from error
         self._left -= len(data)
         return data
 
 
-def serve(store: Store, reader: Reader, writer: IO[bytes], halt: Halt) -> None:
-    """Answer until the other end hangs up. Raises Stopped; what goes wrong is told to the other end."""
-    peer = StorePeer(store, halt)
-    while (line := reader.readline(DOCUMENT_MAX)).endswith(b"\n"):
+def serve(peer: StorePeer, lines: Lines, halt: Halt) -> int:
+    """Answer until the other end hangs up: the bytes of layers that were sent. Raises Stopped, OSError.
+
+    What goes wrong otherwise is told to the other end. Nothing is packed but what was asked for by its name
+    before, so that none can have all that is here.
+    """
+    offered: set[str] = set()
+    sent = 0
+    while (line := lines.get()) is not None:
         halt.check()
         try:
             question = msgspec.json.decode(line, type=Question)
             if question.send is not None:
-                _send(peer, question.send, writer)
+                sent += _send(peer, question.send, lines)
                 continue
             if question.pack is not None:
+                if not offered.issuperset(question.pack):
+                    raise CreateError("a layer is asked for that was not offered")
                 answer = Answer(blobs=peer.pack(question.pack))
             else:
-                answer = Answer(chains=tuple(peer.offer(question.offer or ())))
+                found = peer.offer(question.offer or ())
+                offered.update(layer.key for chain in found for layer in chain.layers)
+                answer = Answer(chains=tuple(found))
         except DutyfreeError as error:
             answer = Answer(error=error.message, remedy=error.remedy)
         except msgspec.DecodeError as error:
             answer = Answer(error=f"that is no question: {error}")
-        writer.write(msgspec.json.encode(answer) + b"\n")
-        writer.flush()
+        lines.put(answer)
+    return sent
 
 
-def _send(peer: StorePeer, wanted: Sequence[Want], writer: IO[bytes]) -> None:
+def _send(peer: StorePeer, wanted: Sequence[Want], lines: Lines) -> int:
     total = sum(peer.left(want) for want in wanted)
-    writer.write(msgspec.json.encode(Answer(bytes=total)) + b"\n")
+    lines.put(Answer(bytes=total))
     with peer.send(wanted) as stream:
         while piece := stream.read(CHUNK):
-            writer.write(piece)
-    writer.flush()
+            lines.writer.write(piece)
+    lines.writer.flush()
+    return total

@@ -1,12 +1,16 @@
-"""Where layers can be had, as people write it: a file, a directory, a command to talk to."""
+"""Where layers can be had, as people write it: a file, a directory, an address, a command to talk to."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,22 +18,46 @@ from dutyfree.engine.images import archives
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import Refused
+from dutyfree.engine.travel import network
 from dutyfree.engine.travel.layout import LayoutPeer
-from dutyfree.engine.travel.peers import Patient, Peer, StorePeer, StreamPeer
+from dutyfree.engine.travel.lines import Lines, Patient
+from dutyfree.engine.travel.network import TCP
+from dutyfree.engine.travel.peers import Peer, StorePeer, StreamPeer
 from dutyfree.errors import CreateError, UsageError
 
 EXEC = "exec:"
 STANDARD = "-"
+REMEDY = "name an archive, a directory, tcp://HOST:PORT, or exec:COMMAND (docs/layers.md)"
+
+ENDING = 5.0
+"""Seconds in which a command ends that nobody talks to any more."""
+TAIL = 500
+"""Bytes of its complaints that are told."""
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
+
+
+def check(source: str) -> None:
+    """Raises UsageError for what can be no source that is asked again and again, be it there or not."""
+    if source.startswith(EXEC):
+        _words(source)
+    elif source.startswith(TCP):
+        network.address(source.removeprefix(TCP))
+    elif _SCHEME.match(source) or source in ("", STANDARD):
+        raise UsageError(f"{source!r} is no peer", remedy=REMEDY)
 
 
 @contextlib.contextmanager
-def opened(source: str, store: Store, halt: Halt) -> Iterator[Peer]:
-    """A peer: an archive (``-`` for standard input), a layout, another cache, or ``exec:COMMAND``.
+def opened(source: str, store: Store, halt: Halt, *, alone: bool = False) -> Iterator[Peer]:
+    """A peer: an archive (``-`` is standard input), a layout, another cache, ``tcp://…`` or ``exec:COMMAND``.
 
-    Raises UsageError, CreateError.
+    ``alone``, nobody sits before it: a command has no terminal to ask at. Raises UsageError, CreateError.
     """
     if source.startswith(EXEC):
-        with _commanded(source.removeprefix(EXEC), halt) as peer:
+        with _commanded(_words(source), halt, alone=alone) as peer:
+            yield peer
+    elif source.startswith(TCP):
+        with network.connected(source, halt) as peer:
             yield peer
     elif source == STANDARD:
         with store.scratch() as scratch:
@@ -42,9 +70,7 @@ def opened(source: str, store: Store, halt: Halt) -> Iterator[Peer]:
         with store.scratch() as scratch:
             yield _archive(Path(source), scratch, source, halt)
     else:
-        raise UsageError(
-            f"there is no {source}", remedy="name an archive, a directory, or exec:COMMAND (docs/layers.md)"
-        )
+        raise UsageError(f"there is no {source}", remedy=REMEDY)
 
 
 def _directory(path: Path, halt: Halt) -> Peer:
@@ -68,22 +94,50 @@ def _archive(path: Path, scratch: Path, what: str, halt: Halt) -> Peer:
     return LayoutPeer(archives.Tar(path), what)
 
 
-@contextlib.contextmanager
-def _commanded(command: str, halt: Halt) -> Iterator[Peer]:
+def _words(source: str) -> list[str]:
+    command = source.removeprefix(EXEC)
     try:
-        process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    except (OSError, ValueError, IndexError) as error:
+        words = shlex.split(command)
+    except ValueError as error:
         raise UsageError(f"{command!r} cannot be run: {error}") from error
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield StreamPeer(Patient(process.stdout.fileno(), halt), process.stdin)
-    finally:
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # it ends by that
-        process.stdout.close()
+    if not words:
+        raise UsageError(f"{source!r} names no command", remedy=REMEDY)
+    return words
+
+
+@contextlib.contextmanager
+def _commanded(words: list[str], halt: Halt, *, alone: bool) -> Iterator[Peer]:
+    with tempfile.TemporaryFile() as said:
         try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said if alone else None,
+                start_new_session=alone,
+            )
+        except OSError as error:
+            raise UsageError(f"{shlex.join(words)!r} cannot be run: {error}") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            lines = Lines(Patient(process.stdout.fileno(), halt), process.stdin)
+            yield StreamPeer(lines, lambda: _tail(said.fileno()))
+        finally:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # it ends by that
+            process.stdout.close()
+            try:
+                process.wait(0 if halt.is_set() else ENDING)
+            except subprocess.TimeoutExpired:
+                if alone:
+                    with contextlib.suppress(OSError):
+                        os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+                process.kill()
+                process.wait()
+
+
+def _tail(file: int) -> str:
+    """The last of what a command complained of."""
+    size = os.fstat(file).st_size
+    return os.pread(file, TAIL, max(0, size - TAIL)).decode(errors="replace").strip()

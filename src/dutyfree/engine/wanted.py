@@ -1,0 +1,69 @@
+"""A prefix of a recipe that is to be made: what it is called in the store, and what is told of it there."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shlex
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dutyfree.contract import Stage
+from dutyfree.engine.disk import Base
+from dutyfree.engine.images import made
+from dutyfree.engine.images.made import Made
+from dutyfree.engine.travel.neighbours import QUICK, Missing
+
+FORM = 2
+"""Of what lies in the store: changed with it."""
+
+
+class Below(NamedTuple):
+    """The prefix that a stage is made upon, by its key; the shortest is the image."""
+
+    key: str
+    base: Base
+    """As it was when the stage was wanted; held until it is made."""
+    image: Base
+    names: tuple[str, ...]
+    """Keys in the store of all prefixes down to the image, the shortest first."""
+
+
+class Wanted(NamedTuple):
+    """A prefix that is to be made, and the stage that makes it of the one below."""
+
+    key: str
+    below: Below
+    stage: Stage
+    number: int
+    identity: str | None
+    rest: tuple[str, ...]
+    """Keys of this prefix and of all longer ones that are kept."""
+
+    def missing(self, seconds: Mapping[str, float]) -> Missing | None:
+        """What peers are asked for: nothing upon a snapshot, known here alone, nor what takes no time."""
+        took = sum(seconds.get(key, QUICK) for key in self.rest)
+        if self.identity is None or self.below.image.origin.keys or took < QUICK:
+            return None
+        return Missing(self.identity, self.below.names, tuple(name(key, self.identity) for key in self.rest))
+
+    def described(self, seconds: float, commit: str) -> Made:
+        """As it is told beside its layer, once it was made."""
+        origin, stage = self.below.image.origin, self.stage
+        return Made(
+            kind=stage.kind,
+            seconds=seconds,
+            image=origin.image,
+            identity=self.identity or "",
+            mounted=origin.mounted,
+            below=(*origin.keys, *self.below.names),
+            recipe=self.key,
+            birth=secrets.token_hex(16),
+            commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
+            commit=commit,
+        )
+
+
+def name(key: str, identity: str) -> str:
+    """The key in the store of a recipe's prefix upon an image."""
+    return f"{made.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"

@@ -1,0 +1,84 @@
+"""Two machines in one: two caches, and servers that have one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dutyfree import layers
+
+TOKEN = "a-token-of-many-characters"
+
+
+class Nodes:
+    """Two machines: two caches, of which one is used at a time."""
+
+    def __init__(self, root: Path, use: Callable[[Path], None]) -> None:
+        self.root = root
+        self.here, self.there = root / "here", root / "there"
+        self.use = use
+
+    def carried(self, way: str, what: layers.What) -> str:
+        """What is at ``here``, by some way."""
+        if way == "cache":
+            return str(self.here)
+        if way == "command":
+            return f"exec:env DUTYFREE_CACHE={self.here} {sys.executable} -m dutyfree layer serve"
+        self.use(self.here)
+        target = self.root / ("exported.tar" if way == "archive" else "exported/")
+        layers.export([what], f"{target}/" if way == "directory" else target)
+        return str(target)
+
+    def kept(self, node: Path) -> list[str]:
+        return sorted(str(path.relative_to(node)) for path in node.glob("layers/kept/*/*"))
+
+    @contextlib.contextmanager
+    def listening(self, node: Path, *, token: str = "", port: int = 0) -> Iterator[Server]:
+        """A server that has the layers of a node."""
+        environment = {**os.environ, "DUTYFREE_CACHE": str(node), "DUTYFREE_PEER_TOKEN": token}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", f"127.0.0.1:{port}"],
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        assert process.stderr is not None
+        try:
+            said = process.stderr.readline()
+            assert "tcp://" in said, said
+            yield Server(process, said.split()[-1])
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[str], source: str) -> None:
+        self.process = process
+        self.source = source
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.source.removeprefix("tcp://").rpartition(":")
+        return host, int(port)
+
+
+def pipe(node: Path, through: str) -> str:
+    """A peer whose answers go through a program."""
+    serve = f"DUTYFREE_CACHE={node} {sys.executable} -m dutyfree layer serve"
+    return f"exec:sh -c {shlex.quote(f'{serve} | exec {sys.executable} -c {shlex.quote(through)}')}"
+
+
+THROUGH = "import os, time\nwhile data := os.read(0, 99999): os.write(1, data)"
+SLOWLY = f"{THROUGH}; time.sleep(0.02)"
+
+
+def cut(count: int) -> str:
+    """What ends after so many bytes, and hangs up."""
+    return f"import os\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))"

@@ -1,0 +1,667 @@
+"""A node that asks its peers before it builds: once, for the deepest there is, and no request fails by it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree import layers
+from dutyfree.contract import Recipe, Stage
+from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.images.made import Made
+from dutyfree.engine.images.store import Store
+from dutyfree.engine.travel import neighbours
+from dutyfree.engine.travel.chains import Chain, Layer
+from dutyfree.engine.travel.neighbours import Missing, Neighbours
+from dutyfree.errors import CreateError, OptionError
+from tests.engine.travel.nodes import SLOWLY, Nodes, cut, pipe
+from tests.engine.travel.test_travel import said, with_image
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
+]
+
+CLONE = Stage("repository", commands=("sleep 0.3; date +%N > stamp; head -c 3000000 /dev/urandom > one",))
+INSTALL = Stage("dependencies", commands=("sleep 0.3; cat stamp > copy; head -c 5000000 /dev/urandom > two",))
+SETUP = Stage("setup", commands=("sleep 0.3; cat stamp > third",))
+RECIPE = Recipe(stages=(CLONE, INSTALL))
+SEE = "cat stamp copy; md5sum one two"
+
+
+async def built(nodes: Nodes, recipe: Recipe = RECIPE, see: str = SEE) -> bytes:
+    """At the other node, to be had from there."""
+    nodes.use(nodes.here)
+    seen = await said(recipe, see)
+    nodes.use(nodes.there)
+    return seen
+
+
+@asynccontextmanager
+async def fetching(*peers: str, recipe: Recipe = RECIPE, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A sandbox of a node with peers, and its substrate."""
+    native: Any
+    async with dutyfree.open("native", peers=peers, **options) as native, native.sandbox(recipe) as sandbox:
+        yield native, sandbox
+
+
+async def seen(sandbox: Any, command: str = SEE) -> bytes:
+    found = await sandbox.exec(command)
+    assert found.ok, found
+    return bytes(found.stdout)
+
+
+@asynccontextmanager
+async def carried(nodes: Nodes, way: str, recipe: Recipe) -> AsyncIterator[str]:
+    """A peer that has what the other node has; this one is used."""
+    with contextlib.ExitStack() as stack:
+        if way == "socket":
+            server = nodes.listening(nodes.here)
+            yield (await anyio.to_thread.run_sync(stack.enter_context, server)).source
+        else:
+            source = await anyio.to_thread.run_sync(nodes.carried, way, recipe)
+            nodes.use(nodes.there)
+            yield source
+
+
+# --- What is there is taken ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["archive", "directory", "cache", "command", "socket"])
+@pytest.mark.parametrize("upon", ["host", "image"])
+async def test_what_a_peer_has_is_not_built(nodes: Nodes, way: str, upon: str) -> None:
+    recipe = RECIPE if upon == "host" else Recipe(await with_image(nodes), RECIPE.stages)
+    before = await built(nodes, recipe)
+    if upon == "image":
+        await with_image(nodes)
+    async with carried(nodes, way, recipe) as source:
+        async with fetching(source, recipe=recipe) as (native, sandbox):
+            assert await seen(sandbox) == before
+            assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
+            # What the stages took where they were made, not what the way took, is what they cost.
+            assert {kept.seconds for kept in await anyio.to_thread.run_sync(layers.ls)} == set(
+                native.stage_seconds.values()
+            )
+            assert all(native.stage_seconds[recipe.key(length)] >= 0.3 for length in (1, 2))
+            assert sandbox.served.cold_seconds >= 0.6
+            figures = native.peers[source]
+            assert (figures.asked, figures.chains, figures.layers, figures.failures) == (1, 1, 2, 0)
+            assert figures.size > 8_000_000
+            async with native.sandbox(recipe) as another:
+                assert another.served.kind == "layer"
+        async with fetching(source, recipe=recipe) as (native, sandbox):
+            assert await seen(sandbox) == before
+            assert sandbox.served.kind != "fetched"
+            assert native.peers[source].asked == 0
+    assert set(nodes.kept(nodes.there)) <= set(nodes.kept(nodes.here))
+
+
+@pytest.mark.parametrize("way", ["directory", "socket"])
+async def test_the_deepest_prefix_is_taken_and_the_rest_built(nodes: Nodes, way: str) -> None:
+    """Of another recipe with the same beginning."""
+    before = await built(nodes)
+    longer = Recipe(stages=(CLONE, INSTALL, SETUP, Stage("setup", commands=("sleep 0.1; cat third",))))
+    peer = carried(nodes, way, RECIPE)
+    async with peer as source, fetching(source, recipe=longer) as (native, sandbox):
+        assert await seen(sandbox) == before
+        assert await seen(sandbox, "cat third") == before.splitlines()[0] + b"\n"
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
+        assert native.peers[source].asked == 1  # not once more for each stage that it lacks
+    nodes.use(nodes.here)
+    async with fetching(str(nodes.there), recipe=longer) as (native, sandbox):
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "setup")
+        assert native.peers[str(nodes.there)].layers == 2
+
+
+async def test_the_part_of_an_export_that_fits_is_taken(nodes: Nodes) -> None:
+    before = await built(nodes)
+    source = await anyio.to_thread.run_sync(nodes.carried, "directory", RECIPE)
+    nodes.use(nodes.there)
+    async with fetching(source, recipe=Recipe(stages=(CLONE, SETUP))) as (native, sandbox):
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
+        assert await seen(sandbox, "cat stamp third") == before.splitlines()[0].join([b"", b"\n"]) * 2
+        assert native.peers[source].layers == 1
+
+
+async def test_of_several_the_one_with_most_is_taken(nodes: Nodes) -> None:
+    before = await built(nodes)
+    third = nodes.root / "third"
+    nodes.use(third)
+    async with fetching(str(nodes.here), recipe=Recipe(stages=(CLONE,))):
+        pass
+    nodes.use(nodes.there)
+    gone = "tcp://127.0.0.1:1"
+    async with fetching(gone, str(third), str(nodes.here)) as (native, sandbox):
+        assert await seen(sandbox) == before
+        assert sandbox.served.kind == "fetched"
+        assert native.peers[str(nodes.here)].layers == 2
+        assert native.peers[str(third)].layers == 0
+
+
+async def test_what_is_built_in_no_time_is_built(nodes: Nodes) -> None:
+    quick = Recipe(stages=(Stage("setup", commands=("date +%N > stamp",)),))
+    before = await built(nodes, quick, "cat stamp")
+    async with fetching(str(nodes.here), recipe=quick) as (native, sandbox):
+        assert await seen(sandbox, "cat stamp") != before
+        assert sandbox.served.kind == "cold"
+        assert native.peers[str(nodes.here)].layers == 0
+
+
+async def test_upon_what_was_built_here_nothing_is_put_that_was_made_upon_another(nodes: Nodes) -> None:
+    """The same stage, run twice, need not leave the same: a chain is of one making."""
+    before = await built(nodes)
+    mine = await said(Recipe(stages=(CLONE,)), "cat stamp")
+    async with fetching(str(nodes.here)) as (native, sandbox):
+        assert (await seen(sandbox, "cat copy")) == mine
+        assert sandbox.served.kind == "cold"
+        assert native.peers[str(nodes.here)].failures == 0
+    assert mine not in before
+    nodes.use(nodes.root / "third")
+    await said(Recipe(stages=(CLONE,)), "true")
+    with pytest.raises(CreateError, match="another run of a stage"):
+        await anyio.to_thread.run_sync(layers.bring, str(nodes.here), [RECIPE])
+
+
+async def test_secrets_stay_where_they_are(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who fetches needs none, and gets none."""
+    stage = Stage(
+        "setup", commands=('sleep 0.3; test "$SECRET" && echo ${#SECRET} > length',), secrets=("SECRET",)
+    )
+    recipe = Recipe(stages=(stage,))
+    monkeypatch.setenv("SECRET", "hunter2-hunter2")
+    assert await built(nodes, recipe, "cat length") == b"15\n"
+    monkeypatch.delenv("SECRET")
+    exported = await anyio.to_thread.run_sync(nodes.carried, "directory", recipe)
+    nodes.use(nodes.there)
+    async with fetching(exported, recipe=recipe) as (_, sandbox):
+        assert await seen(sandbox, "cat length; printenv SECRET || true") == b"15\n"
+        assert sandbox.served.kind == "fetched"
+    for place in (nodes.there, Path(exported)):
+        found = await anyio.run_process(["grep", "-r", "hunter2", str(place)], check=False)
+        assert found.returncode == 1
+    nodes.use(nodes.root / "third")
+    with pytest.raises(CreateError, match="wants the secret SECRET"):
+        await said(recipe, "true")
+
+
+async def test_the_pool_counts_what_was_fetched(nodes: Nodes) -> None:
+    before = await built(nodes)
+    source = str(nodes.here)
+    native: Any
+    async with dutyfree.open("native", peers=[source]) as native:
+        async with native.group(RECIPE, 4) as group:
+            assert [await seen(sandbox) for sandbox in group] == [before] * 4
+            kinds = sorted(sandbox.served.kind for sandbox in group)
+            assert kinds == ["fetched", "forked", "forked", "forked"]
+        assert native.pool.ledger.served["fetched", "dependencies"] == 1
+        costs = native.pool._state.costs
+        for length, stage in enumerate(RECIPE.stages, 1):
+            told = native.stage_seconds[RECIPE.key(length)]
+            assert costs.seconds(RECIPE.key(length), stage.kind) == pytest.approx(told)
+        assert native.peers[source].chains == 1
+
+
+# --- Many at once --------------------------------------------------------------------------------------
+
+
+async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
+    before = await built(nodes)
+    kinds: list[str] = []
+
+    async def ask(native: Any) -> None:
+        async with native.sandbox(RECIPE) as sandbox:
+            assert await seen(sandbox) == before
+            kinds.append(sandbox.served.kind)
+
+    native: Any
+    async with dutyfree.open("native", peers=[str(nodes.here)]) as native:
+        async with anyio.create_task_group() as group:
+            for _ in range(8):
+                group.start_soon(ask, native)
+        assert native.peers[str(nodes.here)].asked == 1
+        assert native.peers[str(nodes.here)].size < 9_000_000
+    assert sorted(kinds) == ["fetched", *["joined"] * 7]
+
+
+async def test_different_ones_come_beside_each_other(nodes: Nodes) -> None:
+    """They have an empty layer in common: what a stage did not write to."""
+    recipes = [
+        Recipe(stages=(Stage("setup", commands=(f"sleep 0.3; echo {number} > n",)),)) for number in range(6)
+    ]
+    for recipe in recipes:
+        await built(nodes, recipe, "cat n")
+    kinds: list[str] = []
+
+    async def ask(native: Any, number: int) -> None:
+        async with native.sandbox(recipes[number]) as sandbox:
+            assert await seen(sandbox, "cat n") == b"%d\n" % number
+            kinds.append(sandbox.served.kind)
+
+    native: Any
+    async with dutyfree.open("native", peers=[str(nodes.here)]) as native, anyio.create_task_group() as group:
+        for number in range(len(recipes)):
+            group.start_soon(ask, native, number)
+    assert kinds == ["fetched"] * len(recipes)
+    assert list(nodes.there.glob("layers/parts/*")) == []
+
+
+async def test_an_import_and_a_fetch_of_the_same_do_not_wait_for_each_other_for_ever(nodes: Nodes) -> None:
+    before = await built(nodes)
+    imported: list[Any] = []
+
+    async def bring() -> None:
+        slowly = pipe(nodes.here, SLOWLY)
+        imported.extend(await anyio.to_thread.run_sync(lambda: layers.bring(slowly, [RECIPE])))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(bring)
+        await anyio.sleep(1)
+        async with fetching(pipe(nodes.here, SLOWLY)) as (_, sandbox):
+            assert await seen(sandbox) == before
+    assert imported
+
+
+ASK = """
+import sys, anyio, dutyfree
+from dutyfree import Recipe, Stage
+from tests.engine.travel.test_neighbours import RECIPE
+async def main():
+    async with dutyfree.open("native", peers=sys.argv[1:]) as native, native.sandbox(RECIPE) as sandbox:
+        stamp = (await sandbox.read("copy")).decode().strip()
+        print(stamp, sandbox.served.kind, *[found.size for found in native.peers.values()])
+anyio.run(main)
+"""
+
+
+def asking(node: Path, *peers: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ASK, *peers],
+        env={**os.environ, "DUTYFREE_CACHE": str(node), "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answers(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
+    return [process.communicate(timeout=120)[0].split() for process in processes]
+
+
+async def test_several_processes_fetch_it_once(nodes: Nodes) -> None:
+    before = await built(nodes)
+
+    def run() -> list[list[str]]:
+        return answers([asking(nodes.there, str(nodes.here)) for _ in range(4)])
+
+    told = await anyio.to_thread.run_sync(run)
+    assert {stamp for stamp, *_ in told} == {before.split()[0].decode()}
+    assert "fetched" in {kind for _, kind, _ in told}
+    sizes = sorted(int(size) for *_, size in told)
+    assert sum(sizes) < 9_000_000 < sum(sizes) + 1_000_000
+
+
+async def test_what_another_process_builds_is_waited_for(nodes: Nodes) -> None:
+    """It began before: to fetch the same beside it would be to have two makers."""
+    await built(nodes)
+
+    def run() -> list[list[str]]:
+        builder = asking(nodes.there)
+        until = threading.Event()
+        while not list((nodes.there / "layers/making").glob("*/tree")):
+            assert builder.poll() is None
+            until.wait(0.01)
+        return answers([builder, asking(nodes.there, str(nodes.here))])
+
+    (first, _), (second, *_) = await anyio.to_thread.run_sync(run)
+    assert first == second
+
+
+# --- Peers that are of no use --------------------------------------------------------------------------
+
+
+def listener(answer: Callable[[socket.socket], None]) -> Any:
+    """A peer of ill will."""
+
+    @contextlib.contextmanager
+    def run() -> Iterator[str]:
+        with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as open_ones:
+
+            def accept() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        connection, _ = server.accept()
+                        open_ones.callback(connection.close)
+                        with contextlib.suppress(OSError):
+                            answer(connection)
+
+            thread = threading.Thread(target=accept, daemon=True)
+            thread.start()
+            yield "tcp://{}:{}".format(*server.getsockname())
+            server.shutdown(socket.SHUT_RDWR)
+
+    return run()
+
+
+def silent(_: socket.socket) -> None:
+    pass
+
+
+def babbling(connection: socket.socket) -> None:
+    connection.sendall(os.urandom(100_000) + b"\n")
+
+
+def endless(connection: socket.socket) -> None:
+    connection.sendall(b'{"dutyfree":1}\n{"chains":[')
+    while True:
+        connection.sendall(b"[" * 65536)
+
+
+def hung_up(connection: socket.socket) -> None:
+    connection.close()
+
+
+async def test_a_peer_that_is_gone_is_told_of_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    gone = ["tcp://127.0.0.1:1", "exec:/no/such", "exec:false", str(nodes.root / "absent")]
+    nodes.use(nodes.there)
+    native: Any
+    with caplog.at_level(logging.WARNING):
+        async with dutyfree.open("native", peers=gone) as native:
+            for stages in ((CLONE,), (CLONE, SETUP), (CLONE, INSTALL)):
+                async with native.sandbox(Recipe(stages=stages)) as sandbox:
+                    assert sandbox.served.kind in ("cold", "layer")
+            for figures in native.peers.values():
+                assert (figures.asked, figures.failures) == (1, 1)
+                assert figures.failure
+    for source in gone:
+        assert sum(source in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("answer", [silent, babbling, endless, hung_up], ids=lambda one: one.__name__)
+async def test_one_that_makes_no_sense_costs_its_time_alone(nodes: Nodes, answer: Any) -> None:
+    before = await built(nodes)
+    with listener(answer) as source:
+        async with fetching(source, peer_seconds=2.0) as (native, sandbox):
+            assert sandbox.served.kind == "cold"
+            assert await seen(sandbox) != before
+            assert (native.peers[source].asked, native.peers[source].failures) == (1, 1)
+        nodes.use(nodes.root / "third")
+        async with fetching(source, str(nodes.here), peer_seconds=60) as (_, sandbox):
+            assert sandbox.served.kind == "fetched"  # it is asked beside those that do
+            assert await seen(sandbox) == before
+
+
+FLIPPED = """import os, time
+seen = 0
+while data := bytearray(os.read(0, 99999)):
+    if seen < 4000000 <= seen + len(data): data[4000000 - seen] ^= 1
+    seen += len(data)
+    os.write(1, data)"""
+HANGING = """import os, time
+seen = 0
+while data := os.read(0, 99999):
+    seen += os.write(1, data)
+    if seen > 4000000: time.sleep(1000)"""
+
+
+@pytest.mark.parametrize(
+    ("through", "why"),
+    [
+        (cut(4_000_000), "cut after"),
+        (FLIPPED, "not what was announced"),
+        (HANGING, "longer than|said nothing"),
+    ],
+    ids=["cut", "flipped", "hanging"],
+)
+async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, through: str, why: str) -> None:
+    """The first layer is; the second is built upon it."""
+    before = await built(nodes)
+    source = pipe(nodes.here, through)
+    async with fetching(source, peer_seconds=4.0) as (native, sandbox):
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
+        now = await seen(sandbox)
+        assert now.split()[:2] == before.split()[:2]
+        assert now.split()[-2:] != before.split()[-2:]
+        assert re.search(why, native.peers[source].failure), native.peers
+    nodes.use(nodes.there)
+    assert len(await anyio.to_thread.run_sync(layers.ls)) == 2
+    running = await anyio.run_process(["pgrep", "-f", re.escape(str(nodes.here))], check=False)
+    assert running.stdout == b""
+
+
+async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
+    """As one does whose file server is gone: nobody can be told to stop reading it."""
+    blob = nodes.root / "shared/blobs/sha256" / ("a" * 64)
+
+    def make() -> None:
+        blob.parent.mkdir(parents=True)
+        os.mkfifo(blob)
+        index = {"manifests": [{"digest": f"sha256:{blob.name}"}]}
+        (nodes.root / "shared/index.json").write_text(json.dumps(index))
+
+    await anyio.to_thread.run_sync(make)
+    nodes.use(nodes.there)
+    try:
+        async with fetching(str(nodes.root / "shared"), peer_seconds=1.0) as (native, sandbox):
+            assert sandbox.served.kind == "cold"
+            assert "said nothing" in native.peers[str(nodes.root / "shared")].failure
+    finally:
+        os.close(os.open(blob, os.O_RDWR))  # the thread that was left behind can end
+
+
+async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
+    before = await built(nodes)
+    slowly = pipe(
+        nodes.here, f"import os; open({str(nodes.root / 'pid')!r}, 'w').write(str(os.getpid()))\n{SLOWLY}"
+    )
+
+    def kill() -> None:
+        wait = threading.Event()
+        while not any(path.stat().st_size for path in nodes.there.glob("layers/parts/*")):
+            wait.wait(0.001)
+        os.kill(int((nodes.root / "pid").read_text()), signal.SIGKILL)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, kill)
+        async with fetching(slowly) as (native, sandbox):
+            assert native.peers[slowly].failures == 1
+            assert (await seen(sandbox, "cat stamp copy")).split()[0] == (
+                await seen(sandbox, "cat copy")
+            ).strip()
+    # What came is kept for the next attempt, of somebody who asks for it.
+    nodes.use(nodes.root / "third")
+    async with fetching(str(nodes.here)) as (_, sandbox):
+        assert await seen(sandbox) == before
+
+
+async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nodes) -> None:
+    before = await built(nodes)
+    async with carried(nodes, "socket", RECIPE) as source:
+        pass
+    native: Any
+    async with dutyfree.open("native", peers=[source]) as native:
+        await native.prepare(Recipe(stages=(Stage("setup", commands=("true",)),)))
+        assert native.peers[source].failures == 1
+        with contextlib.ExitStack() as stack:
+            server = nodes.listening(nodes.here, port=int(source.rpartition(":")[2]))
+            await anyio.to_thread.run_sync(stack.enter_context, server)
+            native._stages.neighbours._peers[0].retry_at = 0.0  # as if time had passed
+            async with native.sandbox(RECIPE) as sandbox:
+                assert await seen(sandbox) == before
+                assert sandbox.served.kind == "fetched"
+
+
+async def test_peers_that_die_all_the_time_lose_no_request(nodes: Nodes) -> None:
+    recipes = [
+        Recipe(
+            stages=(CLONE, Stage("setup", commands=(f"sleep 0.2; head -c {number}00000 /dev/urandom > n",)))
+        )
+        for number in range(1, 13)
+    ]
+    for recipe in recipes:
+        await built(nodes, recipe, "cat stamp")
+    over = threading.Event()
+    risen: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def die_and_rise(seed: int) -> None:
+        port, moments = 0, random.Random(seed)
+        while not over.is_set():
+            with nodes.listening(nodes.here, port=port) as server:
+                if not port:
+                    port = server.address[1]
+                    risen.put(server.source)
+                over.wait(moments.uniform(0.3, 2))
+
+    threads = [threading.Thread(target=die_and_rise, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        peers = [await anyio.to_thread.run_sync(risen.get) for _ in threads]
+        sizes: list[bytes] = []
+
+        async def ask(native: Any, recipe: Recipe) -> None:
+            async with native.sandbox(recipe) as sandbox:
+                sizes.append(await seen(sandbox, "stat -c %s n"))
+
+        native: Any
+        async with dutyfree.open("native", peers=peers) as native, anyio.create_task_group() as group:
+            for recipe in recipes:
+                group.start_soon(ask, native, recipe)
+        assert sorted(map(int, sizes)) == [number * 100_000 for number in range(1, 13)]
+    finally:
+        over.set()
+        for thread in threads:
+            await anyio.to_thread.run_sync(thread.join)
+    await anyio.to_thread.run_sync(Store().collect, 1 << 40)
+    assert await anyio.to_thread.run_sync(os.listdir, nodes.there / "layers/making") == [".lock"]
+
+
+async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Nodes) -> None:
+    before = await built(nodes)
+
+    def kill() -> None:
+        process = asking(nodes.there, pipe(nodes.here, SLOWLY))
+        wait = threading.Event()
+        while not any(path.stat().st_size for path in nodes.there.glob("layers/parts/*")):
+            assert process.poll() is None
+            wait.wait(0.001)
+        process.kill()
+        process.communicate()
+        running = ["pgrep", "-f", re.escape(str(nodes.here))]
+        while subprocess.run(running, stdout=subprocess.DEVNULL, check=False).returncode == 0:
+            wait.wait(0.05)  # its peer ends by itself
+
+    with anyio.fail_after(60):
+        await anyio.to_thread.run_sync(kill)
+    nodes.use(nodes.there)
+    left = sum(path.stat().st_size for path in nodes.there.glob("layers/parts/*"))
+    async with fetching(str(nodes.here)) as (native, sandbox):
+        assert await seen(sandbox) == before
+        assert native.peers[str(nodes.here)].size + left < 9_000_000
+    await anyio.to_thread.run_sync(Store().collect, 1 << 40)
+    for where in ("parts", "making", "locks"):
+        assert await anyio.to_thread.run_sync(os.listdir, nodes.there / "layers" / where) in ([], [".lock"])
+
+
+async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -> None:
+    await built(nodes)
+    native: Any
+    async with dutyfree.open("native", peers=["exec:sleep 1000"]) as native:
+        with anyio.move_on_after(0.5):
+            await native.prepare(RECIPE)
+        assert native.peers["exec:sleep 1000"].failures == 0
+    running = await anyio.run_process(["pgrep", "-fx", "sleep 1000"], check=False)
+    assert running.stdout == b""
+
+
+# --- Deciding ------------------------------------------------------------------------------------------
+
+
+KEYS = tuple(f"stage:{digit * 64}" for digit in "abc")
+
+
+def chain(*keys: str, seconds: float = 1.0, birth: str = "", **lies: Any) -> Chain:
+    told = {"name": keys[-1], "image": "host", "identity": "sha256:1"}
+    upper = tuple(
+        Layer(
+            key,
+            Made(
+                kind="setup", seconds=seconds, image="host", identity="sha256:1", below=keys[:at], birth=birth
+            ),
+        )
+        for at, key in enumerate(keys)
+    )
+    return Chain(**{**told, "layers": upper, **lies})
+
+
+@pytest.mark.parametrize(
+    ("offered", "length"),
+    [
+        ([chain(*KEYS[:1]), chain(*KEYS), chain(*KEYS[:2])], 3),
+        ([chain(*KEYS[:2]), chain(*KEYS, identity="sha256:2")], 2),
+        ([chain(*KEYS, seconds=0.01)], 0),
+        ([chain(KEYS[0], KEYS[2])], 0),
+        ([chain(f"stage:{'d' * 64}")], 0),
+        ([chain(*KEYS, f"stage:{'d' * 64}")], 0),
+        ([chain("../../etc")], 0),
+        ([], 0),
+    ],
+)
+async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[Chain], length: int) -> None:
+    found = neighbours.best(Store(tmp_path), Missing("sha256:1", (), KEYS), offered)
+    assert (len(found.upper) if found else 0) == length
+    if found:
+        assert found.known is None
+        assert (
+            neighbours.best(Store(tmp_path), Missing("sha256:1", KEYS[:length], KEYS[length:]), offered)
+            is None
+        )
+
+
+async def test_it_stops_when_it_is_halted(tmp_path: Path) -> None:
+    halt = Halt()
+    threading.Timer(0.3, halt.set).start()
+    peers = Neighbours(["exec:sleep 1000"], 300)
+    with pytest.raises(Stopped):
+        await anyio.to_thread.run_sync(
+            lambda: peers.fetch(Store(tmp_path), Missing("sha256:1", (), KEYS), halt)
+        )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"peers": ["http://node"]},
+        {"peers": ["tcp://node"]},
+        {"peers": ["tcp://:7400"]},
+        {"peers": ["tcp://user@node:7400"]},
+        {"peers": ["exec:"]},
+        {"peers": ["exec:'"]},
+        {"peers": ["-"]},
+        {"peers": [""]},
+        {"peers": "tcp://node:7400"},
+        {"peers": [], "peer_seconds": 0},
+    ],
+    ids=str,
+)
+def test_what_can_be_no_peer_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="peer"):
+        dutyfree.open("native", **option)
