@@ -303,7 +303,7 @@ async def test_many_recipes_need_few_open_files() -> None:
             await settled(native)
             assert len(native._stages._leases) <= 22
             async with native.sandbox(recipes[0]) as sandbox:
-                assert sandbox.served.kind == "layer"
+                assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "setup")
                 assert (await sandbox.exec("cat a b")).stdout == b"1\n0\n"
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
