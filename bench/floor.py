@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "src/dutyfree/engine/init"
-REPLACED = ("box.c", "freezing.c", "init.c", "keeping.c", "launcher.c", "main.c", "way.c")
+REPLACED = ("box.c", "freezing.c", "init.c", "keeping.c", "launcher.c", "looking.c", "main.c", "way.c")
 """By floor.c; all else of the engine is its own."""
 
 sys.path.insert(0, str(HERE.parent))

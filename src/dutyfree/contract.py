@@ -368,6 +368,7 @@ class Sandbox(Protocol):
         """Run a command to its end. ``env`` adds to the sandbox's environment.
 
         A timeout kills the command's whole process tree, and the observation keeps what was printed.
+        One of nothing or less does so as soon as it runs, if it has not ended by then.
         A child left in the background does not hold the call. Without ``stdin`` the command reads
         an empty stream. A program that cannot be started is a result too: 127 when it does not
         exist, 126 when it may not be run, with the reason on stderr.

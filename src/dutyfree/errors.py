@@ -35,10 +35,23 @@ from typing import ClassVar, Literal
 Phase = Literal["pool", "create", "ready", "dispatch", "exec", "collect", "cleanup"]
 
 
+def plain(text: str) -> str:
+    """The text with nothing in it that a terminal would take for an order: such characters are spelt out.
+
+    Sandboxes, servers and peers say what they like.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 class DutyfreeError(Exception):
-    """An error with one clear sentence, and what to do about it."""
+    """An error with one clear sentence, and what to do about it; it can be printed, whoever it cites."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
+        message, remedy = plain(message), plain(remedy)
         super().__init__(message)
         self.message = message
         self.remedy = remedy

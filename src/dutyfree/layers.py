@@ -217,7 +217,19 @@ def _offered(peer: Peer, what: What) -> Chain:
     found = peer.offer(_wanted(what))
     if not all(_is(chain, what) for chain in found):
         raise CreateError("the peer offers what it was not asked for", remedy="it is broken or hostile")
-    return _longest(found, what)
+    return _named(_longest(found, what), what)
+
+
+def _named(chain: Chain, what: What) -> Chain:
+    """Its image comes under the name that the recipe has for it, and under no other."""
+    from dutyfree.engine.images import library, reference
+
+    wanted = None if isinstance(what, str) else what.image
+    if chain.known is None or wanted is None:
+        return msgspec.structs.replace(chain, known=None)
+    if not wanted.startswith(("/", library.LAYOUT, library.DAEMON)):
+        wanted = str(reference.parse(wanted))
+    return msgspec.structs.replace(chain, known=msgspec.structs.replace(chain.known, name=wanted))
 
 
 def _is(chain: Chain, what: What) -> bool:
@@ -230,7 +242,8 @@ def _is(chain: Chain, what: What) -> bool:
         return what in tops
     keys = {what.key(length) for length in range(1, len(what.stages) + 1)}
     made = {wanted.name(one.recipe, one.identity) for one in told if one.recipe in keys}
-    return bool(told) and {layer.key for layer in chain.upper} == made
+    is_upon = what.image is None or chain.image == what.image
+    return bool(told) and is_upon and {layer.key for layer in chain.upper} == made
 
 
 def _one(store: Store, what: What) -> Chain:

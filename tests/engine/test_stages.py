@@ -17,6 +17,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
+from dutyfree import recipes
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.store import Store
@@ -346,6 +347,26 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     assert "why" in text
     assert "hunter2" not in text
     assert len(await _layers()) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "hint"),
+    [
+        (recipes.pip("pytest"), "environment of its own"),
+        (recipes.repository("file:///nowhere/project"), "copied in by its path"),
+        (recipes.apt("git"), "name another image"),
+    ],
+)
+async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path) -> None:
+    manages = tmp_path / "EXTERNALLY-MANAGED"
+    await anyio.to_thread.run_sync(manages.write_text, "[externally-managed]\nError=no\n")
+    beside = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')"
+    managed = setup(f"mv mark {beside}/EXTERNALLY-MANAGED", files={"mark": manages})
+    async with opened() as native:
+        with pytest.raises(StageError) as told:
+            await native.prepare(Recipe(stages=(managed, stage)))
+    assert hint in told.value.remedy
+    assert "all that it printed is in" in told.value.remedy
 
 
 @pytest.mark.parametrize("pooled", [False, True])

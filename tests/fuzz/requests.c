@@ -53,6 +53,23 @@ void __wrap_slot_return(struct slot *slot)
 	slot_discard(slot);
 }
 
+int __wrap_slot_keeps_messages(const struct slot *slot);
+int __wrap_slot_keeps_messages(const struct slot *slot)
+{
+	claim(slot->pidfd >= 0, "a sandbox that lives has a process");
+	return 0;
+}
+
+ssize_t __wrap_cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size);
+ssize_t __wrap_cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size)
+{
+	static const char *const said[] = {"max\n", "-1\n", "1048576\n", "rss 1\nshmem 99999999999999999999\n", ""};
+	static unsigned turn;
+
+	(void)group, (void)kind, (void)file;
+	return snprintf(text, size, "%s", said[turn++ % (sizeof said / sizeof *said)]);
+}
+
 int __wrap_blank_make(struct slot *slot);
 int __wrap_blank_make(struct slot *slot)
 {

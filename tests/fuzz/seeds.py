@@ -206,6 +206,7 @@ def _requests() -> list[bytes]:
         create(0) + request(Request.TAKE, 1) + request(Request.COPY, 1) + ended + request(Request.COPY, 1),
         request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
         create(0, memory=1) + create(Create.SHARED_NETWORK),
+        create(0) + request(Request.LOOK, 1) * 6 + ended + request(Request.LOOK, 1),
         create(0) + freeze + freeze + frozen + thaw + freeze + ended,
         create(0) + opened + said + opened + said + request(Request.NETWORK, 1) + said + port + ended,
         create(0) + opened + ended + said + create(0) + event(EGRESS, b"\1\2\3"),

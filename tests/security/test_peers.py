@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 
 import dutyfree
 from dutyfree import Recipe, Stage, layers
+from dutyfree.engine.images import library
+from dutyfree.engine.images.store import Store
 from dutyfree.errors import CreateError
+from tests.engine.images.composing import Image, busybox, layout
 
 pytestmark = [
     pytest.mark.native,
@@ -26,7 +31,8 @@ CHANGED = """
 import os, subprocess, sys, threading
 serving = subprocess.Popen([sys.executable, "-m", "dutyfree", "layer", "serve"], stdin=-1, stdout=-1)
 def back():
-    while data := serving.stdout.read1(65536): sys.stdout.buffer.write(data); sys.stdout.buffer.flush()
+    while data := serving.stdout.read1(65536):
+        sys.stdout.buffer.write(data.replace(b"carried:1", b"trusted:2")); sys.stdout.buffer.flush()
 threading.Thread(target=back).start()
 for line in sys.stdin.buffer:
     if b'"offer"' in line: line = sys.argv[1].encode() + b"\\n"
@@ -97,3 +103,42 @@ def test_nor_by_a_node_that_asks_by_itself(
     (told,) = [record.getMessage() for record in caplog.records if "exec:printf" in record.getMessage()]
     assert "[2J" in told
     assert "\x1b" not in told
+
+
+def test_images_do_not_come_under_names_of_others(
+    tmp_path: Path, hostile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives layers upon one image cannot give it another name, which recipes may know already."""
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
+    layout(tmp_path / "layout", Image([busybox()], {}))
+    anyio.run(library.bring, f"oci:{tmp_path / 'layout'}", "carried:1")
+    upon = Recipe("carried:1", WANTED.stages)
+    anyio.run(_take, upon, "upon")
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    with pytest.raises(CreateError, match="not asked for"):
+        layers.bring(hostile(f"recipe:{upon.key(1)}"), [upon])
+    layers.bring(hostile("snapshot:upon"), ["snapshot:upon"])
+    assert Store().images() == []
+
+    async def used() -> bytes:
+        async with dutyfree.open("native") as native, native.sandbox(Recipe("snapshot:upon")) as sandbox:
+            return await sandbox.read("file")
+
+    assert anyio.run(used) == b"wanted\n"
+
+
+@pytest.mark.parametrize("name", ["index.json", "manifest.json"])
+def test_documents_that_are_nested_without_end(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    document = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with tarfile.open(tmp_path / "hostile.tar", "w") as archive:
+        for member, data in ((name, document), ("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')):
+            entry = tarfile.TarInfo(member)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    with pytest.raises(CreateError):
+        layers.bring(tmp_path / "hostile.tar")
+    with pytest.raises(CreateError):
+        anyio.run(library.bring, str(tmp_path / "hostile.tar"))

@@ -267,3 +267,21 @@ async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pyte
     assert Path(failed.value.remedy.split()[-1]) in kept
     assert len(kept) <= 3
     assert sum(kept.values()) <= 10_000
+
+
+# --- What strangers say -------------------------------------------------------------------------------------
+
+
+@pytest.mark.native
+async def test_errors_give_no_orders_to_a_terminal(native: Any) -> None:
+    """Nor forge a line of their own in what is logged of them."""
+    said = r"\033]0;owned\007\033[2J\r\302\233 \342\200\256 over"
+    with pytest.raises(StageError) as failed:
+        await native.prepare(Recipe(stages=(Stage("setup", (f"printf '{said}'; exit 1",)),)))
+    service = dutyfree.Service("s", f"printf '{said}'; exit 1", dutyfree.Ready(line="never"))
+    with pytest.raises(CreateError) as refused:
+        async with native.sandbox(Recipe(services=(service,))):
+            pass
+    for told in (str(failed.value), failed.value.message, str(refused.value)):
+        assert r"\x1b]0;owned\x07\x1b[2J\r" in told
+        assert all(one.isprintable() or one == "\n" for one in told)

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import App, Parameter
 
 import dutyfree
-from dutyfree.cli.plain import plain
 from dutyfree.errors import DutyfreeError, UsageError
 
 
@@ -105,6 +104,6 @@ def main() -> NoReturn:
 
 
 def _say(error: DutyfreeError) -> None:
-    print(f"dutyfree: {plain(error.message)}", file=sys.stderr)  # noqa: T201
+    print(f"dutyfree: {error.message}", file=sys.stderr)  # noqa: T201
     if error.remedy:
-        print(f"  → {plain(error.remedy)}", file=sys.stderr)  # noqa: T201
+        print(f"  → {error.remedy}", file=sys.stderr)  # noqa: T201

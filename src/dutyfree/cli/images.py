@@ -12,7 +12,6 @@ from cyclopts import App, Parameter
 from dutyfree.cli import amounts, blocking, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
-from dutyfree.cli.plain import cell
 from dutyfree.errors import UsageError
 
 if TYPE_CHECKING:
@@ -170,11 +169,11 @@ def list_(*, json: bool = False) -> int:
     table = Table("name", "digest", "size", "layers", "created", "used", box=None, pad_edge=False)
     for found in images:
         table.add_row(
-            cell(found.name),
+            standard.cell(found.name),
             found.digest.partition(":")[2][:12],
             shown(found.size),
             str(len(found.layers)),
-            cell(found.created[:10]),
+            standard.cell(found.created[:10]),
             f"{amounts.age(time.time() - store.used(found))} ago",
         )
     standard.table(table)

@@ -15,7 +15,6 @@ from dutyfree import layers
 from dutyfree.cli import amounts, blocking, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
-from dutyfree.cli.plain import cell
 from dutyfree.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,11 +86,11 @@ def list_(*, json: bool = False) -> int:
         below = f" + {kept.below}" if kept.below else ""
         table.add_row(
             _digits(kept),
-            cell(kept.kind),
-            cell(f"{kept.image}{below}"),
+            standard.cell(kept.kind),
+            standard.cell(f"{kept.image}{below}"),
             shown(kept.size),
             f"{kept.seconds:.1f} s",
-            cell(kept.commit[:12]),
+            standard.cell(kept.commit[:12]),
             f"{amounts.age(time.time() - kept.used)} ago",
         )
     standard.table(table)

@@ -38,7 +38,11 @@ def substrates(*, json: bool = False) -> int:
         standard.tell(rows)
         return 0
     table = Table("substrate", "what it is", "here", "how to enable it", box=None, pad_edge=False)
+    details = {row["name"]: row["detail"] for row in rows}
     for row in rows:
+        kin = str(row["name"]).partition("-")[0]
+        if kin != row["name"] and details.get(kin) == row["detail"]:
+            row["detail"] = f"as {kin}"
         mark = "[green]yes[/]" if row["available"] else "[red]no[/]"
         enable = "" if row["available"] else str(row["remedy"])
         table.add_row(str(row["name"]), str(row["summary"]), f"{mark}: {row['detail']}", enable)

@@ -12,9 +12,10 @@ from typing import TextIO
 import anyio.to_thread
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from dutyfree.cli.plain import plain
+from dutyfree.errors import plain
 
 CHUNK = 1 << 16
 
@@ -72,6 +73,11 @@ def table(rows: Table) -> None:
     """On standard output. A pipe has no width: whole lines, to be searched."""
     console = Console()
     (console if console.is_terminal else Console(width=1 << 16)).print(rows)
+
+
+def cell(text: str) -> str:
+    """Of a table: text from elsewhere, of which the terminal takes nothing for an order, nor the table."""
+    return escape(plain(text))
 
 
 def say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dutyfree import substrates
+from dutyfree.contract import Availability
 from dutyfree.doctor import general, native
 from dutyfree.doctor.finding import Finding
 
@@ -14,8 +15,11 @@ __all__ = ["Finding", "ailing", "examine"]
 async def examine() -> list[Finding]:
     """Look at everything. Raises nothing."""
     findings = general.look()
+    seen: dict[str, Availability] = {}
     for name in substrates.names():
-        found = await substrates.probe(name)
+        found = seen[name] = await substrates.probe(name)
+        if seen.get(name.partition("-")[0]) == found and "-" in name:
+            continue  # native at one warmth: what is true of it was said
         findings.append(Finding(f"substrate {name}", found.available, found.detail, found.remedy))
     return findings + await native.look()
 

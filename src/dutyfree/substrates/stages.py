@@ -54,10 +54,11 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
         if not seen.ok:
             tail = _tail(seen, secrets)
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
+            where = f"all that it printed is in {kept}" if kept else ""
             how = f"was stopped after {seconds:g} s" if seen.timed_out else f"ended with {seen.exit_code}"
             raise StageError(
                 f"stage {stage.kind!r}: {command!r} {how}: {tail}",
-                remedy=f"all that it printed is in {kept}" if kept else "",
+                remedy="; ".join(filter(None, (_hint(tail), where))),
                 number=number,
                 command=command if isinstance(command, str) else " ".join(command),
                 output=tail,
@@ -69,6 +70,21 @@ def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
     """The end of what it printed: of both streams, for many tools warn on one and fail on the other."""
     said = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
     return b"\n".join(one[-TAIL // len(said) :] for one in said).decode(errors="replace").strip()
+
+
+def _hint(tail: str) -> str:
+    """What helps against a mistake that many make."""
+    return next((hint for said, hint in _HINTS if said in tail), "")
+
+
+_HINTS = (
+    ("externally-managed-environment", "install into an environment of its own (docs/training.md)"),
+    (
+        "does not appear to be a git repository",
+        "what lies on this machine is copied in by its path, not cloned",
+    ),
+    ("lock-frontend - open (2:", "the image host takes no packages: name another image"),
+)
 
 
 def refuse_services(recipe: Recipe | None, substrate: str) -> None:

@@ -169,7 +169,7 @@ def _docker(files: Files, what: str, tag: str) -> Found:
             )
         config = _document(files, str(fitting[0]["Config"]))
         names = [str(name) for name in fitting[0]["Layers"]]
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CreateError(f"{what} is not as `docker save` writes it: {error!r}") from error
     layers = tuple(Layer(name, _size(files, name, what), "") for name in names)
     return Found(manifest.digest_of(config), manifest.configuration(config, len(layers)), layers)

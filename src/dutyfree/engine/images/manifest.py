@@ -194,7 +194,7 @@ def _words(value: Any) -> tuple[str, ...]:
 def _decode(data: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CreateError(f"the registry's answer is no JSON: {error}") from error
     if not isinstance(document, dict):
         raise CreateError("the registry's answer is not what an image is made of")

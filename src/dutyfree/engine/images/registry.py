@@ -210,7 +210,7 @@ class Registry:
         try:
             answer = msgspec.json.decode(data)
             return str(answer.get("token") or answer["access_token"])
-        except (msgspec.DecodeError, KeyError, AttributeError) as error:
+        except (msgspec.DecodeError, RecursionError, KeyError, AttributeError) as error:
             raise CreateError(f"{fields['realm']} gives no token: {error!r}") from error
 
     def _refuse_downgrade(self, url: str) -> None:
@@ -259,7 +259,7 @@ def _passing(response: web.Response) -> Iterator[bytes]:
 
 def _said(body: bytes) -> str:
     """The registry's own words about an error."""
-    with contextlib.suppress(msgspec.DecodeError, TypeError, KeyError, IndexError, AttributeError):
+    with contextlib.suppress(msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError):
         document: Any = msgspec.json.decode(body)
         if "errors" in document:
             return "; ".join(str(entry.get("message") or entry.get("code")) for entry in document["errors"])

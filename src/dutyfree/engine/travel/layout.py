@@ -98,7 +98,7 @@ class LayoutPeer:
             manifest.check(data, digest, f"{self._what}: {name}")
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise CreateError(f"{self._what}: {name} is no JSON: {error}") from error
 
 
