@@ -223,12 +223,12 @@ class Stages:
         )
         try:
             await self._check(wanted)
+            self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
+            if flat:
+                base = base._replace(trees=await self.layers.flattened(base.trees))
         except BaseException:
             self.layers.release(base.trees)
             raise
-        self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
-        if flat:
-            base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
         self.ready.put(key, base)
         if flat:
