@@ -154,15 +154,16 @@ class Stages:
     async def _longest(
         self, kept: list[str], keys: list[str], image: Base, identity: str | None
     ) -> tuple[int, Base]:
-        """The longest prefix that is there: in memory, being made, or on the disk with all below it."""
+        """The longest prefix that is there: in use, and from there on upwards on the disk."""
+        at, base = 0, image
         for length in range(len(keys), 0, -1):
-            if (base := self.ready.get(keys[length - 1])) is not None:
-                return length, base
+            if (known := self.ready.get(keys[length - 1])) is not None:
+                at, base = length, known
+                break
         if self.store is None or identity is None:
-            return 0, image
-        base, store = image, self.store
-        for length, key in enumerate(kept, 1):
-            lease = await threaded(partial(store.lease, name(key, identity)), Halt())
+            return at, base
+        for length, key in enumerate(kept[at:], at + 1):
+            lease = await threaded(partial(self.store.lease, name(key, identity)), Halt())
             if lease is None:
                 return length - 1, base
             adopted = await self._adopt(key, base, lease)
@@ -171,7 +172,7 @@ class Stages:
                 base = known
             else:
                 base = self._offer(key, adopted)
-        return len(kept), base
+        return max(at, len(kept)), base
 
     async def _step(self, wanted: Wanted, trace: Trace, haste: Haste) -> Base:
         key = wanted.key
@@ -234,12 +235,12 @@ class Stages:
         )
         try:
             await self._check(wanted)
+            self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
+            if flat:
+                base = base._replace(trees=await self.layers.flattened(base.trees))
         except BaseException:
             self.layers.release(base.trees)
             raise
-        self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
-        if flat:
-            base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
         self.ready.put(key, base)
         if flat:
