@@ -81,6 +81,25 @@ async def run(substrate):
     assert "no other user than root" in found["lost"]
 
 
+def test_what_is_given_back_is_verified_and_used_again() -> None:
+    body = """
+async def run(substrate):
+    await substrate.prefetch([Recipe()], 1)
+    pool = substrate.pool
+    await pool.until_idle(Recipe(), 1)
+    kinds, left = [], []
+    for _ in range(3):
+        async with substrate.sandbox() as sandbox:
+            kinds.append(sandbox.served.kind)
+            seen = await sandbox.exec("ls -A . /dev/shm; echo > left; echo > /dev/shm/left")
+            left.append(seen.stdout.decode())
+        await pool.until_idle(Recipe(), 1)
+    return {"kinds": kinds, "left": left, "discarded": pool.ledger.events["discarded"]}
+"""
+    found = ask(body)
+    assert found == {"kinds": ["warm"] * 3, "left": [".:\n\n/dev/shm:\n"] * 3, "discarded": 0}
+
+
 def test_another_user_is_refused_with_what_to_do() -> None:
     body = """
 async def run(substrate):

@@ -195,6 +195,15 @@ async def test_memory_is_given_back_with_the_last_user(native: Any) -> None:
     assert native._layers.size == 0
 
 
+async def test_nothing_may_be_kept() -> None:
+    async with dutyfree.open("native", kept=0) as substrate, substrate.sandbox() as sandbox:
+        one: Any = sandbox
+        await one.write("file", b"1")
+        with pytest.raises(ExecError, match="of 0 are kept already"):
+            await one.snapshot()
+        assert await one.read("file") == b"1"
+
+
 async def test_what_is_kept_is_bounded() -> None:
     native: Any
     async with dutyfree.open("native", kept=10_000_000) as native, native.sandbox() as sandbox:

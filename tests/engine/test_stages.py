@@ -275,6 +275,20 @@ async def test_the_last_used_stay_on_the_disk_and_those_in_use() -> None:
             assert set(await _layers()) == {names[number] for number in (0, 1, 5)}
 
 
+async def test_what_lies_in_memory_alone_is_bounded_too() -> None:
+    async with opened(kept=1_000_000) as native:
+        async with native.sandbox() as sandbox:
+            image = (await sandbox.snapshot()).image
+        recipes = [Recipe(image, (large(str(number)),)) for number in range(6)]
+        async with native.sandbox(recipes[0]) as held:
+            for recipe in recipes:
+                await native.prepare(recipe)
+                assert native._layers.size < 1_400_000
+            assert len((await held.exec("cat 0")).stdout) == 300_000
+        async with native.sandbox(recipes[1]) as sandbox:
+            assert len((await sandbox.exec("cat 1")).stdout) == 300_000
+
+
 async def test_a_chain_is_shortened_from_its_end() -> None:
     """What lies below is used whenever what stands on it is."""
     stages = tuple(large(str(number)) for number in range(3))
@@ -304,7 +318,7 @@ async def test_many_recipes_need_few_open_files() -> None:
             await settled(native)
             assert len(native._stages._leases) <= 22
             async with native.sandbox(recipes[0]) as sandbox:
-                assert sandbox.served.kind == "layer"
+                assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "setup")
                 assert (await sandbox.exec("cat a b")).stdout == b"1\n0\n"
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)

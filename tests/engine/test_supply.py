@@ -92,6 +92,10 @@ async def test_nothing_is_kept_until_somebody_wants_it(pooled: Any) -> None:
     async with pooled.sandbox(wanted) as sandbox:
         assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
         assert sandbox.served.cold_seconds > sandbox.served.seconds
+    async with opened("native") as another:
+        await another.prepare(Recipe(stages=wanted.stages[:1]))  # in use, and the rest on the disk
+        async with another.sandbox(wanted) as sandbox:
+            assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
     async with opened("native") as another, another.sandbox(wanted) as sandbox:
         assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
     assert pooled.pool is None

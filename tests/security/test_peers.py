@@ -28,11 +28,16 @@ pytestmark = [
 WANTED, OTHER = (Recipe(stages=(Stage("setup", (f"echo {name} > file",)),)) for name in ("wanted", "other"))
 
 CHANGED = """
-import os, subprocess, sys, threading
+import os, re, subprocess, sys, threading
+CHANGES = {b"carried:1": b"trusted:2"}
+if "short" in sys.argv: CHANGES[b'"bytes":[0-9]+'] = b'"bytes":0'
 serving = subprocess.Popen([sys.executable, "-m", "dutyfree", "layer", "serve"], stdin=-1, stdout=-1)
 def back():
     while data := serving.stdout.read1(65536):
-        sys.stdout.buffer.write(data.replace(b"carried:1", b"trusted:2")); sys.stdout.buffer.flush()
+        for before, after in CHANGES.items(): data = re.sub(before, after, data)
+        if "short" in sys.argv and b'"bytes":0' in data: data = data[: data.index(b"\\n") + 1]
+        sys.stdout.buffer.write(data); sys.stdout.buffer.flush()
+        while b'"bytes":0' in data and serving.stdout.read1(65536): pass
 threading.Thread(target=back).start()
 for line in sys.stdin.buffer:
     if b'"offer"' in line: line = sys.argv[1].encode() + b"\\n"
@@ -57,10 +62,10 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     program = tmp_path / "peer.py"
     program.write_text(CHANGED)
 
-    def giving(*names: str) -> str:
+    def giving(*names: str, how: str = "") -> str:
         question = json.dumps({"offer": names}, separators=(",", ":"))
         there = f"env DUTYFREE_CACHE={tmp_path / 'there'}"
-        return f"exec:{there} {sys.executable} {program} '{question}'"
+        return f"exec:{there} {sys.executable} {program} '{question}' {how}"
 
     return giving
 
@@ -125,6 +130,20 @@ def test_images_do_not_come_under_names_of_others(
             return await sandbox.read("file")
 
     assert anyio.run(used) == b"wanted\n"
+
+
+def test_a_peer_that_announces_less_is_not_waited_for(hostile: Any) -> None:
+    with pytest.raises(CreateError, match="cut after 0 of"):
+        layers.bring(hostile(f"recipe:{WANTED.key(1)}", how="short"), [WANTED])
+    assert layers.ls() == []
+
+
+def test_an_answer_that_is_nested_without_end(hostile: Any) -> None:
+    say = (
+        'import sys; sys.stdin.readline(); print("{\\"x\\":" + "[" * 100000 + "]" * 100000 + "}", flush=True)'
+    )
+    with pytest.raises(CreateError, match="is no `dutyfree layer serve`"):
+        layers.bring(f"exec:{sys.executable} -c '{say}'", [WANTED])
 
 
 @pytest.mark.parametrize("name", ["index.json", "manifest.json"])

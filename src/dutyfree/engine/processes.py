@@ -14,6 +14,7 @@ from dutyfree.contract import Command, Cut, Observation
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.descriptor import Descriptor
+from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import Running
 from dutyfree.errors import LimitError
@@ -21,9 +22,6 @@ from dutyfree.substrates.output import Collector
 
 LOG = 1 << 20
 """So much of the latest output of each process can be read again."""
-
-PACE = 0.02
-"""At most so often a process may print its credit: one that never stops takes a small share of our time."""
 
 ENDED = 64
 """So many processes that have ended can still be found."""
@@ -107,8 +105,7 @@ class NativeProcess:
         self._stdin = stdin
         self._log = Log(min(limit, LOG))
         self._kept = (Collector(limit), Collector(limit))
-        self._owed = 0
-        self._loop = asyncio.get_running_loop()
+        self._debt = Debt(self._pay)
         self._seen: Observation | None = None
         running.on_output = self._hear
         running.ended.add_done_callback(self._ended)
@@ -120,12 +117,9 @@ class NativeProcess:
     def _hear(self, stream: int, data: bytes) -> None:
         self._log.add("stdout" if stream == 1 else "stderr", data)
         self._kept[stream != 1].add(data)
-        if not self._owed:
-            self._loop.call_later(PACE, self._pay)
-        self._owed += len(data)
+        self._debt.add(len(data))
 
-    def _pay(self) -> None:
-        owed, self._owed = self._owed, 0
+    def _pay(self, owed: int) -> None:
         if self.running:
             self._channel.tell(Frame.CREDIT, self._identity, protocol.NUMBER.pack(owed))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -48,6 +48,10 @@ Build = Callable[[Base, Stage, int, Haste], Awaitable[Built]]
 """Of a prefix, the stage upon it and its number in the recipe."""
 
 
+How: TypeAlias = Literal["ran", "fetched", "found", "joined"]
+"""A stage was run, came from a peer, was on the disk after all, or was made by another process meanwhile."""
+
+
 @dataclass
 class Trace:
     """What became of the stages of one recipe."""
@@ -63,6 +67,15 @@ class Trace:
     image: bool = True
     """Whether the image was there."""
 
+    def note(self, how: How, number: int) -> None:
+        """What became of one that was not in memory."""
+        if how == "ran":
+            self.ran += 1
+        elif how == "fetched":
+            self.fetched = number
+        elif how == "found" and self.found == number - 1:
+            self.found = number
+
 
 @dataclass
 class _Making:
@@ -70,8 +83,7 @@ class _Making:
 
     built: asyncio.Future[Base]
     haste: Haste
-    ran: bool = False
-    fetched: bool = False
+    how: How = "joined"
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
@@ -142,15 +154,16 @@ class Stages:
     async def _longest(
         self, kept: list[str], keys: list[str], image: Base, identity: str | None
     ) -> tuple[int, Base]:
-        """The longest prefix that is there: in memory, being made, or on the disk with all below it."""
+        """The longest prefix that is there: in use, and from there on upwards on the disk."""
+        at, base = 0, image
         for length in range(len(keys), 0, -1):
-            if (base := self.ready.get(keys[length - 1])) is not None:
-                return length, base
+            if (known := self.ready.get(keys[length - 1])) is not None:
+                at, base = length, known
+                break
         if self.store is None or identity is None:
-            return 0, image
-        base, store = image, self.store
-        for length, key in enumerate(kept, 1):
-            lease = await threaded(partial(store.lease, name(key, identity)), Halt())
+            return at, base
+        for length, key in enumerate(kept[at:], at + 1):
+            lease = await threaded(partial(self.store.lease, name(key, identity)), Halt())
             if lease is None:
                 return length - 1, base
             adopted = await self._adopt(key, base, lease)
@@ -159,7 +172,7 @@ class Stages:
                 base = known
             else:
                 base = self._offer(key, adopted)
-        return len(kept), base
+        return max(at, len(kept)), base
 
     async def _step(self, wanted: Wanted, trace: Trace, haste: Haste) -> Base:
         key = wanted.key
@@ -177,8 +190,8 @@ class Stages:
         try:
             with haste.telling(making.haste.hurry):
                 base = await asyncio.shield(making.built)
-            trace.ran += is_ours and making.ran
-            trace.fetched = wanted.number if is_ours and making.fetched else trace.fetched
+            if is_ours:
+                trace.note(making.how, wanted.number)
             return base
         except asyncio.CancelledError:
             if making.waiters == 1 and not making.built.done() and making.task is not None:
@@ -216,18 +229,18 @@ class Stages:
 
     async def _run(self, making: _Making, wanted: Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
-        making.ran = True
+        making.how = "ran"
         base, self._commits[key] = await self.build(
             self._present(wanted.below), wanted.stage, wanted.number, making.haste
         )
         try:
             await self._check(wanted)
+            self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
+            if flat:
+                base = base._replace(trees=await self.layers.flattened(base.trees))
         except BaseException:
             self.layers.release(base.trees)
             raise
-        self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
-        if flat:
-            base = base._replace(trees=await self.layers.flattened(base.trees))
         self.seconds[key] = perf_counter() - begin
         self.ready.put(key, base)
         if flat:
@@ -258,12 +271,16 @@ class Stages:
             return measure(tree)
 
         def obtain() -> Lease:
+            if found := store.lease(kept_as):
+                making.how = "found"
+                return found
             if self.neighbours is not None and (missing := wanted.missing(self.seconds)):
                 self.neighbours.fetch(store, missing, halt)
             return store.obtain(kept_as, make, halt)
 
         lease = await threaded(obtain, halt)
-        making.fetched = self.neighbours is not None and self.neighbours.brought(kept_as) and not making.ran
+        if self.neighbours is not None and self.neighbours.brought(kept_as) and making.how != "ran":
+            making.how = "fetched"
         before = self._making.get(below.key)
         if before is not None and before.task is not None:  # so that none stays in memory below the disk's
             await asyncio.wait([before.task])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 
 import anyio
 
 from dutyfree.contract import KILLED
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
-from dutyfree.engine.processes import PACE
+from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Exit, Frame
 from dutyfree.engine.waiting import Running
 from dutyfree.errors import SubstrateError
@@ -43,7 +44,7 @@ class Warm:
         self.settled = False
         self._starts += 1
         self._tail = b""
-        self._owed = 0
+        self._debt = Debt(partial(self._pay, running))
         self._unmatched = {1: b"", 2: b""}
         self._wanted = (self.service.ready.line or "").encode()
         self.printed = asyncio.get_running_loop().create_future()
@@ -57,13 +58,10 @@ class Warm:
             self._unmatched[stream] = seen[max(0, len(seen) - len(self._wanted) + 1) :]
             if self._wanted in seen:
                 self.printed.set_result(None)
-        if not self._owed:  # one that prints without end takes a small share of our time
-            asyncio.get_running_loop().call_later(PACE, self._pay)
-        self._owed += len(data)
+        self._debt.add(len(data))
 
-    def _pay(self) -> None:
-        owed, self._owed = self._owed, 0
-        if self.running:
+    def _pay(self, running: Running, owed: int) -> None:
+        if running is self._running and self.running:
             self._channel.tell(Frame.CREDIT, self.identity, protocol.NUMBER.pack(owed))
 
     @property

@@ -151,7 +151,9 @@ class Native(Pooled):
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
-        self._layers = Layers(self._launcher, self._config.kept or requests.share_of_memory())
+        self._layers = Layers(
+            self._launcher, requests.share_of_memory() if self._config.kept is None else self._config.kept
+        )
         self._snapshots = Snapshots(self._layers)
         self._disk = Disk(self._launcher)
         self._named = Named(self._disk, self._image)

@@ -173,7 +173,7 @@ async def test_upon_what_was_built_here_nothing_is_put_that_was_made_upon_anothe
     mine = await said(Recipe(stages=(CLONE,)), "cat stamp")
     async with fetching(str(nodes.here)) as (native, sandbox):
         assert (await seen(sandbox, "cat copy")) == mine
-        assert sandbox.served.kind == "cold"
+        assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "repository")
         assert native.peers[str(nodes.here)].failures == 0
     assert mine not in before
     nodes.use(nodes.root / "third")

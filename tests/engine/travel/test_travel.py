@@ -22,7 +22,8 @@ import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import library
-from dutyfree.engine.images.store import PART_SECONDS, Store
+from dutyfree.engine.images.store import Store
+from dutyfree.engine.images.sweeping import PART_SECONDS
 from dutyfree.errors import CreateError, UsageError
 from tests.engine import unprivileged
 from tests.engine.images.composing import Image, busybox, layout, member, tar

@@ -41,15 +41,13 @@ from typing import Self
 import msgspec
 
 from dutyfree import paths
-from dutyfree.engine.images import locking, made
+from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
-from dutyfree.engine.images.labels import SCRATCH, Label, Labels
-from dutyfree.engine.images.locking import abandoned, locked, same
+from dutyfree.engine.images.labels import Label, Labels
+from dutyfree.engine.images.locking import locked, same
 from dutyfree.engine.images.manifest import Settings
+from dutyfree.engine.images.sweeping import sweep
 from dutyfree.errors import CreateError
-
-PART_SECONDS = 7 * 86400.0
-"""So long a cut download may wait to be taken up again, and a packed layer for the next who wants it."""
 
 _KEY = re.compile(r"[a-z0-9]+:[0-9a-f]{64}")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -288,7 +286,7 @@ class Store:
         is used whenever one is that stands on it, and goes after it.
         """
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
-            half = self._sweep(dry_run)
+            half = sweep(self.root, dry_run=dry_run)
             named = self._named() | set(keep)
             layers = self.layers()
             unnamed = [facts for facts in layers if facts.key not in named]
@@ -363,30 +361,6 @@ class Store:
             os.close(descriptor)
         return True
 
-    def _sweep(self, dry_run: bool) -> int:
-        """Remove what killed processes left half made, and locks that nobody holds; or only count it."""
-        left = list(self.root.glob(f"{SCRATCH}*"))  # nobody writes one while we hold the lock
-        for path in self._directory("parts").iterdir():
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > PART_SECONDS and abandoned(path):
-                    left.append(path)
-        for path in (self.root / "kept").glob("*/*/packed"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > PART_SECONDS:
-                    left.append(path)
-        making = self._directory("making")
-        with locked(making / ".lock", fcntl.LOCK_EX):
-            left += [path for path in making.iterdir() if path.name != ".lock" and abandoned(path / "lock")]
-            half = sum(_bytes(path) for path in left)
-            for path in left if not dry_run else ():
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-        for path in self._directory("locks").iterdir() if not dry_run else ():
-            locking.remove(path)
-        return half
-
     # --- Where things lie ---------------------------------------------------------------------------
 
     def part(self, digest: str) -> Path:
@@ -417,18 +391,6 @@ class Store:
             return (self.path(key) / "lease").stat().st_mtime
         except OSError:
             return None
-
-
-def _bytes(path: Path) -> int:
-    """On the disk, of a file or all below a directory."""
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-    with contextlib.suppress(OSError):
-        total += path.lstat().st_blocks * 512
-    return total
 
 
 def _sync(path: Path) -> None:

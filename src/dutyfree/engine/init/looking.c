@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "box.h"
 #include "cgroup.h"
+#include "host.h"
 #include "sys.h"
 
 #include <ctype.h>
@@ -75,7 +76,9 @@ void box_look(const struct request *request)
 		return;
 	}
 	answer.seen.memory = memory_of(&box->slot->cgroup);
-	bool limited = limits_stand(&box->slot->cgroup), messages = slot_keeps_messages(box->slot) != 0;
+	/* Without root nobody, not even us, may look into a sandbox's namespaces. */
+	int kept = slot_keeps_messages(box->slot);
+	bool limited = limits_stand(&box->slot->cgroup), messages = kept > 0 || (kept < 0 && !host.rootless);
 	snprintf(answer.text, sizeof answer.text, "%s%s%s", limited ? "" : "limits", !limited && messages ? ", " : "",
 		 messages ? "message queues" : "");
 	reply(request->serial, 0, box->number, &answer, sizeof answer.seen + strlen(answer.text), NULL, 0);

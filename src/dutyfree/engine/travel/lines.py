@@ -216,7 +216,7 @@ def _heard(lines: Lines, kind: type[T]) -> T:
         raise CreateError("the peer has hung up", remedy="see what it printed, and try again")
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CreateError(f"the peer is no `dutyfree layer serve`: {error}") from error
 
 

@@ -142,7 +142,7 @@ class Neighbours:
         with self._lock:
             asked = [peer for peer in self._peers if peer.usable(now)]
             lacking = self._lacking.get(missing.wanted[0], 0.0) > now
-        if lacking or not asked or store.last_use(missing.wanted[0]) or not self._taken(halt):
+        if lacking or not asked or not self._taken(halt):
             return
         try:
             with _Limit(halt, self._seconds) as limit, self._talks(asked, store, limit.halt) as talks:

@@ -180,7 +180,7 @@ class StreamPeer:
             raise _gone(self._why()) from error
         except OSError as error:
             raise CreateError(f"the peer cannot be asked: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise CreateError(f"the peer is no `dutyfree layer serve`: {error}") from error
         if answer.error:
             raise CreateError(f"the peer says: {answer.error}", remedy=answer.remedy)
@@ -201,6 +201,10 @@ class _Bounded:
         self._left = left
 
     def read(self, size: int, /) -> bytes:
+        if (
+            self._left <= 0
+        ):  # who announced less than it was asked for sends nothing more, and is not waited for
+            return b""
         try:
             data = self._reader.read(min(size, self._left))
         except OSError as error:
@@ -236,7 +240,7 @@ def serve(peer: StorePeer, lines: Lines, halt: Halt) -> int:
                 answer = Answer(chains=tuple(found))
         except DutyfreeError as error:
             answer = Answer(error=error.message, remedy=error.remedy)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             answer = Answer(error=f"that is no question: {error}")
         lines.put(answer)
     return sent

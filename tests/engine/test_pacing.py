@@ -1,0 +1,53 @@
+"""Output that nobody asked for: little of the owner's time, however many print without end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dutyfree.engine import pacing
+from dutyfree.engine.pacing import Debt, Share
+
+pytestmark = pytest.mark.anyio
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 1)), min_size=1))
+def test_all_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> None:
+    share, now, moments = Share(), 0.0, []
+    for size, later in asked:
+        now += later
+        moments.append((now + share.wait(size, now), size))
+    for number, (begin, _) in enumerate(moments):
+        for end, size in moments[number:]:
+            given_out = sum(other for at, other in moments if begin <= at <= end) - size
+            assert given_out <= pacing.RATE * (end - begin) * 1.001 + 1
+
+
+async def test_who_prints_little_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "RATE", float(4 << 20))
+    share = Share()
+    paid: Counter[int] = Counter()
+
+    def pay(who: int, size: int) -> None:
+        paid[who] += size
+        if who:  # these use up at once what they are given
+            debts[who].add(size)
+
+    debts = [Debt(partial(pay, who), share) for who in range(9)]
+    for who in range(1, 9):
+        debts[who].add(1 << 20)
+    used = 0
+    async with anyio.create_task_group() as group:
+        with anyio.move_on_after(3):
+            while True:
+                await anyio.sleep(0.05)
+                debts[0].add(1000)
+                used += 1000
+                assert used - paid[0] < 1 << 20  # what it may print without being given more
+        group.cancel_scope.cancel()
+    assert 4 << 20 <= sum(paid[who] for who in range(1, 9)) <= 16 << 20
