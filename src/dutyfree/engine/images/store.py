@@ -147,6 +147,8 @@ class Store:
         self.root = root or paths.cache() / "layers"
         self._images = Labels(Image, partial(self._directory, "images"))
         self.snapshots = Labels(Snapshot, partial(self._directory, "snapshots"))
+        self._known_needs: dict[str, tuple[str, ...]] = {}
+        """Of layers that were looked into; a key means one content for ever."""
 
     # --- Layers -------------------------------------------------------------------------------------
 
@@ -314,14 +316,20 @@ class Store:
 
     def _needs(self, key: str) -> tuple[str, ...]:
         """The layers that this one stands on, the lowest first, as far as it says so itself."""
-        told = made.read(self.path(key) / "tree")
-        return () if told is None else (*reversed(told.mounted), *told.below)
+        if key not in self._known_needs and (told := made.read(self.path(key) / "tree")) is not None:
+            self._known_needs[key] = (*reversed(told.mounted), *told.below)
+        return self._known_needs.get(key, ())
+
+    def _needed(self) -> set[str]:
+        """All that others stand on."""
+        kinds = (made.STAGE, made.SNAPSHOT)
+        keys = [f"{kind}:{path.name}" for kind in kinds for path in (self.root / "kept" / kind).glob("*")]
+        return {below for key in keys for below in self._needs(key)}
 
     def discard(self, key: str) -> bool:
         """Remove a layer that no name and no other layer needs; not while somebody uses it. If it is gone."""
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
-            needed = self._named().union(*(self._needs(facts.key) for facts in self.layers()))
-            return key not in needed and self.remove(key)
+            return key not in self._named() | self._needed() and self.remove(key)
 
     def _named(self) -> set[str]:
         labels: list[Label] = [*self.images(), *self.snapshots.all()]
