@@ -6,6 +6,7 @@ import functools
 import inspect
 import signal
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import hypothesis
@@ -59,28 +60,19 @@ def blocking_calls_fail(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @functools.cache
-def docker() -> Availability:
-    async def probe() -> Availability:
-        return await substrates.probe("docker")
-
-    return anyio.run(probe)
-
-
-@functools.cache
-def engine() -> Availability:
-    async def probe() -> Availability:
-        return await substrates.probe("native")
-
-    return anyio.run(probe)
+def probed(name: str) -> Availability:
+    """Found in a thread of its own: this one may have an event loop that fixtures of a module share."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(lambda: anyio.run(substrates.probe, name)).result()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "native" in getattr(item, "fixturenames", ()) or item.get_closest_marker("native"):
-        found = engine()
+        found = probed("native")
         if not found.available:
             pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
-    if item.get_closest_marker("docker") and not docker().available:
-        pytest.skip(f"docker: {docker().detail}; to enable it: scripts/docker-engine start")
+    if item.get_closest_marker("docker") and not (found := probed("docker")).available:
+        pytest.skip(f"docker: {found.detail}; to enable it: scripts/docker-engine start")
 
 
 @pytest.fixture

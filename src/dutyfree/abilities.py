@@ -88,7 +88,7 @@ class Resettable(Protocol):
 @runtime_checkable
 class Snapshottable(Protocol):
     async def snapshot(self) -> Recipe:
-        """Keep the present files; the recipe gives sandboxes that start from them."""
+        """Keep the present files; the recipe gives sandboxes that start from them, with the variables."""
         ...
 
 

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.native]
 STAMP = Stage("setup", commands=("cat /proc/sys/kernel/random/uuid > stamp",))
 GIVEN = Recipe(env={"GIVEN": "by the recipe", "HOME": "/tmp"}, path=("bin",))
 SAY = ["printenv", "GIVEN"]
+PRELOADED = recipes.python("json")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ async def test_services_and_calls_have_them_under_their_own() -> None:
     other = Service("other", "echo $GIVEN; exec sleep 1000", Ready(line="\n"), env={"GIVEN": "its own"})
     code = "import os; print(os.environ['GIVEN'])"
     explain = {"DUTYFREE_EXPLAIN": "1"}
-    wanted = msgspec.structs.replace(GIVEN, services=(server, other, recipes.python("json")))
+    wanted = msgspec.structs.replace(GIVEN, services=(server, other, PRELOADED))
     async with dutyfree.open("native") as opened:
         native: Any = opened
         async with native.sandbox(wanted) as sandbox, sandbox.fork(1) as (child,):
@@ -59,7 +60,7 @@ async def test_services_and_calls_have_them_under_their_own() -> None:
 
 async def test_the_interpreter_of_the_path_is_preloaded(native: Any) -> None:
     stage = Stage("dependencies", commands=("python3 -m venv --without-pip .venv",))
-    wanted = Recipe(stages=(stage,), services=(recipes.python("json"),), path=(".venv/bin",))
+    wanted = Recipe(stages=(stage,), services=(PRELOADED,), path=(".venv/bin",))
     code = "import sys; print(sys.prefix)"
     async with native.sandbox(wanted) as sandbox:
         called = await sandbox.call("python", ["-c", code], env={"DUTYFREE_EXPLAIN": "1"})
