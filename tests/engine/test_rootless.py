@@ -287,7 +287,8 @@ async def run(substrate):
 
 
 def lives(pid: int) -> bool:
-    return bool(status(pid)) and status(pid)[0] != "Z"  # one that only its parent has yet to notice
+    fields = status(pid)
+    return bool(fields) and fields[0] != "Z"  # one that only its parent has yet to notice
 
 
 def children(pid: int) -> list[int]:
