@@ -62,27 +62,27 @@ def test_commands_and_options_exist(name):
                 assert word in known, f"{name} shows {word} in: dutyfree {line}"
 
 
+def printed(name: str, cache: Path) -> str:
+    """What the program of a page prints."""
+    (program,) = re.findall(r"```python\n(.*?)```", text(name), re.DOTALL)
+    environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+
 @pytest.mark.native
 def test_the_readmes_program_runs(tmp_path):
-    (program,) = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
-    cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
-    )
-    assert done.stdout.startswith("0 b'42\\n'")
-    assert done.stdout.splitlines()[-1] == str([b"48\n"] * 4)
+    told = printed("README.md", tmp_path)
+    assert told.startswith("0 b'42\\n'")
+    assert told.splitlines()[-1] == str([b"48\n"] * 4)
 
 
 @pytest.mark.native
 def test_the_training_loop_runs(tmp_path):
-    (program,) = re.findall(r"```python\n(.*?)```", text("docs/training.md"), re.DOTALL)
-    cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
-    )
+    told = printed("docs/training.md", tmp_path)
     rewards = [[0.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]
-    assert done.stdout.splitlines()[:4] == [str(group) for group in rewards]
-    assert " s saved" in done.stdout
+    assert told.splitlines()[:4] == [str(group) for group in rewards]
+    assert " s saved" in told
 
 
 def test_the_recipe_for_training_is_a_good_one(tmp_path):

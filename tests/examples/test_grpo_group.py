@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -16,30 +11,13 @@ import pytest
 
 import dutyfree
 from tests.engine import counts
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_group.py"
+from tests.examples.loading import example, printed
 
 pytestmark = pytest.mark.native
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-
-
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("grpo_group", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_it_runs_as_written() -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    lines = printed("grpo_group").splitlines()
     assert [line.split()[1] for line in lines] == ["1", "0", "0", "0", "1", "0", "0", "0"]
     assert "advantage +1.73" in lines[0]
     assert "advantage -0.58" in lines[1]
@@ -48,7 +26,7 @@ def test_it_runs_as_written() -> None:
 
 @pytest.mark.anyio
 async def test_a_sandbox_that_breaks_is_no_reward() -> None:
-    module = example()
+    module = example("grpo_group")
     async with dutyfree.open("native") as substrate, substrate.sandbox(module.RECIPE) as sandbox:
 
         async def kill() -> None:
