@@ -27,7 +27,7 @@ def chain(number: int) -> Chain:
 
 def fleet(idle: int) -> tuple[State, float]:
     """A state with so many idle sandboxes, a third of them in the middle of their recipes."""
-    state = State(Budget(sandboxes=10**7, memory=10**15, disk=10**15), Policy(starting=10**6))
+    state = State(Budget(sandboxes=10**7, memory=10**15, disk=10**15), Policy(starting=10**6, late=1e9))
     now = 0.0
     for number in range(idle):
         now += 0.001
