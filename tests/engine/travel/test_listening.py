@@ -145,6 +145,7 @@ def copy(source: socket.socket, target: socket.socket, change: Callable[[bytes],
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(change(data))
+    with contextlib.suppress(OSError):  # also if the source was broken off
         target.shutdown(socket.SHUT_WR)
 
 
