@@ -22,6 +22,7 @@ import msgspec
 
 from dutyfree import image, paths
 from dutyfree.engine import census
+from dutyfree.engine.images import sweeping
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.scheduling.values import Budget
 from dutyfree.errors import CleanupError, Unavailable
@@ -114,7 +115,7 @@ def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:
 
 
 def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: bool) -> Leftover:
-    size = None if kind == "control group" else _size(path)
+    size = None if kind == "control group" else sweeping.size(path)
     try:
         if not dry_run:
             remove(path)
@@ -125,16 +126,6 @@ def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: boo
 
 def _remove_tree(path: Path) -> None:
     shutil.rmtree(path)
-
-
-def _size(path: Path) -> int:
-    """Bytes on the disk."""
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-    return total
 
 
 # --- Docker --------------------------------------------------------------------------------------------

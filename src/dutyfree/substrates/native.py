@@ -28,21 +28,19 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
-from dutyfree.engine import exhaustion, features, policy, protocol, requests, requirements, snapshots
+from dutyfree.engine import exhaustion, features, policy, protocol, requests, requirements
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
-from dutyfree.engine.disk import Base, Disk, Origin
+from dutyfree.engine.disk import Base, Disk
 from dutyfree.engine.haste import Haste
-from dutyfree.engine.images import library, merged, mirrors, rootfs
-from dutyfree.engine.images.pull import Held
+from dutyfree.engine.images import mirrors
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
 from dutyfree.engine.pooling import POLICY
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.reach import Reach
-from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Kind, Policy
 from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
@@ -53,12 +51,12 @@ from dutyfree.errors import (
     CleanupError,
     CreateError,
     OptionError,
-    StageError,
     SubstrateError,
     Unavailable,
     UsageError,
 )
 from dutyfree.substrates import stages
+from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
 
 BODIES = 256
@@ -123,14 +121,9 @@ class Native(Pooled):
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
         self._numbers = itertools.count(1)
-        self._images: dict[str, Base] = {}
-        self._held: list[Held] = []
-        self._identities: dict[str, str] = {}
         self._known: OrderedDict[int, tuple[Recipe, tuple[str, ...]]] = OrderedDict()
-        self._locks: dict[str, anyio.Lock] = {}
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
-        self._image_seconds: dict[str, float] = {}
         self._open_pool(config)
 
     def __repr__(self) -> str:
@@ -156,7 +149,8 @@ class Native(Pooled):
         )
         self._snapshots = Snapshots(self._layers)
         self._disk = Disk(self._launcher)
-        self._named = Named(self._disk, self._image)
+        registries = partial(mirrors.options, self._config.mirrors, self._config.insecure)
+        self._images = Images(self._launcher, self._disk, self._snapshots, self._config.image, registries)
         budget = self._config.budget or Budget()
         peers, seconds = self._config.peers, self._config.peer_seconds
         neighbours = Neighbours(peers, seconds) if peers else None
@@ -169,9 +163,10 @@ class Native(Pooled):
                     remedy="install dutyfree again",
                 )
             self.features = features.parse(hello.text.decode())
+            self._images.rootless = self.features.mode == "rootless"
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
-                self._stages.store = self._named.store = Store()
+                self._stages.store = self._images.named.store = Store()
             elif self._config.peers:
                 _log.warning("without root no layers are kept on the disk: peers are not asked")
             await self._launcher.ask(Request.FILL, self._config.ready)
@@ -197,8 +192,7 @@ class Native(Pooled):
                 self._disk.close()
                 process = self._launcher.disconnect()
                 await anyio.to_thread.run_sync(process.wait)
-                while self._held:
-                    self._held.pop().close()
+                self._images.close()
 
     def sandbox(
         self,
@@ -369,21 +363,21 @@ class Native(Pooled):
             raise
         return channel, box
 
-    # --- Images and stages --------------------------------------------------------------------------
+    # --- Recipes --------------------------------------------------------------------------
 
     async def _base(self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None) -> Base:
         """The layers that give the recipe's state; made once, by whoever asks first."""
         haste, trace = haste or Haste(background=False), trace or Trace()
         image = recipe.image or self._config.image
-        trace.image = image in self._images or image.startswith(snapshots.PREFIX)
+        trace.image = self._images.ready(image)
         if not recipe.stages:
-            return await self._image(recipe.image)
+            return await self._images.opened(recipe.image)
         known = self._known.get(id(recipe))
         if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
-        below = await self._image(recipe.image)
-        keys, base = await self._stages.base(recipe, below, self._identities.get(image), haste, trace)
+        below = await self._images.opened(recipe.image)
+        keys, base = await self._stages.base(recipe, below, self._images.identity(image), haste, trace)
         # The recipe is kept, so that its id stays its own; but not every one that was ever made.
         self._known[id(recipe)] = (recipe, keys)
         if len(self._known) > KNOWN:
@@ -401,63 +395,7 @@ class Native(Pooled):
         """What the image (depth 1) or the stage that leads to a depth took when it was made."""
         if depth > 1:
             return self._stages.seconds.get(self._keys(recipe)[depth - 2], 0.0)
-        return self._image_seconds.get(recipe.image or self._config.image, 0.0)
-
-    async def _image(self, name: str | None) -> Base:
-        name = name or self._config.image
-        if name.startswith(snapshots.PREFIX):
-            return await self._snapshot(name)
-        if name not in self._images:
-            async with self._locks.setdefault(f"image {name}", anyio.Lock()):
-                if name not in self._images:
-                    begun = perf_counter()
-                    self._images[name], held = await self._load(name)
-                    # Until the substrate is closed nobody may remove the layers.
-                    self._held += held
-                    self._image_seconds[name] = perf_counter() - begun
-        return self._images[name]
-
-    async def _snapshot(self, image: str) -> Base:
-        name = image.removeprefix(snapshots.PREFIX)
-        if name.startswith(snapshots.NAMELESS):
-            return self._snapshots.base(image)
-        async with self._locks.setdefault(f"image {image}", anyio.Lock()):
-            base = await self._named.base(name)
-        self._identities[image] = self._named.identity(name)
-        return base
-
-    async def _load(self, name: str) -> tuple[Base, list[Held]]:
-        """An image as layers, and what keeps those on the disk."""
-        if name == "host":
-            rootless = self.features.mode == "rootless"
-            self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
-            trees = await rootfs.host(self._launcher, rootless=rootless)
-            return Base(trees, defaults(), Origin(name, identity, (), (), trees)), []
-        path = Path(name)
-        if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
-            trees = await rootfs.directory(self._launcher, path)
-            return Base(trees, defaults(), Origin(name, None, (), (), trees)), []
-        try:
-            held = await self._found(name)
-        except CreateError as error:  # so that a pool knows whose fault it is
-            raise StageError(error.message, remedy=error.remedy, number=0) from error
-        self._identities[name] = held.image.digest
-        Store().settle_behind(held.image.keys)
-        layers = [lease.tree for lease in held.leases]
-        settings = held.image.settings
-        trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
-        home = await anyio.to_thread.run_sync(merged.home, layers, settings.user)
-        usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
-        mounted = tuple(lease.key for lease in held.leases)
-        return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees)), [held]
-
-    async def _found(self, name: str) -> Held:
-        """An image that is, or comes to be, in the store. Raises CreateError."""
-        if name.startswith(library.DAEMON):
-            from dutyfree.substrates.docker import export
-
-            return await export.bring(name)
-        return await library.find(name, mirrors.options(self._config.mirrors, self._config.insecure))
+        return self._images.seconds.get(recipe.image or self._config.image, 0.0)
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
@@ -500,7 +438,7 @@ class _Keeper(NamedTuple):
 
     @property
     def named(self) -> Named:
-        return self.substrate._named
+        return self.substrate._images.named
 
     def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
         # Of the parent as it is: its policy may be another than at its creation.

@@ -91,8 +91,8 @@ class BaseWarm(Native):
         """An image for as long as somebody stands on it, and no longer."""
         name = name or self._options.image
         if name.startswith(snapshots.PREFIX):
-            return await self._image(name)
-        base, held = await self._load(name)
+            return await self._images.opened(name)
+        base, held = await self._images.load(name)
         layers = [layer for _, tree in base.trees for layer in tree]
 
         def unused(layer: int) -> None:

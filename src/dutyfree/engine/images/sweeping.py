@@ -24,7 +24,7 @@ def sweep(root: Path, *, dry_run: bool) -> int:
     making.mkdir(exist_ok=True, mode=0o700)
     with locked(making / ".lock", fcntl.LOCK_EX):
         left = [*_left(root), *(path for path in _inside(making) if abandoned(path / "lock"))]
-        half = sum(_bytes(path) for path in left)
+        half = sum(size(path) for path in left)
         for path in left if not dry_run else ():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -55,8 +55,8 @@ def _is_old(path: Path) -> bool:
     return False
 
 
-def _bytes(path: Path) -> int:
-    """On the disk, of a file or all below a directory."""
+def size(path: Path) -> int:
+    """Bytes on the disk, of a file or all below a directory."""
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:
