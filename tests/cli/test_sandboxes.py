@@ -346,7 +346,7 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     ):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_bytes(bytes(100_000))
-    (tmp_path / "dutyfree-bare-old" / "owner").write_text(identity)
+    (tmp_path / "dutyfree-bare-old.owner").symlink_to(identity)
     # And two layers of no image, one of which is in use.
     store = Store(cache / "layers")
     store.obtain(f"rootfs:{0:064x}", lambda _: (1234, 0, 0)).close()

@@ -18,10 +18,22 @@ import pytest
 
 import dutyfree
 from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, Unavailable
-from dutyfree.substrates.bare import leftovers
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.owner import identity
+from dutyfree.substrates.reaper import OWNER as OWNED
 
+DYING = """
+import asyncio, os, pathlib, signal, sys, dutyfree
+whole = pathlib.Path.{moment}
+def partly(path, *arguments):
+    whole(path, *arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path.{moment} = partly
+async def main():
+    async with dutyfree.open("bare", directory=sys.argv[1]):
+        pass
+asyncio.run(main())
+"""
 OWNER = """
 import asyncio, sys, dutyfree
 async def main():
@@ -102,8 +114,19 @@ def test_what_even_the_reaper_left_is_removed_by_the_next_owner(tmp_path):
 async def test_a_living_owners_directory_is_left_alone(tmp_path):
     async with dutyfree.open("bare", directory=str(tmp_path)):
         assert await anyio.to_thread.run_sync(remove_leftovers, tmp_path) == 0
-        assert len(list(tmp_path.iterdir())) == 1
+        assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("moment", ["symlink_to", "mkdir", "chmod"])
+def test_killed_while_it_opens_it_leaves_nothing(tmp_path, moment):
+    dying = DYING.format(moment=moment)
+    killed = subprocess.run([sys.executable, "-c", dying, str(tmp_path)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    until = time.monotonic() + 20
+    while os.listdir(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.listdir(tmp_path)
 
 
 def test_what_cannot_be_judged_is_left_alone(tmp_path):
@@ -112,16 +135,18 @@ def test_what_cannot_be_judged_is_left_alone(tmp_path):
     elsewhere = [
         f"other-boot/{space}/{pid}/{start}/other-machine",
         f"{boot}/1/{pid}/1/{machine}",
-        "",
+        "unknown",
     ]
     for number, owner in enumerate(elsewhere):
         (tmp_path / f"{PREFIX}{number}").mkdir()
-        (tmp_path / f"{PREFIX}{number}" / leftovers.OWNER).write_text(owner)
+        (tmp_path / f"{PREFIX}{number}{OWNED}").symlink_to(owner)
     (tmp_path / f"{PREFIX}new").mkdir()
     assert remove_leftovers(tmp_path) == 0
-    (tmp_path / f"{PREFIX}0" / leftovers.OWNER).write_text(f"other-boot/{space}/{pid}/{start}/{machine}")
+    assert len(list(tmp_path.iterdir())) == 2 * len(elsewhere) + 1
+    (tmp_path / f"{PREFIX}0{OWNED}").unlink()
+    (tmp_path / f"{PREFIX}0{OWNED}").symlink_to(f"other-boot/{space}/{pid}/{start}/{machine}")
     assert remove_leftovers(tmp_path) == 1
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2 * len(elsewhere) - 1
 
 
 @pytest.mark.anyio
@@ -303,9 +328,9 @@ async def test_a_command_that_cannot_be_watched_does_not_live_on(monkeypatch):
 
 def test_nothing_is_left_in_the_temporary_directory():
     mine = [
-        path.parent
-        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{leftovers.OWNER}")
-        if f"/{os.getpid()}/" in path.read_text()
+        path
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*{OWNED}")
+        if f"/{os.getpid()}/" in os.readlink(path)
     ]
     assert not mine
 

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DONE = b"done\n"
+OWNER = ".owner"
+"""Ends the name of the link beside a directory that tells whose it is."""
 ROUND_SECONDS = 5
 """No machine gives out all its pids, 32,768 or more, in less."""
 
@@ -34,8 +36,9 @@ ROUND_SECONDS = 5
 class Reaper:
     """The owner's handle on its reaper.
 
-    ``directory`` is removed, processes whose environment holds ``marker`` (``NAME=value``) are killed,
-    and containers and images with ``label`` on the Docker engine at ``docker`` are removed.
+    ``directory`` is removed with the link that tells its owner, processes whose environment holds
+    ``marker`` (``NAME=value``) are killed, and containers and images with ``label`` on the Docker engine
+    at ``docker`` are removed.
     """
 
     def __init__(self, *, directory: str = "", marker: str = "", docker: str = "", label: str = "") -> None:
@@ -198,17 +201,36 @@ def _stat(pid: str) -> list[bytes]:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree, also directories that were made read-only, as Go's module cache. Raises OSError."""
-    try:
-        shutil.rmtree(path)
-    except PermissionError:
-        Path(path).chmod(0o700)
-        for parent, names, _ in os.walk(path):
-            for directory in (Path(parent, name) for name in names):
-                if not directory.is_symlink():
-                    with contextlib.suppress(PermissionError):
-                        directory.chmod(0o700)
-        shutil.rmtree(path)
+    """Remove a tree, if it is there; others may do so at the same time. Raises OSError.
+
+    Also directories that were made read-only, as Go's module cache.
+    """
+    for _ in range(10):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if not os.path.lexists(path):
+                return
+        except PermissionError:
+            _make_writable(path)
+        else:
+            return
+    shutil.rmtree(path)
+
+
+def remove_owned(directory: str) -> None:
+    """Remove it, and then the link that tells its owner. Raises OSError."""
+    remove_tree(directory)
+    Path(directory).with_suffix(OWNER).unlink(missing_ok=True)
+
+
+def _make_writable(path: str) -> None:
+    Path(path).chmod(0o700)
+    for parent, names, _ in os.walk(path):
+        for directory in (Path(parent, name) for name in names):
+            if not directory.is_symlink():
+                with contextlib.suppress(PermissionError):
+                    directory.chmod(0o700)
 
 
 class _UnixConnection(HTTPConnection):
@@ -245,7 +267,7 @@ def _clean(orders: dict[str, str]) -> None:
         kill_marked(orders["marker"], strays=orders["directory"])
     if orders["directory"]:
         with contextlib.suppress(OSError):
-            remove_tree(orders["directory"])
+            remove_owned(orders["directory"])
     if orders["docker"]:
         # A create may still be under way in the engine: look until none has shown up for a while.
         quiet_since = time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -27,10 +28,10 @@ from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailabl
 from dutyfree.substrates import command as commands
 from dutyfree.substrates import stages
 from dutyfree.substrates.bare import files
-from dutyfree.substrates.bare.leftovers import OWNER, PREFIX, remove_leftovers
+from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.editing import replace_once
 from dutyfree.substrates.owner import identity
-from dutyfree.substrates.reaper import Moment, Reaper, kill_marked, remove_tree
+from dutyfree.substrates.reaper import OWNER, Moment, Reaper, kill_marked, remove_owned, remove_tree
 
 T = TypeVar("T")
 
@@ -78,23 +79,29 @@ class Bare:
     def _open(self) -> None:
         # Resolved: commands change directories, and the kernel tells the places of processes without links.
         parent = Path(self._config.directory or tempfile.gettempdir()).resolve()
+        remove_leftovers(parent)
+        self.base = parent / f"{PREFIX}{secrets.token_hex(8)}"
+        # Before the directory: from here on nothing of it outlives this process.
+        self._reaper = Reaper(directory=str(self.base), marker=self.mark)
         try:
-            remove_leftovers(parent)
-            self.base = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            (self.base / OWNER).write_text(identity() or "")
+            self.base.with_suffix(OWNER).symlink_to(identity() or "unknown")
+            self.base.mkdir()
         except OSError as error:
+            self._close()
             raise Unavailable(
                 f"bare: cannot make a directory in {parent}: {error.strerror}",
                 remedy="name another with the option directory=",
             ) from error
         self.base.chmod(0o755)  # commands of other users must be able to enter
-        self._reaper = Reaper(directory=str(self.base), marker=self.mark)
 
     def _close(self) -> None:
         kill_marked(self.mark, strays=str(self.base))
-        with suppress(OSError):
-            remove_tree(str(self.base))
-        self._reaper.dismiss()
+        try:
+            remove_owned(str(self.base))
+        except OSError:
+            self._reaper.engage()
+        else:
+            self._reaper.dismiss()
 
     @property
     def mark(self) -> str:
@@ -213,8 +220,6 @@ class BareSandbox:
         kill_marked(self._mark, self._since, str(self._root))
         try:
             remove_tree(str(self._root))
-        except FileNotFoundError:
-            pass  # it was never made
         except OSError as error:
             raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
 

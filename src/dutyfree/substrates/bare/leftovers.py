@@ -1,4 +1,8 @@
-"""Directories of openings, and what is left of those whose owner is dead."""
+"""Directories of openings, and what is left of those whose owner is dead.
+
+Beside a directory stands a link that tells its owner: made before it and removed after it, at one stroke
+each, so that whatever is killed at any moment, no directory is without one.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dutyfree.substrates.owner import is_dead
-from dutyfree.substrates.reaper import kill_marked, remove_tree
+from dutyfree.substrates.reaper import OWNER, kill_marked, remove_owned
 
 PREFIX = "dutyfree-bare-"
-OWNER = "owner"
-"""The file in an opening's directory that tells whose it is."""
 
 
 def leftovers(parent: Path) -> Iterator[Path]:
@@ -19,16 +21,16 @@ def leftovers(parent: Path) -> Iterator[Path]:
 
     Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
     """
-    for path in parent.glob(f"{PREFIX}*"):
+    for link in parent.glob(f"{PREFIX}*{OWNER}"):
         with suppress(OSError):
-            if is_dead((path / OWNER).read_text()):
-                yield path
+            if is_dead(str(link.readlink())):
+                yield link.with_suffix("")
 
 
 def remove_leftover(path: Path) -> None:
     """And what still runs of it. Raises OSError."""
     kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
-    remove_tree(str(path))
+    remove_owned(str(path))
 
 
 def remove_leftovers(parent: Path) -> int:
