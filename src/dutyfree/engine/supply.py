@@ -149,9 +149,9 @@ class Supply:
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
-        unit = self._units[sandbox.id]
-        base = unit.base or await self._maker.state(unit.recipe, Haste(background=False), Trace())
+        unit, base = self._units[sandbox.id], self._held(sandbox).base  # not those of a later run
         begun = perf_counter()
+        self._maker.layers.hold(base.trees)
         tasks = [
             asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
             for _ in range(count)
@@ -166,6 +166,8 @@ class Supply:
                     if not isinstance(came, BaseException):
                         await self._discard(came)
             raise
+        finally:
+            self._maker.layers.release(base.trees)
         each = (perf_counter() - begun) / max(1, count)
         return [Made(child, each, memory=self._memory(child, unit.base)) for child in children]
 
