@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -56,6 +56,14 @@ def within(seconds: float, what: str) -> Iterator[None]:
     yield
     taken = perf_counter() - begun
     that(taken < seconds, f"{what}: took {taken:.1f} s, expected less than {seconds:g} s")
+
+
+async def written(sandbox: Sandbox, paths: Iterable[str]) -> bool:
+    """Whether something is in each of these files."""
+    try:
+        return all([await sandbox.read(path) for path in paths])
+    except FileNotFoundError:
+        return False
 
 
 async def quiet(sandbox: Sandbox, path: str, what: str) -> None:
