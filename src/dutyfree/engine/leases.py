@@ -9,6 +9,7 @@ from typing import TypedDict
 import anyio
 
 from dutyfree.contract import Sandbox
+from dutyfree.engine import labelling
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Deliver, Request
 from dutyfree.errors import CreateError, LeaseEnded, PoolError, UsageError
@@ -30,6 +31,7 @@ class Terms(TypedDict, total=False):
 
 def check(size: int, terms: Terms) -> None:
     """Raises UsageError for what cannot be asked."""
+    labelling.check(terms.get("labels"))
     if size < 1:
         raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
     deadline, lease_seconds = terms.get("deadline", DEADLINE), terms.get("lease_seconds", LEASE_SECONDS)
