@@ -209,17 +209,23 @@ def _written(contents: object, target: Path | str) -> int:
     path = Path(target)
     if path.is_dir() or str(target).endswith("/"):
         return layout.write_directory(contents, path)
+    if path.exists() and not path.is_file():  # a pipe or a device, which must stay what it is
+        with open(path, "wb") as file:
+            layout.write_archive(contents, file)
+        return contents.size
     with layout.renamed(path) as file:
         layout.write_archive(contents, file)
     return path.stat().st_size
 
 
 def _wanted(what: What) -> list[str]:
-    """What to ask a peer for."""
+    """What to ask a peer for. Raises UsageError."""
     from dutyfree.engine.travel import chains
 
     if isinstance(what, str):
         return [what]
+    if not what.stages:
+        raise UsageError("a recipe without stages has no layers", remedy="name a recipe with stages")
     return [chains.RECIPE + key for key in reversed(what.keys()[1:])]
 
 

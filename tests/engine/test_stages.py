@@ -100,7 +100,7 @@ async def test_memory_goes_when_the_disk_has_it() -> None:
     recipe = Recipe(stages=(setup("head -c 9000000 /dev/zero > a"), setup("head -c 9000000 /dev/zero > b")))
     async with opened() as native:
         await native.prepare(recipe)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await asyncio.wait([making.task for making in native._stages._making.values()])
         assert native._layers.size == 0
         async with native.sandbox(recipe) as sandbox:
@@ -198,7 +198,7 @@ async def test_a_builder_that_dies_is_a_failed_creation() -> None:
     async with opened() as native:
         await native.prepare(Recipe(stages=recipe.stages[:1]))
         making = asyncio.create_task(native.prepare(recipe))
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while not (inits := await anyio.to_thread.run_sync(busy)):
                 pass
         os.kill(inits.pop(), signal.SIGKILL)

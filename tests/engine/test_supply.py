@@ -337,7 +337,7 @@ async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str)
     supply.reset = half_done
     async with pooled.sandbox() as sandbox:
         assert (await sandbox.exec("true")).ok
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while pool.ledger.events["died"] < 1 or "0 going" not in repr(pool):
             await pool._moved.wait()
     assert pool.ledger.events["discarded"] == 1
@@ -361,7 +361,7 @@ async def test_an_idle_sandbox_that_dies_is_replaced(pooled: Any) -> None:
     await idle(pooled, Recipe(), 1)
     (init,) = counts.sandboxes(os.getpid())
     os.kill(init, signal.SIGKILL)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while pooled.pool.ledger.events["died"] < 1:
             await pooled.pool._moved.wait()
     await idle(pooled, Recipe(), 1)
@@ -382,7 +382,7 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     await anyio.sleep(2.1)
     assert (await lease.sandbox.exec("true")).ok
     pool.keep_alive(lease, 0.1)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not lease.over or "0 going" not in repr(pool):
             await pool._moved.wait()
     with pytest.raises(SubstrateError):
@@ -411,7 +411,7 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
         with pytest.raises(StageError):
             async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
                 pass
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while substrate.pool is not None and "0 in the making, 0 being reset, 0 going" not in repr(
                 substrate.pool
             ):
@@ -431,7 +431,7 @@ async def test_layers_go_when_the_disk_is_full() -> None:
             async with substrate.sandbox(Recipe(stages=(fill,))):
                 pass
         assert substrate.pool.ledger.events["layers forgotten"] >= 2
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             size = math.inf
             while size > 2 << 20:  # what is on its way to the disk, and from there, takes a moment
                 layers = await anyio.to_thread.run_sync(Store().layers)
@@ -507,7 +507,7 @@ async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
             await idle(substrate, Recipe(), 2)
             family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
             substrate.pool._tasks.start_soon(break_down)
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 while not substrate.pool._closed:
                     await anyio.lowlevel.checkpoint()
             with pytest.raises(PoolError, match="closed"):

@@ -72,7 +72,7 @@ async def images(engine: Engine, label: str) -> list[str]:
 
 
 async def until_gone(engine: Engine, label: str) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while await containers(engine, label) or await images(engine, label):  # noqa: ASYNC110 (the engine's events are not under test)
             await anyio.sleep(0.1)
 
@@ -406,7 +406,7 @@ async def test_engine_that_hangs(engine: Engine, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(image_module, "REMOVE_SECONDS", 0.5)
     label = ""
     async with proxied(tmp_path) as proxy:
-        with anyio.fail_after(15):
+        with anyio.fail_after(60):
             with pytest.raises(CleanupError, match=r"does not answer within 0\.5 s"):  # noqa: PT012
                 async with dutyfree.open("docker", host=proxy.path) as opened:
                     label = cast("DockerSubstrate", opened).owner
@@ -685,7 +685,7 @@ async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path
     async with await anyio.open_process(
         [program, "serve", str(config)], stdout=None, stderr=None
     ) as registry:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:
                 try:
                     async with await anyio.connect_tcp("127.0.0.1", port):

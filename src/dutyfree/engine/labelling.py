@@ -26,8 +26,13 @@ ROOM = 1 << 16
 
 def check(labels: Mapping[str, str] | None) -> None:
     """Raises UsageError for what are no labels."""
-    if labels and not all(isinstance(part, str) for pair in labels.items() for part in pair):
-        raise UsageError(f"labels are texts with names, not {dict(labels)!r}")
+    if not labels:
+        return
+    is_sound = isinstance(labels, Mapping) and all(
+        isinstance(one, str) for pair in labels.items() for one in pair
+    )
+    if not is_sound:
+        raise UsageError(f"labels are texts with names, not {labels!r}")
 
 
 class Labelling:

@@ -16,13 +16,13 @@ from dutyfree.engine.forking import entered
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.keys import Keys
 from dutyfree.engine.labelling import Labelling
+from dutyfree.engine.leases import whole
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
-from dutyfree.errors import UsageError
 from dutyfree.substrates import stages
 
 OPEN = Limits(network="on")
@@ -105,9 +105,11 @@ class Pooled(ABC):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
-        """So many in the same state, all or none: one that is prepared, and copies of it."""
-        if count < 1:
-            raise UsageError(f"a group of {count} makes no sense", remedy="ask for one or more")
+        """So many in the same state, all or none: one that is prepared, and copies of it.
+
+        Raises UsageError, PoolError, StageError and CreateError.
+        """
+        count = whole(count, 1)
         limits = limits or self._options.limits
         if self._is_pooled(recipe, limits):
             async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:

@@ -375,6 +375,9 @@ class Store:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another may have removed it, and a third made it anew: that one is not ours to remove.
+            if not same(descriptor, path / "lease"):
+                return False
             with self.scratch() as scratch:
                 path.rename(scratch / "removed")
         except BlockingIOError:

@@ -134,7 +134,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _LEAST_POLICY = {
     **dict.fromkeys(("starting", "recipes", "attempts", "tolerated"), 1),
     **dict.fromkeys(("half_life", "backoff", "longest_backoff"), 0.001),
-    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "cover"), 0),
+    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "cover", "late"), 0),
     **dict.fromkeys(("hint_seconds", "idle_seconds", "remembered"), 0),
 }
 
