@@ -351,7 +351,7 @@ def check_disk() -> None:
     [("want", 0, 2, ""), ("reopen", 0), ("lose", removed, 1, ""), ("want", 0, 1, ""), ("want", 1, 2, "")]
 )
 @example([("disk", "fill"), ("want", 0, 1, ""), ("disk", "clear"), ("want", 1, 2, ""), ("want", 0, 2, "")])
-@settings(max_examples=int(os.environ.get("RUNS", "12")))
+@settings(max_examples=12)
 def test_no_two_runs_are_mixed_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
 ) -> None:

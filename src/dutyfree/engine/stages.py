@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,16 @@ from dutyfree.engine.wanted import Below, Wanted, name
 from dutyfree.errors import CreateError, SubstrateError
 
 _log = logging.getLogger(__name__)
+
+
+class FilesChanged(CreateError):  # noqa: N818 (says what happened)
+    """What a stage copies in is no longer what its key was worked out of."""
+
+    def __init__(self, stage: Stage, key: str) -> None:
+        super().__init__(
+            f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
+        )
+        self.key = key
 
 
 class Built(NamedTuple):
@@ -118,19 +128,17 @@ class Stages:
     async def base(
         self,
         recipe: Recipe,
+        prefixes: Sequence[str],
         image: Base,
         identity: str | None,
         haste: Haste,
         trace: Trace,
-    ) -> tuple[tuple[str, ...], Base]:
-        """The keys of the recipe's prefixes, and its state upon its image.
+    ) -> Base:
+        """The recipe's state upon its image; ``prefixes`` are its keys.
 
         Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
         """
-        try:
-            upon, *keys = await anyio.to_thread.run_sync(recipe.keys)
-        except OSError as error:
-            raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
+        upon, *keys = prefixes
         room = DEEPEST - len(image.origin.keys)
         at, base = await self._longest(keys[:room], keys, image, identity)
         trace.found, trace.number = at, len(keys)
@@ -146,7 +154,7 @@ class Stages:
                 tuple(keys[length - 1 : room]),
             )
             base = await self._step(wanted, trace, haste)
-        return tuple(keys), base
+        return base
 
     def _present(self, below: Below) -> Base:
         """What lies there now of the same run: in memory first, then on the disk; or as it was."""
@@ -253,9 +261,7 @@ class Stages:
         """See that the files which were copied in are those of the key. Raises CreateError."""
         stage = wanted.stage
         if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
-            raise CreateError(
-                f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
-            )
+            raise FilesChanged(stage, wanted.key)
 
     async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: Wanted) -> None:
         """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
