@@ -77,7 +77,7 @@ async def test_stages_write_anywhere(native: Substrate) -> None:
 
 
 async def test_the_network_is_the_hosts_when_asked_for(native: Substrate) -> None:
-    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)"
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = ["python3", "-c", reach, str(native.host_address), str(server.getsockname()[1])]
         async with native.sandbox(limits=Limits(network="on")) as sandbox:
