@@ -66,13 +66,14 @@ async def written(sandbox: Sandbox, paths: Iterable[str]) -> bool:
         return False
 
 
-async def quiet(sandbox: Sandbox, path: str, what: str) -> None:
-    """A file that a process keeps appending to must have been begun, and must not grow any more."""
-    before = await sandbox.read(path)
-    that(before, f"{what}: {path} was never written to")
+async def quiet(sandbox: Sandbox, names: Iterable[str], when: str) -> None:
+    """Processes that each keep appending to a file of their name must have begun, and must have ended."""
+    before = {name: len(await sandbox.read(name)) for name in names}
     await anyio.sleep(0.4)
-    grown = len(await sandbox.read(path)) - len(before)
-    that(grown == 0, f"{what}: it lives on and wrote {grown} more bytes to {path}")
+    for name, size in before.items():
+        that(size, f"the process {name} never wrote to its file")
+        grown = len(await sandbox.read(name)) - size
+        that(grown == 0, f"the process {name} lives on {when}, and wrote {grown} more bytes to its file")
 
 
 def _short(value: Any) -> str:

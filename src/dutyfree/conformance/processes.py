@@ -71,20 +71,19 @@ async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
         if await expect.written(sandbox, MEMBERS):
             break
     expect.equal(seen.stdout, b"started\n", "output before the timeout")
-    for member in MEMBERS:
-        await expect.quiet(sandbox, member, f"the {member} after the timeout")
+    await expect.quiet(sandbox, MEMBERS, "after the timeout")
 
 
 @in_sandbox("commands", deadline=120)
 async def timeout_kills_the_disguised(sandbox: Sandbox) -> None:
     """A timeout kills a descendant that emptied its environment, left the session and lost its parent."""
-    disguised = f"env -i PATH=/usr/bin:/bin setsid sh -c {beat('hidden')}"
+    disguised = f"env -i PATH=/usr/bin:/bin setsid sh -c {beat('disguised')}"
     for seconds in PATIENCE:
         seen = await sandbox.exec(f"({disguised} </dev/null >/dev/null 2>&1 &)\nsleep 60", timeout=seconds)
         expect.that(seen.timed_out, f"not a timeout: {seen}")
-        if await expect.written(sandbox, ["hidden"]):
+        if await expect.written(sandbox, ["disguised"]):
             break
-    await expect.quiet(sandbox, "hidden", "the disguised descendant after the timeout")
+    await expect.quiet(sandbox, ["disguised"], "after the timeout")
 
 
 @in_sandbox("commands", deadline=120)
@@ -147,8 +146,7 @@ async def cancellation_kills(sandbox: Sandbox) -> None:
             raise AssertionError("the command ended by itself")
         if await expect.written(sandbox, MEMBERS):
             break
-    for member in MEMBERS:
-        await expect.quiet(sandbox, member, f"the {member} after the cancellation")
+    await expect.quiet(sandbox, MEMBERS, "after the cancellation")
     expect.equal((await sandbox.exec("echo usable")).stdout, b"usable\n", "the next command")
 
 

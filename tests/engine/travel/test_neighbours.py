@@ -303,7 +303,7 @@ def asking(node: Path, *peers: str) -> subprocess.Popen[str]:
 
 
 def answers(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
-    return [process.communicate(timeout=120)[0].split() for process in processes]
+    return [process.communicate(timeout=300)[0].split() for process in processes]
 
 
 async def test_several_processes_fetch_it_once(nodes: Nodes) -> None:

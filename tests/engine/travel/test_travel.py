@@ -291,7 +291,7 @@ async def test_many_import_the_same_at_once(nodes: Nodes) -> None:
         with contextlib.ExitStack() as stack:
             source = pipe(nodes.here, THROUGH)
             processes = [stack.enter_context(importing(nodes.there, source, recipe)) for _ in range(4)]
-            return [process.wait(120) for process in processes]
+            return [process.wait(300) for process in processes]
 
     assert await anyio.to_thread.run_sync(run) == [0] * 4
     nodes.use(nodes.there)
