@@ -284,6 +284,26 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
         assert left in ([], [".lock"])
 
 
+KILLED = """
+import os, signal, sys
+from dutyfree import layers
+os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # when all is written, and nothing has its name
+layers.export([sys.argv[1]], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("target", ["exported/one.tar", "exported/"])
+async def test_a_killed_export_leaves_nothing(nodes: Nodes, target: str) -> None:
+    await noisy(nodes)
+    (kept, _) = await anyio.to_thread.run_sync(layers.ls)
+    await anyio.Path(nodes.root / "exported").mkdir()
+    command = [sys.executable, "-c", KILLED, kept.key, f"{nodes.root}/{target}"]
+    killed = await anyio.run_process(command, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = await anyio.to_thread.run_sync(lambda: list(os.walk(nodes.root / "exported")))
+    assert {name for _, _, names in left for name in names} <= {".lock"}
+
+
 async def test_many_import_the_same_at_once(nodes: Nodes) -> None:
     recipe = await noisy(nodes)
 
