@@ -173,6 +173,18 @@ def leftovers(cache: Path) -> tuple[list[str], list[str]]:
     return mounts, [command for command in commands if str(cache) in command]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="to enable it: run as root")
+def test_a_build_whose_maker_died_at_once_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([*image._namespaces(), "touch", str(tmp_path / "begun")], check=True)
+    assert (tmp_path / "begun").exists()
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 22)  # nobody's: as if the parent were another by now
+    ended = subprocess.run([*image._namespaces(), "touch", str(tmp_path / "never")], check=False)
+    assert ended.returncode
+    assert not (tmp_path / "never").exists()
+
+
 @needs_debootstrap
 @pytest.mark.slow
 @pytest.mark.parametrize(
