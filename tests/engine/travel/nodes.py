@@ -18,8 +18,10 @@ TOKEN = "a-token-of-many-characters"
 class Nodes:
     """Two machines: two caches, of which one is used at a time."""
 
-    def __init__(self, root: Path, use: Callable[[Path], None]) -> None:
+    def __init__(self, root: Path, session: Path, use: Callable[[Path], None]) -> None:
         self.root = root
+        self.session = session
+        """What all tests may share."""
         self.here, self.there = root / "here", root / "there"
         self.use = use
 
