@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dutyfree import layers
+from dutyfree.contract import Recipe, Stage
 
+CLONE = Stage("repository", commands=("sleep 0.3; date +%N > stamp; head -c 3000000 /dev/urandom > one",))
+INSTALL = Stage("dependencies", commands=("sleep 0.3; cat stamp > copy; head -c 5000000 /dev/urandom > two",))
+RECIPE = Recipe(stages=(CLONE, INSTALL))
 TOKEN = "a-token-of-many-characters"
 
 

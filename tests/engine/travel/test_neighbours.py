@@ -33,7 +33,7 @@ from dutyfree.engine.travel import neighbours
 from dutyfree.engine.travel.chains import Chain, Layer
 from dutyfree.engine.travel.neighbours import Missing, Neighbours
 from dutyfree.errors import CreateError, OptionError
-from tests.engine.travel.nodes import SLOWLY, Nodes, cut, pipe
+from tests.engine.travel.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, pipe
 from tests.engine.travel.test_travel import IMAGE, said, with_image
 
 pytestmark = [
@@ -42,10 +42,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
 ]
 
-CLONE = Stage("repository", commands=("sleep 0.3; date +%N > stamp; head -c 3000000 /dev/urandom > one",))
-INSTALL = Stage("dependencies", commands=("sleep 0.3; cat stamp > copy; head -c 5000000 /dev/urandom > two",))
 SETUP = Stage("setup", commands=("sleep 0.3; cat stamp > third",))
-RECIPE = Recipe(stages=(CLONE, INSTALL))
 SEE = "cat stamp copy; md5sum one two"
 
 
@@ -296,8 +293,7 @@ async def test_an_import_and_a_fetch_of_the_same_do_not_wait_for_each_other_for_
 
 ASK = """
 import sys, anyio, dutyfree
-from dutyfree import Recipe, Stage
-from tests.engine.travel.test_neighbours import RECIPE
+from tests.engine.travel.nodes import RECIPE
 async def main():
     async with dutyfree.open("native", peers=sys.argv[1:]) as native, native.sandbox(RECIPE) as sandbox:
         stamp = (await sandbox.read("copy")).decode().strip()
