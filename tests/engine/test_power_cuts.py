@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -30,6 +31,10 @@ pytestmark = [
 
 FILES = {f"d{number % 7}/{number}": str(number) * 300 for number in range(400)}
 KEY = "stage:" + "0" * 64
+
+
+def opened(**options: Any) -> Any:
+    return dutyfree.open("native", **options)
 
 
 class Machine:
@@ -125,10 +130,10 @@ async def test_stages_of_a_closed_substrate_stay(
     machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _recipe()
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with opened() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
     monkeypatch.setenv("DUTYFREE_CACHE", str(await anyio.to_thread.run_sync(machine.cut)))
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with opened() as native, native.sandbox(recipe) as sandbox:
         assert (sandbox.served.kind, await sandbox.read("copy")) == ("layer", former)
 
 
@@ -136,16 +141,16 @@ async def test_a_snapshot_that_was_taken_stays_with_all_that_it_stands_on(
     machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _recipe()
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         await native.prepare(recipe)
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with opened() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
         await sandbox.write("own", b"1" * 100_000)
         await sandbox.snapshot("kept")
         after = await anyio.to_thread.run_sync(machine.cut)
     monkeypatch.setenv("DUTYFREE_CACHE", str(after))
     assert [kept.below for kept in await anyio.to_thread.run_sync(layers.ls)] == [0, 1, 2]
-    async with dutyfree.open("native") as native, native.sandbox(Recipe("snapshot:kept")) as sandbox:
+    async with opened() as native, native.sandbox(Recipe("snapshot:kept")) as sandbox:
         assert (await sandbox.read("copy"), await sandbox.read("own")) == (former, b"1" * 100_000)
 
 
@@ -155,14 +160,14 @@ async def test_what_was_lost_is_not_mixed_with_what_was_not(
 ) -> None:
     """Where the mark of one of two stages had not reached the disk."""
     recipe = _recipe()
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with opened() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
     after = await anyio.to_thread.run_sync(machine.cut)
     monkeypatch.setenv("DUTYFREE_CACHE", str(after))
     listed = await anyio.to_thread.run_sync(layers.ls)
     lost = Store().path(listed[2 - settled].key)
     await anyio.to_thread.run_sync(partial((lost / "settled").unlink))
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with opened() as native, native.sandbox(recipe) as sandbox:
         stamp, copy = await sandbox.read("stamp"), await sandbox.read("copy")
     assert copy.startswith(stamp)
     assert copy != former
