@@ -21,7 +21,8 @@ import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import made, rootfs
-from dutyfree.engine.images.store import Facts, Store
+from dutyfree.engine.images.leasing import Facts
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.wanted import name
 from dutyfree.errors import CreateError
 
