@@ -646,6 +646,13 @@ async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[Chain
         )
 
 
+@pytest.mark.parametrize(("birth", "fits"), [("ours", True), ("theirs", False)])
+async def test_what_lies_in_memory_alone_is_gone_on_from_too(tmp_path: Path, birth: str, fits: bool) -> None:
+    """The store does not know of that run: only one that was made upon it will do."""
+    missing = Missing("sha256:1", KEYS[:1], KEYS[1:], "ours")
+    assert bool(neighbours.best(Store(tmp_path), missing, [chain(*KEYS, birth=birth)])) == fits
+
+
 async def test_it_stops_when_it_is_halted(tmp_path: Path) -> None:
     halt = Halt()
     threading.Timer(0.3, halt.set).start()
