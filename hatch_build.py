@@ -15,6 +15,9 @@ except ImportError:
     BuildHookInterface = object
 
 FLAGS = ["-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes", "-static"]
+CLOSE_TOGETHER = ["-fdata-sections", "-Wl,--sort-section=alignment"]
+"""Small variables are not scattered among large buffers: each page of them that is written to is a sandbox's own."""
+
 SANITIZED = [
     "-std=c17",
     "-O1",
@@ -43,7 +46,7 @@ def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "
         return NO_COMPILER
     target.parent.mkdir(exist_ok=True, parents=True)
     scratch = target.with_suffix(".new")
-    flags = SANITIZED if sanitized else FLAGS
+    flags = SANITIZED if sanitized else FLAGS + CLOSE_TOGETHER
     sources = sorted(str(path) for path in (engine / "init").glob("*.c"))
     done = subprocess.run(
         [*found, *flags, "-o", str(scratch), *sources], capture_output=True, text=True, check=False
