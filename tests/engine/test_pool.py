@@ -263,7 +263,13 @@ def test_the_leases_can_be_seen():
         {"deadline": float("nan")},
         {"lease_seconds": 0},
         {"lease_seconds": float("nan")},
+        {"lease_seconds": "1"},
+        {"deadline": "1"},
+        {"labels": ["a"]},
+        {"dedline": 1},
         {"size": 0},
+        {"size": 2.0},
+        {"size": "2"},
     ],
 )
 def test_terms_that_make_no_sense_are_refused(terms):
@@ -274,11 +280,13 @@ def test_terms_that_make_no_sense_are_refused(terms):
             lease = await pool.acquire(READY)
             with pytest.raises(UsageError):
                 pool.keep_alive(lease, float("nan"))
-            for bounds in ((-1, None), (3, 2)):
+            for bounds in ((-1, None), (3, 2), (0.5, None), (0, 1.5)):
                 with pytest.raises(UsageError):
                     await pool.keep(READY, *bounds)
-            with pytest.raises(UsageError):
-                await pool.prefetch([READY], -1)
+            for each in (-1, 1.5):
+                with pytest.raises(UsageError):
+                    await pool.prefetch([READY], each)
+            assert (await pool.acquire(READY)).sandbox  # none of it stands in the way of others
 
     virtual.run(main)
 
