@@ -16,7 +16,7 @@ except ImportError:
 
 FLAGS = ["-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes", "-static"]
 CLOSE_TOGETHER = ["-fdata-sections", "-Wl,--sort-section=alignment"]
-"""Small variables are not scattered among large buffers: each page of them that is written to is a sandbox's own."""
+"""Small variables do not lie scattered among large buffers: a page that is written to is each sandbox's own."""
 
 SANITIZED = [
     "-std=c17",

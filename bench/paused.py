@@ -1,4 +1,4 @@
-"""What sandboxes that are paused cost: processor time, wake-ups, memory; and how long pause and resume take."""
+"""What paused sandboxes cost: processor time, wake-ups, memory; and how long pause and resume take."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def timed(method: Any) -> float:
 
 
 async def paused(count: int) -> list[Row]:
-    """A third of the sandboxes with a server, one with a Python that sleeps, one with a loop that computes."""
+    """A third with a server in each, one with a Python that sleeps, one with a loop that computes."""
     pauses: list[float] = []
     async with dutyfree.open("native") as substrate, AsyncExitStack() as stack:
 
@@ -98,7 +98,7 @@ async def paused(count: int) -> list[Row]:
             await sandbox.pause()
     quiet = count * 2 // 3
     return [
-        figure("Z1", f"processor time of {count} paused in {WATCHED} s, ms", theirs.seconds * 1e3, pauses, at_most=1),
+        figure("Z1", f"processor time of {count}, {WATCHED} s, ms", theirs.seconds * 1e3, pauses, at_most=1),
         figure("Z2", "their switches, a second", theirs.switches / WATCHED, pauses, at_most=0.1),
         figure("Z3", "processor time of owner and launcher, ms", own.seconds * 1e3, pauses),
         figure("Z4", "their switches, a second", own.switches / WATCHED, pauses),

@@ -114,8 +114,8 @@ async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...
     """This machine's own software. Raises CreateError.
 
     Where it all lies in ``/usr``, one overlay shows it, but for those without root, whose overlays follow no
-    marks. To them its files belong to nobody; its directories are laid over it once more, as the sandbox's own, so
-    that files can be added, replaced and removed there.
+    marks. To them its files belong to nobody; its directories are laid over it once more, as the sandbox's
+    own, so that files can be added, replaced and removed there.
     """
     if not rootless and await anyio.to_thread.run_sync(host_trees) == 1:
         return (("", (await _scratch(launcher, _fill_joined), await layer(launcher, USR))),)
@@ -242,16 +242,16 @@ def _fill_host(root: Path) -> None:
 def _fill_joined(root: Path) -> None:
     """What belongs over ``/usr`` as the layer below, whose directories lie at its root.
 
-    They are hidden there; and in our own ``usr`` there is one of each name, marked as those are that were renamed
-    in an overlay: it shows what has the other name below.
+    They are hidden there; and in our own ``usr`` there is one of each name, marked as those are that were
+    renamed in an overlay: it shows what has the other name below.
     """
     _fill_host(root)
+    for ours in (root / name for name in DIRECTORIES if "/" not in name and name != USR.name):
+        os.setxattr(ours, OPAQUE, b"y")
     for below in sorted(USR.iterdir()):
-        hidden, shown = root / below.name, root / USR.name / below.name
-        if not os.path.lexists(hidden):
-            os.mknod(hidden, stat.S_IFCHR, WHITEOUT)
-        elif hidden.is_dir() and not hidden.is_symlink() and hidden != shown.parent:
-            os.setxattr(hidden, OPAQUE, b"y")
+        if not os.path.lexists(root / below.name):
+            os.mknod(root / below.name, stat.S_IFCHR, WHITEOUT)
+        shown = root / USR.name / below.name
         if below.is_symlink():
             shown.symlink_to(os.readlink(below))
         elif below.is_dir():

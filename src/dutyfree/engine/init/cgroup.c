@@ -213,7 +213,8 @@ static int unified_group(void)
 	return -1;
 }
 
-/* Hosts of many containers have long lists; every sandbox would have its share of a buffer that stays. */
+/* Hosts of many containers have long lists. A buffer of that size that stays would become a huge page, of which
+ * every sandbox gets a copy of its own. */
 static int find_all(int proc)
 {
 	const size_t mounts_size = 4 << 20, groups_size = 64 << 10;
