@@ -160,8 +160,8 @@ class Stages:
             if (known := self.ready.get(keys[length - 1])) is not None:
                 at, base = length, known
                 break
-        if self.store is None or identity is None:
-            return at, base
+        if self.store is None or identity is None or not _lies_on_disk(base):
+            return at, base  # what the disk has may be of another run
         for length, key in enumerate(kept[at:], at + 1):
             lease = await threaded(partial(self.store.lease, name(key, identity)), Halt())
             if lease is None:
@@ -268,6 +268,8 @@ class Stages:
                 (tree / str(index)).mkdir(mode=0o755)
                 in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
             made.write(tree, wanted.described(self.seconds[wanted.key], self._commits[wanted.key]))
+            if not in_loop(loop, self._is_kept(below), halt):
+                raise CreateError("the stage before it is not there either")
             return measure(tree)
 
         def obtain() -> Lease:
@@ -281,15 +283,23 @@ class Stages:
         lease = await threaded(obtain, halt)
         if self.neighbours is not None and self.neighbours.brought(kept_as) and making.how != "ran":
             making.how = "fetched"
-        before = self._making.get(below.key)
-        if before is not None and before.task is not None:  # so that none stays in memory below the disk's
-            await asyncio.wait([before.task])
+        if not await self._is_kept(below):  # another run of it is on the disk, which this one would not fit
+            lease.close()
+            await self._run(making, wanted, flat=True)
+            return
         base = await self._adopt(key, self._present(below), lease)
         self._offer(key, base)
         if not making.built.done():
             making.built.set_result(base)
         store.settle_behind([kept_as])
         self._added = True
+
+    async def _is_kept(self, below: Below) -> bool:
+        """Whether the very run that a stage is made upon lies on the disk, once its way there has ended."""
+        before = self._making.get(below.key)
+        if before is not None and before.task is not None:
+            await asyncio.wait([before.task])
+        return _lies_on_disk(self._present(below))
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below, held once; nobody is offered them yet."""
@@ -368,6 +378,10 @@ def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
     if isinstance(error, SubstrateError):
         why, remedy = error.message, error.remedy
     return CreateError(f"stage {stage.kind!r} (number {number}) could not be made: {why}", remedy=remedy)
+
+
+def _lies_on_disk(base: Base) -> bool:
+    return base.trees == base.origin.trees
 
 
 def _read(lease: Lease) -> tuple[Made | None, Facts]:
