@@ -347,7 +347,7 @@ async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
 
 
 async def test_what_one_run_left_is_never_put_upon_another(cache: Path) -> None:
-    """Neither what was made upon a stage that found no room, nor what others made upon their own run of it."""
+    """Neither what was made upon a stage that found no room, nor what others made upon theirs."""
     noise = setup("head -c 3000000 /dev/urandom > noise")
     both = Recipe(stages=(noise, setup("sha256sum noise > sum")))
     await anyio.run_process(["mkdir", str(cache)])
