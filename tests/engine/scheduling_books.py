@@ -22,7 +22,7 @@ def _sandboxes(state: State) -> None:
     idle = [one for one in held if one.status == "idle"]
     assert stock.alive == len(held) + len(new)
     assert stock.memory == sum(one.charge for one in held) + sum(job.charge for job in new)
-    assert all(one.charge > 0 for one in [*held, *new])
+    assert all(charge > 0 for charge in [*(one.charge for one in held), *(job.charge for job in new)])
     assert (stock.idle, stock.idle_memory) == (len(idle), sum(one.charge for one in idle))
     assert idle == [] or {one.id for one in idle} == {
         key for node in stock._nodes.values() for key in node.idle

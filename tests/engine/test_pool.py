@@ -285,7 +285,7 @@ def test_terms_that_make_no_sense_are_refused(terms):
                     await pool.keep(READY, *bounds)
             for each in (-1, 1.5):
                 with pytest.raises(UsageError):
-                    await pool.prefetch([READY], each)
+                    await pool.prefetch([READY], each)  # type: ignore[arg-type]
             assert (await pool.acquire(READY)).sandbox  # none of it stands in the way of others
 
     virtual.run(main)

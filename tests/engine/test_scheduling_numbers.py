@@ -34,8 +34,9 @@ def ways(world, wanted):
     return {way.kind: (way.depth, pytest.approx(way.seconds, abs=1e-9)) for way in found}
 
 
-def make(world) -> Make:
+def make(world):
     (found,) = world.makes.values()
+    assert isinstance(found, Make)
     return found
 
 
