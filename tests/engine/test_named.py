@@ -172,7 +172,7 @@ async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> Non
         assert store.layers() == []
         return os.listdir(cache / "layers/making")
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while await anyio.to_thread.run_sync(left) != [".lock"]:  # noqa: ASYNC110 (who copied ends a moment later)
             await anyio.sleep(0.05)
 

@@ -246,7 +246,7 @@ async def test_one_that_cannot_be_started_again_says_why(native: Any) -> None:
     async with native.sandbox(Recipe(stages=(stage,), services=(service,))) as sandbox:
         await sandbox.write("lib/library.py", b"raise RuntimeError('broken meanwhile')")
         await sandbox.exec("pkill -9 python3")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while (await sandbox.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
                 await anyio.sleep(0.01)
         with pytest.raises(ExecError, match=r"(?s)service 'python'.*broken meanwhile"):

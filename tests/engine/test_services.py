@@ -133,7 +133,7 @@ async def test_its_end_is_seen_and_it_can_be_started_again(native: Any) -> None:
     async with native.sandbox(recipe(LISTENING, SLEEPING)) as sandbox:
         pid = (await sandbox.exec(["python3", "-c", ASK])).stdout.decode()
         assert (await sandbox.exec(f"kill -9 {pid}")).ok
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while (await sandbox.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
                 await anyio.sleep(0.01)
         ended, other = await sandbox.services()

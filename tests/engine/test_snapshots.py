@@ -309,7 +309,7 @@ async def test_nothing_is_left_when_the_owner_is_killed_while_copying(tmp_path: 
     )
     done = await anyio.run_process([sys.executable, str(program)], check=False, stderr=subprocess.STDOUT)
     launcher = int(done.stdout.split()[0])
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await anyio.to_thread.run_sync(_await_end, launcher, abandon_on_cancel=True)
 
 

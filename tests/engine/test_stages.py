@@ -100,8 +100,7 @@ async def test_memory_goes_when_the_disk_has_it() -> None:
     recipe = Recipe(stages=(setup("head -c 9000000 /dev/zero > a"), setup("head -c 9000000 /dev/zero > b")))
     async with opened() as native:
         await native.prepare(recipe)
-        with anyio.fail_after(20):
-            await asyncio.wait([making.task for making in native._stages._making.values()])
+        await settled(native)
         assert native._layers.size == 0
         async with native.sandbox(recipe) as sandbox:
             assert (await sandbox.exec("cat a b | wc -c")).stdout == b"18000000\n"
@@ -188,9 +187,16 @@ async def test_many_stages_may_fail_at_once() -> None:
     assert len(told) == 48
 
 
-def busy() -> list[int]:
-    """The first processes of our sandboxes in which something runs."""
-    return [init for init in counts.sandboxes(os.getpid()) if counts.children(init)]
+async def busy() -> int:
+    """The first process of the one sandbox in which something runs, once it does."""
+
+    def look() -> list[int]:
+        return [init for init in counts.sandboxes(os.getpid()) if counts.children(init)]
+
+    with anyio.fail_after(60):
+        while not (inits := await anyio.to_thread.run_sync(look)):
+            pass
+    return inits.pop()
 
 
 async def test_a_builder_that_dies_is_a_failed_creation() -> None:
@@ -198,10 +204,7 @@ async def test_a_builder_that_dies_is_a_failed_creation() -> None:
     async with opened() as native:
         await native.prepare(Recipe(stages=recipe.stages[:1]))
         making = asyncio.create_task(native.prepare(recipe))
-        with anyio.fail_after(30):
-            while not (inits := await anyio.to_thread.run_sync(busy)):
-                pass
-        os.kill(inits.pop(), signal.SIGKILL)
+        os.kill(await busy(), signal.SIGKILL)
         with pytest.raises(CreateError, match=r"stage 'setup' \(number 2\) could not be made: .* died"):
             await making
 
@@ -436,11 +439,11 @@ async def test_the_last_logs_are_kept(cache: Path) -> None:
 async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None:
     """A layer has what its key says, or is none."""
     file = tmp_path / "file"
-    recipe = Recipe(stages=(setup("sleep 1"), setup("true", files={"file": file})))
+    recipe = Recipe(stages=(setup("sleep 2"), setup("true", files={"file": file})))
     await anyio.to_thread.run_sync(file.write_text, "1")
     async with opened() as native:
         making = asyncio.create_task(native.prepare(recipe))
-        await anyio.sleep(0.5)
+        await busy()
         await anyio.to_thread.run_sync(file.write_text, "2")
         with pytest.raises(CreateError, match="changed while it was made"):
             await making

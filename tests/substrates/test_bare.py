@@ -66,7 +66,7 @@ def runs(pid):
         return False
 
 
-def gone(directory, deadline=10.0):
+def gone(directory, deadline=60.0):
     """Wait for the reaper: no process of the owner's and no directory."""
     until = time.monotonic() + deadline
     while time.monotonic() < until:
@@ -107,7 +107,7 @@ def test_what_even_the_reaper_left_is_removed_by_the_next_owner(tmp_path):
             process.kill()
     assert list(tmp_path.glob(f"{PREFIX}*"))
     assert remove_leftovers(tmp_path) == 1
-    assert gone(tmp_path, 1.0)
+    assert gone(tmp_path)
 
 
 @pytest.mark.anyio
@@ -123,7 +123,7 @@ def test_killed_while_it_opens_it_leaves_nothing(tmp_path, moment):
     dying = DYING.format(moment=moment)
     killed = subprocess.run([sys.executable, "-c", dying, str(tmp_path)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while os.listdir(tmp_path) and time.monotonic() < until:
         time.sleep(0.05)
     assert not os.listdir(tmp_path)

@@ -10,6 +10,7 @@ from typing import TypedDict
 import anyio
 
 from dutyfree.contract import Sandbox
+from dutyfree.engine import labelling
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Deliver, Request
 from dutyfree.errors import CreateError, LeaseEnded, PoolError, UsageError
@@ -52,8 +53,7 @@ def check(terms: Terms) -> None:
         raise UsageError(f"an answer within {deadline!r} s cannot be given")
     if lease_seconds is not None and (not isinstance(lease_seconds, int | float) or not lease_seconds > 0):
         raise UsageError(f"a lease cannot last {lease_seconds!r} s", remedy="None is for one without an end")
-    if not isinstance(terms.get("labels") or {}, Mapping):
-        raise UsageError(f"labels are names with values, not {terms['labels']!r}")
+    labelling.check(terms.get("labels"))
 
 
 class Lease:

@@ -25,6 +25,7 @@ import msgspec
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.engine.answers import error
 from dutyfree.engine.chains import Chains
+from dutyfree.engine.keys import Keys
 from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check, whole
 from dutyfree.engine.scheduler import State, decide, hopeless, wake
 from dutyfree.engine.scheduling.costs import Costs
@@ -38,7 +39,7 @@ from dutyfree.engine.scheduling.values import (
     Refuse,
     Request,
 )
-from dutyfree.engine.source import ForkingSource, Source
+from dutyfree.engine.source import ForkingSource, LabellingSource, Source
 from dutyfree.engine.workshop import Workshop
 from dutyfree.errors import LeaseEnded, PoolError, UsageError
 
@@ -53,6 +54,7 @@ class Pool:
         budget: Budget | None = None,
         policy: Policy | None = None,
         costs: Costs | None = None,
+        keys: Keys | None = None,
     ) -> None:
         policy = policy or Policy()
         if not isinstance(source, ForkingSource):
@@ -63,7 +65,7 @@ class Pool:
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
         self._workshop = Workshop(source, self._state, self.ledger, self._advance)
-        self._chains = Chains(policy.recipes)
+        self._chains = Chains(keys or Keys(), policy.recipes)
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
@@ -285,5 +287,8 @@ class Pool:
         waiter = self._waiters.of(given.request)
         assert waiter is not None
         waiter.give(given, list(sandboxes.values()), now)
+        if waiter.lease.labels and isinstance(self._source, LabellingSource):
+            for sandbox in sandboxes.values():
+                self._source.label(sandbox, waiter.lease.labels)
         for served in waiter.lease.served:
             self.ledger.record(served)

@@ -81,6 +81,15 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class LabellingSource(Protocol):
+    """A source whose sandboxes can be seen from outside, with the labels of who has them."""
+
+    def label(self, sandbox: Sandbox, labels: Mapping[str, str]) -> None:
+        """It is handed out with these, the first time that it is at all."""
+        ...
+
+
+@runtime_checkable
 class ForkingSource(Protocol):
     """A source that can copy a sandbox that nobody has used."""
 

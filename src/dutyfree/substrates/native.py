@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import socket
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -28,7 +27,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
-from dutyfree.engine import exhaustion, features, policy, protocol, requests, requirements
+from dutyfree.engine import exhaustion, features, labelling, policy, protocol, requests, requirements
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
@@ -36,6 +35,8 @@ from dutyfree.engine.disk import Base, Disk
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import mirrors
 from dutyfree.engine.images.store import Store
+from dutyfree.engine.keys import Keys
+from dutyfree.engine.labelling import Labelling
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
 from dutyfree.engine.pooling import POLICY
@@ -44,7 +45,7 @@ from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Kind, Policy
 from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Built, Stages, Trace
+from dutyfree.engine.stages import Built, FilesChanged, Stages, Trace
 from dutyfree.engine.travel import sources
 from dutyfree.engine.travel.neighbours import Figures, Neighbours
 from dutyfree.errors import (
@@ -61,9 +62,6 @@ from dutyfree.substrates.pooled import OPEN, Pooled
 
 BODIES = 256
 """Requests that are kept ready."""
-
-KNOWN = 1024
-"""Of so many recipes we remember what they lead to without working out their keys."""
 
 NO_STAGES = Recipe()
 
@@ -121,7 +119,7 @@ class Native(Pooled):
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
         self._numbers = itertools.count(1)
-        self._known: OrderedDict[int, tuple[Recipe, tuple[str, ...]]] = OrderedDict()
+        self._keys = Keys()
         self._alive: set[str] = set()
         self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
         self._open_pool(config)
@@ -144,6 +142,7 @@ class Native(Pooled):
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
+        self._labelling = Labelling(process.pid)
         self._layers = Layers(
             self._launcher, requests.share_of_memory() if self._config.kept is None else self._config.kept
         )
@@ -192,6 +191,7 @@ class Native(Pooled):
                 self._disk.close()
                 process = self._launcher.disconnect()
                 await anyio.to_thread.run_sync(process.wait)
+                self._labelling.close()
                 self._images.close()
 
     def sandbox(
@@ -204,7 +204,8 @@ class Native(Pooled):
         recipe, limits = recipe or NO_STAGES, limits or self._config.limits
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
-        return self._made(recipe, limits)  # whose labels nothing would show: they go with it
+        labelling.check(labels)
+        return self._made(recipe, limits, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._base(recipe or Recipe())
@@ -268,6 +269,7 @@ class Native(Pooled):
         plain: bool = False,
         base: Base | None = None,
         pooled: bool = False,
+        labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
@@ -290,6 +292,8 @@ class Native(Pooled):
         begun = perf_counter()
         if not pooled:
             self._alive.add(identity)
+        if labels:
+            self._labelling.put(number, labels)
         self._layers.hold(base.trees)
         try:
             channel, box = await make()
@@ -314,6 +318,7 @@ class Native(Pooled):
             await sandbox.close()
         finally:
             self._alive.discard(identity)
+            self._labelling.drop(number)
             self._layers.release(base.trees)
 
     def _body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
@@ -372,30 +377,24 @@ class Native(Pooled):
         trace.image = self._images.ready(image)
         if not recipe.stages:
             return await self._images.opened(recipe.image)
-        known = self._known.get(id(recipe))
-        if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
+        known = self._keys.known(recipe)
+        if known is not None and (base := self._stages.ready.get(known[-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
         below = await self._images.opened(recipe.image)
-        keys, base = await self._stages.base(recipe, below, self._images.identity(image), haste, trace)
-        # The recipe is kept, so that its id stays its own; but not every one that was ever made.
-        self._known[id(recipe)] = (recipe, keys)
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
-        return base
+        keys = await self._keys.of(recipe)
+        identity = self._images.identity(image)
+        try:
+            return await self._stages.base(recipe, keys, below, identity, haste, trace)
+        except FilesChanged as error:
+            self._keys.forget(error.key)
+            raise
 
-    def _keys(self, recipe: Recipe) -> tuple[str, ...]:
-        """Of its prefixes; reads the recipe's files only if it was not asked for lately."""
-        known = self._known.get(id(recipe))
-        if known is not None:
-            return known[1]
-        return recipe.keys()[1:]
-
-    def _seconds(self, recipe: Recipe, depth: int) -> float:
-        """What the image (depth 1) or the stage that leads to a depth took when it was made."""
-        if depth > 1:
-            return self._stages.seconds.get(self._keys(recipe)[depth - 2], 0.0)
-        return self._images.seconds.get(recipe.image or self._config.image, 0.0)
+    def _seconds(self, recipe: Recipe) -> list[float]:
+        """What the image and each stage of a recipe that was wanted took when they were made."""
+        _, *keys = self._keys.known(recipe) or [""]
+        image = self._images.seconds.get(recipe.image or self._config.image, 0.0)
+        return [image, *(self._stages.seconds.get(key, 0.0) for key in keys)]
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
@@ -416,11 +415,9 @@ class Native(Pooled):
             kind="fetched" if trace.fetched else kind,
             stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
             seconds=seconds,
-            cold_seconds=math.fsum(
-                self._seconds(recipe, depth) for depth in range(1, len(recipe.stages) + 2)
-            ),
+            cold_seconds=math.fsum(self._seconds(recipe)),
             sandbox=identity,
-            recipe=self._keys(recipe)[-1] if recipe.stages else recipe.key(),
+            recipe=recipe.served_key((self._keys.known(recipe) or [""])[-1]),
         )
 
 

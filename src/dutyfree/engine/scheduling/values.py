@@ -34,9 +34,9 @@ class Chain(msgspec.Struct, frozen=True):
     """What layers of these states are known by: files have no services."""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Chain:
-        """Reads the recipe's files, if it names some. Raises OSError."""
-        layers = (BASE, *recipe.keys())
+    def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> Chain:
+        """Without keys, reads the recipe's files, if it names some. Raises OSError."""
+        layers = (BASE, *(keys or recipe.keys()))
         keys = (*layers[:-1], recipe.served_key(layers[-1]))
         return cls(keys, (BASE, "image", *(stage.kind for stage in recipe.stages)), recipe, layers)
 

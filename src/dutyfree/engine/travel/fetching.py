@@ -89,6 +89,9 @@ class Fetcher:
         lower = () if known else chain.lower
         if not (known or lower):
             _check_here(chain)
+        for layer in chain.upper:
+            if self._store.is_loose(layer.key):  # of no use here, and in the way
+                self._store.remove(layer.key)
         wanted = self._missing(chain.upper, leases)
         if wanted and (strange := chains.strange(self._store, chain)):
             raise CreateError(
