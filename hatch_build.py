@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +46,21 @@ def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "
         return NO_COMPILER
     target.parent.mkdir(exist_ok=True, parents=True)
     scratch = target.with_suffix(".new")
-    flags = SANITIZED if sanitized else FLAGS
-    sources = sorted(str(path) for path in (engine / "init").glob("*.c"))
-    done = subprocess.run(
-        [*found, *flags, "-o", str(scratch), *sources], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return done.stderr
-    scratch.replace(target)
-    return ""
+    command = [*found, *(SANITIZED if sanitized else FLAGS), "-o"]
+    sources = sorted((engine / "init").glob("*.c"))
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [f"{directory}/{source.stem}.o" for source in sources]
+        compiled = pool.map(lambda made, source: _run([*command, made, "-c", str(source)]), objects, sources)
+        reason = "".join(compiled) or _run([*command, str(scratch), *objects])
+    if not reason:
+        scratch.replace(target)
+    return reason
+
+
+def _run(command: list[str]) -> str:
+    """What the compiler says if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stderr or f"{command[0]} ended with {done.returncode}") if done.returncode else ""
 
 
 class EngineHook(BuildHookInterface):  # type: ignore[type-arg]

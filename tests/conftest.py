@@ -1,12 +1,15 @@
-"""What all tests share: the event loop, the watch for blocking calls, and the substrates."""
+"""What all tests share: the event loop, the watch for blocking calls, the substrates, and the C program."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import anyio
 import hypothesis
@@ -16,6 +19,8 @@ from blockbuster import BlockBuster
 import dutyfree
 from dutyfree import substrates
 from dutyfree.contract import Availability, Substrate
+
+ROOT = Path(__file__).parents[1]
 
 # Shells start what is to run in the background with Ctrl-C ignored: so would be all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,3 +96,21 @@ async def bare() -> AsyncIterator[Substrate]:
 async def native() -> AsyncIterator[Substrate]:
     async with dutyfree.open("native") as substrate:
         yield substrate
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C program with sanitizers in it."""
+    if not shutil.which("gcc"):
+        pytest.skip("gcc is missing; to enable it: apt-get install gcc")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    target = tmp_path_factory.mktemp("engine") / "dutyfree-init"
+    reason = module.build(ROOT / "src/dutyfree/engine", target, sanitized=True)
+    if "asan" in reason:
+        pytest.skip(f"no sanitizers here: {reason}")
+    assert not reason, reason
+    return target

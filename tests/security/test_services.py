@@ -15,9 +15,6 @@ import dutyfree
 from dutyfree import Ready, Recipe, Service
 from dutyfree.errors import DispatchError, ExecError
 from tests.engine import counts
-from tests.engine.conftest import program
-
-__all__ = ["program"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -58,13 +58,14 @@ def within(seconds: float, what: str) -> Iterator[None]:
     that(taken < seconds, f"{what}: took {taken:.1f} s, expected less than {seconds:g} s")
 
 
-async def quiet(sandbox: Sandbox, path: str, what: str) -> None:
-    """A file that a process keeps appending to must have been begun, and must not grow any more."""
-    before = await sandbox.read(path)
-    that(before, f"{what}: {path} was never written to")
+async def quiet(sandbox: Sandbox, names: Iterable[str], when: str) -> None:
+    """Processes that each keep appending to a file of their name must have begun, and must have ended."""
+    before = {name: len(await sandbox.read(name)) for name in names}
     await anyio.sleep(0.4)
-    grown = len(await sandbox.read(path)) - len(before)
-    that(grown == 0, f"{what}: it lives on and wrote {grown} more bytes to {path}")
+    for name, size in before.items():
+        that(size, f"the process {name} never wrote to its file")
+        grown = len(await sandbox.read(name)) - size
+        that(grown == 0, f"the process {name} lives on {when}, and wrote {grown} more bytes to its file")
 
 
 def _short(value: Any) -> str:

@@ -76,9 +76,11 @@ def on_substrate(
     def register(function: Callable[[Substrate], Awaitable[None]]) -> Callable[[Substrate], Awaitable[None]]:
         @functools.wraps(function)
         async def check(substrate: Substrate) -> None:
-            if needs != "nothing":
+            known = _Probed.of(substrate)
+            if needs not in known:
                 async with substrate.sandbox() as sandbox:
-                    await require(sandbox, needs)
+                    known[needs] = await _lacking(sandbox, needs)
+            _skip(known[needs])
             await function(substrate)
 
         _register(function, check, deadline)
@@ -95,8 +97,12 @@ def in_sandbox(
     def register(function: Callable[[Sandbox], Awaitable[None]]) -> Callable[[Sandbox], Awaitable[None]]:
         @functools.wraps(function)
         async def check(substrate: Substrate) -> None:
+            known = _Probed.of(substrate)
+            _skip(known.get(needs, ""))
             async with substrate.sandbox() as sandbox:
-                await require(sandbox, needs)
+                if needs not in known:
+                    known[needs] = await _lacking(sandbox, needs)
+                    _skip(known[needs])
                 await function(sandbox)
 
         _register(function, check, deadline)
@@ -113,13 +119,32 @@ def _register(
     CHECKS.append(Check(function.__name__, promise, subject, check, deadline))
 
 
+class _Probed:
+    """What the substrate that was last under test lacks: a sentence for each need, empty if it does not."""
+
+    substrate: Substrate | None = None
+    lacking: dict[Needs, str]
+
+    @classmethod
+    def of(cls, substrate: Substrate) -> dict[Needs, str]:
+        if cls.substrate is not substrate:
+            cls.substrate, cls.lacking = substrate, {"nothing": ""}
+        return cls.lacking
+
+
 async def require(sandbox: Sandbox, needs: Needs) -> None:
     """Raise Skipped unless the sandbox can do what the check needs."""
-    if needs == "nothing":
-        return
+    _skip(await _lacking(sandbox, needs))
+
+
+async def _lacking(sandbox: Sandbox, needs: Needs) -> str:
     command, lacking = _PROBES[needs]
-    if (await sandbox.exec(command)).stdout != b"42\n":
-        raise Skipped(f"the substrate {lacking}")
+    return "" if (await sandbox.exec(command)).stdout == b"42\n" else f"the substrate {lacking}"
+
+
+def _skip(lacking: str) -> None:
+    if lacking:
+        raise Skipped(lacking)
 
 
 async def at_once(function: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:

@@ -91,8 +91,11 @@ class Keys:
         self._keys.drop(lambda keys: key in keys)
 
     def cut(self, recipe: Recipe, depth: int) -> Recipe:
-        """The recipe up to a depth, without services and variables; of a fixed one, with its keys."""
-        if depth > len(recipe.stages):
+        """What a sandbox at this depth is of; variables only where a service runs with them.
+
+        Those of commands are given to it when it is handed out. Of a fixed recipe, it has the keys.
+        """
+        if depth > len(recipe.stages) and (recipe.services or not (recipe.env or recipe.path)):
             return recipe
         cuts = self._cuts.get(recipe)
         if cuts is None:

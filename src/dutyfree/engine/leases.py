@@ -96,7 +96,7 @@ class Waiter:
                 seconds=now - self.asked,
                 cold_seconds=given.cold_seconds,
                 sandbox=sandbox.id,
-                recipe=chain.key,
+                recipe=chain.whole,
             )
             for member, sandbox in zip(given.members, sandboxes, strict=True)
         )
@@ -138,7 +138,7 @@ class Waiters:
         if key in self._ended and now - self._ended[key] < self._remembered:
             raise LeaseEnded(f"the lease {key!r} is over", remedy="use another key for another lease")
         waiter = self._by_key.get(key)
-        if waiter is not None and (waiter.request.chain.key, waiter.request.count) != (recipe, size):
+        if waiter is not None and (waiter.request.chain.whole, waiter.request.count) != (recipe, size):
             raise UsageError(f"the key {key!r} belongs to another request", remedy="use a key once")
         return waiter
 

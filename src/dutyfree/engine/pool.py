@@ -39,7 +39,7 @@ from dutyfree.engine.scheduling.values import (
     Refuse,
     Request,
 )
-from dutyfree.engine.source import ForkingSource, LabellingSource, Source
+from dutyfree.engine.source import ForkingSource, Source
 from dutyfree.engine.workshop import Workshop
 from dutyfree.errors import LeaseEnded, PoolError, UsageError
 
@@ -133,7 +133,7 @@ class Pool:
         asked, key = anyio.current_time(), terms.get("idempotency_key")
         chain = await self._chains.of(recipe)
         now = anyio.current_time()
-        waiter = self._waiters.same(key, chain.key, size, now)
+        waiter = self._waiters.same(key, chain.whole, size, now)
         anew = waiter is None or not waiter.answered.is_set()
         if waiter is None:
             request = Request(
@@ -287,8 +287,7 @@ class Pool:
         waiter = self._waiters.of(given.request)
         assert waiter is not None
         waiter.give(given, list(sandboxes.values()), now)
-        if waiter.lease.labels and isinstance(self._source, LabellingSource):
-            for sandbox in sandboxes.values():
-                self._source.label(sandbox, waiter.lease.labels)
+        for sandbox in sandboxes.values():
+            self._source.hand_out(sandbox, waiter.request.chain.recipe, waiter.lease.labels)
         for served in waiter.lease.served:
             self.ledger.record(served)

@@ -278,8 +278,10 @@ class Supply:
                 await self._discard(sandbox)
             raise
 
-    def label(self, sandbox: Sandbox, labels: Mapping[str, str]) -> None:
-        self._maker.label(sandbox.id, labels)
+    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
+        self._held(sandbox).be_of(recipe)
+        if labels:
+            self._maker.label(sandbox.id, labels)
 
     # --- Gone -----------------------------------------------------------------------------------------
 

@@ -390,11 +390,10 @@ class Native(Pooled):
             self._keys.forget(error.key)
             raise
 
-    def _seconds(self, recipe: Recipe) -> list[float]:
-        """What the image and each stage of a recipe that was wanted took when they were made."""
-        _, *keys = self._keys.known(recipe) or [""]
-        image = self._images.seconds.get(recipe.image or self._config.image, 0.0)
-        return [image, *(self._stages.seconds.get(key, 0.0) for key in keys)]
+    def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]:
+        """What the image and each stage of a recipe with these keys took when they were made."""
+        opening = self._images.seconds.get(image or self._config.image, 0.0)
+        return [opening, *(self._stages.seconds.get(key, 0.0) for key in keys[1:])]
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
@@ -406,6 +405,7 @@ class Native(Pooled):
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
+        keys = self._keys.known(recipe) or ("",)
         there = max(trace.found, trace.fetched)
         ready = trace.image or there > 0
         kind: Kind = "layer" if ready else "cold"
@@ -415,9 +415,9 @@ class Native(Pooled):
             kind="fetched" if trace.fetched else kind,
             stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
             seconds=seconds,
-            cold_seconds=math.fsum(self._seconds(recipe)),
+            cold_seconds=math.fsum(self._seconds(recipe.image, keys)),
             sandbox=identity,
-            recipe=recipe.served_key((self._keys.known(recipe) or [""])[-1]),
+            recipe=recipe.served_key(keys[-1]),
         )
 
 

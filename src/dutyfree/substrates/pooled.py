@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import ClassVar, Protocol
 
@@ -75,7 +75,7 @@ class Pooled(ABC):
     ) -> Base: ...
 
     @abstractmethod
-    def _seconds(self, recipe: Recipe) -> list[float]: ...
+    def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]: ...
 
     def _open_pool(self, options: Options) -> None:
         self._supply = Supply(Maker(self), self._warmth)
@@ -159,11 +159,11 @@ class Maker:
         return self._substrate._keys
 
     def seconds(self, recipe: Recipe) -> list[float]:
-        return self._substrate._seconds(recipe)
+        return self._substrate._seconds(recipe.image, self._substrate._keys.known(recipe) or ("",))
 
     def sizes(self, recipe: Recipe) -> list[int]:
-        _, *keys = self._substrate._keys.known(recipe) or [""]
-        return [0, *(self._substrate._stages.sizes.get(key, 0) for key in keys)]
+        keys = self._substrate._keys.known(recipe) or ("",)
+        return [0, *(self._substrate._stages.sizes.get(key, 0) for key in keys[1:])]
 
     def forget(self, layer: str) -> None:
         self._substrate._stages.ready.forget(layer)

@@ -32,13 +32,17 @@ class Chain(msgspec.Struct, frozen=True):
     """For whoever runs the stages; the scheduler does not look into it."""
     layers: tuple[str, ...] = ()
     """What layers of these states are known by: files have no services."""
+    whole: str = ""
+    """The key of the recipe with its variables, of which a sandbox without services knows nothing."""
 
     @classmethod
     def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> Chain:
         """Without keys, reads the recipe's files, if it names some. Raises OSError."""
         layers = (BASE, *(keys or recipe.keys()))
-        keys = (*layers[:-1], recipe.served_key(layers[-1]))
-        return cls(keys, (BASE, "image", *(stage.kind for stage in recipe.stages)), recipe, layers)
+        whole = recipe.served_key(layers[-1])
+        keys = (*layers[:-1], whole) if recipe.services else layers
+        kinds = (BASE, "image", *(stage.kind for stage in recipe.stages))
+        return cls(keys, kinds, recipe, layers, whole)
 
     @property
     def key(self) -> str:
