@@ -10,6 +10,7 @@ from dutyfree.engine.scheduler import candidates, wake
 from dutyfree.engine.scheduling.breaker import Breaker
 from dutyfree.engine.scheduling.costs import PRIOR, Costs
 from dutyfree.engine.scheduling.jobs import Returns
+from dutyfree.engine.scheduling.ranking import Ranking
 from dutyfree.engine.scheduling.values import (
     Budget,
     Candidate,
@@ -148,6 +149,56 @@ def test_memory_bounds_as_numbers_do():
     assert len(world.makes) == 0
     world = World(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
     assert world.request(A, number=3) in world.state.claims, "exactly the budget is within it"
+
+
+def test_refills_stay_within_the_memory():
+    world = World(Budget(sandboxes=100, memory=2_500, sandbox_memory=1_000), QUIET)
+    world.tell("hint", A, 5, world.now)
+    world.settle()
+    assert (idle(world, A), world.state.stock.memory) == (2, 2_000)
+
+
+def test_who_waits_for_memory_holds_none():
+    world = World(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
+    world.request(A, number=2)
+    world.settle()
+    group = world.request(AB, number=2)
+    assert (world.open(), world.makes, world.state.stock.memory) == ([group], {}, 2_000)
+
+
+def test_a_layer_that_something_is_being_made_on_stays():
+    world = World(Budget(disk=2_500, layer_disk=1_000), Policy(refill=False, park=False))
+    world.give_back(_given(world, A))
+    world.settle()
+    world.request(AB)
+    assert (make(world).start, world.layers) == (2, {"image", "a"})
+    world.request(chain("f"))
+    assert world.layers == {"image", "a"}
+    assert max(world.makes.values(), key=lambda one: one.job).keep == 0, "there is no room for its layer"
+    world.settle()
+
+
+def _given(world, wanted):
+    request = world.request(wanted)
+    world.settle()
+    return request
+
+
+def test_an_idle_sandbox_is_worth_less_once_the_disk_has_its_state():
+    world = World(Budget(sandboxes=3), QUIET)
+    for name in ("a", "f"):
+        request = world.request(chain(name))
+        world.finish(make(world), layers={})
+        world.give_back(request)
+        world.settle()
+    worth = world.state.stock.least_worth
+    assert worth()[0].chain.key == "a", "of equals, the first"
+    first, again = world.request(chain("f")), world.request(chain("f"))
+    assert again in world.open()
+    world.finish(make(world))  # this time layers are kept
+    world.give_back(first)
+    world.settle()
+    assert worth()[0].chain.key == "f", "though it was asked for more often"
 
 
 def test_a_sandbox_that_turns_out_larger_is_counted_so():
@@ -335,6 +386,16 @@ def test_those_that_are_promised_never_become_too_old():
     assert world.going == [sandbox]
 
 
+def test_what_was_promised_and_dies_is_made_again():
+    world = World(policy=QUIET)
+    world.tell("bound", A, 1, None)
+    world.settle()
+    world.tell("died", "s1", world.now)
+    assert make(world).background
+    world.settle()
+    assert idle(world, A) == 1
+
+
 def test_a_bound_holds_at_both_ends():
     world = World(policy=Policy(cover=1e6))
     world.tell("bound", A, 2, 3)
@@ -422,20 +483,52 @@ def test_a_breaker_waits_twice_as_long_each_time():
 def test_it_is_time_when_something_changes():
     world = World(policy=Policy(refill=False, idle_seconds=50.0, hint_seconds=300.0))
     assert wake(world.state) is None
+    world.pass_time(1_000.0)
     stocked(world, A)
-    assert wake(world.state) == 50.0
+    assert wake(world.state) == 1_050.0
     lease = world.request(AB, patience=40.0, lease=10.0)
-    assert wake(world.state) == 40.0
+    assert wake(world.state) == 1_040.0
     world.settle()
-    assert wake(world.state) == 10.0
+    assert wake(world.state) == 1_010.0
     world.tell("keep_alive", lease, None)
-    assert wake(world.state) == 50.0
+    assert wake(world.state) == 1_050.0
     world.tell("hint", AC, 1, world.now)
     world.settle()
     world.pass_time(50.0)
     world.settle()
     world.pass_time(20.0)
-    assert wake(world.state) == 100.0, "the one that is promised is looked at once more"
+    assert wake(world.state) == 1_100.0, "the one that is promised is looked at once more"
+
+
+def test_a_ranking_forgets_what_was_put_before():
+    scores = dict.fromkeys(range(10), 1_000.0)
+    ranking: Ranking[int] = Ranking(lambda item: (scores[item],))
+    for number in range(1_000):
+        item = number % 10
+        scores[item] -= 1 + item
+        ranking.put(item)
+        found = ranking.least()
+        assert found is not None
+        assert found[1] == (scores[found[0]],) == (min(scores.values()),)
+        assert len(ranking._heap) <= 4 * 10 + 64 + 1
+    for item in reversed(range(10)):
+        assert ranking.due(scores[item]) == item
+        assert ranking.due(scores[item] - 0.5) is None
+        assert item in ranking
+        ranking.drop(item)
+    assert (ranking.least(), ranking.first, len(ranking)) == (None, None, 0)
+
+
+def test_what_is_owed_keeps_its_turn():
+    world = World(Budget(sandboxes=1), QUIET)
+    holder = world.request(chain("h"))
+    world.settle()
+    for name in "abc":
+        world.tell("hint", chain(name), 1, world.now)
+    world.pass_time(1.0)
+    world.give_back(holder)
+    world.settle()
+    assert idle(world, A) == 1
 
 
 # --- Memory of recipes ------------------------------------------------------------------------------
