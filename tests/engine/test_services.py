@@ -82,7 +82,9 @@ async def test_it_is_ready_at_the_hand_out(native: Any, command: Any, ready: Rea
 
 async def test_it_sees_what_stages_made_and_the_one_before_it(native: Any) -> None:
     stage = Stage("setup", commands=("echo from a stage > file",))
-    first = Service("first", "cat file > copy; exec sleep 1000", Ready(file="copy"), env={"A": "b"})
+    first = Service(
+        "first", "cat file > part; mv part copy; exec sleep 1000", Ready(file="copy"), env={"A": "b"}
+    )
     second = Service(
         "second", "cat ../copy; echo $A; exec sleep 1000", Ready(line="c\n"), 9, "sub", {"A": "c"}
     )
