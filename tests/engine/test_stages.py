@@ -74,6 +74,7 @@ async def test_what_the_disk_has_is_not_called_cold() -> None:
     for _ in range(2):
         async with opened() as native, native.sandbox(recipe) as sandbox:
             told.append((sandbox.served.kind, sandbox.served.stage))
+            assert sandbox.served.cold_seconds >= sandbox.served.seconds > 0
     async with opened() as native, native.group(recipe, 2) as group:
         told += [(sandbox.served.kind, sandbox.served.stage) for sandbox in group]
     assert told == [("cold", "none"), ("layer", "setup"), ("layer", "setup"), ("forked", "setup")]

@@ -364,7 +364,8 @@ class Native(Pooled):
             kind="fetched" if trace.fetched else kind,
             stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
             seconds=seconds,
-            cold_seconds=math.fsum(self._seconds(recipe.image, keys)),
+            # With nothing at hand it would have taken no less; what images once took is not always known.
+            cold_seconds=max(seconds, math.fsum(self._seconds(recipe.image, keys))),
             sandbox=identity,
             recipe=recipe.served_key(keys[-1]),
         )
