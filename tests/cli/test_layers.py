@@ -59,7 +59,9 @@ def cli(tmp_path: Path) -> Cli:
 def test_build_here_use_there(cli: Cli) -> None:
     built, _, progress = cli("here", "layer", "build", "recipe.toml").partition("stage 1")
     assert built.count("took") == 2
-    assert progress == ", setup: head -c 2000000 /dev/urandom > noise\nstage 2, setup: sha256sum noise > sum\n"
+    assert (
+        progress == ", setup: head -c 2000000 /dev/urandom > noise\nstage 2, setup: sha256sum noise > sum\n"
+    )
     rows = json.loads(cli("here", "layer", "ls", "--json"))
     assert [row["below"] for row in rows] == [0, 1]
     assert "sha256sum noise" in rows[1]["commands"][0]

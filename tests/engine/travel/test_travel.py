@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
 ]
 
+IMAGE = "carried:1"
 WAYS = ["archive", "directory", "cache", "command"]
 
 UPON_HOST = (
@@ -62,9 +63,9 @@ async def with_image(nodes: Nodes) -> str:
         files = (member("etc/gone", b"1"), member("etc/passwd", b"root:x:0:0::/:/bin/sh\n"))
         image = Image([busybox(), tar(*files)], {"Env": ["A=b"], "WorkingDir": "/workspace"})
         await anyio.to_thread.run_sync(layout, root, image)
-    held = await library.bring(f"oci:{root}", "carried:1")
+    held = await library.bring(f"oci:{root}", IMAGE)
     held.close()
-    return "carried:1"
+    return IMAGE
 
 
 async def said(recipe: Recipe, command: str) -> bytes:
