@@ -72,7 +72,7 @@ async def network_changes(substrate: Substrate) -> None:
 
 
 async def _held(sandbox: Sandbox, address: str, port: int) -> None:
-    with expect.within(50, "cutting a connection"):
+    with expect.within(100, "cutting a connection"):
         seen = await sandbox.exec(["python3", "-c", _HOLD, address, str(port)], timeout=60)
     expect.equal(seen.stdout, b"ended\n", "a connection whose network was closed")
 
