@@ -7,6 +7,7 @@
     │   ├── PlanError             a plan that cannot be run
     │   ├── RecordsError          records that cannot be read, written or mixed
     │   ├── OptionError           an unknown substrate, or an option it does not take
+    │   ├── RecipeError           a recipe with what no recipe can have, such as a variable without a name
     │   ├── LimitError            a number that cannot be, such as no memory at all, or a file mode of -1
     │   └── EditError             the text to replace does not stand in the file exactly once
     ├── Unavailable               the substrate cannot be used on this machine now

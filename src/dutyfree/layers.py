@@ -72,7 +72,10 @@ def ls() -> list[Kept]:
     found = []
     for facts in store.layers():
         told = chains.read(store, facts.key)
-        if told is None or (facts.key.startswith(chains.SNAPSHOT) and facts.key not in named):
+        is_of_use = facts.key in named or not (
+            facts.key.startswith(chains.SNAPSHOT) or store.is_loose(facts.key)
+        )
+        if told is None or not is_of_use:
             continue
         name = chains.SNAPSHOT + named[facts.key] if facts.key in named else facts.key
         found.append(
@@ -161,22 +164,33 @@ def remove(what: Sequence[What]) -> list[str]:
     from dutyfree.engine.travel import chains
 
     store = _store()
-    removed = []
-    for chain in [_one(store, one) for one in what]:
-        top = chain.upper[-1].key
-        if chain.snapshot:
-            store.snapshots.remove(chain.snapshot)
+    found = [_top(store, one) for one in what]
+    for name, top in found:
+        is_snapshot = name.startswith(chains.SNAPSHOT)
+        if is_snapshot:
+            store.snapshots.remove(name.removeprefix(chains.SNAPSHOT))
         needed = [snapshot.name for snapshot in store.snapshots.all() if top in snapshot.keys]
-        if needed and not chain.snapshot:
+        if needed and not is_snapshot:
             raise UsageError(
-                f"{chain.name} is needed by the snapshot {needed[0]}",
+                f"{name} is needed by the snapshot {needed[0]}",
                 remedy=f"remove that first: dutyfree layer rm {chains.SNAPSHOT}{needed[0]}",
             )
         upon = [key for key, told in chains.stages(store).items() if top in told.below]
         for key in (*upon, top) if not needed else ():
             store.remove(key)
-        removed.append(chain.name)
-    return removed
+    return [name for name, _ in found]
+
+
+def _top(store: Store, what: What) -> tuple[str, str]:
+    """What is meant, and its uppermost layer; a snapshot need not be whole. Raises UsageError."""
+    from dutyfree.engine.travel import chains
+
+    if isinstance(what, str) and what.startswith(chains.SNAPSHOT):
+        snapshot = store.snapshots.get(what.removeprefix(chains.SNAPSHOT))
+        if snapshot is not None:
+            return what, snapshot.layer
+    chain = _one(store, what)
+    return chain.name, chain.upper[-1].key
 
 
 def _store() -> Store:
@@ -195,17 +209,23 @@ def _written(contents: object, target: Path | str) -> int:
     path = Path(target)
     if path.is_dir() or str(target).endswith("/"):
         return layout.write_directory(contents, path)
+    if path.exists() and not path.is_file():  # a pipe or a device, which must stay what it is
+        with open(path, "wb") as file:
+            layout.write_archive(contents, file)
+        return contents.size
     with layout.renamed(path) as file:
         layout.write_archive(contents, file)
     return path.stat().st_size
 
 
 def _wanted(what: What) -> list[str]:
-    """What to ask a peer for."""
+    """What to ask a peer for. Raises UsageError."""
     from dutyfree.engine.travel import chains
 
     if isinstance(what, str):
         return [what]
+    if not what.stages:
+        raise UsageError("a recipe without stages has no layers", remedy="name a recipe with stages")
     return [chains.RECIPE + key for key in reversed(what.keys()[1:])]
 
 

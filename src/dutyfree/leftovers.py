@@ -8,11 +8,12 @@ Files that serve as locks are no leftovers: the kernel frees a lock with its hol
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
-import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,10 @@ from dutyfree.engine.images.store import Store
 from dutyfree.engine.scheduling.values import Budget
 from dutyfree.errors import CleanupError, Unavailable
 from dutyfree.substrates.bare import leftovers as bare
+from dutyfree.substrates.reaper import remove_tree
+
+DYING_SECONDS = 10.0
+"""So long the kernel may take to end processes that were killed."""
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -62,8 +67,33 @@ def _control_groups(dry_run: bool) -> Iterator[Leftover]:
     groups = list(_groups())
     living = {number for launcher in census.launchers() for number in launcher.numbers}
     for group in groups:
-        if int(group.name.rpartition("-")[2]) not in living:
-            yield _removed("control group", group, _remove_group, dry_run)
+        if int(group.name.rpartition("-")[2]) in living:
+            continue
+        with _held(group) as dead:
+            if dead:
+                yield _removed("control group", group, _remove_group, dry_run)
+
+
+@contextlib.contextmanager
+def _held(group: Path) -> Iterator[bool]:
+    """Whether its lock can be had: a launcher holds it, also one that cannot be seen from here."""
+    try:
+        descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False  # it is gone
+        return
+    try:
+        yield _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _groups() -> Iterator[Path]:
@@ -78,10 +108,20 @@ def _groups() -> Iterator[Path]:
 
 
 def _remove_group(group: Path) -> None:
-    for directory, names, _ in os.walk(group, topdown=False):
-        for name in names:
-            Path(directory, name).rmdir()
-    group.rmdir()
+    """Launchers may do so at the same time, and processes that are dying keep it for a moment."""
+    until = time.monotonic() + DYING_SECONDS
+    for directory, _, _ in os.walk(group, topdown=False):
+        while True:
+            try:
+                Path(directory).rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno == errno.EBUSY and time.monotonic() < until:
+                    time.sleep(0.02)
+                    continue
+                raise
+            break
 
 
 # --- Directories ---------------------------------------------------------------------------------------
@@ -89,15 +129,16 @@ def _remove_group(group: Path) -> None:
 
 def _unlocked(kind: str, directory: Path, lock: str, pattern: str, dry_run: bool) -> Iterator[Leftover]:
     """What builders leave who hold a lock while they build: theirs no more if the lock can be had."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(FileNotFoundError):
-            file = stack.enter_context(open(directory / lock))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-        for path in sorted(directory.glob(pattern)):
-            yield _removed(kind, path, _remove_tree, dry_run)
+    try:
+        # Made if need be: a builder may be about to begin.
+        descriptor = os.open(directory / lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return  # there is nothing, or it is not ours to remove
+    try:
+        for path in sorted(directory.glob(pattern)) if _lock(descriptor) else ():
+            yield _removed(kind, path, lambda path: remove_tree(str(path)), dry_run)
+    finally:
+        os.close(descriptor)
 
 
 def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:
@@ -124,10 +165,6 @@ def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: boo
     return Leftover(kind, str(path), size)
 
 
-def _remove_tree(path: Path) -> None:
-    shutil.rmtree(path)
-
-
 # --- Docker --------------------------------------------------------------------------------------------
 
 
@@ -139,7 +176,12 @@ async def _docker(dry_run: bool) -> list[Leftover]:
     try:
         async with reaching.connected() as engine:
             for container in await leftovers.leftovers(engine, "containers"):
-                facts = await engine.request("GET", f"/containers/{container}/json", query={"size": "1"})
+                try:
+                    facts = await engine.request("GET", f"/containers/{container}/json", query={"size": "1"})
+                except http.EngineError as error:
+                    if error.status == 404:
+                        continue  # somebody else was faster
+                    raise
                 failure = ""
                 try:
                     if not dry_run:

@@ -44,6 +44,9 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "files", {name: Path(at) for name, at in self.files.items()})
         msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets))
 
+    def __hash__(self) -> int:
+        return hash((self.kind, self.commands, frozenset(self.files.items()), self.secrets))
+
     def key(self, upon: str) -> str:
         """The content key of the prefix that ends with this stage, upon the one of that key.
 
@@ -61,8 +64,11 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state a sandbox must be in: an image, then stages upon it, then services that run; and variables.
 
-    Every prefix has a content key. Raises RecipeError for what are no stages, for services of the same name,
-    and for what cannot be an environment.
+    Every prefix has a content key, in which files count by what is in them when it is worked out. Recipes
+    that say the same are equal and have the same hash, in which files count by their paths.
+
+    Raises RecipeError for what are no stages, for services of the same name, and for what cannot be an
+    environment.
     """
 
     image: str | None = None
@@ -86,6 +92,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
         msgspec.structs.force_setattr(self, "env", _variables(self.env))
         msgspec.structs.force_setattr(self, "path", _directories(self.path))
+
+    def __hash__(self) -> int:
+        return hash((self.image, self.stages, self.services, frozenset(self.env.items()), self.path))
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether its keys depend on files of this machine."""
+        return any(stage.files for stage in self.stages)
 
     def variables(self, workdir: str, path: str) -> dict[str, str]:
         """What commands get over the image's environment, in which PATH is ``path``."""

@@ -53,8 +53,13 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def __post_init__(self) -> None:
         if not self.name or not self.command:
             raise RecipeError("a service needs a name and a command")
+        if not isinstance(self.command, str):
+            msgspec.structs.force_setattr(self, "command", tuple(self.command))
         if not self.seconds > 0:
             raise RecipeError(f"the service {self.name!r} needs time to become ready, not {self.seconds:g} s")
+
+    def __hash__(self) -> int:
+        return hash(self.identity())
 
     def identity(self) -> str:
         """All that makes it what it is, as text."""

@@ -44,7 +44,7 @@ class Cli:
 
     def __call__(self, node: str, *arguments: str, status: int = 0) -> str:
         process = self.start(node, *arguments)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == status, (out, err)
         assert "Traceback" not in err
         return out + err
@@ -57,8 +57,11 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def test_build_here_use_there(cli: Cli) -> None:
-    built = cli("here", "layer", "build", "recipe.toml")
+    built, _, progress = cli("here", "layer", "build", "recipe.toml").partition("stage 1")
     assert built.count("took") == 2
+    assert (
+        progress == ", setup: head -c 2000000 /dev/urandom > noise\nstage 2, setup: sha256sum noise > sum\n"
+    )
     rows = json.loads(cli("here", "layer", "ls", "--json"))
     assert [row["below"] for row in rows] == [0, 1]
     assert "sha256sum noise" in rows[1]["commands"][0]
@@ -78,13 +81,14 @@ def test_build_here_use_there(cli: Cli) -> None:
 
 def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
     (cli.root / "recipe.toml").write_text(RECIPE.replace('"head', '"sleep 0.3; head'))
-    built = cli("here", "layer", "build", "recipe.toml")
+    built, _, _ = cli("here", "layer", "build", "recipe.toml").partition("stage 1")
     server = cli.start("here", "layer", "serve", "--bind", "127.0.0.1:0")
     try:
         assert server.stderr is not None
         source = server.stderr.readline().split()[-1]
         option = f"peers=[{source!r}]"
-        assert cli("there", "layer", "build", "recipe.toml", "--option", option) == built
+        fetched = cli("there", "layer", "build", "recipe.toml", "--option", option)
+        assert fetched == f"{built}2 layers came from {source}\n"  # with the times of who made it
         assert "2 layers" in cli("third", "layer", "import", source, "recipe.toml")
         sums = [
             next(cli.root.glob(f"{node}/layers/kept/*/*/tree/0/workspace/sum")) for node in ("here", "there")
@@ -92,7 +96,7 @@ def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
         assert sums[0].read_bytes() == sums[1].read_bytes()
     finally:
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 130
+        assert server.wait(100) == 130
         server.communicate()
     complaint = cli("there", "layer", "build", "recipe.toml", "--option", "peers=['http://x']", status=2)
     assert "'http://x' is no peer" in complaint
@@ -121,6 +125,36 @@ def test_what_is_wrong_is_said(cli: Cli) -> None:
         "here", "layer", "import", "exec:echo hello", "recipe.toml", status=1
     )
     assert not list(cli.root.glob("x.tar*"))
+    assert "recipe.toml is no archive of layers" in cli("here", "layer", "import", "recipe.toml", status=1)
+    (cli.root / "empty.toml").write_text('image = "host"\n')
+    for arguments in (("import", "exec:true", "empty.toml"), ("rm", "empty.toml")):
+        assert "without stages" in cli("here", "layer", *arguments, status=2)
+
+
+def test_what_is_no_file_is_written_to_and_stays(cli: Cli) -> None:
+    cli("here", "layer", "build", "recipe.toml")
+    pipe = cli.root / "pipe"
+    os.mkfifo(pipe)
+    reader = cli.start("there", "layer", "import", "-")
+    with subprocess.Popen(["cat", str(pipe)], stdout=reader.stdin):
+        assert "written to pipe" in cli("here", "layer", "export", "recipe.toml", "--to", "pipe")
+    out, err = reader.communicate(timeout=120)
+    assert "2 layers" in out, err
+    assert pipe.is_fifo()
+
+
+def test_a_disk_without_room_is_told(cli: Cli) -> None:
+    """Nothing of it is kept: what stands on a stage that is not there would be of no use either."""
+    full = cli.root / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(full)], check=True)
+    try:
+        told = cli("full", "layer", "build", "recipe.toml", status=1)
+        assert "No space left on device" in told
+        assert told.count("not kept on the disk: see docs/recipes.md") == 2
+        assert json.loads(cli("full", "layer", "ls", "--json")) == []
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
 
 
 def test_the_help_teaches(cli: Cli) -> None:
@@ -136,8 +170,17 @@ def test_one_that_waits_can_be_stopped(cli: Cli, who: str, signum: int) -> None:
     """Its peer says nothing."""
     arguments = ["import", "exec:sleep 1000", "recipe.toml"] if who == "import" else ["serve"]
     process = cli.start("here", "layer", *arguments)
-    time.sleep(2)
-    assert process.poll() is None
+    while not catches(process, signal.SIGHUP):
+        time.sleep(0.02)
+    time.sleep(0.5)
     process.send_signal(signum)
-    assert process.wait(30) == 130
+    assert process.wait(100) == 130
     process.communicate()
+
+
+def catches(process: subprocess.Popen[str], signum: int) -> bool:
+    """Whether it has come so far: from then on signals halt it."""
+    assert process.poll() is None
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = [int(line.split()[1], 16) for line in text.splitlines() if line.startswith("SigCgt")]
+    return bool(caught >> (signum - 1) & 1)

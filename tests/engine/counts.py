@@ -1,7 +1,4 @@
-"""What the engine could leave behind on this machine.
-
-``everything`` is of all launchers; ``Family`` is of one owner, so that others may run beside it.
-"""
+"""What the engine could leave behind on this machine, of one owner: others may run beside it."""
 
 from __future__ import annotations
 
@@ -24,29 +21,18 @@ def processes(names: tuple[str, ...] = NAMES) -> list[int]:
     return found
 
 
-def everything() -> set[str]:
-    """Processes, control groups, mounts and directories of the engine, each by a name."""
-    found = {f"process {pid}" for pid in processes()}
-    for directory, names, _ in os.walk("/sys/fs/cgroup"):
-        found |= {f"cgroup {directory}/{name}" for name in names if name.startswith("dutyfree-")}
-    # But for the mounts of containers that come and go beside the tests.
-    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    found |= {f"mount {line.split()[4]}" for line in mounts if "docker" not in line}
-    return found | {f"directory {path}" for path in Path("/tmp").glob("dutyfree-native*")}
-
-
-def left(before: set[str], seconds: float = 20) -> set[str]:
-    """What is there and was not before; given some time to vanish."""
-    deadline = time.monotonic() + seconds
-    while (found := everything() - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
-
-
 def sandboxes(owner: int) -> set[int]:
     """The first processes of an owner's sandboxes, without those that only wait to become one."""
-    inside = {child for launcher in children(owner) for child in children(launcher)}
-    return inside & set(processes(("dutyfree-init",)))
+    return _grandchildren(owner) & set(processes(("dutyfree-init",)))
+
+
+def egress(owner: int) -> set[int]:
+    """The processes through which an owner's sandboxes reach the network."""
+    return _grandchildren(owner) & set(processes(("dutyfree-egress",)))
+
+
+def _grandchildren(owner: int) -> set[int]:
+    return {child for launcher in children(owner) for child in children(launcher)}
 
 
 class Family:
@@ -69,7 +55,7 @@ class Family:
                 found |= {directory, *(f"{directory}/{name}" for name in inside)}
         return found
 
-    def remains(self, seconds: float = 20, *, groups: bool = True) -> set[str]:
+    def remains(self, seconds: float = 60, *, groups: bool = True) -> set[str]:
         """What of it is still there, given some time to vanish."""
         deadline = time.monotonic() + seconds
         while (found := self._remains(groups)) and time.monotonic() < deadline:
@@ -88,18 +74,20 @@ class Family:
     def _holders(self) -> list[str]:
         """Who could hold what is ours: the kernel gives its number to others once it is gone.
 
-        To processes that came later, and to those whom other launchers make ready.
+        To processes that came later, and to other launchers and those whom they make ready.
         """
-        others = {str(pid) for pid in processes(("dutyfree-engine",))}
+        others = {str(pid) for pid in processes() if pid not in self.processes}
         pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in others]
         return [pid for pid in pids if (begun := started(int(pid))) and int(begun) <= self.taken]
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+    """By their own word: the kernel's list of them misses some while others end."""
+    found = []
+    for other in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(other))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -34,6 +34,7 @@ class ScriptedSource:
         self.depths: dict[str, int] = {}
         self.ran: list[str] = []
         self.under_way = 0
+        self.handed_out: list[tuple[str, Recipe, dict[str, str]]] = []
 
     async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
         base = self.layers[recipe.key(start - 1)] if start else Recipe()
@@ -116,6 +117,9 @@ class ScriptedSource:
         self._perhaps(ExecError("chance"))
         if sandbox.files.nodes != sandbox.initial:
             raise ExecError("traces of the former use")
+
+    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
+        self.handed_out.append((sandbox.id, recipe, dict(labels)))
 
     def alive(self, sandbox: Sandbox) -> bool:
         return sandbox.id not in self.dead

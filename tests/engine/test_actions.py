@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dutyfree.engine.launcher import Launcher, Reply
 from dutyfree.engine.protocol import Request
 from dutyfree.errors import CleanupError, DispatchError, EditError, ExecError, LimitError, UsageError
 from dutyfree.substrates.native import Native
+from tests.awaiting import appeared
 from tests.engine import counts
 
 pytestmark = pytest.mark.anyio
@@ -164,9 +166,9 @@ async def test_batches_at_once_do_not_mix(native: Native) -> None:
 
 async def test_a_batch_holds_up_nobody_else(native: Native) -> None:
     async with native.sandbox() as sandbox, anyio.create_task_group() as tasks:
-        tasks.start_soon(sandbox.batch, [Exec("sleep 1"), Exec("sleep 60")])
-        await anyio.sleep(0.1)
-        with anyio.fail_after(0.8):
+        tasks.start_soon(sandbox.batch, [Exec("touch begun; sleep 1000"), Exec("sleep 1000")])
+        with anyio.fail_after(60):
+            await appeared(sandbox, "begun")
             assert (await sandbox.exec("echo beside")).stdout == b"beside\n"
         tasks.cancel_scope.cancel()
 
@@ -174,12 +176,13 @@ async def test_a_batch_holds_up_nobody_else(native: Native) -> None:
 async def test_a_cancelled_batch_is_killed_and_goes_no_further(native: Native) -> None:
     async with native.sandbox() as sandbox:
         for stop in (True, False):
-            with anyio.move_on_after(0.3):
-                await sandbox.batch(
-                    [Exec("touch begun; sleep 60"), Write("never", b""), Exec("touch never")],
-                    stop_on_failure=stop,
-                )
+            asked = (Exec("touch begun; sleep 60"), Write("never", b""), Exec("touch never"))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(sandbox.batch, asked, stop_on_failure=stop))
+                await appeared(sandbox, "begun")
+                tasks.cancel_scope.cancel()
             assert [entry.name for entry in await sandbox.list(".")] == ["begun"]
+            await sandbox.remove("begun")
             assert b"sleep 60" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
 
 
@@ -243,7 +246,7 @@ async def test_a_search_that_takes_for_ever_is_ended(native: Native) -> None:
     async with native.sandbox() as sandbox:
         await sandbox.exec("head -c 60000000 /dev/zero | tr '\\0' a > file")
         slow = "(a{1,100}b|a{1,100}c)+d"
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             with pytest.raises(TimeoutError):
                 await sandbox.search(".", slow, regex=True, timeout=0.3)
             async with anyio.create_task_group() as tasks:
@@ -262,7 +265,7 @@ async def test_searches_of_hostile_trees(native: Native) -> None:
             "mkdir dark; touch 'new\nline' \"$(printf 'b\\377d')\"; echo x > dark/f;"
             "d=deep; for i in $(seq 300); do mkdir $d && cd $d || break; done; echo x > f"
         )
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             found = await sandbox.search(".", "x")
         assert [match.path for match in found.matches] == ["dark/f"]
         assert found.unseen == 1
@@ -302,7 +305,7 @@ async def test_a_slow_watcher_is_told_what_it_lost(native: Native) -> None:
         async with sandbox.watch(".") as changes:
             await sandbox.exec("i=0; while [ $i -lt 60000 ]; do i=$((i+1)); : > f; : >> g; done")
             kinds = set()
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 async for change in changes:
                     kinds.add(change.kind)
                     if change.kind == "lost":
@@ -316,7 +319,7 @@ async def test_a_watch_ends_with_what_it_watches(native: Native) -> None:
         await sandbox.exec("mkdir gone")
         async with sandbox.watch("gone", recursive=True) as changes:
             await sandbox.exec("mkdir -p gone/a/b; echo > gone/a/b/c; sleep 0.2; rm -r gone")
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 seen = [change async for change in changes]
         assert ("deleted", "") in {(change.kind, change.path) for change in seen}
         assert ("created", "a/b/c") in {(change.kind, change.path) for change in seen}
@@ -329,7 +332,7 @@ async def test_too_many_directories_are_told(native: Native, monkeypatch: pytest
     async with native.sandbox() as sandbox:
         await sandbox.exec("mkdir $(seq 40)")
         async with sandbox.watch(".", recursive=True) as changes:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 assert (await anext(changes)).kind == "lost"
 
 
@@ -416,8 +419,7 @@ print("stops", stops)
     async with native.sandbox() as sandbox:
         await sandbox.write("script.py", script.encode())
         process = await sandbox.start(["python3", "script.py"])
-        while not any(entry.name == "ready" for entry in await sandbox.list(".")):  # noqa: ASYNC110
-            await anyio.sleep(0.02)
+        await appeared(sandbox, "ready")
         for _ in range(3):
             await sandbox.pause()
             await anyio.sleep(0.1)
@@ -432,11 +434,11 @@ async def test_a_pause_counts_for_no_timeout(native: Native) -> None:
         seen: list[Observation] = []
 
         async def run() -> None:
-            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=1.5))
+            seen.append(await sandbox.exec("touch begun; sleep 0.6; echo done", timeout=6))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            await anyio.sleep(0.2)
+            await appeared(sandbox, "begun")
             await sandbox.pause()
             await anyio.sleep(7)  # longer than its time and the owner's patience
             await sandbox.resume()
@@ -448,22 +450,23 @@ async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> 
     async with native.sandbox() as sandbox:
         await sandbox.exec("sleep 100 &")
         await sandbox.pause()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await sandbox.close()  # answered when nothing of it is left
     async with native.sandbox() as sandbox:
 
         async def run() -> None:
-            await sandbox.exec("sleep 0.3; touch never; sleep 100")
+            await sandbox.exec("touch begun; until [ -e on ]; do sleep 0.02; done; touch never; sleep 100")
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run)
-                await anyio.sleep(0.1)
+                await appeared(sandbox, "begun")
                 await sandbox.pause()
                 tasks.cancel_scope.cancel()
         await sandbox.resume()
+        await sandbox.write("on", b"")
         await anyio.sleep(0.5)
-        assert await sandbox.list(".") == ()
+        assert {entry.name for entry in await sandbox.list(".")} == {"begun", "on"}
     async with native.sandbox() as sandbox:  # the group is used again, and is not frozen
         assert (await sandbox.exec("true")).ok
 
@@ -471,11 +474,11 @@ async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> 
 async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
     async with native.sandbox() as sandbox:
         sandbox._box.freezer = False
-        process = await sandbox.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.1; done")
-        await anyio.sleep(0.2)
+        process = await sandbox.start("touch begun; for i in $(seq 20); do echo $i; sleep 0.1; done")
+        await appeared(sandbox, "begun")
         await sandbox.pause()
         before = await anyio.to_thread.run_sync(time.monotonic)
-        with anyio.move_on_after(1) as scope:
+        with anyio.move_on_after(2.5) as scope:
             await process.wait()
         assert scope.cancelled_caught
         await sandbox.resume()
@@ -523,7 +526,7 @@ async def test_processes_are_found_again_and_forgotten(native: Substrate) -> Non
 async def test_a_process_that_takes_no_input(native: Native) -> None:
     async with native.sandbox() as sandbox:
         process = await sandbox.start("sleep 0.5", stdin=True)
-        with anyio.fail_after(5), pytest.raises(BrokenPipeError):
+        with anyio.fail_after(60), pytest.raises(BrokenPipeError):
             await process.write(bytes(10_000_000))
         assert (await process.wait()).ok
         with pytest.raises(BrokenPipeError):

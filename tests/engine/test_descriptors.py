@@ -54,7 +54,7 @@ async def test_a_cancelled_action_keeps_none(native: Native, name: str) -> None:
             await asyncio.sleep(moment * 0.0001)
             task.cancel()
             await asyncio.wait([task])
-        async with asyncio.timeout(30):  # what goes on in threads ends soon
+        async with asyncio.timeout(60):  # what goes on in threads ends soon
             while count() > before:  # noqa: ASYNC110 (no event tells)
                 await asyncio.sleep(0.01)
 
@@ -76,11 +76,11 @@ async def test_a_sandbox_that_died_unheard_keeps_none(native: Native) -> None:
             _until_hung_up(sandbox._channel._socket.fileno())
             with pytest.raises(SubstrateError):
                 await sandbox.exec("true", stdin=b"in")
-    assert count() == before
+    assert count() <= before
 
 
 def _until_hung_up(descriptor: int) -> None:
     """Blocking, so that the event loop does not hear of it first."""
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP)
-    assert poll.poll(10_000)
+    assert poll.poll(60_000)

@@ -12,6 +12,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage, recipes
+from dutyfree.errors import UsageError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -111,3 +112,71 @@ async def test_a_terminal_is_what_the_recipe_says(native: Any) -> None:
             while part := await terminal.read():
                 said += part
             assert said == wanted + b"\r\n"
+
+
+# --- Idle ones are of any variables -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Recipe(stages=(STAMP,)), Recipe(stages=(STAMP,), env={"GIVEN": "two", "TERM": "ansi"}, path=("bin",))],
+)
+async def test_an_idle_sandbox_takes_the_variables_of_who_gets_it(native: Any, other: Recipe) -> None:
+    first = Recipe(stages=(STAMP,), env={"GIVEN": "one", "ONE": "1"}, path=("/one",))
+    await native.prefetch([first], 3)
+    await native.pool.until_idle(first, 3)
+    await native.pool.until_idle(other, 3)
+    see = "echo ${GIVEN-none} ${ONE-none} ${PATH%%:*}"
+    wanted = b"two none /workspace/bin\n" if other.env else b"none none /usr/local/sbin\n"
+    async with native.sandbox(other) as one, native.group(other, 2) as two:
+        for sandbox in (one, *two):
+            assert (sandbox.served.kind, sandbox.served.recipe) == ("warm", other.key())
+            assert (await sandbox.exec(see)).stdout == wanted
+            async with sandbox.shell() as held:
+                assert (await held.run(see)).stdout == wanted
+            process = await sandbox.start(see)
+            assert (await process.wait()).stdout == wanted
+            async with sandbox.terminal(["printenv", "TERM"]) as terminal:
+                assert (await terminal.read()).strip() == (b"ansi" if other.env else b"xterm-256color")
+            await sandbox.reset()
+            assert (await sandbox.exec(see)).stdout == wanted
+            kept = await sandbox.snapshot()
+            assert (kept.env, kept.path) == (other.env, other.path)
+            async with sandbox.fork(1) as (child,):
+                assert (await child.exec(see)).stdout == wanted
+    async with native.sandbox(first) as sandbox:
+        assert (await sandbox.exec(see)).stdout == b"one 1 /one\n"
+
+
+async def test_what_makes_a_sandbox_warm_runs_without_variables(native: Any) -> None:
+    """Here every program that is run leaves a file; who gets the sandbox finds none of these."""
+    traced = Recipe(env={"LD_DEBUG": "statistics", "LD_DEBUG_OUTPUT": "/tmp/trace"})
+    await native.prefetch([traced], 2)
+    await native.pool.until_idle(traced, 2)
+    async with native.sandbox(traced) as sandbox:
+        await sandbox.exec("true")
+        assert await sandbox.list("/tmp") != ()
+    async with native.sandbox(Recipe()) as sandbox:
+        assert sandbox.served.kind == "warm"
+        assert await sandbox.list("/tmp") == ()
+
+
+async def test_one_with_services_is_of_its_variables_alone(native: Any) -> None:
+    server = Service("server", "echo $GIVEN; exec sleep 1000", Ready(line="\n"))
+    one, two = (Recipe(services=(server,), env={"GIVEN": value}) for value in ("one", "two"))
+    await native.prefetch([one], 1)
+    await native.pool.until_idle(one, 1)
+    async with native.sandbox(two) as sandbox:
+        assert sandbox.served.kind != "warm"
+        assert [state.output for state in await sandbox.services()] == [b"two\n"]
+    async with native.sandbox(one) as sandbox:
+        assert sandbox.served.kind == "warm"
+        assert (await sandbox.exec(SAY)).stdout == b"one\n"
+
+
+async def test_a_request_with_other_variables_is_another_request(native: Any) -> None:
+    pool = await native.pooled()
+    lease = await pool.acquire(GIVEN, idempotency_key="k")
+    assert await pool.acquire(msgspec.structs.replace(GIVEN), idempotency_key="k") is lease
+    with pytest.raises(UsageError, match="another request"):
+        await pool.acquire(Recipe(), idempotency_key="k")

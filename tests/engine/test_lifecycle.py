@@ -150,7 +150,7 @@ async def test_many_cycles_leave_no_descriptor(native: Substrate) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         await cycle()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.anyio

@@ -137,7 +137,7 @@ def test_a_fork_does_not_keep_an_input_open() -> None:
                 signal.pause()
         async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
             heard = b""
-            async for item in sandbox.stream("cat", stdin=said(), timeout=10):
+            async for item in sandbox.stream("cat", stdin=said(), timeout=60):
                 heard += getattr(item, "data", b"")
             os.kill(children[0], signal.SIGKILL)
             os.waitpid(children[0], 0)
@@ -150,7 +150,7 @@ def test_a_fork_does_not_keep_an_input_open() -> None:
 
 
 def gone(process: int) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return not Path(f"/proc/{process}").exists()
@@ -165,7 +165,7 @@ def test_a_fork_does_not_keep_the_launcher_alive() -> None:
             async with sandbox.terminal("sleep 100"):
                 print(substrate._launcher._process.pid, flush=True)
                 if os.fork() == 0:
-                    time.sleep(60)
+                    time.sleep(1000)
                     os._exit(0)
                 os.kill(os.getpid(), 9)
     anyio.run(main)
@@ -174,7 +174,7 @@ def test_a_fork_does_not_keep_the_launcher_alive() -> None:
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         launcher = int(process.stdout.readline())
-        process.wait(20)
+        process.wait(60)
         try:
             assert gone(launcher)
         finally:

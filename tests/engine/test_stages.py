@@ -74,6 +74,7 @@ async def test_what_the_disk_has_is_not_called_cold() -> None:
     for _ in range(2):
         async with opened() as native, native.sandbox(recipe) as sandbox:
             told.append((sandbox.served.kind, sandbox.served.stage))
+            assert sandbox.served.cold_seconds >= sandbox.served.seconds > 0
     async with opened() as native, native.group(recipe, 2) as group:
         told += [(sandbox.served.kind, sandbox.served.stage) for sandbox in group]
     assert told == [("cold", "none"), ("layer", "setup"), ("layer", "setup"), ("forked", "setup")]
@@ -100,8 +101,7 @@ async def test_memory_goes_when_the_disk_has_it() -> None:
     recipe = Recipe(stages=(setup("head -c 9000000 /dev/zero > a"), setup("head -c 9000000 /dev/zero > b")))
     async with opened() as native:
         await native.prepare(recipe)
-        with anyio.fail_after(20):
-            await asyncio.wait([making.task for making in native._stages._making.values()])
+        await settled(native)
         assert native._layers.size == 0
         async with native.sandbox(recipe) as sandbox:
             assert (await sandbox.exec("cat a b | wc -c")).stdout == b"18000000\n"
@@ -188,9 +188,16 @@ async def test_many_stages_may_fail_at_once() -> None:
     assert len(told) == 48
 
 
-def busy() -> list[int]:
-    """The first processes of our sandboxes in which something runs."""
-    return [init for init in counts.sandboxes(os.getpid()) if counts.children(init)]
+async def busy() -> int:
+    """The first process of the one sandbox in which something runs, once it does."""
+
+    def look() -> list[int]:
+        return [init for init in counts.sandboxes(os.getpid()) if counts.children(init)]
+
+    with anyio.fail_after(60):
+        while not (inits := await anyio.to_thread.run_sync(look)):
+            pass
+    return inits.pop()
 
 
 async def test_a_builder_that_dies_is_a_failed_creation() -> None:
@@ -198,10 +205,7 @@ async def test_a_builder_that_dies_is_a_failed_creation() -> None:
     async with opened() as native:
         await native.prepare(Recipe(stages=recipe.stages[:1]))
         making = asyncio.create_task(native.prepare(recipe))
-        with anyio.fail_after(30):
-            while not (inits := await anyio.to_thread.run_sync(busy)):
-                pass
-        os.kill(inits.pop(), signal.SIGKILL)
+        os.kill(await busy(), signal.SIGKILL)
         with pytest.raises(CreateError, match=r"stage 'setup' \(number 2\) could not be made: .* died"):
             await making
 
@@ -346,6 +350,27 @@ async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
         await anyio.run_process(["umount", "-l", str(cache)])
 
 
+async def test_what_one_run_left_is_never_put_upon_another(cache: Path) -> None:
+    """Neither what was made upon a stage that found no room, nor what others made upon theirs."""
+    noise = setup("head -c 3000000 /dev/urandom > noise")
+    both = Recipe(stages=(noise, setup("sha256sum noise > sum")))
+    await anyio.run_process(["mkdir", str(cache)])
+    await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(cache)])
+    try:
+        assert b"noise: OK" in await _said(both, "sha256sum -c sum")
+        assert await _layers() == []
+        async with opened() as native:
+            await native.prepare(Recipe(stages=(noise,)))
+            await settled(native)
+            await anyio.run_process(["mount", "-o", "remount,size=50m", str(cache)])
+            assert b"noise: OK" in await _said(both, "sha256sum -c sum")
+            assert len(await _layers()) == 2
+            async with native.sandbox(both) as sandbox:
+                assert (await sandbox.exec("sha256sum -c sum")).ok
+    finally:
+        await anyio.run_process(["umount", "-l", str(cache)])
+
+
 async def test_a_failing_stage_says_where_and_keeps_its_log(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +399,8 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
         (recipes.pip("pytest"), "environment of its own"),
         (recipes.repository("file:///nowhere/project"), "copied in by its path"),
         (recipes.apt("git"), "name another image"),
+        (recipes.repository("http://127.0.0.1:9/project"), "169.254.1.2 in there"),
+        (recipes.checkout("0" * 40), "must come before"),
     ],
 )
 async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path) -> None:
@@ -413,11 +440,11 @@ async def test_the_last_logs_are_kept(cache: Path) -> None:
 async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None:
     """A layer has what its key says, or is none."""
     file = tmp_path / "file"
-    recipe = Recipe(stages=(setup("sleep 1"), setup("true", files={"file": file})))
+    recipe = Recipe(stages=(setup("sleep 2"), setup("true", files={"file": file})))
     await anyio.to_thread.run_sync(file.write_text, "1")
     async with opened() as native:
         making = asyncio.create_task(native.prepare(recipe))
-        await anyio.sleep(0.5)
+        await busy()
         await anyio.to_thread.run_sync(file.write_text, "2")
         with pytest.raises(CreateError, match="changed while it was made"):
             await making

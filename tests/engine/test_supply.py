@@ -86,12 +86,12 @@ def weights() -> set[str]:
 
 
 async def test_nothing_is_kept_until_somebody_wants_it(pooled: Any) -> None:
-    wanted = recipe()
+    wanted = recipe(seconds=0.2)
     async with pooled.sandbox(wanted) as sandbox:
         assert (sandbox.served.kind, sandbox.served.stage) == ("cold", "none")
     async with pooled.sandbox(wanted) as sandbox:
         assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
-        assert sandbox.served.cold_seconds > sandbox.served.seconds
+        assert sandbox.served.cold_seconds >= 0.4
     async with opened("native") as another:
         await another.prepare(Recipe(stages=wanted.stages[:1]))  # in use, and the rest on the disk
         async with another.sandbox(wanted) as sandbox:
@@ -337,7 +337,7 @@ async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str)
     supply.reset = half_done
     async with pooled.sandbox() as sandbox:
         assert (await sandbox.exec("true")).ok
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while pool.ledger.events["died"] < 1 or "0 going" not in repr(pool):
             await pool._moved.wait()
     assert pool.ledger.events["discarded"] == 1
@@ -361,7 +361,7 @@ async def test_an_idle_sandbox_that_dies_is_replaced(pooled: Any) -> None:
     await idle(pooled, Recipe(), 1)
     (init,) = counts.sandboxes(os.getpid())
     os.kill(init, signal.SIGKILL)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while pooled.pool.ledger.events["died"] < 1:
             await pooled.pool._moved.wait()
     await idle(pooled, Recipe(), 1)
@@ -382,7 +382,7 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     await anyio.sleep(2.1)
     assert (await lease.sandbox.exec("true")).ok
     pool.keep_alive(lease, 0.1)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not lease.over or "0 going" not in repr(pool):
             await pool._moved.wait()
     with pytest.raises(SubstrateError):
@@ -411,7 +411,7 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
         with pytest.raises(StageError):
             async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
                 pass
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while substrate.pool is not None and "0 in the making, 0 being reset, 0 going" not in repr(
                 substrate.pool
             ):
@@ -431,7 +431,7 @@ async def test_layers_go_when_the_disk_is_full() -> None:
             async with substrate.sandbox(Recipe(stages=(fill,))):
                 pass
         assert substrate.pool.ledger.events["layers forgotten"] >= 2
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             size = math.inf
             while size > 2 << 20:  # what is on its way to the disk, and from there, takes a moment
                 layers = await anyio.to_thread.run_sync(Store().layers)
@@ -442,6 +442,7 @@ async def test_layers_go_when_the_disk_is_full() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
     """Sandboxes and stage builds are killed at random: every request is served, and nothing is left."""
     before = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid()).launchers)
@@ -471,10 +472,16 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
 
         async def killer() -> None:
             nonlocal killed
+            before, patience = 0, 20
             while done < 64 * 6:
                 found = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
-                # Each with the same chance: one that all wait for lives now and then.
-                for init in (init for init in sorted(found) if chance.random() < 0.05):
+                # As often as requests are done, however fast the machine is; but a few times before the
+                # first one, when all that live are builds. Each with the same chance: one that all wait
+                # for lives now and then.
+                spared, before = 0.993 ** (done - before), done
+                if not done and patience:
+                    spared, patience = 0.95, patience - 1
+                for init in (init for init in sorted(found) if chance.random() > spared):
                     try:
                         os.kill(init, signal.SIGKILL)
                         killed += 1
@@ -482,7 +489,7 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
                         pass
                 await anyio.sleep(0.05)
 
-        with anyio.fail_after(240):
+        with anyio.fail_after(800):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(killer)
                 for number in range(64):
@@ -507,7 +514,7 @@ async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
             await idle(substrate, Recipe(), 2)
             family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
             substrate.pool._tasks.start_soon(break_down)
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 while not substrate.pool._closed:
                     await anyio.lowlevel.checkpoint()
             with pytest.raises(PoolError, match="closed"):
@@ -541,7 +548,7 @@ def test_a_killed_owner_of_a_warm_pool_leaves_nothing(signum: int) -> None:
     with owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "warm\n"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(counts.sandboxes(owner.pid)) < 9 and time.monotonic() < deadline:
             time.sleep(0.02)
         family = counts.Family(owner.pid)
@@ -618,11 +625,15 @@ async def test_services_run_in_what_is_warm_and_in_what_was_reset(pooled: Any) -
 
 
 async def test_an_idle_one_whose_service_ended_is_not_handed_out(pooled: Any) -> None:
-    brief = Recipe(services=(Service("brief", "echo up; sleep 1.5", Ready(line="up")),))
-    await pooled.prefetch([brief], 1)
-    await idle(pooled, brief, 1)
-    await anyio.sleep(2)
-    async with pooled.sandbox(brief) as sandbox:
+    await pooled.prefetch([SERVED], 1)
+    await idle(pooled, SERVED, 1)
+    (init,) = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
+    (service,) = await anyio.to_thread.run_sync(counts.children, init)
+    os.kill(service, signal.SIGKILL)
+    with anyio.fail_after(60):
+        while await anyio.Path(f"/proc/{service}").exists():  # its init has heard of it when it is gone
+            pass
+    async with pooled.sandbox(SERVED) as sandbox:
         assert (await sandbox.services())[0].running
 
 

@@ -58,7 +58,7 @@ def kill_again_and_again(tmp_path, substrates):
         )
         owners.append(process.pid)
         try:
-            _, said = process.communicate(timeout=chance.uniform(0.3, 3.0) if attempt < 12 else 200)
+            _, said = process.communicate(timeout=chance.uniform(0.3, 3.0) if attempt < 12 else 600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -75,7 +75,7 @@ def judge(tmp_path, labels, owners):
     assert len(ids) == len(set(ids)) == WANTED * len(labels)
     assert {one.substrate for one in found.measured} == set(labels)
     assert all(one.ok for one in found.trials), [one.failure for one in found.trials if one.failure]
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while leftovers(tmp_path, owners) and time.monotonic() < until:
         time.sleep(0.1)
     assert not leftovers(tmp_path, owners)
@@ -109,11 +109,10 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path, substrate, number):
         text=True,
     )
     path = tmp_path / "out" / records.FILE
-    until = time.monotonic() + 60
-    while time.monotonic() < until and (not path.exists() or path.read_bytes().count(b"\n") < 10):
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 10):
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=100)
     assert process.returncode == 130
     assert f"dutyfree study --resume --out {tmp_path / 'out'}" in said
     assert len(records.read(tmp_path / "out").trials) >= 5

@@ -1,11 +1,14 @@
-"""Finding processes: which are looked at, and by how many looks."""
+"""Finding processes: which are looked at, and by how many looks. Removing what others remove too."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,16 +16,30 @@ from dutyfree.substrates import reaper
 from dutyfree.substrates.reaper import BEGINNING, Census, Moment, kill_marked
 
 
+def mark(name: str) -> str:
+    """Others may run the same tests at the same time."""
+    return f"DUTYFREE_TEST={os.getpid()} {name}"
+
+
 def marked(name: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "60"], env={**os.environ, "DUTYFREE_TEST": name})
+    variable, _, value = mark(name).partition("=")
+    return subprocess.Popen(["sleep", "600"], env={**os.environ, variable: value})
 
 
 def test_one_look_serves_all_who_wait() -> None:
     census = Census()
     census._turn.acquire()
-    threads = [threading.Thread(target=census.take, args=(Moment.now(),)) for _ in range(32)]
+    asking = threading.Barrier(33)
+
+    def ask() -> None:
+        since = Moment.now()
+        asking.wait()
+        census.take(since)
+
+    threads = [threading.Thread(target=ask) for _ in range(32)]
     for thread in threads:
         thread.start()
+    asking.wait()
     time.sleep(0.3)  # all are waiting for their turn, or the machine is very slow
     census._turn.release()
     for thread in threads:
@@ -49,16 +66,16 @@ def test_a_look_under_way_is_not_shared() -> None:
 def test_processes_are_found_by_their_mark() -> None:
     since = Moment.now()
     with marked("wanted") as wanted, marked("wanted not") as other:
-        assert kill_marked("DUTYFREE_TEST=wanted", since) == 1
-        assert wanted.wait(5) == -9
+        assert kill_marked(mark("wanted"), since) == 1
+        assert wanted.wait(60) == -9
         assert other.poll() is None
-        assert kill_marked("DUTYFREE_TEST=wanted not", BEGINNING) == 1
+        assert kill_marked(mark("wanted not"), BEGINNING) == 1
 
 
 def test_older_processes_are_passed_over() -> None:
     with marked("older") as process:
         time.sleep(0.05)
-        assert kill_marked("DUTYFREE_TEST=older", Moment.now()) == 0
+        assert kill_marked(mark("older"), Moment.now()) == 0
         process.kill()
 
 
@@ -70,6 +87,42 @@ def test_pids_that_came_round(rounds: str, monkeypatch: pytest.MonkeyPatch) -> N
     since = now._replace(pid=4_000_000 if rounds == "below" else now.pid + 1000)
     with marked("rounds") as older:
         time.sleep(0.05)
-        assert kill_marked("DUTYFREE_TEST=rounds", Moment.now()._replace(pid=0)) == 0
-        assert kill_marked("DUTYFREE_TEST=rounds", since) == 1
-        assert older.wait(5) == -9
+        assert kill_marked(mark("rounds"), Moment.now()._replace(pid=0)) == 0
+        assert kill_marked(mark("rounds"), since) == 1
+        assert older.wait(60) == -9
+
+
+def test_two_remove_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other is always a little faster."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(50):
+        (tree / str(number)).touch()
+    unlink = os.unlink
+
+    def beaten(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", beaten)
+    reaper.remove_tree(str(tree))
+    assert not tree.exists()
+
+
+def test_what_is_written_to_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a command that the owner was about to start when it died, and that bears no mark yet."""
+    tree, link = tmp_path / "tree", tmp_path / f"tree{reaper.OWNER}"
+    tree.mkdir()
+    link.symlink_to("somebody")
+    remove = shutil.rmtree
+    late = iter(range(25))
+
+    def refilled(path: str) -> None:
+        if next(late, None) is not None:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refilled)
+    reaper._clear(str(tree), mark("none"))
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())

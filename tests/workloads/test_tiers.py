@@ -43,7 +43,7 @@ async def server(fixture: Fixture, substrate: Substrate) -> AsyncIterator[GitSer
 
 async def rollout(substrate: Substrate, workload: Workload) -> Trial:
     await substrate.prepare(workload.recipe)
-    return await trial.run(substrate, workload, Batch(workload.name, substrate.name, 1, (0,)), 0, 120)
+    return await trial.run(substrate, workload, Batch(workload.name, substrate.name, 1, (0,)), 0, 500)
 
 
 async def build(name: str, fixture: Fixture, url: str) -> Workload:

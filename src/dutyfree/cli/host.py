@@ -39,12 +39,13 @@ def ps(*, json: bool = False) -> int:
     if not found:
         standard.say("no sandbox lives on this machine")
         return 0
-    table = Table(
-        "sandbox", "image", "state", "processes", "memory", "since", "owner", box=None, pad_edge=False
-    )
+    labelled = any(living.labels for living in found)
+    heads = ["sandbox", "image", "state", "processes", "memory", "since", *["labels"] * labelled, "owner"]
+    table = Table(*heads, box=None, pad_edge=False)
     for column in table.columns[3:6]:
         column.justify = "right"
     for living in found:
+        labels = census.printable(" ".join(f"{name}={value}" for name, value in living.labels.items()))
         table.add_row(
             living.id,
             escape(living.image),
@@ -52,6 +53,7 @@ def ps(*, json: bool = False) -> int:
             "?" if living.processes is None else str(living.processes),
             shown(living.memory),
             _ago(time.time() - living.since),
+            *[escape(labels)] * labelled,
             Text(f"{living.owner} {living.program}", no_wrap=True, overflow="ellipsis"),
         )
     # Where room is short, the owner's long line yields, and is cut.

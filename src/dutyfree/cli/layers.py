@@ -12,7 +12,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from dutyfree import layers
-from dutyfree.cli import amounts, blocking, standard
+from dutyfree.cli import amounts, blocking, making, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
 from dutyfree.errors import UsageError
@@ -29,6 +29,14 @@ layer = App(name="layer")
 def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     """Make every stage of a recipe that is not there yet, and say what each took.
 
+    Commands are told on standard error as they begin. The exit status is 1 if a stage was not kept, such as
+    on a full disk.
+
+    For example:
+
+        dutyfree layer build recipe.toml
+        dutyfree layer build recipe.toml --option 'peers=["tcp://node-1:7400"]' --option longest_stage=600
+
     Parameters
     ----------
     recipe
@@ -39,24 +47,31 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     from dutyfree import recipes
     from dutyfree.cli.running import run
     from dutyfree.cli.sandboxes import Wanted
+    from dutyfree.engine.disk import DEEPEST
 
     wanted = recipes.load(recipe)
     if not wanted.stages:
         raise UsageError(f"{recipe} has no stages: there is nothing to build")
-    run(partial(_build, wanted, Wanted(option=option)))
+    with making.told():
+        run(partial(_build, wanted, Wanted(option=option)))
     known = {kept.recipe: kept for kept in layers.ls()}
-    for stage, key in zip(wanted.stages, wanted.keys()[1:], strict=True):
-        kept = known.get(key)
-        told = "in memory only: see docs/recipes.md" if kept is None else _told(kept)
+    found = [known.get(key) for key in wanted.keys()[1:]]
+    for stage, kept in zip(wanted.stages, found, strict=True):
+        told = "not kept on the disk: see docs/recipes.md" if kept is None else _told(kept)
         print(f"{stage.kind:<12} {told}")  # noqa: T201 (the command's output)
-    return 0
+    return 1 if None in found[:DEEPEST] else 0
 
 
 async def _build(recipe: Recipe, wanted: Wanted) -> None:
     import dutyfree
+    from dutyfree.substrates.native import Native
 
     async with dutyfree.open("native", **wanted.options()) as native:
+        assert isinstance(native, Native)
         await native.prepare(recipe)
+        for source, figures in native.peers.items():
+            if figures.layers:
+                standard.say(f"{figures.layers} layers came from {source}")
 
 
 def _told(kept: layers.Kept) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from cyclopts import Parameter
 import dutyfree
 from dutyfree import recipes
 from dutyfree.abilities import Chunk, Programmed, Streaming
-from dutyfree.cli import amounts, standard
+from dutyfree.cli import amounts, making, standard
 from dutyfree.cli.running import run as run_to_the_end
 from dutyfree.contract import Limits, Observation, Recipe, Sandbox
 from dutyfree.errors import UsageError
@@ -138,10 +138,10 @@ async def opened(wanted: Wanted) -> AsyncIterator[Sandbox]:
     uploads = amounts.pairs(wanted.upload, "--upload", ":")
     wanted.downloads()  # so that nothing has run in vain
     recipe = wanted.state()
-    async with (
-        dutyfree.open(wanted.substrate, **wanted.options()) as substrate,
-        substrate.sandbox(recipe, limits=limits) as sandbox,
-    ):
+    async with AsyncExitStack() as held:
+        with making.told() if sys.stderr.isatty() else nullcontext():  # else it is the command's alone
+            substrate = await held.enter_async_context(dutyfree.open(wanted.substrate, **wanted.options()))
+            sandbox = await held.enter_async_context(substrate.sandbox(recipe, limits=limits))
         for source, target in uploads:
             with _naming("--upload", source, target):
                 await sandbox.upload(Path(source), target)

@@ -9,7 +9,7 @@ from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
 from dutyfree.errors import CleanupError, ExecError
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """So long the kernel may take to end, or to freeze, all that runs in a sandbox."""
 
 

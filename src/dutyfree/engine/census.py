@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dutyfree.engine import labelling
 from dutyfree.engine.protocol import FIRST_ID
 
 LAUNCHER = "dutyfree-engine"
@@ -47,6 +48,7 @@ class Living(msgspec.Struct, frozen=True, kw_only=True):
     processes: int | None
     memory: int | None
     """Bytes, of its processes and of what they wrote."""
+    labels: dict[str, str] = {}
     state: str
     """idle: no process; running; paused: all are frozen, or stopped; starting; ending."""
 
@@ -74,8 +76,10 @@ def sandboxes() -> list[Living]:
     inside = _inside(processes, {process.pid for process in inits})
     groups = _mounts()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    parents = {found[init.parent].pid: found[init.parent] for init in inits}
+    told = {pid: labelling.read(parent.owner, parent.numbers) for pid, parent in parents.items()}
     return [
-        _living(found[init.parent], init, inside.get(init.pid), groups, boot)
+        _living(found[init.parent], init, inside.get(init.pid), groups, boot, told[init.parent])
         for init in sorted(inits, key=lambda init: (init.parent, init.started, init.pid))
     ]
 
@@ -100,6 +104,7 @@ def _living(
     inside: list[_Process] | None,
     groups: dict[str, tuple[str, str]],
     boot: float,
+    labels: dict[int, dict[str, str]],
 ) -> Living:
     words = _text(f"/proc/{init.pid}/cmdline").strip("\0").split("\0")
     label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
@@ -120,6 +125,7 @@ def _living(
         since=int(since) if since.isdigit() else boot + init.started / os.sysconf("SC_CLK_TCK"),
         processes=None if inside is None else len(inside),
         memory=_memory(init.pid, groups),
+        labels=labels.get(int(number), {}) if number.isdigit() else {},
         state=state,
     )
 
@@ -190,7 +196,11 @@ def _processes() -> dict[int, _Process]:
 
 def _command_line(pid: int) -> str:
     text = _text(f"/proc/{pid}/cmdline").strip("\0").replace("\0", " ") or _text(f"/proc/{pid}/comm").strip()
-    # What is shown on a terminal must not speak to it.
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """What is shown on a terminal must not speak to it."""
     return re.sub(r"[^\x20-\x7e\xa0-\U0010ffff]", "?", text)
 
 

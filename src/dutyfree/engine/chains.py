@@ -1,33 +1,25 @@
-"""Recipes as the scheduler knows them: their keys are worked out once, beside the event loop."""
+"""Recipes as the scheduler knows them: worked out once."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
-import anyio.to_thread
-
 from dutyfree.contract import Recipe
+from dutyfree.engine.keys import Keys, Remembered
 from dutyfree.engine.scheduling.values import Chain
-from dutyfree.errors import CreateError
 
 
 class Chains:
-    """Those of the recipes that were asked for last. A recipe's files are read when it is first used."""
+    """Those of the recipes that were asked for last."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: OrderedDict[int, Chain] = OrderedDict()
+    def __init__(self, keys: Keys, most: int) -> None:
+        self._keys = keys
+        self._known: Remembered[tuple[tuple[str, ...], Chain]] = Remembered(most)
 
     async def of(self, recipe: Recipe) -> Chain:
         """Raises CreateError if one of its files cannot be read."""
-        known = self._known.get(id(recipe))
-        if known is None:
-            try:
-                reads = any(stage.files for stage in recipe.stages)
-                known = await anyio.to_thread.run_sync(Chain.of, recipe) if reads else Chain.of(recipe)
-            except OSError as failed:
-                raise CreateError(f"the recipe names {failed.filename}: {failed.strerror}") from failed
-            self._known[id(recipe)] = known  # which keeps the recipe, so that its id stays its own
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
-        return known
+        known = self._known.get(recipe)
+        if known is not None and not recipe.reads_files:
+            return known[1]
+        keys = await self._keys.of(recipe)
+        if known is None or known[0] is not keys:  # its files are others by now
+            known = self._known.put(recipe, (keys, Chain.of(self._keys.fixed(recipe, keys), keys)))
+        return known[1]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from dutyfree.engine import protocol
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.store import Lease
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import Defaults
@@ -41,6 +41,8 @@ class Origin(NamedTuple):
     """Of the layers upon it, the lowest first."""
     trees: tuple[Tree, ...]
     """All of them together."""
+    births: tuple[str, ...] = ()
+    """Of the runs that made those upon the image."""
 
 
 class Base(NamedTuple):
@@ -49,6 +51,8 @@ class Base(NamedTuple):
     trees: tuple[Tree, ...]
     usual: Defaults
     origin: Origin
+    birth: str = ""
+    """Of the run of a stage that this is what came of: another run may have left something else."""
 
 
 @dataclass
@@ -59,12 +63,12 @@ class Disk:
     _leases: dict[str, Lease] = field(default_factory=dict)
     _numbers: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    async def adopt(self, below: Base, lease: Lease) -> Base:
-        """A layer of the store upon others. Raises CreateError."""
+    async def adopt(self, below: Base, lease: Lease, birth: str) -> Base:
+        """A layer of the store, of the run of this birth, upon others. Raises CreateError."""
         self.hold([lease])
         if lease.key not in self._numbers:
             self._numbers[lease.key] = await self.layers(lease, len(below.trees))
-        return upon(below, self._numbers[lease.key], lease.key)
+        return upon(below, self._numbers[lease.key], lease.key, birth)
 
     async def layers(self, lease: Lease, count: int) -> tuple[int, ...]:
         """A layer of the store in the launcher's hands: one for each file system. Raises CreateError."""
@@ -95,13 +99,14 @@ class Disk:
             self._leases.popitem()[1].close()
 
 
-def upon(below: Base, own: Sequence[int], key: str) -> Base:
-    """Layers, one for each file system, upon others."""
+def upon(below: Base, own: Sequence[int], key: str, birth: str) -> Base:
+    """Layers, one for each file system, of one run, upon others."""
     trees = tuple((point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True))
     origin = below.origin
     if origin.trees == below.trees:  # else what lies between is in memory alone
-        origin = origin._replace(keys=(*origin.keys, key), trees=trees)
-    return Base(trees, below.usual, origin)
+        keys, births = (*origin.keys, key), (*origin.births, birth)
+        origin = origin._replace(keys=keys, births=births, trees=trees)
+    return Base(trees, below.usual, origin, birth)
 
 
 def measure(tree: Path) -> tuple[int, int, int]:

@@ -52,6 +52,8 @@ class ForkingSandbox(NativeSandbox):
     def __init__(self, *arguments: Any, keeper: Keeper, base: Base) -> None:
         super().__init__(*arguments)
         self._keeper = keeper
+        self.base = base
+        """What it was handed out upon."""
         self._handed_out = self._trees = base.trees
         self._of_image = base.usual
         self._origin = base.origin

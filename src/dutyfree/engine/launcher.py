@@ -24,7 +24,7 @@ from dutyfree.errors import SubstrateError, Unavailable
 BINARY = Path(__file__).parent / "bin" / "dutyfree-init"
 
 _REPLY_MAX = 4096
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 _UNDO = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
 
 

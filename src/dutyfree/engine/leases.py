@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import TypedDict
 
 import anyio
 
 from dutyfree.contract import Sandbox
+from dutyfree.engine import labelling
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Deliver, Request
 from dutyfree.errors import CreateError, LeaseEnded, PoolError, UsageError
@@ -28,15 +30,30 @@ class Terms(TypedDict, total=False):
     idempotency_key: str | None
 
 
-def check(size: int, terms: Terms) -> None:
-    """Raises UsageError for what cannot be asked."""
-    if size < 1:
-        raise UsageError(f"a group of {size} makes no sense", remedy="ask for one or more")
+def whole(number: int, least: int) -> int:
+    """It as an int. Raises UsageError for less, and for 8.0, as divisions give: no loop counts to that."""
+    try:
+        found = index(number)
+    except TypeError as error:
+        raise UsageError(f"{number!r} sandboxes cannot be: that is no whole number") from error
+    if found < least:
+        raise UsageError(f"{found} sandboxes make no sense here", remedy=f"ask for {least} or more")
+    return found
+
+
+def check(terms: Terms) -> None:
+    """Raises UsageError for what cannot be asked: let in, it would stand in the way of all others."""
+    if unknown := terms.keys() - Terms.__annotations__.keys():
+        raise UsageError(
+            f"a request has no {', '.join(sorted(unknown))}",
+            remedy=f"it has {', '.join(Terms.__annotations__)}",
+        )
     deadline, lease_seconds = terms.get("deadline", DEADLINE), terms.get("lease_seconds", LEASE_SECONDS)
-    if not deadline >= 0:  # nor what is no number
-        raise UsageError(f"an answer within {deadline} s cannot be given")
-    if lease_seconds is not None and not lease_seconds > 0:
-        raise UsageError(f"a lease cannot last {lease_seconds} s", remedy="None is for one without an end")
+    if not isinstance(deadline, int | float) or not deadline >= 0:  # nor what is no number
+        raise UsageError(f"an answer within {deadline!r} s cannot be given")
+    if lease_seconds is not None and (not isinstance(lease_seconds, int | float) or not lease_seconds > 0):
+        raise UsageError(f"a lease cannot last {lease_seconds!r} s", remedy="None is for one without an end")
+    labelling.check(terms.get("labels"))
 
 
 class Lease:
@@ -79,7 +96,7 @@ class Waiter:
                 seconds=now - self.asked,
                 cold_seconds=given.cold_seconds,
                 sandbox=sandbox.id,
-                recipe=chain.key,
+                recipe=chain.whole,
             )
             for member, sandbox in zip(given.members, sandboxes, strict=True)
         )
@@ -121,7 +138,7 @@ class Waiters:
         if key in self._ended and now - self._ended[key] < self._remembered:
             raise LeaseEnded(f"the lease {key!r} is over", remedy="use another key for another lease")
         waiter = self._by_key.get(key)
-        if waiter is not None and (waiter.request.chain.key, waiter.request.count) != (recipe, size):
+        if waiter is not None and (waiter.request.chain.whole, waiter.request.count) != (recipe, size):
             raise UsageError(f"the key {key!r} belongs to another request", remedy="use a key once")
         return waiter
 

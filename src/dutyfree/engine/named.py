@@ -22,9 +22,10 @@ from dutyfree.contract import Recipe
 from dutyfree.engine.disk import DEEPEST, Base, Disk, Origin, in_loop, measure
 from dutyfree.engine.images import made, rootfs
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.manifest import Settings
-from dutyfree.engine.images.store import Lease, Snapshot, Store
+from dutyfree.engine.images.store import Snapshot, Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.snapshots import PREFIX
@@ -89,8 +90,8 @@ class Named:
             with store.making(PREFIX + name, halt), store.obtain(key, make, halt) as lease:
                 if store.snapshots.get(name):  # by another process, meanwhile
                     raise _taken(name)
-                store.settle([key])
                 below = (*origin.mounted, *origin.keys)
+                store.settle([*below, key])  # all that it takes, or it would not be whole after a crash
                 size = lease.facts.size
                 store.snapshots.put(Snapshot(name=name, layer=key, below=below, size=size, made=time.time()))
 
@@ -116,7 +117,7 @@ class Named:
         (*below, top) = leases.values()
         told = await anyio.to_thread.run_sync(made.read, top.tree)
         if told is None or told.settings is None:
-            raise CreateError(f"the snapshot {name} is broken", remedy=f"dutyfree layer rm {PREFIX}{name}")
+            raise _broken(name, "its layer does not say what it is")
         settings = told.settings
         if told.mounted:
             layers = [leases[key].tree for key in told.mounted]
@@ -132,7 +133,8 @@ class Named:
         usual = defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
         base = Base(origin.trees, usual, origin)
         for lease in (*below[len(told.mounted) :], top):
-            base = await self._disk.adopt(base, lease)
+            birth = await anyio.to_thread.run_sync(_birth, lease)
+            base = await self._disk.adopt(base, lease, birth)
         return base
 
     def _leased(self, name: str) -> dict[str, Lease]:
@@ -143,13 +145,11 @@ class Named:
         leases: dict[str, Lease] = {}
         with contextlib.ExitStack() as stack:
             for key in (*found.below, found.layer):
-                lease = self.store.lease(key)
-                if lease is None:
-                    raise CreateError(
-                        f"the snapshot {name} is not whole: the layer {key} is gone",
-                        remedy=f"remove it: dutyfree layer rm {PREFIX}{name}",
-                    )
+                if (lease := self.store.lease(key)) is None:
+                    raise _broken(name, f"the layer {key} is gone")
                 leases[key] = stack.enter_context(lease)
+            if self.store.is_loose(found.layer):
+                raise _broken(name, "a stage that it was taken upon was lost, and made anew since")
             stack.pop_all()
         return leases
 
@@ -166,6 +166,17 @@ class _Written(NamedTuple):
         self.store.remove(self.key)
 
 
+def _broken(name: str, why: str) -> CreateError:
+    return CreateError(
+        f"the snapshot {name} is not whole: {why}", remedy=f"remove it: dutyfree layer rm {PREFIX}{name}"
+    )
+
+
+def _birth(lease: Lease) -> str:
+    told = made.read(lease.tree)
+    return told.birth if told is not None else ""
+
+
 def _taken(name: str) -> UsageError:
     return UsageError(
         f"there is a snapshot {name} already", remedy=f"remove it: dutyfree layer rm {PREFIX}{name}"
@@ -180,7 +191,7 @@ def _shortened(origin: Origin) -> Origin:
     count = kinds.index(made.SNAPSHOT) if made.SNAPSHOT in kinds else DEEPEST - 1
     gone = len(origin.keys) - count
     trees = tuple((point, layers[gone:]) for point, layers in origin.trees)
-    return origin._replace(keys=origin.keys[:count], trees=trees)
+    return origin._replace(keys=origin.keys[:count], births=origin.births[:count], trees=trees)
 
 
 def _described(base: Base, origin: Origin, seconds: float) -> Made:
@@ -192,6 +203,7 @@ def _described(base: Base, origin: Origin, seconds: float) -> Made:
         identity=origin.identity or "",
         mounted=origin.mounted,
         below=origin.keys,
+        upon=origin.births[-1] if origin.births else "",
         settings=Settings(
             env=dict(usual.environment), user=usual.user, workdir=usual.directory, entrypoint=usual.program
         ),

@@ -25,7 +25,8 @@ import msgspec
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.engine.answers import error
 from dutyfree.engine.chains import Chains
-from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
+from dutyfree.engine.keys import Keys
+from dutyfree.engine.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check, whole
 from dutyfree.engine.scheduler import State, decide, hopeless, wake
 from dutyfree.engine.scheduling.costs import Costs
 from dutyfree.engine.scheduling.ledger import Ledger
@@ -53,18 +54,18 @@ class Pool:
         budget: Budget | None = None,
         policy: Policy | None = None,
         costs: Costs | None = None,
+        keys: Keys | None = None,
     ) -> None:
         policy = policy or Policy()
         if not isinstance(source, ForkingSource):
             policy = msgspec.structs.replace(policy, fork=False)
         self.ledger = Ledger()
         self._source = source
-        self._policy = policy
         self._state = State(budget, policy, costs)
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
         self._workshop = Workshop(source, self._state, self.ledger, self._advance)
-        self._chains = Chains(policy.recipes)
+        self._chains = Chains(keys or Keys(), policy.recipes)
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
@@ -125,13 +126,14 @@ class Pool:
         Raises Exhausted at the deadline, Quarantined or StageError if the recipe fails, CreateError if
         the machinery does, LeaseEnded for the key of a lease that is over, and UsageError.
         """
-        check(size, terms)
+        size = whole(size, 1)
+        check(terms)
         if self._closed:
             raise PoolError("the pool was closed")
         asked, key = anyio.current_time(), terms.get("idempotency_key")
         chain = await self._chains.of(recipe)
         now = anyio.current_time()
-        waiter = self._waiters.same(key, chain.key, size, now)
+        waiter = self._waiters.same(key, chain.whole, size, now)
         anew = waiter is None or not waiter.answered.is_set()
         if waiter is None:
             request = Request(
@@ -181,7 +183,7 @@ class Pool:
 
     def keep_alive(self, lease: Lease, seconds: float | None = LEASE_SECONDS) -> None:
         """The lease ends so many seconds from now at the earliest. Raises LeaseEnded if it has ended."""
-        check(1, {"lease_seconds": seconds})
+        check({"lease_seconds": seconds})
         until = None if seconds is None else anyio.current_time() + seconds
         if not self._state.keep_alive(lease.id, until):
             raise LeaseEnded(f"lease {lease.id} is over", remedy="ask for a new one")
@@ -200,16 +202,15 @@ class Pool:
 
         Raises UsageError, and CreateError for a recipe whose files cannot be read.
         """
-        if each < 0:
-            raise UsageError(f"{each} sandboxes cannot be made ready")
+        each = whole(each, 0)
         for recipe in recipes:
             self._state.hint(await self._chains.of(recipe), each, anyio.current_time())
         self._advance()
 
     async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
         """At least and at most so many idle. Raises UsageError, and CreateError as ``prefetch`` does."""
-        if minimum < 0 or (maximum is not None and maximum < minimum):
-            raise UsageError(f"at least {minimum} and at most {maximum} sandboxes cannot be kept")
+        minimum = whole(minimum, 0)
+        maximum = None if maximum is None else whole(maximum, minimum)
         self._state.bound(await self._chains.of(recipe), minimum, maximum)
         self._advance()
 
@@ -286,5 +287,7 @@ class Pool:
         waiter = self._waiters.of(given.request)
         assert waiter is not None
         waiter.give(given, list(sandboxes.values()), now)
+        for sandbox in sandboxes.values():
+            self._source.hand_out(sandbox, waiter.request.chain.recipe, waiter.lease.labels)
         for served in waiter.lease.served:
             self.ledger.record(served)

@@ -47,7 +47,8 @@ class Keeping:
             return self.pool
         if self._task is None:
             self._begun: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
-            pool = Pool(self._supply, budget=self._budget or default_budget(), policy=self._policy)
+            budget, keys = self._budget or default_budget(), self._supply.keys
+            pool = Pool(self._supply, budget=budget, policy=self._policy, keys=keys)
             # In a task of its own: it outlives whoever wanted it first.
             self._task = asyncio.create_task(self._run(pool))
         return await asyncio.shield(self._begun)

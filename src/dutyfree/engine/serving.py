@@ -41,6 +41,12 @@ class ServingSandbox(ForkingSandbox):
         """Bytes of memory that its services were found to take; 0 without control groups."""
         self._services = {service.name: Warm(service) for service in recipe.services}
 
+    def be_of(self, recipe: Recipe) -> None:
+        """Run commands with the variables of this recipe from now on; it has the same files and services."""
+        if recipe is not self._recipe:
+            self._recipe = recipe
+            self._usual = self.base.usual.of(recipe)
+
     async def serve(self) -> None:
         """Start all services, each when the one before it is ready. Raises CreateError."""
         for warm in self._services.values():

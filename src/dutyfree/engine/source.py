@@ -71,6 +71,14 @@ class Source(Protocol):
         """Whether nothing is known against it; asked at every hand-out, so without waiting."""
         ...
 
+    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
+        """Somebody has it from now on: give it the variables of their recipe, and show their labels.
+
+        The recipe may be another than the one that it was made of, but differs in ``env`` and ``path`` alone,
+        and only if it has no services.
+        """
+        ...
+
     async def destroy(self, sandbox: Sandbox) -> None:
         """Remove it, also if it died. Raises CleanupError."""
         ...

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,9 @@ from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, upon
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Facts, Lease
 from dutyfree.engine.images.made import Made
-from dutyfree.engine.images.store import Facts, Lease, Store
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.prefixes import Prefixes
 from dutyfree.engine.snapshots import Layers
@@ -36,6 +38,16 @@ from dutyfree.engine.wanted import Below, Wanted, name
 from dutyfree.errors import CreateError, SubstrateError
 
 _log = logging.getLogger(__name__)
+
+
+class FilesChanged(CreateError):  # noqa: N818 (says what happened)
+    """What a stage copies in is no longer what its key was worked out of."""
+
+    def __init__(self, stage: Stage, key: str) -> None:
+        super().__init__(
+            f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
+        )
+        self.key = key
 
 
 class Built(NamedTuple):
@@ -117,19 +129,17 @@ class Stages:
     async def base(
         self,
         recipe: Recipe,
+        prefixes: Sequence[str],
         image: Base,
         identity: str | None,
         haste: Haste,
         trace: Trace,
-    ) -> tuple[tuple[str, ...], Base]:
-        """The keys of the recipe's prefixes, and its state upon its image.
+    ) -> Base:
+        """The recipe's state upon its image; ``prefixes`` are its keys.
 
         Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
         """
-        try:
-            upon, *keys = await anyio.to_thread.run_sync(recipe.keys)
-        except OSError as error:
-            raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
+        upon, *keys = prefixes
         room = DEEPEST - len(image.origin.keys)
         at, base = await self._longest(keys[:room], keys, image, identity)
         trace.found, trace.number = at, len(keys)
@@ -145,11 +155,12 @@ class Stages:
                 tuple(keys[length - 1 : room]),
             )
             base = await self._step(wanted, trace, haste)
-        return tuple(keys), base
+        return base
 
     def _present(self, below: Below) -> Base:
-        """What lies there now: in memory first, then on the disk; if it was forgotten, as it was."""
-        return self.ready.get(below.key) or below.base
+        """What lies there now of the same run: in memory first, then on the disk; or as it was."""
+        now = self.ready.get(below.key)
+        return now if now is not None and now.birth == below.base.birth else below.base
 
     async def _longest(
         self, kept: list[str], keys: list[str], image: Base, identity: str | None
@@ -163,7 +174,7 @@ class Stages:
         if self.store is None or identity is None:
             return at, base
         for length, key in enumerate(kept[at:], at + 1):
-            lease = await threaded(partial(self.store.lease, name(key, identity)), Halt())
+            lease = await threaded(partial(self.store.lease, name(key, identity), base.birth), Halt())
             if lease is None:
                 return length - 1, base
             adopted = await self._adopt(key, base, lease)
@@ -230,9 +241,8 @@ class Stages:
     async def _run(self, making: _Making, wanted: Wanted, *, flat: bool = False) -> Base:
         begin, key = perf_counter(), wanted.key
         making.how = "ran"
-        base, self._commits[key] = await self.build(
-            self._present(wanted.below), wanted.stage, wanted.number, making.haste
-        )
+        built = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.haste)
+        base, self._commits[key] = built.base._replace(birth=secrets.token_hex(16)), built.commit
         try:
             await self._check(wanted)
             self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
@@ -252,9 +262,7 @@ class Stages:
         """See that the files which were copied in are those of the key. Raises CreateError."""
         stage = wanted.stage
         if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
-            raise CreateError(
-                f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
-            )
+            raise FilesChanged(stage, wanted.key)
 
     async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: Wanted) -> None:
         """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
@@ -264,47 +272,53 @@ class Stages:
 
         def make(tree: Path) -> tuple[int, int, int]:
             base = in_loop(loop, self._run(making, wanted), halt)
+            in_loop(loop, self._until_kept(below.key), halt)
+            _check_ground(store, below)
             for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
                 in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
-            made.write(tree, wanted.described(self.seconds[wanted.key], self._commits[wanted.key]))
+            made.write(tree, wanted.described(base.birth, self.seconds[key], self._commits[key]))
             return measure(tree)
 
         def obtain() -> Lease:
-            if found := store.lease(kept_as):
+            if found := store.lease(kept_as, below.base.birth):
                 making.how = "found"
                 return found
             if self.neighbours is not None and (missing := wanted.missing(self.seconds)):
                 self.neighbours.fetch(store, missing, halt)
-            return store.obtain(kept_as, make, halt)
+            return store.obtain(kept_as, make, halt, upon=below.base.birth)
 
         lease = await threaded(obtain, halt)
         if self.neighbours is not None and self.neighbours.brought(kept_as) and making.how != "ran":
             making.how = "fetched"
-        before = self._making.get(below.key)
-        if before is not None and before.task is not None:  # so that none stays in memory below the disk's
-            await asyncio.wait([before.task])
+        await self._until_kept(below.key)  # so that none stays in memory below the disk's
         base = await self._adopt(key, self._present(below), lease)
         self._offer(key, base)
         if not making.built.done():
             making.built.set_result(base)
-        store.settle_behind([kept_as])
         self._added = True
+
+    async def _until_kept(self, key: str) -> None:
+        """Until what is being made of a prefix lies on the disk, or does not come to."""
+        making = self._making.get(key)
+        if making is not None and making.task is not None:
+            await asyncio.wait([making.task])
 
     async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
         """Layers of the store upon those below, held once; nobody is offered them yet."""
         try:
-            told, facts = await anyio.to_thread.run_sync(_read, lease)
+            told, facts, is_settled = await anyio.to_thread.run_sync(_read, lease)
             own = await self.disk.layers(lease, len(below.trees))
         except BaseException:
             lease.close()
             raise
-        if told is not None:
-            self.seconds[key] = told.seconds
+        if not is_settled and self.store is not None:  # whoever made it may have ended too early
+            self.store.settle_behind([lease.key])
+        self.seconds[key] = told.seconds
         self.sizes[key] = facts.size
         self._leases[own[0]] = lease
         self.layers.lend(own, self._unused)
-        base = upon(below, own, lease.key)
+        base = upon(below, own, lease.key, told.birth)
         self.layers.hold(base.trees)
         return base
 
@@ -360,6 +374,8 @@ class Stages:
         while self._leases:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
+            if finish:
+                await anyio.to_thread.run_sync(self.store.until_settled)
             await anyio.to_thread.run_sync(self.store.collect, self.most)
 
 
@@ -370,5 +386,14 @@ def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
     return CreateError(f"stage {stage.kind!r} (number {number}) could not be made: {why}", remedy=remedy)
 
 
-def _read(lease: Lease) -> tuple[Made | None, Facts]:
-    return made.read(lease.tree), lease.facts
+def _check_ground(store: Store, below: Below) -> None:
+    """Raises CreateError unless the disk has the very run that something was made upon: it fits no other."""
+    told = made.read(store.path(below.names[-1]) / "tree") if below.names else None
+    if below.names and (told is None or told.birth != below.base.birth):
+        raise CreateError("the stage before it is not on the disk")
+
+
+def _read(lease: Lease) -> tuple[Made, Facts, bool]:
+    told = made.read(lease.tree)
+    assert told is not None  # or it was not leased
+    return told, lease.facts, lease.is_settled

@@ -9,7 +9,7 @@ same layers, which is then looked at as a whole (``verify``), and whose services
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from dutyfree.contract import Recipe, Sandbox, Stage
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.disk import Base
 from dutyfree.engine.haste import Haste
+from dutyfree.engine.keys import Keys
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
@@ -37,9 +38,6 @@ FIRST = ("/bin/sh", "-c", ":")
 PATIENCE = 60.0
 """Seconds that it may take: the program is the recipe's, and may be anything."""
 
-KNOWN = 4096
-"""Of so many recipes the shorter ones are remembered."""
-
 Warmth: TypeAlias = Literal["image", "repository", "dependencies"]
 """A stage up to which state is kept, and no further."""
 
@@ -50,19 +48,26 @@ class Maker(Protocol):
     @property
     def layers(self) -> Layers: ...
 
+    @property
+    def keys(self) -> Keys: ...
+
     async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
         """Layers with the recipe's state, shared by all. Raises StageError and CreateError."""
         ...
 
-    def seconds(self, recipe: Recipe, depth: int) -> float:
-        """What reaching this depth from the one before took, when it was done last."""
+    def seconds(self, recipe: Recipe) -> Sequence[float]:
+        """What reaching each depth, from the image on, took from the one before, when it was done last."""
         ...
 
-    def size(self, recipe: Recipe, depth: int) -> int:
-        """Bytes of its layer."""
+    def sizes(self, recipe: Recipe) -> Sequence[int]:
+        """Bytes of the layers, likewise."""
         ...
 
     def forget(self, layer: str) -> None: ...
+
+    def label(self, sandbox: str, labels: Mapping[str, str]) -> None:
+        """Show them, as long as it lives, to who looks at this machine."""
+        ...
 
     def made(
         self,
@@ -98,16 +103,19 @@ class Supply:
         self._maker = maker
         self._warmth = warmth
         self._units: dict[str, _Unit] = {}
-        self._cuts: dict[tuple[int, int], tuple[Recipe, Recipe]] = {}
         self.on_lost: Callable[[Sandbox], None] | None = None
         """Told of sandboxes that end by themselves."""
+
+    @property
+    def keys(self) -> Keys:
+        return self._maker.keys
 
     # --- Made -----------------------------------------------------------------------------------------
 
     async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
         shared = self._shared(recipe, max(1, start, keep), depth)
         trace = Trace()
-        below = self.cut(recipe, shared)
+        below = self.keys.cut(recipe, shared)
         base = await self._maker.state(below, haste, trace)
         own: Base | None = None
         took: list[float] = []
@@ -123,8 +131,8 @@ class Supply:
         joined = depth == shared and trace.number > there and not trace.ran
         return msgspec.structs.replace(
             made,
-            stage_seconds=[*(self._maker.seconds(below, at) for at in range(start + 1, shared + 1)), *took],
-            layers=self._layers(below, shared),
+            stage_seconds=[*self._maker.seconds(below)[start:], *took],
+            layers=self._layers(below),
             found=found,
             joined=joined,
             fetched=trace.fetched > 0,
@@ -149,9 +157,9 @@ class Supply:
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
-        unit = self._units[sandbox.id]
-        base = unit.base or await self._maker.state(unit.recipe, Haste(background=False), Trace())
+        unit, base = self._units[sandbox.id], self._held(sandbox).base  # not those of a later run
         begun = perf_counter()
+        self._maker.layers.hold(base.trees)
         tasks = [
             asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
             for _ in range(count)
@@ -166,6 +174,8 @@ class Supply:
                     if not isinstance(came, BaseException):
                         await self._discard(came)
             raise
+        finally:
+            self._maker.layers.release(base.trees)
         each = (perf_counter() - begun) / max(1, count)
         return [Made(child, each, memory=self._memory(child, unit.base)) for child in children]
 
@@ -180,7 +190,7 @@ class Supply:
         background: bool,
     ) -> Made:
         begun = perf_counter()
-        sandbox = await self._served(self.cut(recipe, depth), depth, own or base, own=own is not None)
+        sandbox = await self._served(self.keys.cut(recipe, depth), depth, own or base, own=own is not None)
         create_seconds = perf_counter() - begun
         if background:
             await self._touch(sandbox)
@@ -244,7 +254,7 @@ class Supply:
             kept = self._shared(recipe, depth, depth)
             if own is not None and kept == depth:
                 return await self._enter(recipe, depth, own, own=True), depth
-            recipe = self.cut(recipe, kept)
+            recipe = self.keys.cut(recipe, kept)
             base = await self._maker.state(recipe, Haste(background=True), Trace())
             return await self._enter(recipe, kept, base, own=False), kept
 
@@ -268,6 +278,11 @@ class Supply:
                 await self._discard(sandbox)
             raise
 
+    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
+        self._held(sandbox).be_of(recipe)
+        if labels:
+            self._maker.label(sandbox.id, labels)
+
     # --- Gone -----------------------------------------------------------------------------------------
 
     async def destroy(self, sandbox: Sandbox) -> None:
@@ -287,7 +302,7 @@ class Supply:
     def warm_part(self, recipe: Recipe) -> Recipe:
         """As much of it as sandboxes can be warm with."""
         depth = len(recipe.stages) + 1
-        return self.cut(recipe, self._shared(recipe, depth, depth))
+        return self.keys.cut(recipe, self._shared(recipe, depth, depth))
 
     # --- Figures --------------------------------------------------------------------------------------
 
@@ -295,23 +310,11 @@ class Supply:
         """Up to what depth layers serve all, of a sandbox at ``depth``."""
         return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
 
-    def _layers(self, recipe: Recipe, depth: int) -> dict[int, int]:
+    def _layers(self, recipe: Recipe) -> dict[int, int]:
         """What the pool may make sandboxes on: at a fixed warmth it is to use those that wait."""
         if self._warmth is not None:
             return {}
-        return {at: self._maker.size(recipe, at) for at in range(1, depth + 1)}
-
-    def cut(self, recipe: Recipe, depth: int) -> Recipe:
-        """The recipe up to a depth: the same one each time, since recipes are known by their identity."""
-        if depth > len(recipe.stages):
-            return recipe
-        known = self._cuts.get((id(recipe), depth))
-        if known is None:
-            if len(self._cuts) >= KNOWN:
-                self._cuts.clear()
-            known = recipe, Recipe(recipe.image, recipe.stages[: depth - 1])
-            self._cuts[id(recipe), depth] = known
-        return known[1]
+        return dict(enumerate(self._maker.sizes(recipe), 1))
 
     def _memory(self, sandbox: ActingSandbox, own: Base | None) -> int | None:
         if own is None and not sandbox.weight:

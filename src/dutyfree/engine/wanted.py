@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from dutyfree.engine.images import made
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.travel.neighbours import QUICK, Missing
 
-FORM = 2
+FORM = 3
 """Of what lies in the store: changed with it."""
 
 
@@ -23,7 +22,7 @@ class Below(NamedTuple):
 
     key: str
     base: Base
-    """As it was when the stage was wanted; held until it is made."""
+    """As it was when the stage was wanted, which is made upon this run of it; held until then."""
     image: Base
     names: tuple[str, ...]
     """Keys in the store of all prefixes down to the image, the shortest first."""
@@ -45,9 +44,10 @@ class Wanted(NamedTuple):
         took = sum(seconds.get(key, QUICK) for key in self.rest)
         if self.identity is None or self.below.image.origin.keys or took < QUICK:
             return None
-        return Missing(self.identity, self.below.names, tuple(name(key, self.identity) for key in self.rest))
+        wanted = tuple(name(key, self.identity) for key in self.rest)
+        return Missing(self.identity, self.below.names, wanted, self.below.base.birth)
 
-    def described(self, seconds: float, commit: str) -> Made:
+    def described(self, birth: str, seconds: float, commit: str) -> Made:
         """As it is told beside its layer, once it was made."""
         origin, stage = self.below.image.origin, self.stage
         return Made(
@@ -58,7 +58,8 @@ class Wanted(NamedTuple):
             mounted=origin.mounted,
             below=(*origin.keys, *self.below.names),
             recipe=self.key,
-            birth=secrets.token_hex(16),
+            birth=birth,
+            upon=self.below.base.birth,
             commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
             commit=commit,
         )

@@ -13,8 +13,6 @@ import itertools
 import logging
 import math
 import os
-import socket
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -27,15 +25,18 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
-from dutyfree.engine import exhaustion, features, policy, protocol, requests, requirements
+from dutyfree.contract import Availability, Limits, Recipe, Stage
+from dutyfree.engine import creation, features, labelling, policy, protocol, requests, requirements
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.creation import Creator
 from dutyfree.engine.disk import Base, Disk
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import mirrors
 from dutyfree.engine.images.store import Store
+from dutyfree.engine.keys import Keys
+from dutyfree.engine.labelling import Labelling
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
 from dutyfree.engine.pooling import POLICY
@@ -44,26 +45,19 @@ from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Kind, Policy
 from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Built, Stages, Trace
+from dutyfree.engine.stages import Built, FilesChanged, Stages, Trace
 from dutyfree.engine.travel import sources
 from dutyfree.engine.travel.neighbours import Figures, Neighbours
 from dutyfree.errors import (
     CleanupError,
     CreateError,
     OptionError,
-    SubstrateError,
     Unavailable,
     UsageError,
 )
 from dutyfree.substrates import stages
 from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
-
-BODIES = 256
-"""Requests that are kept ready."""
-
-KNOWN = 1024
-"""Of so many recipes we remember what they lead to without working out their keys."""
 
 NO_STAGES = Recipe()
 
@@ -121,9 +115,8 @@ class Native(Pooled):
     def __init__(self, config: NativeConfig) -> None:
         self._config = config
         self._numbers = itertools.count(1)
-        self._known: OrderedDict[int, tuple[Recipe, tuple[str, ...]]] = OrderedDict()
+        self._keys = Keys()
         self._alive: set[str] = set()
-        self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
         self._open_pool(config)
 
     def __repr__(self) -> str:
@@ -144,6 +137,7 @@ class Native(Pooled):
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
+        self._labelling = Labelling(process.pid)
         self._layers = Layers(
             self._launcher, requests.share_of_memory() if self._config.kept is None else self._config.kept
         )
@@ -163,6 +157,7 @@ class Native(Pooled):
                     remedy="install dutyfree again",
                 )
             self.features = features.parse(hello.text.decode())
+            self._creator = Creator(self._launcher, self.features)
             self._images.rootless = self.features.mode == "rootless"
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
@@ -192,6 +187,7 @@ class Native(Pooled):
                 self._disk.close()
                 process = self._launcher.disconnect()
                 await anyio.to_thread.run_sync(process.wait)
+                self._labelling.close()
                 self._images.close()
 
     def sandbox(
@@ -204,7 +200,8 @@ class Native(Pooled):
         recipe, limits = recipe or NO_STAGES, limits or self._config.limits
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
-        return self._made(recipe, limits)  # whose labels nothing would show: they go with it
+        labelling.check(labels)
+        return self._made(recipe, limits, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._base(recipe or Recipe())
@@ -268,6 +265,7 @@ class Native(Pooled):
         plain: bool = False,
         base: Base | None = None,
         pooled: bool = False,
+        labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ActingSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
@@ -280,7 +278,7 @@ class Native(Pooled):
         handed_out = base.trees
 
         async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, Box]:
-            return await self._make(identity, self._body(trees, limits, plain) + label, reach)
+            return await self._creator.make(identity, self._creator.body(trees, limits, plain) + label, reach)
 
         try:
             encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
@@ -290,6 +288,8 @@ class Native(Pooled):
         begun = perf_counter()
         if not pooled:
             self._alive.add(identity)
+        if labels:
+            self._labelling.put(number, labels)
         self._layers.hold(base.trees)
         try:
             channel, box = await make()
@@ -299,13 +299,13 @@ class Native(Pooled):
                 identity, limits, base.usual.of(recipe), make, channel, box, reach, self._resolvers,
                 keeper=keeper, base=base, recipe=recipe,
             )  # fmt: skip
-            sandbox.spans = _spans(asked, begun, channel.ready.result())
+            sandbox.spans = creation.spans(asked, begun, channel.ready.result())
             if not pooled:
                 sandbox.served = self._served(recipe, trace, identity, perf_counter() - asked)
             try:
                 if recipe.services and not pooled:  # the pool looks at it before
                     await sandbox.serve()
-                    sandbox.spans += (_following(asked, sandbox.spans, "services"),)
+                    sandbox.spans += (creation.following(asked, sandbox.spans, "services"),)
                 yield sandbox
             except BaseException:
                 with contextlib.suppress(CleanupError):
@@ -314,54 +314,8 @@ class Native(Pooled):
             await sandbox.close()
         finally:
             self._alive.discard(identity)
+            self._labelling.drop(number)
             self._layers.release(base.trees)
-
-    def _body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
-        asking = (trees, limits, plain)
-        body = self._bodies.get(asking)
-        if body is None:
-            body = requests.create(self.features, trees, limits, plain=plain)
-            # Snapshots come and go, and are asked for a few times each.
-            if len(self._bodies) >= BODIES:
-                self._bodies.clear()
-            self._bodies[asking] = body
-        return body
-
-    async def _make(self, identity: str, body: bytes, reach: Reach) -> tuple[Channel, Box]:
-        """A sandbox that stands, and how to remove it. Raises CreateError."""
-        try:
-            reply = await self._launcher.ask(Request.CREATE, 0, body)
-        except LauncherError as error:
-            raise CreateError(
-                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
-            ) from error
-        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
-            for descriptor in reply.descriptors:
-                os.close(descriptor)
-            self._launcher.tell(Request.DESTROY, reply.value)
-            raise CreateError(
-                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
-                remedy=exhaustion.OWN_FILES,
-            )
-        connected, pidfd = reply.descriptors
-        os.close(pidfd)  # the launcher has it, and is the one to wait
-        box = Box(self._launcher, reply.value, identity, freezer=self.features.freezer)
-        channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
-        former = reach.number
-        try:
-            await reach.enter(reply.value)
-            await channel.ready
-        except BaseException as error:
-            reach.number = former
-            channel.close()
-            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await box.destroy()
-            if isinstance(error, LauncherError):
-                raise CreateError(f"the sandbox has no network: {error.message}") from error
-            if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
-                raise CreateError(f"the sandbox died while it was made: {error.message}") from error
-            raise
-        return channel, box
 
     # --- Recipes --------------------------------------------------------------------------
 
@@ -372,30 +326,23 @@ class Native(Pooled):
         trace.image = self._images.ready(image)
         if not recipe.stages:
             return await self._images.opened(recipe.image)
-        known = self._known.get(id(recipe))
-        if known is not None and (base := self._stages.ready.get(known[1][-1])) is not None:
+        known = self._keys.known(recipe)
+        if known is not None and (base := self._stages.ready.get(known[-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return base
         below = await self._images.opened(recipe.image)
-        keys, base = await self._stages.base(recipe, below, self._images.identity(image), haste, trace)
-        # The recipe is kept, so that its id stays its own; but not every one that was ever made.
-        self._known[id(recipe)] = (recipe, keys)
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
-        return base
+        keys = await self._keys.of(recipe)
+        identity = self._images.identity(image)
+        try:
+            return await self._stages.base(recipe, keys, below, identity, haste, trace)
+        except FilesChanged as error:
+            self._keys.forget(error.key)
+            raise
 
-    def _keys(self, recipe: Recipe) -> tuple[str, ...]:
-        """Of its prefixes; reads the recipe's files only if it was not asked for lately."""
-        known = self._known.get(id(recipe))
-        if known is not None:
-            return known[1]
-        return recipe.keys()[1:]
-
-    def _seconds(self, recipe: Recipe, depth: int) -> float:
-        """What the image (depth 1) or the stage that leads to a depth took when it was made."""
-        if depth > 1:
-            return self._stages.seconds.get(self._keys(recipe)[depth - 2], 0.0)
-        return self._images.seconds.get(recipe.image or self._config.image, 0.0)
+    def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]:
+        """What the image and each stage of a recipe with these keys took when they were made."""
+        opening = self._images.seconds.get(image or self._config.image, 0.0)
+        return [opening, *(self._stages.seconds.get(key, 0.0) for key in keys[1:])]
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
@@ -407,6 +354,7 @@ class Native(Pooled):
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
+        keys = self._keys.known(recipe) or ("",)
         there = max(trace.found, trace.fetched)
         ready = trace.image or there > 0
         kind: Kind = "layer" if ready else "cold"
@@ -416,11 +364,10 @@ class Native(Pooled):
             kind="fetched" if trace.fetched else kind,
             stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
             seconds=seconds,
-            cold_seconds=math.fsum(
-                self._seconds(recipe, depth) for depth in range(1, len(recipe.stages) + 2)
-            ),
+            # With nothing at hand it would have taken no less; what images once took is not always known.
+            cold_seconds=max(seconds, math.fsum(self._seconds(recipe.image, keys))),
             sandbox=identity,
-            recipe=self._keys(recipe)[-1] if recipe.stages else recipe.key(),
+            recipe=recipe.served_key(keys[-1]),
         )
 
 
@@ -450,20 +397,3 @@ def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
         return policy.servers(wanted) if wanted else policy.host_resolvers()
     except ValueError as error:
         raise OptionError(f"native: resolvers: {error}") from error
-
-
-def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    _, ordered, mounted = times
-    at = [max(0.0, moment / 1e9 - asked) for moment in (ordered, mounted)]
-    done = perf_counter() - asked
-    return (
-        Span("prepare", 0.0, begun - asked),
-        Span("dispatch", begun - asked, at[0] - (begun - asked)),
-        Span("mount", at[0], at[1] - at[0]),
-        Span("return", at[1], done - at[1]),
-    )
-
-
-def _following(asked: float, spans: tuple[Span, ...], name: str) -> Span:
-    start = spans[-1].start + spans[-1].seconds
-    return Span(name, start, perf_counter() - asked - start)

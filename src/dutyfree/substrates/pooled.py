@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import ClassVar, Protocol
 
 from dutyfree.contract import Limits, Recipe, Stage
-from dutyfree.engine import snapshots
+from dutyfree.engine import labelling, snapshots
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.disk import Base
 from dutyfree.engine.features import Features
 from dutyfree.engine.forking import entered
 from dutyfree.engine.haste import Haste
+from dutyfree.engine.keys import Keys
+from dutyfree.engine.labelling import Labelling
+from dutyfree.engine.leases import whole
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
-from dutyfree.errors import UsageError
 from dutyfree.substrates import stages
 
 OPEN = Limits(network="on")
@@ -48,6 +50,8 @@ class Pooled(ABC):
     features: Features
     _layers: Layers
     _stages: Stages
+    _keys: Keys
+    _labelling: Labelling
     _warmth: ClassVar[Warmth | None] = None
 
     @property
@@ -56,7 +60,13 @@ class Pooled(ABC):
 
     @abstractmethod
     def _made(
-        self, recipe: Recipe, limits: Limits, *, base: Base | None = None, pooled: bool = False
+        self,
+        recipe: Recipe,
+        limits: Limits,
+        *,
+        base: Base | None = None,
+        pooled: bool = False,
+        labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]: ...
 
     @abstractmethod
@@ -65,10 +75,7 @@ class Pooled(ABC):
     ) -> Base: ...
 
     @abstractmethod
-    def _keys(self, recipe: Recipe) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def _seconds(self, recipe: Recipe, depth: int) -> float: ...
+    def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]: ...
 
     def _open_pool(self, options: Options) -> None:
         self._supply = Supply(Maker(self), self._warmth)
@@ -98,16 +105,20 @@ class Pooled(ABC):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
-        """So many in the same state, all or none: one that is prepared, and copies of it."""
-        if count < 1:
-            raise UsageError(f"a group of {count} makes no sense", remedy="ask for one or more")
+        """So many in the same state, all or none: one that is prepared, and copies of it.
+
+        Raises UsageError, PoolError, StageError and CreateError.
+        """
+        count = whole(count, 1)
         limits = limits or self._options.limits
         if self._is_pooled(recipe, limits):
             async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:
                 yield sandboxes
             return
+        labelling.check(labels)
         base = await self._base(recipe)
-        async with entered([self._made(recipe, limits, base=base) for _ in range(count)]) as made:
+        each = [self._made(recipe, limits, base=base, labels=labels) for _ in range(count)]
+        async with entered(each) as made:
             yield tuple(made)
 
     @asynccontextmanager
@@ -143,15 +154,22 @@ class Maker:
     async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
         return await self._substrate._base(recipe, haste=haste, trace=trace)
 
-    def seconds(self, recipe: Recipe, depth: int) -> float:
-        return self._substrate._seconds(recipe, depth)
+    @property
+    def keys(self) -> Keys:
+        return self._substrate._keys
 
-    def size(self, recipe: Recipe, depth: int) -> int:
-        keys = self._substrate._keys(recipe)
-        return self._substrate._stages.sizes.get(keys[depth - 2], 0) if depth > 1 else 0
+    def seconds(self, recipe: Recipe) -> list[float]:
+        return self._substrate._seconds(recipe.image, self._substrate._keys.known(recipe) or ("",))
+
+    def sizes(self, recipe: Recipe) -> list[int]:
+        keys = self._substrate._keys.known(recipe) or ("",)
+        return [0, *(self._substrate._stages.sizes.get(key, 0) for key in keys[1:])]
 
     def forget(self, layer: str) -> None:
         self._substrate._stages.ready.forget(layer)
+
+    def label(self, sandbox: str, labels: Mapping[str, str]) -> None:
+        self._substrate._labelling.put(number_of(sandbox), labels)
 
     def made(
         self,
@@ -165,3 +183,8 @@ class Maker:
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
         await stages.apply(builder, stage, number, self._substrate._options.longest_stage)
+
+
+def number_of(sandbox: str) -> int:
+    """That the engine gave to the sandbox of this id."""
+    return int(sandbox.rpartition("-")[2])

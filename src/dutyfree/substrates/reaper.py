@@ -12,6 +12,7 @@ Only the standard library: the module runs with ``python -I -S`` in about 15 ms.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -205,14 +206,19 @@ def remove_tree(path: str) -> None:
 
     Also directories that were made read-only, as Go's module cache.
     """
-    for _ in range(10):
+    for attempt in range(1000):
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
             if not os.path.lexists(path):
                 return
         except PermissionError:
+            if attempt > 10:
+                raise
             _make_writable(path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or attempt > 10:
+                raise  # but what is dying may have written its last
         else:
             return
     shutil.rmtree(path)
@@ -225,11 +231,12 @@ def remove_owned(directory: str) -> None:
 
 
 def _make_writable(path: str) -> None:
-    Path(path).chmod(0o700)
+    with contextlib.suppress(OSError):
+        Path(path).chmod(0o700)
     for parent, names, _ in os.walk(path):
         for directory in (Path(parent, name) for name in names):
             if not directory.is_symlink():
-                with contextlib.suppress(PermissionError):
+                with contextlib.suppress(OSError):
                     directory.chmod(0o700)
 
 
@@ -263,19 +270,29 @@ def remove_containers(path: str, label: str) -> int:
 
 
 def _clean(orders: dict[str, str]) -> None:
-    if orders["marker"]:
-        kill_marked(orders["marker"], strays=orders["directory"])
     if orders["directory"]:
-        with contextlib.suppress(OSError):
-            remove_owned(orders["directory"])
+        _clear(orders["directory"], orders["marker"])
     if orders["docker"]:
-        # A create may still be under way in the engine: look until none has shown up for a while.
-        quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < 3:
+        # A create may still be under way in the engine: look until none has shown up for a while, the
+        # longer the slower it is.
+        quiet_since, patience = time.monotonic(), 3.0
+        while time.monotonic() - quiet_since < patience:
+            asked = time.monotonic()
             with contextlib.suppress(OSError, HTTPException, ValueError):
                 if remove_containers(orders["docker"], orders["label"]):
                     quiet_since = time.monotonic()
+                patience = max(patience, min(50 * (time.monotonic() - asked), 60))
             time.sleep(0.2)
+
+
+def _clear(directory: str, marker: str) -> None:
+    """Again until it is gone: who was just being started when the owner died bears no mark yet."""
+    for _ in range(20):
+        kill_marked(marker, strays=directory)
+        with contextlib.suppress(OSError):
+            remove_owned(directory)
+            return
+        time.sleep(0.1)
 
 
 def _main() -> None:

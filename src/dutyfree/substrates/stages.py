@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +15,7 @@ from time import perf_counter
 import anyio.to_thread
 
 from dutyfree import paths
+from dutyfree.abilities import NetworkControl
 from dutyfree.contract import Observation, Recipe, Sandbox, Stage
 from dutyfree.errors import CreateError, StageError
 
@@ -26,6 +29,11 @@ SHORTEST = 4
 
 LOGS, LOG_BYTES = 100, 64 << 20
 """So many logs of failed stages are kept, and at most so many bytes of them and of each: the last ones."""
+
+SHOWN = 100
+"""Characters of a command that progress is told with."""
+
+_log = logging.getLogger(__name__)
 
 _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
@@ -48,6 +56,8 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
     end = None if seconds is None else perf_counter() + seconds
     for command in stage.commands:
         left = None if end is None else max(0.001, end - perf_counter())
+        text = command if isinstance(command, str) else " ".join(command)
+        _log.info("stage %d, %s: %s", number, stage.kind, textwrap.shorten(text, SHOWN, placeholder=" …"))
         seen = await sandbox.exec(command, env=secrets or None, timeout=left)
         log.append(_record(command, seen, secrets))
         said = seen.stdout.strip()
@@ -58,9 +68,9 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
             how = f"was stopped after {seconds:g} s" if seen.timed_out else f"ended with {seen.exit_code}"
             raise StageError(
                 f"stage {stage.kind!r}: {command!r} {how}: {tail}",
-                remedy="; ".join(filter(None, (_hint(tail), where))),
+                remedy="; ".join(filter(None, (_hint(sandbox, tail), where))),
                 number=number,
-                command=command if isinstance(command, str) else " ".join(command),
+                command=text,
                 output=tail,
             )
     return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
@@ -72,10 +82,16 @@ def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
     return b"\n".join(one[-TAIL // len(said) :] for one in said).decode(errors="replace").strip()
 
 
-def _hint(tail: str) -> str:
+def _hint(sandbox: Sandbox, tail: str) -> str:
     """What helps against a mistake that many make."""
+    if "onnect" in tail and _LOOPBACK.search(tail) and isinstance(sandbox, NetworkControl):
+        from dutyfree.engine.policy import HOST
+
+        return f"a sandbox has a loopback of its own: this machine's is {HOST} in there (docs/network.md)"
     return next((hint for said, hint in _HINTS if said in tail), "")
 
+
+_LOOPBACK = re.compile(r"\b127\.0\.0\.1\b|\blocalhost\b|\[?::1\b")
 
 _HINTS = (
     ("externally-managed-environment", "install into an environment of its own (docs/training.md)"),
@@ -83,6 +99,7 @@ _HINTS = (
         "does not appear to be a git repository",
         "what lies on this machine is copied in by its path, not cloned",
     ),
+    ("can't cd to ", "the stage that brings this directory must come before"),
     ("lock-frontend - open (2:", "the image host takes no packages: name another image"),
 )
 

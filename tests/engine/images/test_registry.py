@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -23,6 +24,7 @@ import pytest
 
 from dutyfree.engine.images import registry as registries
 from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.manifest import here
 from dutyfree.engine.images.pull import Event, Options, Puller
 from dutyfree.engine.images.reference import parse
@@ -608,6 +610,25 @@ def test_locks_are_removed_under_those_who_wait(store: Store) -> None:
     assert not list((store.root / "locks").iterdir())
 
 
+def test_removing_takes_no_other_layer_of_the_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for its turn another removes the layer, and a third makes and uses one anew."""
+    key = f"stage:{'0' * 64}"
+    store.obtain(key, lambda _: (0, 0, 0)).close()
+    flock = fcntl.flock
+    held: list[Lease] = []
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.undo()
+        assert store.remove(key)
+        held.append(store.obtain(key, lambda tree: ((tree / "new").write_bytes(b"1"), 1, 0)))
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert not store.remove(key)
+    with held[0] as lease:
+        assert (lease.tree / "new").exists()
+
+
 def test_a_rotten_part_is_fetched_anew(hub: tuple[str, Path], store: Store) -> None:
     host, _ = hub
     image = Image([tar(member("big", os.urandom(1_000_000)))])
@@ -625,6 +646,7 @@ import sys
 from pathlib import Path
 from dutyfree.engine.images.pull import Puller
 from dutyfree.engine.images.reference import parse
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.store import Store
 Puller(Store(Path(sys.argv[1]))).pull(parse(sys.argv[2])).close()
 """

@@ -211,7 +211,7 @@ def test_more_than_it_talks_to_are_told_so(nodes: Nodes) -> None:
         with pytest.raises(CreateError, match="talks to 64 others"):
             layers.bring(server.source, [KEY])
         stack.close()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not arrived():
             with contextlib.suppress(CreateError):
                 layers.bring(server.source, [KEY])
@@ -255,7 +255,7 @@ def test_it_ends_by_a_signal_while_it_talks(nodes: Nodes, signum: int) -> None:
     with nodes.listening(nodes.here) as server, contextlib.closing(Client(server)) as client:
         assert client.ask({"offer": [KEY]})["chains"]
         server.process.send_signal(signum)
-        assert server.process.wait(30) == 130
+        assert server.process.wait(60) == 130
         assert server.process.stderr is not None
         assert "Traceback" not in server.process.stderr.read()
     with socket.create_server(server.address):  # nobody has the port any more

@@ -46,8 +46,12 @@ class Directory:
         return Slice(self._root / name, 0, (self._root / name).stat().st_size)
 
 
+class NoTar(CreateError):  # noqa: N818 (names the state)
+    pass
+
+
 class Tar:
-    """A tar that is not compressed, read at any place of it."""
+    """A tar that is not compressed, read at any place of it. Raises NoTar."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +70,7 @@ class Tar:
                     elif member.islnk():
                         links[name] = posixpath.normpath(member.linkname)
         except (tarfile.TarError, OSError, ValueError) as error:
-            raise CreateError(f"{path} is no tar of an image: {error}") from error
+            raise NoTar(f"{path} is no tar of an image: {error}") from error
         self._members |= {name: self._members[to] for name, to in links.items() if to in self._members}
 
     def size(self, name: str) -> int | None:

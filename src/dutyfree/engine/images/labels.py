@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from dutyfree.engine.images.locking import locked
+from dutyfree.engine.images.settling import sync_directory
 
 
 class Label(Protocol):
@@ -45,14 +47,17 @@ class Labels(Generic[T]):
         return sorted((label for label in found if label), key=lambda label: label.name)
 
     def put(self, label: T) -> None:
-        """Its layers must be leased by the caller: what collects them waits for no one else."""
+        """Onto the disk. Its layers must be leased by the caller: what collects them waits for no other."""
         root = self._directory().parent
         with locked(root / "lock", fcntl.LOCK_SH):
             descriptor, scratch = tempfile.mkstemp(dir=root, prefix=SCRATCH)
             try:
-                with open(descriptor, "wb") as file:  # one that a crash tears is none, as its layers are
+                with open(descriptor, "wb") as file:
                     file.write(msgspec.json.encode(label))
+                    file.flush()
+                    os.fsync(descriptor)
                 Path(scratch).rename(self._path(label.name))
+                sync_directory(self._directory())
             except BaseException:
                 Path(scratch).unlink(missing_ok=True)
                 raise

@@ -57,7 +57,7 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            if try_lock(descriptor, fcntl.LOCK_EX):
+            if try_lock(descriptor, fcntl.LOCK_EX) and same(descriptor, path):
                 path.unlink()
         finally:
             os.close(descriptor)

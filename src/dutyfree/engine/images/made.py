@@ -35,7 +35,12 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str = ""
     """The key of the recipe's prefix that it ends."""
     birth: str = ""
-    """Of a stage: another each time that it is run, since what it leaves may be another each time."""
+    """Of a stage: another each time that it is run, since what it leaves may be another each time.
+
+    A snapshot needs none: its key is another each time.
+    """
+    upon: str = ""
+    """The birth of the layer directly below it; none of an image."""
     commands: tuple[str, ...] = ()
     commit: str = ""
     """What a repository was at when it was cloned."""
@@ -46,6 +51,12 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     def needs(self) -> tuple[str, ...]:
         """Keys of all that lies below it."""
         return (*self.mounted, *self.below)
+
+
+def seen(tree: Path) -> tuple[int, int]:
+    """What changes when another is written. Raises OSError."""
+    found = (tree / _FILE).stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def write(tree: Path, made: Made) -> None:

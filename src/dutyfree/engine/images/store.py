@@ -23,44 +23,33 @@ exclusive lock on its lease, so never while somebody uses it; locks end with the
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import fcntl
 import hashlib
 import os
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
 from dutyfree import paths
-from dutyfree.engine.images import made
+from dutyfree.engine.images import made, settling
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.labels import Label, Labels
+from dutyfree.engine.images.leasing import Facts, Lease, boot
 from dutyfree.engine.images.locking import locked, same
 from dutyfree.engine.images.manifest import Settings
+from dutyfree.engine.images.settling import MARK, Settler
+from dutyfree.engine.images.standing import Standing
 from dutyfree.engine.images.sweeping import sweep
 from dutyfree.errors import CreateError
 
 _KEY = re.compile(r"[a-z0-9]+:[0-9a-f]{64}")
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Facts(msgspec.Struct, frozen=True):
-    key: str
-    size: int
-    files: int
-    made: float
-    left_out: int = 0
-    boot: str = ""
-    """Of the kernel under which it was made."""
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,35 +91,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return {self.layer, *self.below}
 
 
-class Lease:
-    """A layer in use. Nobody removes it before ``close``, or the end of this process."""
-
-    def __init__(self, key: str, path: Path, descriptor: int) -> None:
-        self.key = key
-        self.path = path
-        self.tree = path / "tree"
-        self._descriptor = descriptor
-
-    @property
-    def facts(self) -> Facts:
-        return msgspec.json.decode((self.path / "facts").read_bytes(), type=Facts)
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.utime(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 class Collected(msgspec.Struct, frozen=True):
     layers: int
     size: int
@@ -147,13 +107,16 @@ class Store:
         self.root = root or paths.cache() / "layers"
         self._images = Labels(Image, partial(self._directory, "images"))
         self.snapshots = Labels(Snapshot, partial(self._directory, "snapshots"))
-        self._known_needs: dict[str, tuple[str, ...]] = {}
-        """Of layers that were looked into; a key means one content for ever."""
+        self._settler = Settler()
+        self._standing = Standing(self.path)
 
     # --- Layers -------------------------------------------------------------------------------------
 
-    def lease(self, key: str) -> Lease | None:
-        """The layer, if the store has it, to be kept until the lease is closed."""
+    def lease(self, key: str, upon: str | None = None) -> Lease | None:
+        """The layer, if the store has it, to be kept until the lease is closed.
+
+        Of a stage's, only one that was made upon the run of this birth.
+        """
         path = self.path(key)
         while True:
             try:
@@ -161,32 +124,41 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if not (path / "settled").exists() and not self._trusted(path):
+            if not (path / MARK).exists() and not self._trusted(path):
                 os.close(descriptor)
                 self.remove(key)
                 return None
             # Its remover may have been quicker: then what we hold is no longer what has the name.
             with contextlib.suppress(OSError):
                 if same(descriptor, path / "lease"):
+                    if upon is not None and not self._is_upon(key, upon):
+                        os.close(descriptor)
+                        return None
                     os.utime(descriptor)
                     return Lease(key, path, descriptor)
             os.close(descriptor)
+
+    def _is_upon(self, key: str, birth: str) -> bool:
+        told = self._standing.told(key)
+        return told is not None and told.upon == birth
 
     def obtain(
         self,
         key: str,
         make: Callable[[Path], tuple[int, int, int]],
         halt: Halt | None = None,
+        *,
+        upon: str | None = None,
     ) -> Lease:
         """The layer, made by ``make`` if the store does not have it: once, whoever asks at the same time.
 
-        ``make`` fills an empty directory, and tells the bytes, the files, and what it left out. Raises
-        CreateError, Stopped, and what ``make`` raises.
+        ``make`` fills an empty directory, and tells the bytes, the files, and what it left out. Of a stage's,
+        one that was made upon another run is replaced. Raises CreateError, Stopped, and what ``make`` raises.
         """
-        if found := self.lease(key):
+        if found := self.lease(key, upon):
             return found
         with self.making(key, halt):
-            if found := self.lease(key):
+            if found := self.lease(key, upon):
                 return found
             return self.make(key, make)
 
@@ -197,45 +169,53 @@ class Store:
             tree.mkdir(mode=0o755)
             tree.chmod(0o755)
             size, files, left_out = make(tree)
-            facts = Facts(key, size, files, time.time(), left_out, _boot())
+            facts = Facts(key, size, files, time.time(), left_out, boot())
             (scratch / "facts").write_bytes(msgspec.json.encode(facts))
             descriptor = os.open(scratch / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)  # from its first moment on nobody removes it
                 path = self.path(key)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                scratch.rename(path)
+                self._place(scratch, key)
                 (path / "lock").unlink()
             except BaseException:
                 os.close(descriptor)
                 raise
         return Lease(key, path, descriptor)
 
+    def _place(self, whole: Path, key: str) -> None:
+        """Give a layer its name, instead of one that fits nothing. Raises CreateError if that is used."""
+        path = self.path(key)
+        try:
+            whole.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if not self.remove(key) and (path / "lease").exists():
+                raise CreateError(f"another run of {key} is in use") from error
+            with self.scratch() as scratch, contextlib.suppress(FileNotFoundError):
+                path.rename(scratch / "removed")  # of which somebody had removed a part
+            whole.rename(path)
+
     def settle(self, keys: Iterable[str]) -> None:
-        """See that layers are on the disk: one that is not yet is not trusted after the next boot."""
-        with contextlib.ExitStack() as stack:
-            new = []
-            for key in keys:
-                with contextlib.suppress(FileNotFoundError):
-                    # Not by its name: another may be made under it while we wait.
-                    directory = os.open(self.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    stack.callback(os.close, directory)
-                    if "settled" not in os.listdir(directory):
-                        new.append(directory)
-            if new:
-                _sync(self.root)
-            for directory in new:
-                with contextlib.suppress(FileNotFoundError):  # removed since
-                    os.close(os.open("settled", os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
+        """See that layers are on the disk: one that is not yet is not believed after the next boot.
+
+        Raises OSError.
+        """
+        settling.settle(self.root, [self.path(key) for key in keys])
 
     def settle_behind(self, keys: Iterable[str]) -> None:
         """The same, which may take long, without waiting for it."""
-        threading.Thread(target=self.settle, args=(list(keys),), name="dutyfree-settle", daemon=True).start()
+        self._settler.begin(self.root, [self.path(key) for key in keys])
+
+    def until_settled(self) -> None:
+        """Wait for it."""
+        self._settler.wait()
 
     def _trusted(self, path: Path) -> bool:
         """Whether the kernel that made the layer still runs, and so knows all of it."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode((path / "facts").read_bytes(), type=Facts).boot == _boot()
+            return msgspec.json.decode((path / "facts").read_bytes(), type=Facts).boot == boot()
         return not (path / "lease").exists()  # just removed: the caller looks again
 
     @contextlib.contextmanager
@@ -285,51 +265,40 @@ class Store:
         """Remove what no image names, ``keep`` does not name either, and nobody uses; or only count it.
 
         Of these, the last used ones stay as long as they take no more than ``spare`` bytes together; a layer
-        is used whenever one is that stands on it, and goes after it.
+        is used whenever one is that stands on it, and goes after it. Of what is loose, nothing stays.
         """
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
             half = sweep(self.root, dry_run=dry_run)
             named = self._named() | set(keep)
             layers = self.layers()
             unnamed = [facts for facts in layers if facts.key not in named]
-            uses = self._uses(layers)
+            uses = self._standing.uses({facts.key: self.last_use(facts.key) or 0.0 for facts in layers})
+            loose = {facts.key for facts in unnamed if self.is_loose(facts.key)}
             unnamed.sort(key=lambda facts: uses[facts.key], reverse=True)
             kept = removed = size = in_use = 0
             for facts in unnamed:
-                kept += facts.size
-                if kept <= spare:
-                    continue
+                if facts.key not in loose:
+                    kept += facts.size
+                    if kept <= spare:
+                        continue
                 if self._unused(facts.key) if dry_run else self.remove(facts.key):
                     removed, size = removed + 1, size + facts.size
                 else:
                     in_use += 1
         return Collected(removed, size, in_use, half)
 
-    def _uses(self, layers: Iterable[Facts]) -> dict[str, tuple[float, int]]:
-        """When each was last used, and how many lie above it at most."""
-        uses = {facts.key: (self.last_use(facts.key) or 0.0, 0) for facts in layers}
-        for key, (moment, _) in list(uses.items()):
-            for above, below in enumerate(reversed(self._needs(key)), 1):
-                if below in uses:
-                    uses[below] = max(uses[below], (moment, above))
-        return uses
-
-    def _needs(self, key: str) -> tuple[str, ...]:
-        """The layers that this one stands on, the lowest first, as far as it says so itself."""
-        if key not in self._known_needs and (told := made.read(self.path(key) / "tree")) is not None:
-            self._known_needs[key] = (*reversed(told.mounted), *told.below)
-        return self._known_needs.get(key, ())
-
-    def _needed(self) -> set[str]:
-        """All that others stand on."""
-        kinds = (made.STAGE, made.SNAPSHOT)
-        keys = [f"{kind}:{path.name}" for kind in kinds for path in (self.root / "kept" / kind).glob("*")]
-        return {below for key in keys for below in self._needs(key)}
+    def is_loose(self, key: str) -> bool:
+        """Whether it was made upon a run of a stage that is not here: nobody can use it."""
+        return self._standing.is_loose(key)
 
     def discard(self, key: str) -> bool:
         """Remove a layer that no name and no other layer needs; not while somebody uses it. If it is gone."""
         with locked(self._directory() / "lock", fcntl.LOCK_EX):
-            return key not in self._named() | self._needed() and self.remove(key)
+            kinds = (made.STAGE, made.SNAPSHOT)
+            every = [
+                f"{kind}:{path.name}" for kind in kinds for path in (self.root / "kept" / kind).glob("*")
+            ]
+            return key not in self._named() | self._standing.needed(every) and self.remove(key)
 
     def _named(self) -> set[str]:
         labels: list[Label] = [*self.images(), *self.snapshots.all()]
@@ -361,6 +330,9 @@ class Store:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another may have removed it, and a third made it anew: that one is not ours to remove.
+            if not same(descriptor, path / "lease"):
+                return False
             with self.scratch() as scratch:
                 path.rename(scratch / "removed")
         except BlockingIOError:
@@ -399,15 +371,3 @@ class Store:
             return (self.path(key) / "lease").stat().st_mtime
         except OSError:
             return None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _libc.syncfs(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

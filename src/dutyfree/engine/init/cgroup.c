@@ -128,15 +128,17 @@ static void sweep(int parent, const char *group, int patience_ms)
 }
 
 /* A launcher holds a lock on its group, wherever it runs: its number may mean another process, or none, to
- * us. */
-static bool is_dead(int parent, const char *group)
+ * us. The group of a dead one, locked; -1 if it is not. */
+static int lock_dead(int parent, const char *group)
 {
 	int owner = atoi(group + sizeof prefix - 1);
 
 	if (owner <= 0 || kill(owner, 0) == 0 || errno != ESRCH)
-		return false;
-	AUTOCLOSE int fd = openat(parent, group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+		return -1;
+	int fd = openat(parent, group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
+		close_fd(&fd);
+	return fd;
 }
 
 static void sweep_dead(int parent)
@@ -144,11 +146,43 @@ static void sweep_dead(int parent)
 	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
-	for (struct dirent *entry; dir && (entry = readdir(dir));)
-		if (strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0 && is_dead(parent, entry->d_name))
+	for (struct dirent *entry; dir && (entry = readdir(dir));) {
+		if (strncmp(entry->d_name, prefix, sizeof prefix - 1) != 0)
+			continue;
+		AUTOCLOSE int held = lock_dead(parent, entry->d_name);
+		if (held >= 0)
 			sweep(parent, entry->d_name, unified ? 100 : 0);
+	}
 	if (dir)
 		closedir(dir);
+}
+
+static bool is_there(int parent, int group)
+{
+	struct stat held, found;
+
+	return fstat(group, &held) == 0 && fstatat(parent, name, &found, 0) == 0 && held.st_ino == found.st_ino;
+}
+
+/* Our group, locked. Whoever sees no process of our number may have taken it for a dead one's before. */
+static int make_ours(int parent)
+{
+	int group = -1;
+
+	for (int patience_ms = 1000; patience_ms > 0; patience_ms--) {
+		if (mkdirat(parent, name, 0755) < 0 && errno != EEXIST)
+			return -errno;
+		group = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (group < 0 && errno != ENOENT)
+			return -errno;
+		/* Shared: the same group may be there for several. Without a lock it does as well, but for gc. */
+		bool locked = group >= 0 && (flock(group, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK);
+		if (group >= 0 && (locked || patience_ms == 1) && is_there(parent, group))
+			return group;
+		close_fd(&group);
+		usleep(1000);
+	}
+	return -EBUSY;
 }
 
 static int open_ours(void)
@@ -157,20 +191,15 @@ static int open_ours(void)
 		if (parents[kind] < 0)
 			continue;
 		sweep_dead(parents[kind]);
-		if (mkdirat(parents[kind], name, 0755) < 0 && errno != EEXIST)
-			return -errno;
-		ours[kind] = openat(parents[kind], name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (ours[kind] < 0)
-			return -errno;
-		flock(ours[kind], LOCK_SH | LOCK_NB); /* the same group may be there for several */
+		int made = make_ours(parents[kind]);
+		if (made < 0)
+			return made;
+		ours[kind] = made;
 	}
 	if (freezer_parent >= 0) {
 		sweep_dead(freezer_parent);
-		/* One can do without. */
-		if (mkdirat(freezer_parent, name, 0755) == 0 || errno == EEXIST)
-			freezer_ours = openat(freezer_parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (freezer_ours >= 0)
-			flock(freezer_ours, LOCK_SH | LOCK_NB);
+		int made = make_ours(freezer_parent);
+		freezer_ours = made < 0 ? -1 : made; /* one can do without */
 	}
 	return 0;
 }
@@ -184,18 +213,34 @@ static int unified_group(void)
 	return -1;
 }
 
+/* Hosts of many containers have long lists. A buffer of that size that stays would become a huge page, of which
+ * every sandbox gets a copy of its own. */
+static int find_all(int proc)
+{
+	const size_t mounts_size = 4 << 20, groups_size = 64 << 10;
+	char *mounts = malloc(mounts_size), *groups = malloc(groups_size);
+	int error = mounts && groups ? 0 : -ENOMEM;
+
+	if (!error && (read_file(proc, "self/mountinfo", mounts, mounts_size) < 0 ||
+		       read_file(proc, "self/cgroup", groups, groups_size) < 0))
+		error = -errno;
+	if (!error)
+		find(mounts, groups);
+	free(mounts);
+	free(groups);
+	return error;
+}
+
 int cgroup_open(int proc)
 {
-	static char mounts[4 << 20], groups[65536]; /* hosts of many containers have long lists */
 	struct sysinfo info;
 	char limit[32];
 
-	if (read_file(proc, "self/mountinfo", mounts, sizeof mounts) < 0 ||
-	    read_file(proc, "self/cgroup", groups, sizeof groups) < 0)
-		return -errno;
-	find(mounts, groups);
+	int error = find_all(proc);
+	if (error)
+		return error;
 	snprintf(name, sizeof name, "%s%d", prefix, getpid());
-	int error = open_ours();
+	error = open_ours();
 	if (!error && unified_group() >= 0) {
 		error = unified_divide(unified_group(), proc);
 		view = mount_clone(unified_group(), "", false);

@@ -14,6 +14,7 @@
 
 #define COMMANDS 1024
 #define SPEAKER_CREDIT (256u << 10)
+#define AGAIN 250000000u /* nanoseconds */
 
 static struct command *commands[COMMANDS];
 static unsigned highest; /* no command beyond this index */
@@ -155,6 +156,9 @@ static void kill_tree(unsigned index)
 {
 	struct command *command = commands[index];
 
+	/* To die takes time and a processor, and who traces it may keep its end from us: seen to again, until
+	 * we hear of it. */
+	command->deadline = now() + AGAIN;
 	if (command->call && !command->pid) { /* there is no process yet, and none will be */
 		command->result.status = SIGKILL;
 		command->result.spawning = command->result.running = command->result.ended = now();
@@ -251,8 +255,8 @@ void command_deadlines(void)
 	late = false;
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
-			commands[i]->deadline = UINT64_MAX;
-			commands[i]->result.flags |= EXIT_TIMED_OUT;
+			if (!(commands[i]->result.flags & EXIT_KILLED))
+				commands[i]->result.flags |= EXIT_TIMED_OUT;
 			kill_tree(i);
 		}
 }

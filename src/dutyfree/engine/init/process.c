@@ -283,5 +283,7 @@ void process_kill_marked(uint64_t mark, pid_t spared)
 		}
 		if (signal_marked(mark, spared, SIGKILL) == 0)
 			return;
+		if (round > 1)
+			usleep(500); /* they need a processor to die, and it may be ours */
 	}
 }

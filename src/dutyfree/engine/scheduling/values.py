@@ -32,13 +32,17 @@ class Chain(msgspec.Struct, frozen=True):
     """For whoever runs the stages; the scheduler does not look into it."""
     layers: tuple[str, ...] = ()
     """What layers of these states are known by: files have no services."""
+    whole: str = ""
+    """The key of the recipe with its variables, of which a sandbox without services knows nothing."""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Chain:
-        """Reads the recipe's files, if it names some. Raises OSError."""
-        layers = (BASE, *recipe.keys())
-        keys = (*layers[:-1], recipe.served_key(layers[-1]))
-        return cls(keys, (BASE, "image", *(stage.kind for stage in recipe.stages)), recipe, layers)
+    def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> Chain:
+        """Without keys, reads the recipe's files, if it names some. Raises OSError."""
+        layers = (BASE, *(keys or recipe.keys()))
+        whole = recipe.served_key(layers[-1])
+        keys = (*layers[:-1], whole) if recipe.services else layers
+        kinds = (BASE, "image", *(stage.kind for stage in recipe.stages))
+        return cls(keys, kinds, recipe, layers, whole)
 
     @property
     def key(self) -> str:
@@ -134,7 +138,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _LEAST_POLICY = {
     **dict.fromkeys(("starting", "recipes", "attempts", "tolerated"), 1),
     **dict.fromkeys(("half_life", "backoff", "longest_backoff"), 0.001),
-    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "cover"), 0),
+    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "cover", "late"), 0),
     **dict.fromkeys(("hint_seconds", "idle_seconds", "remembered"), 0),
 }
 

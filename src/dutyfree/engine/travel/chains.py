@@ -21,7 +21,7 @@ RECIPE = "recipe:"
 TAR = "tar"
 """The kind of an image's layer that came by this way: its key is the digest of its tar."""
 
-FORM = 1
+FORM = 2
 
 _LONGEST = 1e7
 """Seconds: nobody waited longer for a layer."""
@@ -94,9 +94,9 @@ def find(store: Store, wanted: Iterable[str]) -> list[Chain]:
 
 
 def stages(store: Store) -> dict[str, Made]:
-    """What layers of stages there are, by key."""
+    """What layers of stages there are that can be used, by key."""
     keys = [facts.key for facts in store.layers() if facts.key.startswith(f"{made.STAGE}:")]
-    told = {key: read(store, key) for key in keys}
+    told = {key: read(store, key) for key in keys if not store.is_loose(key)}
     return {key: found for key, found in told.items() if found}
 
 
@@ -107,7 +107,7 @@ def read(store: Store, key: str) -> Made | None:
 
 def _chain(store: Store, name: str, top: str) -> Chain | None:
     told = read(store, top)
-    if told is None:
+    if told is None or store.is_loose(top):
         return None
     upper = [(key, read(store, key)) for key in (*told.below, top)]
     if not all(found for _, found in upper):
@@ -167,9 +167,11 @@ def _fits(chain: Chain, number: int) -> bool:
     told = upper[number].made
     assert told is not None
     below = tuple(layer.key for layer in upper[:number])
+    ground = upper[number - 1].made if number else None
     is_snapshot = upper[number].key.startswith(SNAPSHOT)
     return (
         told.below == below
+        and told.upon == (ground.birth if ground else "")
         and (told.image, told.identity) == (chain.image, chain.identity)
         and is_snapshot == (told.settings is not None)
         and 0 <= told.seconds < _LONGEST

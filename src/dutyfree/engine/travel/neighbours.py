@@ -70,6 +70,8 @@ class Missing(NamedTuple):
     """Keys of the layers that are here, the lowest first."""
     wanted: tuple[str, ...]
     """Of those that are not."""
+    upon: str = ""
+    """The birth of the last layer that is here."""
 
 
 class _Neighbour:
@@ -297,6 +299,7 @@ def best(store: Store, missing: Missing, offered: Sequence[Chain]) -> Chain | No
         seconds = sum(layer.made.seconds for layer in more if layer.made)
         if (
             more
+            and _is_upon(chain, missing)
             and keys == names[: len(keys)]
             and chain.identity == missing.identity
             and seconds >= QUICK
@@ -305,3 +308,9 @@ def best(store: Store, missing: Missing, offered: Sequence[Chain]) -> Chain | No
             # Its image is here: neither that nor any name for it is taken from who happens to have the rest.
             return msgspec.structs.replace(chain, layers=upper, known=None)
     return None
+
+
+def _is_upon(chain: Chain, missing: Missing) -> bool:
+    """Whether it goes on from the very run of the stages that is here, which may be in memory alone."""
+    ground = chain.upper[len(missing.below) - 1].made if missing.below else None
+    return ground is None or ground.birth == missing.upon

@@ -13,8 +13,9 @@ import msgspec
 from dutyfree.engine.images import made
 from dutyfree.engine.images.ahead import ahead
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Lease, boot
 from dutyfree.engine.images.pack import pack
-from dutyfree.engine.images.store import Lease, Store
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import Refused, hashed, zstd
 from dutyfree.engine.travel.chains import Blob
 from dutyfree.errors import CreateError
@@ -54,15 +55,20 @@ def blob_path(store: Store, key: str, digest: str) -> Path:
     return store.path(key) / _PACKED / digest.removeprefix("sha256:")
 
 
+class _Packed(msgspec.Struct, frozen=True):
+    boot: str
+    """Of the kernel under which it was packed: after a crash nobody knows what of it reached the disk."""
+    blobs: tuple[Blob, ...]
+
+
 def _known(lease: Lease) -> tuple[Blob, ...] | None:
     directory = lease.path / _PACKED
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        blobs = msgspec.json.decode((directory / _LIST).read_bytes(), type=tuple[Blob, ...])
+        found = msgspec.json.decode((directory / _LIST).read_bytes(), type=_Packed)
         os.utime(directory)
-        whole = all(
-            (directory / blob.digest.removeprefix("sha256:")).stat().st_size == blob.size for blob in blobs
-        )
-        return blobs if whole else None
+        sizes = [(directory / blob.digest.removeprefix("sha256:")).stat().st_size for blob in found.blobs]
+        is_whole = found.boot == boot() and sizes == [blob.size for blob in found.blobs]
+        return found.blobs if is_whole else None
     return None
 
 
@@ -80,7 +86,7 @@ def _pack(store: Store, lease: Lease, halt: Halt) -> tuple[Blob, ...]:
             blobs = tuple(_blob(part, target, halt) for part in parts(lease.tree))
         except Refused as error:
             raise CreateError(f"the layer {lease.key} cannot travel: {error}") from error
-        (target / _LIST).write_bytes(msgspec.json.encode(blobs))
+        (target / _LIST).write_bytes(msgspec.json.encode(_Packed(boot(), blobs)))
         shutil.rmtree(lease.path / _PACKED, ignore_errors=True)  # one that a crash of the machine tore
         target.rename(lease.path / _PACKED)
     return blobs

@@ -91,7 +91,10 @@ def _archive(path: Path, scratch: Path, what: str, halt: Halt) -> Peer:
         except (Refused, OSError) as error:
             raise CreateError(f"{what} is no archive: {error}") from error
         path = scratch / "expanded"
-    return LayoutPeer(archives.Tar(path), what)
+    try:
+        return LayoutPeer(archives.Tar(path), what)
+    except archives.NoTar as error:
+        raise CreateError(f"{what} is no archive of layers: {error.__cause__}", remedy=REMEDY) from error
 
 
 def _words(source: str) -> list[str]:

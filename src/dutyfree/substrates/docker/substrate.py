@@ -71,7 +71,7 @@ class Docker:
     async def probe(cls, config: DockerConfig) -> Availability:
         try:
             async with Engine(socket_path(config.host)) as engine:
-                with anyio.fail_after(5):
+                with anyio.fail_after(reaching.LOOK_SECONDS):
                     facts = await meet(engine)
                     held = await images.identify(engine, config.image)
         except Unavailable as error:
