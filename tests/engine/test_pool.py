@@ -164,6 +164,24 @@ def test_a_failing_recipe_is_quarantined_and_then_tried_again():
             with pytest.raises(Quarantined) as again:
                 await pool.acquire(BROKEN)
             assert again.value.retry_in > refused.value.retry_in
+            assert (pool.ledger.events["failures"], pool.ledger.events["refused"]) == (4, 6)
+
+    virtual.run(main)
+
+
+def test_what_cannot_be_reset_is_discarded_and_counted():
+    async def main():
+        made = source()
+        async with Pool(made, policy=QUIET) as pool:
+            async with pool.lease(READY):
+                made.failures = 1.0
+            await anyio.sleep(1)
+            made.failures = 0.0
+            assert not made.existing
+            events = pool.ledger.events
+            assert (events["resets"], events["discarded"], events["died"]) == (1, 1, 1)
+            async with pool.lease(READY) as lease:
+                assert lease.served[0].kind == "layer"
 
     virtual.run(main)
 
@@ -285,7 +303,7 @@ def test_terms_that_make_no_sense_are_refused(terms):
                     await pool.keep(READY, *bounds)
             for each in (-1, 1.5):
                 with pytest.raises(UsageError):
-                    await pool.prefetch([READY], each)
+                    await pool.prefetch([READY], each)  # type: ignore[arg-type]
             assert (await pool.acquire(READY)).sandbox  # none of it stands in the way of others
 
     virtual.run(main)
@@ -458,6 +476,9 @@ def test_64_tasks_with_failures_cancellations_and_deaths(layered):
             await anyio.sleep(3600)
             assert "0 idle, 0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting; 0 of" in repr(pool)
             assert not made.existing
+            books = pool._workshop
+            for noted in (books._sandboxes, books._names, books._gone, books._hastes):
+                assert not noted
         assert not made.existing
         assert answered["served"] > 300
         assert sum(answered.values()) >= 64 * 20
