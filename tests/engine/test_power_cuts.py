@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -125,6 +126,19 @@ def test_a_name_that_was_given_stays(machine: Machine, cache: Path) -> None:
     after = Store(machine.cut() / "layers")
     assert [image.name for image in after.images()] == ["i"]
     assert [snapshot.name for snapshot in after.snapshots.all()] == ["s"]
+
+
+def test_an_image_that_was_imported_stays(machine: Machine, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "rootfs" / "bin").mkdir(parents=True)
+    fill(tmp_path / "rootfs")
+    command = [sys.executable, "-m", "dutyfree", "image", "import", str(tmp_path / "rootfs"), "mine"]
+    subprocess.run(command, check=True, capture_output=True)
+    after = Store(machine.cut() / "layers")
+    (image,) = after.images()
+    (lease,) = [after.lease(key) for key in image.mounted]
+    assert lease is not None
+    assert contents(lease.tree) == FILES
+    lease.close()
 
 
 async def test_stages_of_a_closed_substrate_stay(

@@ -14,7 +14,8 @@
                   /locks/<hex>            whoever makes the layer of that key
 
 A key is ``kind:hex``: ``sha256`` for a layer of an image by its diff id, ``squash`` for several in one, and
-so on. The store does not care what a key means, only that it names one content for ever.
+so on. The store does not care what a key means, only that it names one content for ever; of a stage, which
+may leave something else each time, what came of one run, and nothing fits upon another (``standing``).
 
 A layer is made under another name and renamed, so half a layer is never seen. It is removed only under an
 exclusive lock on its lease, so never while somebody uses it; locks end with their process, however it ends.
