@@ -171,7 +171,7 @@ def test_a_study_can_be_resumed_without_naming_it(tmp_path):
 
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     """The size of files is limited, which the kernel tells as it tells a full disk."""
-    (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 500"))
+    (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 60"))
     command = [sys.executable, "-m", "dutyfree", "study", "--plan", "plan.toml", "--out", "out"]
     done = subprocess.run(
         ["prlimit", "--fsize=20000", *command], cwd=tmp_path, capture_output=True, text=True, check=False

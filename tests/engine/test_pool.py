@@ -186,6 +186,19 @@ def test_what_cannot_be_reset_is_discarded_and_counted():
     virtual.run(main)
 
 
+def test_the_source_is_told_which_layers_to_forget():
+    async def main():
+        made = source()
+        async with Pool(made, budget=Budget(disk=3_000, layer_disk=1_000), policy=Policy(park=False)) as pool:
+            for recipe in (READY, OTHER, READY):
+                async with pool.lease(recipe):
+                    assert len(made.layers) <= 3
+            assert pool.ledger.events["layers forgotten"] == 2
+            assert set(made.layers) == set(READY.keys())
+
+    virtual.run(main)
+
+
 def test_refills_of_a_failing_recipe_back_off():
     async def main():
         made = source()
@@ -241,6 +254,27 @@ def test_the_same_key_is_the_same_lease():
             pool.release(found[0])
             with pytest.raises(LeaseEnded):
                 await pool.acquire(READY, idempotency_key="k")
+
+    virtual.run(main)
+
+
+def test_a_key_may_be_used_again_when_nothing_came_of_it_or_it_was_long_ago():
+    async def main():
+        async with Pool(source(), budget=Budget(sandboxes=1), policy=QUIET) as pool:
+            async with pool.lease(READY):
+                with pytest.raises(Exhausted):
+                    await pool.acquire(READY, idempotency_key="k", deadline=0)
+            lease = await pool.acquire(READY, idempotency_key="k")
+            pool.release(lease)
+            await anyio.sleep(QUIET.remembered - 1)
+            with pytest.raises(LeaseEnded):
+                await pool.acquire(READY, idempotency_key="k")
+            await anyio.sleep(1)
+            again = await pool.acquire(READY, idempotency_key="k")
+            assert again is not lease
+            assert not again.over
+            pool.cancel("other")  # which forgets what is older than it is remembered
+            assert list(pool._waiters._ended) == ["other"]
 
     virtual.run(main)
 

@@ -419,6 +419,34 @@ def test_a_failed_refill_is_tried_again_when_its_time_has_come():
     assert 8.0 <= again - at <= 16.0
 
 
+def test_what_dies_while_it_is_promoted_is_left_to_who_promotes_it():
+    world = World(policy=BARE)
+    stocked(world, A)
+    request = world.request(AB)
+    assert make(world).origin == "s1"
+    world.tell("died", "s1", world.now)
+    assert world.going == []
+    world.fail(make(world))
+    assert make(world).origin is None
+    world.settle()
+    assert served(world, request) == ["cold"]
+
+
+def test_a_refill_may_take_ten_times_as_long_as_thought():
+    world = World(policy=Policy(refill=False, refilling=1, late=60.0))
+    request = world.request(A)
+    world.finish(make(world), stage_seconds=[30.0, 70.0], create_seconds=0.001, layers={})
+    world.give_back(request)
+    world.settle()
+    world.tell("bound", A, 2, None)
+    world.tell("bound", chain("f"), 1, None)
+    assert make(world).chain.key == "a"
+    world.pass_time(1_000.0)
+    assert len(world.makes) == 1
+    world.pass_time(1.0)
+    assert len(world.makes) == 2
+
+
 def test_a_bound_holds_at_both_ends():
     world = World(policy=Policy(cover=1e6))
     world.tell("bound", A, 2, 3)
