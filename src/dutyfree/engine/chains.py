@@ -12,14 +12,16 @@ class Chains:
 
     def __init__(self, keys: Keys, most: int) -> None:
         self._keys = keys
-        self._known: Remembered[tuple[tuple[str, ...], Chain]] = Remembered(most)
+        self._known: Remembered[tuple[tuple[str, ...] | None, Chain]] = Remembered(most)
+        """With the keys, where files may make them others."""
 
     async def of(self, recipe: Recipe) -> Chain:
         """Raises CreateError if one of its files cannot be read."""
         known = self._known.get(recipe)
-        if known is not None and not recipe.reads_files:
+        if known is not None and known[0] is None:
             return known[1]
         keys = await self._keys.of(recipe)
-        if known is None or known[0] is not keys:  # its files are others by now
-            known = self._known.put(recipe, (keys, Chain.of(self._keys.fixed(recipe, keys), keys)))
+        if known is None or known[0] is not keys:
+            chain = Chain.of(self._keys.fixed(recipe, keys), keys)
+            known = self._known.put(recipe, (keys if recipe.reads_files else None, chain))
         return known[1]

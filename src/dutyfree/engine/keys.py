@@ -14,6 +14,8 @@ from dutyfree.errors import CreateError
 
 KNOWN = 20_000
 """Of so many recipes is remembered what was worked out."""
+LATELY = 256
+"""So many of them are also known by their objects."""
 
 Identity: TypeAlias = Recipe | int
 
@@ -34,21 +36,30 @@ class Remembered(Generic[T]):
     def __init__(self, most: int = KNOWN) -> None:
         self._most = most
         self._known: OrderedDict[Identity, tuple[Recipe, T]] = OrderedDict()
+        self._lately: dict[int, tuple[Recipe, T]] = {}
+        """By objects, which they keep, so that their ids stay their own: a hash takes some microseconds."""
 
     def get(self, recipe: Recipe) -> T | None:
+        if (lately := self._lately.get(id(recipe))) is not None:
+            return lately[1]
         known = self._known.get(name := identity(recipe))
         if known is None:
             return None
         self._known.move_to_end(name)
+        if len(self._lately) >= LATELY:
+            self._lately.clear()
+        self._lately[id(recipe)] = recipe, known[1]
         return known[1]
 
     def put(self, recipe: Recipe, value: T) -> T:
-        self._known[identity(recipe)] = recipe, value  # which keeps it, so that its id stays its own
+        self._lately.pop(id(recipe), None)
+        self._known[identity(recipe)] = recipe, value
         if len(self._known) > self._most:
             self._known.popitem(last=False)
         return value
 
     def drop(self, is_stale: Callable[[T], bool]) -> None:
+        self._lately.clear()
         for name in [name for name, (_, value) in self._known.items() if is_stale(value)]:
             del self._known[name]
 
