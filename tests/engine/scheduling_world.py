@@ -23,6 +23,7 @@ from dutyfree.engine.scheduling.values import (
     Request,
     Reset,
 )
+from tests.engine import scheduling_books
 
 KINDS = ("base", "image", "repository", "dependencies", "setup")
 
@@ -70,6 +71,7 @@ class World:
         for operation in operations:
             self._accept(operation)
         assert self._decided() == (), "a decision leaves nothing undecided"
+        scheduling_books.check(self.state)
         return operations
 
     def _decided(self) -> tuple[Operation, ...]:

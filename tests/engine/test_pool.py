@@ -164,6 +164,37 @@ def test_a_failing_recipe_is_quarantined_and_then_tried_again():
             with pytest.raises(Quarantined) as again:
                 await pool.acquire(BROKEN)
             assert again.value.retry_in > refused.value.retry_in
+            assert (pool.ledger.events["failures"], pool.ledger.events["refused"]) == (4, 6)
+
+    virtual.run(main)
+
+
+def test_what_cannot_be_reset_is_discarded_and_counted():
+    async def main():
+        made = source()
+        async with Pool(made, policy=QUIET) as pool:
+            async with pool.lease(READY):
+                made.failures = 1.0
+            await anyio.sleep(1)
+            made.failures = 0.0
+            assert not made.existing
+            events = pool.ledger.events
+            assert (events["resets"], events["discarded"], events["died"]) == (1, 1, 1)
+            async with pool.lease(READY) as lease:
+                assert lease.served[0].kind == "layer"
+
+    virtual.run(main)
+
+
+def test_the_source_is_told_which_layers_to_forget():
+    async def main():
+        made = source()
+        async with Pool(made, budget=Budget(disk=3_000, layer_disk=1_000), policy=Policy(park=False)) as pool:
+            for recipe in (READY, OTHER, READY):
+                async with pool.lease(recipe):
+                    assert len(made.layers) <= 3
+            assert pool.ledger.events["layers forgotten"] == 2
+            assert set(made.layers) == set(READY.keys())
 
     virtual.run(main)
 
@@ -227,6 +258,27 @@ def test_the_same_key_is_the_same_lease():
     virtual.run(main)
 
 
+def test_a_key_may_be_used_again_when_nothing_came_of_it_or_it_was_long_ago():
+    async def main():
+        async with Pool(source(), budget=Budget(sandboxes=1), policy=QUIET) as pool:
+            async with pool.lease(READY):
+                with pytest.raises(Exhausted):
+                    await pool.acquire(READY, idempotency_key="k", deadline=0)
+            lease = await pool.acquire(READY, idempotency_key="k")
+            pool.release(lease)
+            await anyio.sleep(QUIET.remembered - 1)
+            with pytest.raises(LeaseEnded):
+                await pool.acquire(READY, idempotency_key="k")
+            await anyio.sleep(1)
+            again = await pool.acquire(READY, idempotency_key="k")
+            assert again is not lease
+            assert not again.over
+            pool.cancel("other")  # which forgets what is older than it is remembered
+            assert list(pool._waiters._ended) == ["other"]
+
+    virtual.run(main)
+
+
 def test_a_cancelled_retry_does_not_end_what_the_first_call_got():
     async def main():
         made = source()
@@ -285,7 +337,7 @@ def test_terms_that_make_no_sense_are_refused(terms):
                     await pool.keep(READY, *bounds)
             for each in (-1, 1.5):
                 with pytest.raises(UsageError):
-                    await pool.prefetch([READY], each)
+                    await pool.prefetch([READY], each)  # type: ignore[arg-type]
             assert (await pool.acquire(READY)).sandbox  # none of it stands in the way of others
 
     virtual.run(main)
@@ -458,6 +510,9 @@ def test_64_tasks_with_failures_cancellations_and_deaths(layered):
             await anyio.sleep(3600)
             assert "0 idle, 0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting; 0 of" in repr(pool)
             assert not made.existing
+            books = pool._workshop
+            for noted in (books._sandboxes, books._names, books._gone, books._hastes):
+                assert not noted
         assert not made.existing
         assert answered["served"] > 300
         assert sum(answered.values()) >= 64 * 20

@@ -74,6 +74,7 @@ async def test_what_the_disk_has_is_not_called_cold() -> None:
     for _ in range(2):
         async with opened() as native, native.sandbox(recipe) as sandbox:
             told.append((sandbox.served.kind, sandbox.served.stage))
+            assert sandbox.served.cold_seconds >= sandbox.served.seconds > 0
     async with opened() as native, native.group(recipe, 2) as group:
         told += [(sandbox.served.kind, sandbox.served.stage) for sandbox in group]
     assert told == [("cold", "none"), ("layer", "setup"), ("layer", "setup"), ("forked", "setup")]
@@ -349,6 +350,27 @@ async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
         await anyio.run_process(["umount", "-l", str(cache)])
 
 
+async def test_what_one_run_left_is_never_put_upon_another(cache: Path) -> None:
+    """Neither what was made upon a stage that found no room, nor what others made upon theirs."""
+    noise = setup("head -c 3000000 /dev/urandom > noise")
+    both = Recipe(stages=(noise, setup("sha256sum noise > sum")))
+    await anyio.run_process(["mkdir", str(cache)])
+    await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(cache)])
+    try:
+        assert b"noise: OK" in await _said(both, "sha256sum -c sum")
+        assert await _layers() == []
+        async with opened() as native:
+            await native.prepare(Recipe(stages=(noise,)))
+            await settled(native)
+            await anyio.run_process(["mount", "-o", "remount,size=50m", str(cache)])
+            assert b"noise: OK" in await _said(both, "sha256sum -c sum")
+            assert len(await _layers()) == 2
+            async with native.sandbox(both) as sandbox:
+                assert (await sandbox.exec("sha256sum -c sum")).ok
+    finally:
+        await anyio.run_process(["umount", "-l", str(cache)])
+
+
 async def test_a_failing_stage_says_where_and_keeps_its_log(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +399,8 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
         (recipes.pip("pytest"), "environment of its own"),
         (recipes.repository("file:///nowhere/project"), "copied in by its path"),
         (recipes.apt("git"), "name another image"),
+        (recipes.repository("http://127.0.0.1:9/project"), "169.254.1.2 in there"),
+        (recipes.checkout("0" * 40), "must come before"),
     ],
 )
 async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path) -> None:

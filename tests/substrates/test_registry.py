@@ -68,6 +68,22 @@ def test_a_wrong_type(option, complaint):
 
 
 @pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ({"peers": "tcp://node-1:7400"}, "peers is a list"),
+        ({"budget": {"sandbox": 4}}, "budget has: sandboxes, memory, disk"),
+        ({"limits": {"memory": "2G"}}, "limits has: cpus, memory"),
+        ({"patience": "long"}, ""),
+    ],
+)
+def test_what_an_option_is_made_of_is_told(option, remedy):
+    with pytest.raises(OptionError) as told:
+        dutyfree.open("native", **option)
+    assert told.value.remedy.startswith(remedy)
+    assert bool(told.value.remedy) == bool(remedy)
+
+
+@pytest.mark.parametrize(
     ("name", "option"),
     [
         ("native", {"ready": -1}),

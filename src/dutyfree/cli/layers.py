@@ -64,8 +64,10 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
 
 async def _build(recipe: Recipe, wanted: Wanted) -> None:
     import dutyfree
+    from dutyfree.substrates.native import Native
 
     async with dutyfree.open("native", **wanted.options()) as native:
+        assert isinstance(native, Native)
         await native.prepare(recipe)
         for source, figures in native.peers.items():
             if figures.layers:

@@ -61,7 +61,6 @@ class Pool:
             policy = msgspec.structs.replace(policy, fork=False)
         self.ledger = Ledger()
         self._source = source
-        self._policy = policy
         self._state = State(budget, policy, costs)
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)

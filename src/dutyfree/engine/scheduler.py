@@ -26,7 +26,7 @@ from dutyfree.engine.scheduling import room
 from dutyfree.engine.scheduling.jobs import Claim, Job
 from dutyfree.engine.scheduling.shortage import shortage
 from dutyfree.engine.scheduling.state import State
-from dutyfree.engine.scheduling.stock import Node
+from dutyfree.engine.scheduling.stock import Node, probe
 from dutyfree.engine.scheduling.values import (
     Candidate,
     Expire,
@@ -197,7 +197,7 @@ def _serve(state: State, claim: Claim, now: float) -> bool:
         way = place(claim.request, ways)
         engaged = engaged and _engage(state, claim, way, now)
         start = min(start, way.depth)
-    state.probe(claim.path, start, under_way=True)
+    probe(claim.path, start, under_way=True)
     for _ in range(forks):
         engaged = engaged and _engage(state, claim, Candidate("forked", top.depth, state.costs.fork()), now)
     state.wishes.consider(top)
@@ -364,7 +364,7 @@ def _stock_up(state: State, node: Node, now: float, worth: float | None) -> bool
     if job is None:
         return False
     job.background = True
-    state.probe(node.path, chosen.depth, under_way=True)
+    probe(node.path, chosen.depth, under_way=True)
     state.refills.begin(job.id, chosen.seconds, now)
     node.making[job.id] = now + chosen.seconds
     _begin(state, job, now)

@@ -61,7 +61,20 @@ def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Str
     try:
         return found, msgspec.convert(options, found.Config)
     except msgspec.ValidationError as error:
-        raise OptionError(f"substrate {name!r}: {error}") from error
+        raise OptionError(f"substrate {name!r}: {error}", remedy=_remedy(found.Config, str(error))) from error
+
+
+def _remedy(config: type[msgspec.Struct], complaint: str) -> str:
+    """What may stand where msgspec found something else: it names the place, such as ``$.budget.memory``."""
+    option = complaint.partition("`$.")[2].strip("`").partition(".")[0].partition("[")[0]
+    wanted = {field.name: field.type for field in msgspec.inspect.type_info(config).fields}.get(option)  # type: ignore[attr-defined]
+    kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.StructType):
+            return f"{option} has: {', '.join(field.name for field in kind.fields)}"
+        if isinstance(kind, msgspec.inspect.VarTupleType | msgspec.inspect.ListType):
+            return f'{option} is a list, such as ["a", "b"]'
+    return ""
 
 
 def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  # noqa: A001

@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -26,11 +25,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Limits, Recipe, Span, Stage
-from dutyfree.engine import exhaustion, features, labelling, policy, protocol, requests, requirements
+from dutyfree.contract import Availability, Limits, Recipe, Stage
+from dutyfree.engine import creation, features, labelling, policy, protocol, requests, requirements
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.creation import Creator
 from dutyfree.engine.disk import Base, Disk
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import mirrors
@@ -52,16 +52,12 @@ from dutyfree.errors import (
     CleanupError,
     CreateError,
     OptionError,
-    SubstrateError,
     Unavailable,
     UsageError,
 )
 from dutyfree.substrates import stages
 from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
-
-BODIES = 256
-"""Requests that are kept ready."""
 
 NO_STAGES = Recipe()
 
@@ -121,7 +117,6 @@ class Native(Pooled):
         self._numbers = itertools.count(1)
         self._keys = Keys()
         self._alive: set[str] = set()
-        self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
         self._open_pool(config)
 
     def __repr__(self) -> str:
@@ -162,6 +157,7 @@ class Native(Pooled):
                     remedy="install dutyfree again",
                 )
             self.features = features.parse(hello.text.decode())
+            self._creator = Creator(self._launcher, self.features)
             self._images.rootless = self.features.mode == "rootless"
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
@@ -282,7 +278,7 @@ class Native(Pooled):
         handed_out = base.trees
 
         async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, Box]:
-            return await self._make(identity, self._body(trees, limits, plain) + label, reach)
+            return await self._creator.make(identity, self._creator.body(trees, limits, plain) + label, reach)
 
         try:
             encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
@@ -303,13 +299,13 @@ class Native(Pooled):
                 identity, limits, base.usual.of(recipe), make, channel, box, reach, self._resolvers,
                 keeper=keeper, base=base, recipe=recipe,
             )  # fmt: skip
-            sandbox.spans = _spans(asked, begun, channel.ready.result())
+            sandbox.spans = creation.spans(asked, begun, channel.ready.result())
             if not pooled:
                 sandbox.served = self._served(recipe, trace, identity, perf_counter() - asked)
             try:
                 if recipe.services and not pooled:  # the pool looks at it before
                     await sandbox.serve()
-                    sandbox.spans += (_following(asked, sandbox.spans, "services"),)
+                    sandbox.spans += (creation.following(asked, sandbox.spans, "services"),)
                 yield sandbox
             except BaseException:
                 with contextlib.suppress(CleanupError):
@@ -320,53 +316,6 @@ class Native(Pooled):
             self._alive.discard(identity)
             self._labelling.drop(number)
             self._layers.release(base.trees)
-
-    def _body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
-        asking = (trees, limits, plain)
-        body = self._bodies.get(asking)
-        if body is None:
-            body = requests.create(self.features, trees, limits, plain=plain)
-            # Snapshots come and go, and are asked for a few times each.
-            if len(self._bodies) >= BODIES:
-                self._bodies.clear()
-            self._bodies[asking] = body
-        return body
-
-    async def _make(self, identity: str, body: bytes, reach: Reach) -> tuple[Channel, Box]:
-        """A sandbox that stands, and how to remove it. Raises CreateError."""
-        try:
-            reply = await self._launcher.ask(Request.CREATE, 0, body)
-        except LauncherError as error:
-            raise CreateError(
-                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
-            ) from error
-        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
-            for descriptor in reply.descriptors:
-                os.close(descriptor)
-            self._launcher.tell(Request.DESTROY, reply.value)
-            raise CreateError(
-                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
-                remedy=exhaustion.OWN_FILES,
-            )
-        connected, pidfd = reply.descriptors
-        os.close(pidfd)  # the launcher has it, and is the one to wait
-        box = Box(self._launcher, reply.value, identity, freezer=self.features.freezer)
-        channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
-        former = reach.number
-        try:
-            await reach.enter(reply.value)
-            await channel.ready
-        except BaseException as error:
-            reach.number = former
-            channel.close()
-            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await box.destroy()
-            if isinstance(error, LauncherError):
-                raise CreateError(f"the sandbox has no network: {error.message}") from error
-            if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
-                raise CreateError(f"the sandbox died while it was made: {error.message}") from error
-            raise
-        return channel, box
 
     # --- Recipes --------------------------------------------------------------------------
 
@@ -415,7 +364,8 @@ class Native(Pooled):
             kind="fetched" if trace.fetched else kind,
             stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
             seconds=seconds,
-            cold_seconds=math.fsum(self._seconds(recipe.image, keys)),
+            # With nothing at hand it would have taken no less; what images once took is not always known.
+            cold_seconds=max(seconds, math.fsum(self._seconds(recipe.image, keys))),
             sandbox=identity,
             recipe=recipe.served_key(keys[-1]),
         )
@@ -447,20 +397,3 @@ def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
         return policy.servers(wanted) if wanted else policy.host_resolvers()
     except ValueError as error:
         raise OptionError(f"native: resolvers: {error}") from error
-
-
-def _spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    _, ordered, mounted = times
-    at = [max(0.0, moment / 1e9 - asked) for moment in (ordered, mounted)]
-    done = perf_counter() - asked
-    return (
-        Span("prepare", 0.0, begun - asked),
-        Span("dispatch", begun - asked, at[0] - (begun - asked)),
-        Span("mount", at[0], at[1] - at[0]),
-        Span("return", at[1], done - at[1]),
-    )
-
-
-def _following(asked: float, spans: tuple[Span, ...], name: str) -> Span:
-    start = spans[-1].start + spans[-1].seconds
-    return Span(name, start, perf_counter() - asked - start)

@@ -84,7 +84,7 @@ def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
 
 def _hint(sandbox: Sandbox, tail: str) -> str:
     """What helps against a mistake that many make."""
-    if "refused" in tail and _LOOPBACK.search(tail) and isinstance(sandbox, NetworkControl):
+    if "onnect" in tail and _LOOPBACK.search(tail) and isinstance(sandbox, NetworkControl):
         from dutyfree.engine.policy import HOST
 
         return f"a sandbox has a loopback of its own: this machine's is {HOST} in there (docs/network.md)"

@@ -46,7 +46,7 @@ class Directory:
         return Slice(self._root / name, 0, (self._root / name).stat().st_size)
 
 
-class NoTar(CreateError):
+class NoTar(CreateError):  # noqa: N818 (names the state)
     pass
 
 

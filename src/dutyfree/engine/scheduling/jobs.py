@@ -71,6 +71,17 @@ class Job:
     def top(self) -> Node:
         return self.path[-1]
 
+    def spared(self, found: int | None, joined: bool, fetched: bool) -> tuple[Kind, int]:
+        """How its sandbox was made after all, and from what depth on, by what its maker tells."""
+        start = self.start if found is None else found
+        if fetched and self.kind in ("promoted", "layer", "cold"):
+            return "fetched", start
+        if joined and self.kind in ("layer", "cold"):
+            return "joined", start
+        if self.kind == "cold" and start:
+            return "layer", start
+        return self.kind, start
+
 
 class Lease:
     """What is handed out, until when."""

@@ -17,7 +17,7 @@ from dutyfree.engine.scheduling.jobs import Claim, Job, Lease, Returns
 from dutyfree.engine.scheduling.ranking import Ranking
 from dutyfree.engine.scheduling.refills import Refills
 from dutyfree.engine.scheduling.shortage import shortage
-from dutyfree.engine.scheduling.stock import Held, Node, Stock
+from dutyfree.engine.scheduling.stock import Held, Node, Stock, probe
 from dutyfree.engine.scheduling.values import (
     Budget,
     Candidate,
@@ -25,7 +25,6 @@ from dutyfree.engine.scheduling.values import (
     Deliver,
     Destroy,
     Failure,
-    Kind,
     Member,
     Operation,
     Policy,
@@ -243,7 +242,7 @@ class State:
         else:
             held.status = "ready"
             del claim.jobs[done.id]
-            claim.ready.append((held, *_spared(done, found, joined, fetched)))
+            claim.ready.append((held, *done.spared(found, joined, fetched)))
             self.changed.append(claim)
         self.wishes.consider(done.top)
 
@@ -256,9 +255,11 @@ class State:
             self.stock.drop(done.origin)
         else:
             self.stock.free(done.charge)
-        self.probe(done.path, done.start, under_way=False)
+        probe(done.path, done.start, under_way=False)
         if failure.depth is not None or done.claim is None:
-            self._record(done.path[done.depth if failure.depth is None else failure.depth], failure, now)
+            node = done.path[done.depth if failure.depth is None else failure.depth]
+            node.breaker = node.breaker or Breaker(self.policy)
+            node.breaker.record(node.key, failure, now)
         self.wishes.consider(done.top)
         claim = done.claim
         if claim is None:
@@ -373,18 +374,12 @@ class State:
         del self.jobs[job.id]
         job.top.users -= 1
         self._unpin(job)
-        self.probe(job.path, job.start, under_way=False)
+        probe(job.path, job.start, under_way=False)
         if job.origin is None:
             self.stock.free(job.charge)
         else:
             job.origin.status = "ready"
             self.park(job.origin, now)
-
-    def probe(self, path: tuple[Node, ...], start: int, *, under_way: bool) -> None:
-        """Stages after ``start`` that failed before are being tried again, or no longer are."""
-        for node in path[start + 1 :]:
-            if node.breaker is not None:
-                node.breaker.probing = under_way
 
     def _end(self, number: int, now: float) -> Job:
         job = self.jobs.pop(number)
@@ -405,11 +400,6 @@ class State:
         if job.stands_on is not None:
             self.stock.unpin(job.stands_on)
 
-    def _record(self, node: Node, failure: Failure, now: float) -> None:
-        if node.breaker is None:
-            node.breaker = Breaker(self.policy)
-        node.breaker.record(node.key, failure, now)
-
     def _to_the_front(self, claim: Claim) -> None:
         self.queue[claim.request.id] = claim
         self.queue.move_to_end(claim.request.id, last=False)
@@ -419,15 +409,3 @@ class State:
         """Who has it; looks at all."""
         everyone = [*self.claims.values(), *(lease.claim for lease in self.leases.values())]
         return [claim for claim in everyone if any(entry[0] is held for entry in claim.ready)]
-
-
-def _spared(done: Job, found: int | None, joined: bool, fetched: bool) -> tuple[Kind, int]:
-    """How the sandbox of a job was made, and from where on."""
-    start = done.start if found is None else found
-    if fetched and done.kind in ("promoted", "layer", "cold"):
-        return "fetched", start
-    if joined and done.kind in ("layer", "cold"):
-        return "joined", start
-    if done.kind == "cold" and start:
-        return "layer", start
-    return done.kind, start

@@ -114,6 +114,13 @@ class Node:
         return not (self.idle or self.users or self.promised or self.layer)
 
 
+def probe(path: tuple[Node, ...], start: int, *, under_way: bool) -> None:
+    """Stages after ``start`` that failed before are being tried again, or no longer are."""
+    for node in path[start + 1 :]:
+        if node.breaker is not None:
+            node.breaker.probing = under_way
+
+
 class Stock:
     def __init__(self, budget: Budget, policy: Policy, costs: Costs) -> None:
         self.budget = budget
