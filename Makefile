@@ -27,6 +27,8 @@ study: setup ## Measure this machine: bare, and Docker if an engine runs; ends w
 	scripts/host-tools git python3-pip
 	$(BIN)/dutyfree study $(ARGS)
 
+# Tests start hundreds of programs, each of which would else compile all its modules anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(DEVELOPED) ## All tests, with the real parts that this machine can have
 	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
 	scripts/with-docker $(BIN)/python -m pytest $(ARGS)

@@ -17,7 +17,20 @@ try:
 except ImportError:
     BuildHookInterface = object
 
-FLAGS = ["-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes", "-static"]
+FLAGS = [
+    "-std=c17",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wshadow",
+    "-Wstrict-prototypes",
+    "-static",
+    "-fdata-sections",
+]
+LINKED = ["-Wl,--sort-section=alignment"]
+"""Small variables do not lie among large buffers: of a page that is written to each sandbox has its own."""
+
 SANITIZED = [
     "-std=c17",
     "-O1",
@@ -51,7 +64,7 @@ def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [f"{directory}/{source.stem}.o" for source in sources]
         compiled = pool.map(lambda made, source: _run([*command, made, "-c", str(source)]), objects, sources)
-        reason = "".join(compiled) or _run([*command, str(scratch), *objects])
+        reason = "".join(compiled) or _run([*command, str(scratch), *objects, *LINKED])
     if not reason:
         scratch.replace(target)
     return reason

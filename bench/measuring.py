@@ -6,6 +6,7 @@ import asyncio
 import random
 import statistics
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -72,3 +73,11 @@ def figure(
 
 def percentile(seconds: list[float], share: float) -> float:
     return sorted(seconds)[int(share * (len(seconds) - 1))]
+
+
+def available() -> int:
+    """Bytes that the machine can still give to programs."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("no MemAvailable")

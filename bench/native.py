@@ -9,12 +9,11 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import floor
-from measuring import Measured, Row, figure, interleaved, percentile, ratio
+from measuring import Measured, Row, available, figure, interleaved, percentile, ratio
 
 import dutyfree
 
@@ -256,25 +255,18 @@ async def idle(count: int) -> list[Row]:
     async with dutyfree.open("native") as substrate, AsyncExitStack() as stack:
         async with substrate.sandbox() as first:
             await first.exec(TRUE)
-        before, took = _available(), []
+        before, took = available(), []
         sandboxes = []
         for _ in range(count):
             begin = perf_counter()
             sandboxes.append(await stack.enter_async_context(substrate.sandbox()))
             took.append(perf_counter() - begin)
-        each = (before - _available()) / count
+        each = (before - available()) / count
         answered = sum([(await sandbox.exec(TRUE)).ok for sandbox in sandboxes])
     return [
         figure("P9a", "sandboxes alive at once, all answering", answered, took, at_least=IDLE),
         figure("P9b", "memory of each, MB", each / 1e6, took, at_most=0.6),
     ]
-
-
-def _available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError("no MemAvailable")
 
 
 async def beside_hogs(rounds: int) -> list[Row]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import native
 import network
+import paused
 import peers
 import preloaded
 import realmix
@@ -81,6 +82,7 @@ PARTS: dict[str, Part] = {
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),
+    "paused": ("native", paused.paused, lambda _: paused.COUNT),
     "preloaded": ("native", preloaded.preloaded, lambda rounds: rounds // 2),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),

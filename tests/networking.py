@@ -90,7 +90,8 @@ class Resolver:
             if kind == "A" and ":" not in address:
                 reply.add_answer(RR(name, QTYPE.A, rdata=A(address), ttl=5))
             if kind == "AAAA" and ":" in address:
-                reply.add_answer(RR(name, QTYPE.AAAA, rdata=AAAA(address), ttl=5))
+                number = tuple(socket.inet_pton(socket.AF_INET6, address))  # dnslib reads no ::ffff:127.0.0.1
+                reply.add_answer(RR(name, QTYPE.AAAA, rdata=AAAA(number), ttl=5))
         return reply
 
     def close(self) -> None:

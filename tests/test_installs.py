@@ -45,7 +45,7 @@ def project(tmp_path: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     if done.returncode:
         pytest.skip(

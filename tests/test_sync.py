@@ -27,7 +27,7 @@ def test_commands_and_files(substrate, tmp_path):
     with substrate.sandbox(limits=Limits(output=100), labels={"a": "b"}) as sandbox:
         assert sandbox.workdir.startswith("/")
         assert sandbox.id
-        seen = sandbox.exec(["echo", "hello"], timeout=10)
+        seen = sandbox.exec(["echo", "hello"], timeout=60)
         assert isinstance(seen, Observation)
         assert seen.stdout == b"hello\n"
         sandbox.write("d/f", b"content", mode=0o600)

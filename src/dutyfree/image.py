@@ -258,8 +258,12 @@ def _circumstances() -> tuple[str, str | None, dict[str, str]]:
 
 
 def _namespaces() -> list[str]:
-    """Death of the maker kills unshare, which kills debootstrap, PID 1 of its namespace, and so all."""
-    return ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
+    """Death of the maker kills unshare, which kills debootstrap, PID 1 of its namespace, and so all.
+
+    Who finds another parent than the maker was too late to be told of its death.
+    """
+    dying = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'test "$PPID" = "$0" && exec "$@"', str(os.getpid())]
+    return [*dying, "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
 
 
 def _environment() -> dict[str, str]:

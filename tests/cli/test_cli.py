@@ -125,9 +125,13 @@ def test_the_same_study_is_not_slower_than_itself(study):
 
 def test_a_slower_study_is_said_and_told_by_the_status(study, tmp_path):
     out, _ = study
-    (tmp_path / "plan.toml").write_text(PLAN.replace("0.02", "0.06"))
-    dutyfree("study", "--plan", tmp_path / "plan.toml", "--out", tmp_path / "out")
-    done = dutyfree("compare", out, tmp_path / "out", status=1)
+    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["type"] == "trial":  # by more than any two of them differ, however busy the machine was
+            line["creation"] += 1000
+            line["total"] += 1000
+    (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = dutyfree("compare", out, tmp_path, status=1)
     assert "slower" in done.stdout
 
 
@@ -167,7 +171,7 @@ def test_a_study_can_be_resumed_without_naming_it(tmp_path):
 
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     """The size of files is limited, which the kernel tells as it tells a full disk."""
-    (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 500"))
+    (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 60"))
     command = [sys.executable, "-m", "dutyfree", "study", "--plan", "plan.toml", "--out", "out"]
     done = subprocess.run(
         ["prlimit", "--fsize=20000", *command], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -47,7 +47,7 @@ class Cli:
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == status, (out, err)
         return out if status == 0 else err
 
@@ -126,7 +126,7 @@ def test_an_interrupted_pull_cleans_up(host: str, cli: Cli, signum: int) -> None
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signum)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=100)
     finally:
         cutter.close()
     assert process.returncode == 130, err
@@ -142,7 +142,7 @@ def test_run_without_a_command_runs_what_the_image_says(cli: Cli, tmp_path: Path
 
     def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
         command = [sys.executable, "-m", "dutyfree", "run", "--image", *arguments]
-        return subprocess.run(command, capture_output=True, env=cli.environment, check=False, timeout=120)
+        return subprocess.run(command, capture_output=True, env=cli.environment, check=False, timeout=300)
 
     assert run(f"oci:{root}").stdout == b"entry point\n"
     assert run(f"oci:{root}", "--", "echo", "own").stdout == b"own\n"

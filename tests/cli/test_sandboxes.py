@@ -323,11 +323,8 @@ def _groups_of(launcher: int) -> list[Path]:
 
 
 def _launcher_of(owner: int) -> int:
-    for task in Path(f"/proc/{owner}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if Path(f"/proc/{child}/comm").read_text().strip() == "dutyfree-engine":
-                return int(child)
-    raise AssertionError("no launcher")
+    (launcher,) = set(counts.children(owner)) & set(counts.processes(("dutyfree-engine",)))
+    return launcher
 
 
 def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):

@@ -44,6 +44,10 @@ RECIPES = st.builds(
 )
 
 
+def opened(**options: Any) -> Any:
+    return dutyfree.open("native", **options)
+
+
 @given(RECIPES, RECIPES)
 def test_recipes_that_say_the_same_are_one_and_no_others(one: Recipe, other: Recipe) -> None:
     assert (one == other) == (one.key() == other.key())
@@ -161,7 +165,7 @@ async def _text(native: Any, recipe: Recipe) -> bytes:
 async def test_files_that_change_are_seen_by_a_recipe_written_anew(
     cache: Path, tmp_path: Path, pooled: bool
 ) -> None:
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         if pooled:
             await native.pooled()
         former = await anyio.to_thread.run_sync(written, tmp_path, "1")
@@ -174,7 +178,7 @@ async def test_files_that_change_are_seen_by_a_recipe_written_anew(
 @pytest.mark.anyio
 async def test_what_the_pool_makes_later_is_what_was_asked_for(cache: Path, tmp_path: Path) -> None:
     """Or nothing: the files that a key was worked out of are gone by then."""
-    async with dutyfree.open("native", patience=20.0) as native:
+    async with opened(patience=20.0) as native:
         pool = await native.pooled()
         recipe = await anyio.to_thread.run_sync(written, tmp_path, "1")
         chain = await pool._chains.of(recipe)

@@ -23,6 +23,10 @@ from dutyfree.errors import UsageError
 LABELS = {"task": "astropy-1", "run": "7 “ü” \x1b[31m"}
 
 
+def opened(**options: Any) -> Any:
+    return dutyfree.open("native", **options)
+
+
 async def shown(identity: str) -> Mapping[str, str] | None:
     found = await anyio.to_thread.run_sync(census.sandboxes)
     return next((living.labels for living in found if living.id == identity), None)
@@ -32,7 +36,7 @@ async def shown(identity: str) -> Mapping[str, str] | None:
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
     other = Limits(pids=77)  # of which the pool has none
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         if pooled:
             await native.prefetch([Recipe()], 1)
         async with (
@@ -60,7 +64,7 @@ async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
 
 @pytest.mark.anyio
 async def test_a_lease_is_shown_with_its_labels() -> None:
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         pool = await native.pooled()
         lease = await pool.acquire(Recipe(), labels=LABELS)
         assert await shown(lease.sandbox.id) == LABELS
@@ -71,7 +75,7 @@ async def test_a_lease_is_shown_with_its_labels() -> None:
 
 @pytest.mark.anyio
 async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
-    async with dutyfree.open("native") as native, native.sandbox(labels=LABELS) as sandbox:
+    async with opened() as native, native.sandbox(labels=LABELS) as sandbox:
         ps = [sys.executable, "-m", "dutyfree", "ps"]
         told = json.loads((await anyio.run_process([*ps, "--json"])).stdout)
         assert [one["labels"] for one in told if one["id"] == sandbox.id] == [LABELS]
@@ -85,7 +89,7 @@ async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("labels", [{"a": 1}, {1: "a"}, {"a": None}])
 async def test_what_are_no_labels_is_refused(labels: Any) -> None:
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         with pytest.raises(UsageError, match="labels are texts"):
             native.sandbox(labels=labels)
         with pytest.raises(UsageError, match="labels are texts"):

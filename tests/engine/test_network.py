@@ -53,7 +53,7 @@ async def networked(resolver: Resolver) -> AsyncIterator[Native]:
 
 async def heard(sandbox: NativeSandbox, address: str, port: int = WEB) -> str:
     """What a process in the sandbox hears there; nothing if it gets no connection."""
-    seen = await sandbox.exec(reach(address, port), timeout=20)
+    seen = await sandbox.exec(reach(address, port), timeout=60)
     assert not seen.timed_out, "a refusal must be told at once"
     return seen.stdout.decode().strip()
 
@@ -292,7 +292,7 @@ async def test_forwarding_a_port(networked: Native) -> None:
                 with urllib.request.urlopen(f"http://{host}:{port}/page", timeout=20) as page:
                     return bytes(page.read())
 
-            for _ in range(200):
+            for _ in range(1000):
                 with contextlib.suppress(OSError):
                     if await anyio.to_thread.run_sync(fetch) == b"of the sandbox":
                         break

@@ -137,7 +137,7 @@ def test_a_fork_does_not_keep_an_input_open() -> None:
                 signal.pause()
         async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
             heard = b""
-            async for item in sandbox.stream("cat", stdin=said(), timeout=10):
+            async for item in sandbox.stream("cat", stdin=said(), timeout=60):
                 heard += getattr(item, "data", b"")
             os.kill(children[0], signal.SIGKILL)
             os.waitpid(children[0], 0)

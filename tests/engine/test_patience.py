@@ -56,7 +56,8 @@ async def test_a_silent_init_is_given_up() -> None:
 
 
 @pytest.mark.usefixtures("_short")
-async def test_a_slow_init_is_waited_for() -> None:
+async def test_a_slow_init_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5)  # on a busy machine it is we who do not speak for a while
     with connected() as (owner, init, destroyed):
         identity, running = owner.exec(b"")
         owner.kill(identity)

@@ -32,7 +32,7 @@ class Launcher:
 
     def __init__(self, program: Path) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(30)
+        self.socket.settimeout(100)
         with theirs:
             command = [str(program), "launcher", str(theirs.fileno())]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -68,7 +68,7 @@ class Launcher:
         _, (connected, pidfd) = self.ask(Request.CREATE, 0, body)
         os.close(pidfd)
         self._channels.append(channel := socket.socket(fileno=connected))
-        channel.settimeout(30)
+        channel.settimeout(100)
         kind, _, _, payload = receive(channel)
         assert kind == Frame.READY, payload
         return channel

@@ -197,9 +197,9 @@ async def run(substrate):
 def test_processes_are_counted() -> None:
     body = """
 async def run(substrate):
-    bomb = "i=0; while [ $i -lt 200 ]; do sleep 2 & i=$((i + 1)); done; wait; echo all"
+    bomb = "i=0; while [ $i -lt 200 ]; do sleep 20 & i=$((i + 1)); done; wait; echo all"
     async with substrate.sandbox(limits=Limits(pids=40)) as one, substrate.sandbox() as other:
-        seen = await one.exec(bomb, timeout=30)
+        seen = await one.exec(bomb, timeout=60)
         beside = await other.exec("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait; echo fine")
     return [seen.stdout.decode(), seen.stderr.decode()[-200:], beside.stdout.decode()]
 """
@@ -216,12 +216,12 @@ async def run(substrate):
     async with substrate.sandbox() as sandbox:
         seen = []
         async def wait():
-            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=2))
+            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=4))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.sleep(0.2)
             await sandbox.pause()
-            await anyio.sleep(3)
+            await anyio.sleep(5)
             await sandbox.resume()
         return [seen[0].stdout.decode(), seen[0].timed_out, (await sandbox.exec("true")).ok]
 """
@@ -275,7 +275,7 @@ async def run(substrate):
     inits = children(launcher)
     assert inits
     os.kill(owner if killed == "owner" else launcher, signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(map(lives, (launcher, *inits))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(lives, (launcher, *inits)))

@@ -21,7 +21,8 @@ import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.images import made, rootfs
-from dutyfree.engine.images.store import Facts, Store
+from dutyfree.engine.images.leasing import Facts
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.wanted import name
 from dutyfree.errors import CreateError
 
@@ -29,6 +30,10 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root"),
 ]
+
+
+def opened(**options: Any) -> Any:
+    return dutyfree.open("native", **options)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +71,7 @@ async def runs(native: Any, wanted: Recipe) -> list[bytes]:
 
 async def seen(wanted: Recipe) -> list[bytes]:
     """By another process, or one as good."""
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         return await runs(native, wanted)
 
 
@@ -134,16 +139,16 @@ async def test_a_loose_layer_is_not_removed_while_it_is_used() -> None:
 
 async def test_a_snapshot_upon_a_lost_layer_is_told_and_can_be_removed() -> None:
     await seen(recipe(1))
-    async with dutyfree.open("native") as native, native.sandbox(recipe(1)) as sandbox:
+    async with opened() as native, native.sandbox(recipe(1)) as sandbox:
         await sandbox.snapshot("kept")
     upon = Recipe("snapshot:kept", stages=(Stage("setup", ("touch more",)),))
-    async with dutyfree.open("native") as native, native.sandbox(upon) as sandbox:
+    async with opened() as native, native.sandbox(upon) as sandbox:
         assert await sandbox.read("s1")
     await anyio.to_thread.run_sync(removed, key_of(recipe(1)))
     for again in (False, True):
         if again:
             await seen(recipe(1))
-        async with dutyfree.open("native") as native:
+        async with opened() as native:
             with pytest.raises(CreateError, match=r"not whole: .*(gone|made anew)"):
                 async with native.sandbox(upon):
                     pass
@@ -187,7 +192,7 @@ async def test_an_import_replaces_what_fits_nothing(tmp_path: Path, monkeypatch:
 
 async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
     """It would fit nothing on the disk, and another process may put another run there."""
-    async with on_small_disk(cache) as disk, dutyfree.open("native") as native:
+    async with on_small_disk(cache) as disk, opened() as native:
         await anyio.to_thread.run_sync(disk.fill)
         ours = await runs(native, recipe(1))
         await quiet(native)
@@ -201,7 +206,7 @@ async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
 
 async def test_copies_for_a_group_are_of_the_run_of_their_first(cache: Path) -> None:
     """Also where its layers lie in memory alone, and were forgotten since."""
-    async with on_small_disk(cache) as disk, dutyfree.open("native") as native:
+    async with on_small_disk(cache) as disk, opened() as native:
         await anyio.to_thread.run_sync(disk.fill)
         await native.prefetch([recipe(1)], 1)
         await native.pool.until_idle(recipe(1), 1)
@@ -220,7 +225,7 @@ async def test_what_a_killed_process_left_unsettled_is_settled_by_who_uses_it() 
     former = await seen(recipe(1))
     path = Store().path(key_of(recipe(1)))
     await anyio.to_thread.run_sync((path / "settled").unlink)
-    async with dutyfree.open("native") as native:
+    async with opened() as native:
         assert await runs(native, recipe(1)) == former
         await anyio.to_thread.run_sync(native._stages.store.until_settled)
     assert await anyio.to_thread.run_sync((path / "settled").exists)
@@ -230,7 +235,7 @@ async def test_a_snapshot_is_whole_after_a_crash() -> None:
     """All that it stands on is known to be on the disk, whoever made that and ended too early."""
     await seen(recipe(1))
     below = Store().path(key_of(recipe(1)))
-    async with dutyfree.open("native") as native, native.sandbox(recipe(1)) as sandbox:
+    async with opened() as native, native.sandbox(recipe(1)) as sandbox:
         await anyio.to_thread.run_sync(native._stages.store.until_settled)
         await anyio.to_thread.run_sync((below / "settled").unlink)
         await sandbox.snapshot("kept")
@@ -317,7 +322,7 @@ class World:
 
     async def reopen(self, who: int) -> None:
         await self._stacks[who].aclose()
-        self._natives[who] = await self._stacks[who].enter_async_context(dutyfree.open("native"))
+        self._natives[who] = await self._stacks[who].enter_async_context(opened())
 
     async def forget(self, who: int, depth: int, branch: str) -> None:
         self._natives[who]._stages.ready.forget(recipe(depth, branch).keys()[-1])

@@ -224,9 +224,9 @@ async def test_forks_have_limits_and_network_of_their_parent(native: Any) -> Non
             await sandbox.set_network("off")
         async with sandbox.fork(2) as children:
             for child in children:
-                bomb = await child.exec("for i in $(seq 60); do sleep 5 & done; wait", timeout=10)
+                bomb = await child.exec("for i in $(seq 60); do sleep 30 & done; wait", timeout=60)
                 assert b"fork" in bomb.stderr
-                tried = await child.exec("exec 3<>/dev/tcp/198.51.100.1/80 || echo closed", timeout=5)
+                tried = await child.exec("exec 3<>/dev/tcp/198.51.100.1/80 || echo closed", timeout=60)
                 assert not tried.timed_out
         assert native.snapshots() == ()
     assert list(await native.sandboxes()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import functools
 import os
 import shutil
@@ -31,6 +32,7 @@ def _copy() -> Path:
                 shutil.copytree(site / name, target / name, dirs_exist_ok=True)
             elif (site / name).exists():
                 shutil.copy(site / name, target / name)
+    compileall.compile_dir(target, quiet=1)
     subprocess.run(["chmod", "-R", "a+rX", str(target)], check=True)
     return target
 

@@ -136,7 +136,7 @@ async def test_descriptors_under_way_are_used_up(native: Native) -> None:
     """
     async with native.sandbox() as sandbox:
         await sandbox.write("large", b"x" * (1 << 20))
-        await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=20)
+        await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=100)
         await appeared(sandbox, "full")
         assert int(await sandbox.read("full")) in (errno.ETOOMANYREFS, errno.EMFILE)
         with anyio.fail_after(60), pytest.raises(OSError, match="Too many references"):

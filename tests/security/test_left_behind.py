@@ -42,7 +42,7 @@ def opened(**options: Any) -> Any:
 
 
 async def python(sandbox: Any, script: str) -> str:
-    seen = await sandbox.exec(["python3", "-c", script], timeout=30)
+    seen = await sandbox.exec(["python3", "-c", script], timeout=100)
     assert seen.ok, seen.stderr.decode()
     return str(seen.stdout.decode())
 
@@ -159,7 +159,7 @@ async def test_what_a_service_takes_is_not_asked_of_its_sandbox(pooled: Any, say
         ),
         services=(Service("held", ("python3", "-c", f"import time; {hold}"), Ready(line="on")),),
     )
-    lease = await pool.acquire(wanted, deadline=30)
+    lease = await pool.acquire(wanted, deadline=100)
     assert 20 << 20 <= lease.sandboxes[0].weight < 40 << 20
     pool.release(lease)
     assert pool.ledger.events["evicted"] == 0
@@ -174,7 +174,7 @@ async def test_a_program_that_never_ends_holds_up_no_reset(
     )
     wanted = Recipe(stages=(Stage("setup", (f"{shell}; mv /tmp/sh $(readlink -f /bin/sh)",)),))
     pool = await pooled.pooled()
-    async with pool.lease(wanted, deadline=30):
+    async with pool.lease(wanted, deadline=100):
         pass
     with anyio.fail_after(60):
         while not pool.ledger.events["discarded"]:
@@ -183,8 +183,8 @@ async def test_a_program_that_never_ends_holds_up_no_reset(
 
 async def test_a_stage_that_never_ends_is_stopped() -> None:
     recipe = Recipe(stages=(Stage("setup", ("echo begun; sleep 1000",)),))
-    async with opened(longest_stage=0.5) as native:
-        with anyio.fail_after(60), pytest.raises(StageError, match=r"was stopped after 0\.5 s: begun"):
+    async with opened(longest_stage=2) as native:
+        with anyio.fail_after(60), pytest.raises(StageError, match=r"was stopped after 2 s: begun"):
             await native.prepare(recipe)
         assert list(await native.sandboxes()) == []
 
@@ -195,7 +195,7 @@ STOPPER = (
 
 
 async def test_a_stage_that_holds_up_its_init_is_given_up() -> None:
-    recipe = Recipe(stages=(Stage("setup", (STOPPER, *["true"] * 100)),))
+    recipe = Recipe(stages=(Stage("setup", (STOPPER, *["true"] * 5000)),))
     async with opened(longest_stage=2) as native:
-        with anyio.fail_after(60), pytest.raises(CreateError, match=r"stopped answering|was stopped"):
+        with anyio.fail_after(200), pytest.raises(CreateError, match=r"stopped answering|was stopped"):
             await native.prepare(recipe)

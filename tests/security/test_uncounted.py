@@ -31,7 +31,7 @@ def attempt(what, *arguments):
 
 
 async def python(sandbox: Sandbox, script: str) -> list[str]:
-    seen = await sandbox.exec(["python3", "-c", PRELUDE + textwrap.dedent(script)], timeout=30)
+    seen = await sandbox.exec(["python3", "-c", PRELUDE + textwrap.dedent(script)], timeout=100)
     assert seen.ok, seen.stderr.decode()
     return seen.stdout.decode().split()
 

@@ -58,7 +58,7 @@ def kill_again_and_again(tmp_path, substrates):
         )
         owners.append(process.pid)
         try:
-            _, said = process.communicate(timeout=chance.uniform(0.3, 3.0) if attempt < 12 else 200)
+            _, said = process.communicate(timeout=chance.uniform(0.3, 3.0) if attempt < 12 else 600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

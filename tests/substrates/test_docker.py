@@ -40,6 +40,7 @@ from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.owner import identity
 from tests.awaiting import appeared
+from tests.engine import counts
 
 real = pytest.mark.docker
 pytestmark = pytest.mark.anyio
@@ -487,11 +488,6 @@ async def test_killed_owner_leaves_nothing(
     await until_gone(engine, label)
 
 
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
 @real
 async def test_leftovers_of_a_dead_owner_are_removed(
     owner: tuple[subprocess.Popen[bytes], str], engine: Engine
@@ -499,7 +495,7 @@ async def test_leftovers_of_a_dead_owner_are_removed(
     process, label = owner
     async with dutyfree.open("docker"):
         assert len(await containers(engine, label)) == 1, "a living owner's sandbox was touched"
-    pids = children(process.pid)
+    pids = await anyio.to_thread.run_sync(counts.children, process.pid)
     assert pids, "the owner has no reaper"
     for pid in (*pids, process.pid):
         os.kill(pid, signal.SIGKILL)

@@ -124,6 +124,8 @@ def import_(
     """
     from dutyfree.cli.running import run
     from dutyfree.engine.images import library, reference
+    from dutyfree.engine.images.pull import disk_error
+    from dutyfree.engine.images.store import Store
 
     if source.startswith(library.DAEMON):
         from dutyfree.substrates.docker import export
@@ -134,6 +136,11 @@ def import_(
         bring = partial(library.bring, source, name)
     with Bars(quiet) as bars:
         held = run(partial(bring, progress=bars.show))
+    try:
+        Store().settle(held.image.keys)  # what it came from may be gone after the next boot
+    except OSError as error:
+        held.close()
+        raise disk_error(error) from error
     return _added(held, quiet)
 
 

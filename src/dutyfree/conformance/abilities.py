@@ -17,7 +17,7 @@ from dutyfree.abilities import (
     Streaming,
 )
 from dutyfree.conformance import expect
-from dutyfree.conformance.processes import beat
+from dutyfree.conformance.processes import PATIENCE, beat
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate
 from dutyfree.contract import Observation, Sandbox, Substrate
 
@@ -86,34 +86,33 @@ async def pause(sandbox: Sandbox) -> None:
         raise Skipped("not Pausable")
     if not isinstance(sandbox, BackgroundProcesses):
         raise Skipped("Pausable, but not BackgroundProcesses")
-    process = await sandbox.start("sleep 0.3")
+    process = await sandbox.start("sleep 2")
     await sandbox.pause()
-    with anyio.move_on_after(1) as scope:
+    with anyio.move_on_after(2.5) as scope:
         await process.wait()
     expect.that(scope.cancelled_caught, "the process ended while paused")
     await sandbox.resume()
-    with expect.within(5, "a process after the resumption"):
+    with expect.within(50, "a process after the resumption"):
         expect.equal((await process.wait()).exit_code, 0, "exit code of the resumed process")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def pause_stops_commands(sandbox: Sandbox) -> None:
     """A command left in the background stands still while paused, and goes on afterwards."""
     if not isinstance(sandbox, Pausable):
         raise Skipped("not Pausable")
     loop = "i=0; while [ $i -lt 300 ]; do i=$((i + 1)); cat /proc/uptime >> beats; sleep 0.05; done"
-    await sandbox.exec(f"({loop}) </dev/null >/dev/null 2>&1 & sleep 0.3")
+    await sandbox.exec(f"({loop}) </dev/null >/dev/null 2>&1 & until [ -s beats ]; do sleep 0.05; done")
     await sandbox.pause()
     await anyio.sleep(1)
     await sandbox.resume()
     more = "n=$(wc -l < beats); while [ $(wc -l < beats) -lt $((n + 4)) ]; do sleep 0.05; done"
-    await sandbox.exec(more, timeout=10)
+    expect.that((await sandbox.exec(more, timeout=60)).ok, "it did not go on after the resumption")
     beats = [float(line.split()[0]) for line in (await sandbox.read("beats")).splitlines()]
     gaps = [later - earlier for earlier, later in itertools.pairwise(beats)]
     expect.that(
         max(gaps) > 0.9, f"it went on while paused: {len(beats)} beats, the longest gap {max(gaps)} s"
     )
-    expect.that(max(gaps[-3:]) < 0.9, "it did not go on after the resumption")
 
 
 @in_sandbox()
@@ -134,7 +133,7 @@ async def shell(sandbox: Sandbox) -> None:
         )
 
 
-@in_sandbox("commands", deadline=40)
+@in_sandbox("commands", deadline=120)
 async def shell_survives(sandbox: Sandbox) -> None:
     """A held shell keeps streams apart and survives a timeout, and output without a newline."""
     if not isinstance(sandbox, ShellSessions):
@@ -142,13 +141,16 @@ async def shell_survives(sandbox: Sandbox) -> None:
     async with sandbox.shell() as held:
         seen = await held.run("x=1; printf out; printf err >&2; f() { return 7; }; f")
         expect.equal((seen.stdout, seen.stderr, seen.exit_code), (b"out", b"err", 7), "streams and exit code")
-        with expect.within(10, "a timeout in a shell"):
-            seen = await held.run("echo before; sleep 60", timeout=0.5)
+        for seconds in PATIENCE:
+            with expect.within(50, "a timeout in a shell"):
+                seen = await held.run("echo before; sleep 60", timeout=seconds)
+            if seen.stdout:
+                break
         expect.that(seen.timed_out and seen.stdout == b"before\n", f"not a timeout: {seen}")
         expect.equal((await held.run("echo usable")).stdout, b"usable\n", "the next command")
 
 
-@in_sandbox(deadline=30)
+@in_sandbox(deadline=120)
 async def background(sandbox: Sandbox) -> None:
     """A background process runs beside others, and can be awaited, again too, or killed."""
     if not isinstance(sandbox, BackgroundProcesses):
@@ -160,7 +162,7 @@ async def background(sandbox: Sandbox) -> None:
         seen = await quick.wait()
         expect.equal((seen.exit_code, seen.stdout), (0, b"two  words\n"), "the quick one")
     expect.equal((await sandbox.exec("echo beside")).stdout, b"beside\n", "a command beside them")
-    with expect.within(10, "killing a process"):
+    with expect.within(50, "killing a process"):
         await slow.kill()
         seen = await slow.wait()
     expect.equal((seen.exit_code, seen.signal), (137, 9), "the killed one")
@@ -182,14 +184,14 @@ async def streaming(sandbox: Sandbox) -> None:
         expect.equal((last.exit_code, last.stdout, last.stderr), (0, b"", b""), "the Observation")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def streaming_as_it_comes(sandbox: Sandbox) -> None:
     """Chunks arrive while the command runs, from both streams."""
     if not isinstance(sandbox, Streaming):
         raise Skipped("not Streaming")
     arrived: dict[str, bytes] = {}
-    with expect.within(10, "the first chunks"):
-        async for item in sandbox.stream("echo out; echo err >&2; sleep 20", timeout=15):
+    with expect.within(50, "the first chunks"):
+        async for item in sandbox.stream("echo out; echo err >&2; sleep 100", timeout=60):
             if isinstance(item, Chunk):
                 arrived[item.stream] = arrived.get(item.stream, b"") + item.data
             if len(arrived) == 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dutyfree.abilities import Batching, Editing, ManagedProcesses, Searching, Terminal, Terminals, Watching
 from dutyfree.conformance import expect
+from dutyfree.conformance.processes import PATIENCE
 from dutyfree.conformance.suite import Skipped, in_sandbox
 from dutyfree.contract import Edit, Exec, List, Match, Observation, Read, Sandbox, Write
 from dutyfree.errors import EditError
@@ -122,15 +123,19 @@ async def batch_stops(sandbox: Sandbox) -> None:
     expect.that(isinstance(results[1], EditError), f"not an EditError: {results[1]!r}")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def batch_times_out(sandbox: Sandbox) -> None:
     """In a batch, each command has its own time, and one that overruns has failed."""
     if not isinstance(sandbox, Batching):
         raise Skipped("not Batching")
-    commands = [Exec("sleep 0.3", timeout=5), Exec("echo begun; sleep 60", timeout=0.4), Exec("echo after")]
-    with expect.within(10, "a batch with a timeout"):
-        first, second, third = await sandbox.batch(commands, stop_on_failure=False)
-        stopped = await sandbox.batch(commands)
+    for seconds in PATIENCE:
+        overruns = Exec("echo begun; sleep 100", timeout=seconds)
+        commands = [Exec("sleep 0.3", timeout=60), overruns, Exec("echo after")]
+        with expect.within(60, "a batch with a timeout"):
+            first, second, third = await sandbox.batch(commands, stop_on_failure=False)
+            stopped = await sandbox.batch(commands)
+        if isinstance(second, Observation) and second.stdout:
+            break
     expect.that(isinstance(first, Observation) and first.ok, f"the first failed: {first!r}")
     expect.that(
         isinstance(second, Observation) and second.timed_out and second.stdout == b"begun\n",
@@ -140,7 +145,7 @@ async def batch_times_out(sandbox: Sandbox) -> None:
     expect.equal(len(stopped), 2, "results up to the timeout")
 
 
-@in_sandbox(deadline=30)
+@in_sandbox(deadline=120)
 async def watch(sandbox: Sandbox) -> None:
     """A watch tells of files made, changed and deleted since it was entered, of deeper ones if asked."""
     if not isinstance(sandbox, Watching):
@@ -154,7 +159,7 @@ async def watch(sandbox: Sandbox) -> None:
             await sandbox.remove("sub/new")
             await sandbox.remove("file")
             seen = set()
-            with expect.within(10, "changes"):
+            with expect.within(50, "changes"):
                 async for change in changes:
                     seen.add((change.kind, change.path))
                     if ("deleted", "file") in seen:
@@ -174,7 +179,7 @@ async def _all(terminal: Terminal) -> bytes:
     return said
 
 
-@in_sandbox(deadline=30)
+@in_sandbox(deadline=120)
 async def terminal(sandbox: Sandbox) -> None:
     """A terminal echoes what is typed, runs it, and has an end."""
     if not isinstance(sandbox, Terminals):
@@ -196,7 +201,7 @@ async def terminal(sandbox: Sandbox) -> None:
             pass
 
 
-@in_sandbox("commands", deadline=40)
+@in_sandbox("commands", deadline=120)
 async def terminal_is_one(sandbox: Sandbox) -> None:
     """A command in a terminal finds a terminal of the asked size, and hears of a new one, and of Ctrl-C."""
     if not isinstance(sandbox, Terminals):
@@ -212,12 +217,12 @@ async def terminal_is_one(sandbox: Sandbox) -> None:
             said += await held.read()
         expect.that(b"40 120\r\n" in said, f"not a new size: {said!r}")
         await held.write(b"\x03")
-        with expect.within(10, "Ctrl-C"):
+        with expect.within(50, "Ctrl-C"):
             seen = await held.wait()
         expect.equal(seen.signal, 2, "the signal that ended it")
 
 
-@in_sandbox(deadline=30)
+@in_sandbox(deadline=120)
 async def managed_processes(sandbox: Sandbox) -> None:
     """Background processes are listed, found by their ids, written to, read again, and sent signals."""
     if not isinstance(sandbox, ManagedProcesses):
@@ -244,7 +249,7 @@ async def managed_processes(sandbox: Sandbox) -> None:
         await slow.write(b"x")
 
 
-@in_sandbox("commands", deadline=40)
+@in_sandbox("commands", deadline=120)
 async def managed_output_is_bounded(sandbox: Sandbox) -> None:
     """A background process that prints without end neither stops nor fills memory; its latest can be read."""
     if not isinstance(sandbox, ManagedProcesses):

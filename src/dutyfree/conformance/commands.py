@@ -123,7 +123,7 @@ async def working_directory(sandbox: Sandbox) -> None:
     expect.equal(seen.stdout, b"/\n", "pwd with cwd='/'")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def missing_working_directory(sandbox: Sandbox) -> None:
     """A ``cwd`` that is not there, or a file, is told at once, and does no harm."""
     await sandbox.write("file", b"")
@@ -155,7 +155,7 @@ async def user(sandbox: Sandbox) -> None:
     expect.equal((await sandbox.exec("id -u")).stdout, b"0\n", "id -u of the next command")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def unknown_user(sandbox: Sandbox) -> None:
     """A user who does not exist is told at once."""
     try:
@@ -180,7 +180,7 @@ async def concurrent_commands(sandbox: Sandbox) -> None:
     await at_once(one, range(64))
 
 
-@in_sandbox("commands", deadline=60)
+@in_sandbox("commands", deadline=120)
 async def many_short_commands(sandbox: Sandbox) -> None:
     """300 commands in a dozen tasks all end, also those that close their output before they do."""
 

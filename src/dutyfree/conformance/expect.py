@@ -58,6 +58,14 @@ def within(seconds: float, what: str) -> Iterator[None]:
     that(taken < seconds, f"{what}: took {taken:.1f} s, expected less than {seconds:g} s")
 
 
+async def written(sandbox: Sandbox, paths: Iterable[str]) -> bool:
+    """Whether something is in each of these files."""
+    try:
+        return all([await sandbox.read(path) for path in paths])
+    except FileNotFoundError:
+        return False
+
+
 async def quiet(sandbox: Sandbox, names: Iterable[str], when: str) -> None:
     """Processes that each keep appending to a file of their name must have begun, and must have ended."""
     before = {name: len(await sandbox.read(name)) for name in names}

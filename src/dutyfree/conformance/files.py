@@ -254,7 +254,7 @@ async def symbolic_links(sandbox: Sandbox) -> None:
     expect.equal(await sandbox.read("real/file"), b"changed", "the target of a removed link")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def special_files(sandbox: Sandbox) -> None:
     """A pipe or a device is no file: reading, writing or copying it raises SpecialFileError, at once."""
     expect.succeeded(await sandbox.exec("mkfifo pipe && ln -s pipe link"), "making a pipe")

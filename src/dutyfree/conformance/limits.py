@@ -28,7 +28,7 @@ async def memory(substrate: Substrate) -> None:
     """With 64 MB, a command that wants 512 MB fails; or the limit is refused."""
     async with limited(substrate, Limits(memory=64 << 20)) as sandbox:
         if sandbox is not None:
-            seen = await sandbox.exec(["python3", "-c", "print(len(b'x' * (512 << 20)))"], timeout=30)
+            seen = await sandbox.exec(["python3", "-c", "print(len(b'x' * (512 << 20)))"], timeout=60)
             expect.that(not seen.ok, "512 MB were had under a limit of 64 MB")
             expect.succeeded(await sandbox.exec("true"), "the next command")
 
@@ -38,8 +38,8 @@ async def pids(substrate: Substrate) -> None:
     """With 40 processes, 200 cannot be had; or the limit is refused."""
     async with limited(substrate, Limits(pids=40)) as sandbox:
         if sandbox is not None:
-            started = "i=0; while [ $i -lt 200 ]; do sleep 2 & i=$((i + 1)); done; wait; echo all"
-            seen = await sandbox.exec(started, timeout=30)
+            started = "i=0; while [ $i -lt 200 ]; do sleep 20 & i=$((i + 1)); done; wait; echo all"
+            seen = await sandbox.exec(started, timeout=60)
             expect.that(b"all" not in seen.stdout or seen.stderr, "200 processes under a limit of 40")
 
 
@@ -48,7 +48,7 @@ async def disk(substrate: Substrate) -> None:
     """With 16 MB of disk, 64 MB cannot be written; or the limit is refused."""
     async with limited(substrate, Limits(disk=16 << 20)) as sandbox:
         if sandbox is not None:
-            seen = await sandbox.exec("head -c 67108864 /dev/zero > file", timeout=30)
+            seen = await sandbox.exec("head -c 67108864 /dev/zero > file", timeout=60)
             expect.that(not seen.ok, "64 MB were written under a limit of 16 MB")
 
 
@@ -59,7 +59,7 @@ async def cpus(substrate: Substrate) -> None:
     work += "while time.process_time() - c < 0.5: pass\nprint(time.time() - t)"
     async with limited(substrate, Limits(cpus=0.25)) as sandbox:
         if sandbox is not None:
-            seen = await sandbox.exec(["python3", "-c", work], timeout=30)
+            seen = await sandbox.exec(["python3", "-c", work], timeout=60)
             expect.that(
                 float(seen.stdout) > 1.2, f"0.5 s of CPU time in {float(seen.stdout):.2f} s at 0.25 CPUs"
             )

@@ -113,7 +113,7 @@ async def stdin(sandbox: Sandbox) -> None:
     expect.equal(seen.stdout, EVERY_BYTE, "bytes through cat")
 
 
-@in_sandbox("commands", deadline=60)
+@in_sandbox("commands", deadline=120)
 async def stdin_of_ten_megabytes(sandbox: Sandbox) -> None:
     """10 MB pass through a command that writes while it reads."""
     data = random.Random(10).randbytes(10_000_000)  # noqa: S311
@@ -121,7 +121,7 @@ async def stdin_of_ten_megabytes(sandbox: Sandbox) -> None:
     expect.that(seen.stdout == data, f"{len(seen.stdout)} bytes came back, not the 10,000,000 given")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def no_stdin_is_empty(sandbox: Sandbox) -> None:
     """Without ``stdin``, or with an empty one, the command reads an empty stream and does not wait."""
     for given in (None, b""):
@@ -129,7 +129,7 @@ async def no_stdin_is_empty(sandbox: Sandbox) -> None:
         expect.equal(seen.stdout.split(), [b"0"], f"read with stdin={given!r}")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def unread_stdin(sandbox: Sandbox) -> None:
     """A command that does not read its input, or stops reading, ends as always."""
     data = bytes(5_000_000)

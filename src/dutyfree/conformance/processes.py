@@ -33,85 +33,103 @@ sleep 60
 
 MEMBERS = ("child", "session", "orphan")
 
+PATIENCE = (0.7, 4, 20)
+"""Seconds after which a command is ended: so many times as a slow machine needs for it to have begun."""
 
-@in_sandbox("commands", deadline=30)
+
+@in_sandbox("commands", deadline=120)
 async def timeout_keeps_output(sandbox: Sandbox) -> None:
     """A timeout returns near its deadline, says so, and keeps what was printed."""
     for command in (
         "echo out; echo err >&2; sleep 60; echo late",
         ["sh", "-c", "echo out; echo err >&2; sleep 60"],
     ):
-        begun = perf_counter()
-        seen = await sandbox.exec(command, timeout=0.7)
-        taken = perf_counter() - begun
-        expect.that(seen.timed_out and not seen.ok and seen.exit_code != 0, f"not a timeout: {seen}")
+        for seconds in PATIENCE:
+            begun = perf_counter()
+            seen = await sandbox.exec(command, timeout=seconds)
+            taken = perf_counter() - begun
+            expect.that(seen.timed_out and not seen.ok and seen.exit_code != 0, f"not a timeout: {seen}")
+            expect.that(seconds <= taken < 60, f"a timeout of {seconds} s returned after {taken:.2f} s")
+            if seen.stderr:
+                break
         expect.equal((seen.stdout, seen.stderr), (b"out\n", b"err\n"), "output before the timeout")
-        expect.that(0.7 <= taken < 5, f"a timeout of 0.7 s returned after {taken:.2f} s")
 
 
 @in_sandbox("commands")
 async def timeout_not_reached(sandbox: Sandbox) -> None:
     """A command that ends in time has not timed out."""
-    seen = await sandbox.exec("echo done; exit 3", timeout=30)
+    seen = await sandbox.exec("echo done; exit 3", timeout=60)
     expect.equal((seen.timed_out, seen.exit_code, seen.stdout), (False, 3, b"done\n"), "a quick command")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
     """A timeout kills children, children in other sessions, orphans, and who ignores SIGTERM."""
-    seen = await sandbox.exec(FAMILY, timeout=2)
-    expect.that(seen.timed_out, f"not a timeout: {seen}")
+    for seconds in PATIENCE:
+        seen = await sandbox.exec(FAMILY, timeout=seconds)
+        expect.that(seen.timed_out, f"not a timeout: {seen}")
+        if await expect.written(sandbox, MEMBERS):
+            break
     expect.equal(seen.stdout, b"started\n", "output before the timeout")
     await expect.quiet(sandbox, MEMBERS, "after the timeout")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def timeout_kills_the_disguised(sandbox: Sandbox) -> None:
     """A timeout kills a descendant that emptied its environment, left the session and lost its parent."""
     disguised = f"env -i PATH=/usr/bin:/bin setsid sh -c {beat('disguised')}"
-    seen = await sandbox.exec(f"({disguised} </dev/null >/dev/null 2>&1 &)\nsleep 60", timeout=2)
-    expect.that(seen.timed_out, f"not a timeout: {seen}")
+    for seconds in PATIENCE:
+        seen = await sandbox.exec(f"({disguised} </dev/null >/dev/null 2>&1 &)\nsleep 60", timeout=seconds)
+        expect.that(seen.timed_out, f"not a timeout: {seen}")
+        if await expect.written(sandbox, ["disguised"]):
+            break
     await expect.quiet(sandbox, ["disguised"], "after the timeout")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def timeout_of_a_flood(sandbox: Sandbox) -> None:
     """A command that floods its output is stopped in time, and its output is bounded."""
-    begun = perf_counter()
-    seen = await sandbox.exec(["yes"], timeout=0.7)
-    expect.that(seen.timed_out, f"not a timeout: exit code {seen.exit_code}")
-    expect.that(perf_counter() - begun < 10, f"returned after {perf_counter() - begun:.1f} s")
+    for seconds in PATIENCE:
+        with expect.within(seconds + 30, "a timeout"):
+            seen = await sandbox.exec(["yes"], timeout=seconds)
+        expect.that(seen.timed_out, f"not a timeout: exit code {seen.exit_code}")
+        if seen.stdout:
+            break
     expect.that(0 < len(seen.stdout) <= Limits().output, f"{len(seen.stdout)} bytes kept")
 
 
-@in_sandbox("commands", deadline=40)
+@in_sandbox("commands", deadline=120)
 async def background_child_holds_nothing(sandbox: Sandbox) -> None:
     """A child left in the background does not hold the call, even if it holds the output open."""
-    for command in ("sleep 30 & echo started", "sleep 30 >/dev/null 2>&1 </dev/null & echo started"):
-        with expect.within(8, f"{command!r}"):
+    for command in ("sleep 100 & echo started", "sleep 100 >/dev/null 2>&1 </dev/null & echo started"):
+        with expect.within(50, f"{command!r}"):
             seen = await sandbox.exec(command)
         expect.equal((seen.exit_code, seen.stdout), (0, b"started\n"), f"{command!r}")
-    with expect.within(8, "a background child with a timeout"):
-        seen = await sandbox.exec("sleep 30 & echo started", timeout=20)
+    with expect.within(50, "a background child with a timeout"):
+        seen = await sandbox.exec("sleep 100 & echo started", timeout=60)
     expect.that(seen.ok, f"a background child made the command {seen}")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def background_child_lives_on(sandbox: Sandbox) -> None:
     """A child left in the background, as a server would be, runs on after the call."""
-    await sandbox.exec(f"sh -c {beat('server')} >/dev/null 2>&1 </dev/null & sleep 0.2")
+    begun = "until [ -s server ]; do sleep 0.05; done"
+    await sandbox.exec(f"sh -c {beat('server')} >/dev/null 2>&1 </dev/null & {begun}")
     before = len(await sandbox.read("server"))
-    await anyio.sleep(0.5)
-    expect.that(len(await sandbox.read("server")) > before, "it did not live on")
+    with anyio.move_on_after(30):
+        while len(await sandbox.read("server")) <= before:  # noqa: ASYNC110 (files tell nobody)
+            await anyio.sleep(0.1)
+        return
+    raise AssertionError("it did not live on")
 
 
-@in_sandbox("commands", deadline=40)
+@in_sandbox("commands", deadline=120)
 async def stuck_command_blocks_no_other(sandbox: Sandbox) -> None:
     """One command that never ends, and reads nothing of its input, leaves the way free for others."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: sandbox.exec("exec sleep 60", stdin=bytes(1_000_000)))
         await anyio.sleep(0.2)
-        with expect.within(8, "ten commands beside a stuck one"):
+        with expect.within(50, "ten commands beside a stuck one"):
             for number in range(10):
                 expect.equal((await sandbox.exec(f"echo {number}")).stdout, f"{number}\n".encode(), "output")
             await sandbox.write("file", b"1")
@@ -119,17 +137,20 @@ async def stuck_command_blocks_no_other(sandbox: Sandbox) -> None:
         tasks.cancel_scope.cancel()
 
 
-@in_sandbox("commands", deadline=40)
+@in_sandbox("commands", deadline=120)
 async def cancellation_kills(sandbox: Sandbox) -> None:
     """A cancelled exec returns at once and its whole tree is killed; the sandbox stays usable."""
-    with expect.within(8, "a cancelled exec"), anyio.move_on_after(1):
-        await sandbox.exec(FAMILY)
-        raise AssertionError("the command ended by itself")
+    for seconds in PATIENCE:
+        with expect.within(seconds + 30, "a cancelled exec"), anyio.move_on_after(seconds):
+            await sandbox.exec(FAMILY)
+            raise AssertionError("the command ended by itself")
+        if await expect.written(sandbox, MEMBERS):
+            break
     await expect.quiet(sandbox, MEMBERS, "after the cancellation")
     expect.equal((await sandbox.exec("echo usable")).stdout, b"usable\n", "the next command")
 
 
-@in_sandbox("commands", deadline=60)
+@in_sandbox("commands", deadline=120)
 async def many_cancellations(sandbox: Sandbox) -> None:
     """Commands cancelled at any moment of their life leave the sandbox usable."""
 
@@ -141,13 +162,13 @@ async def many_cancellations(sandbox: Sandbox) -> None:
     expect.equal((await sandbox.exec("echo usable")).stdout, b"usable\n", "the next command")
 
 
-@on_substrate("commands", deadline=60)
+@on_substrate("commands", deadline=120)
 async def leaving_kills(substrate: Substrate) -> None:
     """When the sandbox is left, nothing that ran in it lives on: no child, no session, no orphan."""
     await _leave(substrate, ("{0} &", "setsid {0} &", "(setsid {0} </dev/null >/dev/null 2>&1 &)"))
 
 
-@on_substrate("commands", deadline=60)
+@on_substrate("commands", deadline=120)
 async def leaving_kills_the_disguised(substrate: Substrate) -> None:
     """Nor a process that emptied its environment."""
     await _leave(substrate, ("(env -i PATH=/usr/bin:/bin setsid {0} </dev/null >/dev/null 2>&1 &)",))
@@ -157,17 +178,20 @@ async def _leave(substrate: Substrate, starts: tuple[str, ...]) -> None:
     token = f"dutyfree{uuid.uuid4().hex}"
     # The bracket keeps the search from finding itself.
     search = f"grep -la '{token[:-1]}[{token[-1]}]' /proc/[0-9]*/cmdline"
-    script = "\n".join(start.format(f"sh -c 'sleep 20; exit 1' {token}") for start in starts)
+    script = "\n".join(start.format(f"sh -c 'sleep 100; exit 1' {token}") for start in starts)
     async with substrate.sandbox() as sandbox:
-        expect.succeeded(await sandbox.exec(f"{script}\nsleep 0.3"), "starting processes")
-        found = (await sandbox.exec(search)).stdout.splitlines()
+        expect.succeeded(await sandbox.exec(script), "starting processes")
+        found: list[bytes] = []
+        with anyio.move_on_after(30):
+            while len(found) != len(starts):
+                found = (await sandbox.exec(search)).stdout.splitlines()
         expect.equal(len(found), len(starts), "number of processes that run")
     async with substrate.sandbox() as sandbox:
         found = (await sandbox.exec(search)).stdout.splitlines()
         expect.equal(found, [], "processes of the closed sandbox")
 
 
-@on_substrate("commands", deadline=40)
+@on_substrate("commands", deadline=120)
 async def leaving_ends_what_runs(substrate: Substrate) -> None:
     """A command under way in another task ends when the sandbox is left: killed, or with an error."""
     ended = anyio.Event()
@@ -180,7 +204,7 @@ async def leaving_ends_what_runs(substrate: Substrate) -> None:
             pass
         ended.set()
 
-    with expect.within(15, "leaving a sandbox in use"):
+    with expect.within(50, "leaving a sandbox in use"):
         async with anyio.create_task_group() as tasks:
             async with substrate.sandbox() as sandbox:
                 tasks.start_soon(run, sandbox)
@@ -200,7 +224,7 @@ async def no_descriptors_leak(sandbox: Sandbox) -> None:
     expect.equal(seen.stdout.split(), [b"0", b"1", b"2", b"3"], "open descriptors")
 
 
-@in_sandbox("commands", deadline=30)
+@in_sandbox("commands", deadline=120)
 async def orphans_are_reaped(sandbox: Sandbox) -> None:
     """Orphans that end do not stay as zombies."""
     name = f"z{uuid.uuid4().hex[:12]}"
@@ -208,8 +232,8 @@ async def orphans_are_reaped(sandbox: Sandbox) -> None:
     seen = await sandbox.exec(f"for i in 1 2 3 4 5; do (./{name} 0.1 &); done; ./{name} 0.3")
     expect.succeeded(seen, "starting orphans")
     search = f"grep -l 'Name:.{name}' /proc/[0-9]*/status"
-    with anyio.move_on_after(15):
+    with anyio.move_on_after(60):
         while (await sandbox.exec(search)).stdout:  # noqa: ASYNC110 (no event tells of a stranger's zombie)
             await anyio.sleep(0.2)
         return
-    raise AssertionError("orphans are zombies 15 s after their end")
+    raise AssertionError("orphans are zombies 60 s after their end")

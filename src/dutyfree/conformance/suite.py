@@ -69,7 +69,7 @@ CHECKS: list[Check] = []
 
 
 def on_substrate(
-    needs: Needs = "nothing", *, deadline: float = 60
+    needs: Needs = "nothing", *, deadline: float = 120
 ) -> Callable[[Callable[[Substrate], Awaitable[None]]], Callable[[Substrate], Awaitable[None]]]:
     """Register a check that makes its own sandboxes."""
 
@@ -90,7 +90,7 @@ def on_substrate(
 
 
 def in_sandbox(
-    needs: Needs = "nothing", *, deadline: float = 60
+    needs: Needs = "nothing", *, deadline: float = 120
 ) -> Callable[[Callable[[Sandbox], Awaitable[None]]], Callable[[Sandbox], Awaitable[None]]]:
     """Register a check that is given a fresh sandbox."""
 

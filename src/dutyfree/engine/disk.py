@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from dutyfree.engine import protocol
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.store import Lease
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import Defaults

@@ -22,9 +22,10 @@ from dutyfree.contract import Recipe
 from dutyfree.engine.disk import DEEPEST, Base, Disk, Origin, in_loop, measure
 from dutyfree.engine.images import made, rootfs
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.manifest import Settings
-from dutyfree.engine.images.store import Lease, Snapshot, Store
+from dutyfree.engine.images.store import Snapshot, Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.sandbox import defaults
 from dutyfree.engine.snapshots import PREFIX

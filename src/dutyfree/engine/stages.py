@@ -27,8 +27,9 @@ from dutyfree.engine.disk import DEEPEST, Base, Disk, in_loop, measure, upon
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.images import made
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Facts, Lease
 from dutyfree.engine.images.made import Made
-from dutyfree.engine.images.store import Facts, Lease, Store
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.prefixes import Prefixes
 from dutyfree.engine.snapshots import Layers

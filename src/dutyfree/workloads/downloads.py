@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -46,10 +47,11 @@ class FixtureError(DutyfreeError):
 
 def source(downloads: Path, version: str) -> Tree:
     """The files of one release's source archive, without what only packaging adds."""
+    downloads.mkdir()
     requirements = downloads / f"attrs-{version}.txt"
     requirements.write_text(f"attrs=={version} --hash=sha256:{SOURCES[version]}\n")
     backend = downloads / "backend" / "hatchling"
-    backend.mkdir(parents=True, exist_ok=True)
+    backend.mkdir(parents=True)
     (backend / "__init__.py").touch()
     (backend / "build.py").write_text(_BACKEND)
     options = ["--no-binary", ":all:", "--no-build-isolation"]
@@ -115,6 +117,7 @@ def _download(arguments: list[str], target: Path, environment: dict[str, str]) -
         )
 
 
+@functools.cache
 def _pip() -> list[str]:
     """A pip that runs. Environments made by uv have none: uv, or the system, then lends its own."""
     for command in (

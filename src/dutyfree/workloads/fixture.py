@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -167,9 +168,11 @@ def _digest(root: Path) -> str:
 
 def _make(root: Path, say: Progress) -> None:
     say("downloading attrs and its test dependencies")
-    with tempfile.TemporaryDirectory(prefix="downloads-", dir=root) as scratch:
-        before, after = (downloads.source(Path(scratch), version) for version in SOURCES)
-    pins = downloads.wheels(root / "wheels")
+    with tempfile.TemporaryDirectory(prefix="downloads-", dir=root) as scratch, ThreadPoolExecutor() as pool:
+        sources = [pool.submit(downloads.source, Path(scratch, version), version) for version in SOURCES]
+        wheels = pool.submit(downloads.wheels, root / "wheels")
+        before, after = (source.result() for source in sources)
+        pins = wheels.result()
     say("making the attrs repository")
     _repositories(root, before, after)
     for path in (root, *root.rglob("*")):

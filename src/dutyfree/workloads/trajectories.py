@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import count, islice
+from functools import lru_cache
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +85,12 @@ def spread(weights: Mapping[T, int]) -> Iterator[T]:
         chosen = max(credit, key=credit.__getitem__)
         credit[chosen] -= total
         yield chosen
+
+
+@lru_cache(1000)
+def _found(path: str, content: bytes, name: str) -> tuple[str, ...]:
+    """Parsing takes most of the time of a trajectory's making, and most files are never changed."""
+    return tuple(symbols.search([(path, content.decode())], name))
 
 
 class _Script:
@@ -162,12 +169,12 @@ class _Script:
 
     def _symbols(self, label: str) -> Step:
         name = self._pick(self._operands.symbols)
-        sources = (
-            (path, content.decode())
+        found = (
+            _found(path, content, name)
             for path, content in self._files.items()
             if path.startswith("src/attr/") and path.endswith(".py")
         )
-        return tiers.symbols(label, "src/attr", name, tuple(symbols.search(sources, name)))
+        return tiers.symbols(label, "src/attr", name, tuple(sorted(chain.from_iterable(found))))
 
     def _list(self, label: str) -> Step:
         directory = self._pick(self._operands.directories)

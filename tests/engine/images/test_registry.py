@@ -24,11 +24,12 @@ import pytest
 
 from dutyfree.engine.images import registry as registries
 from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.manifest import here
 from dutyfree.engine.images.pull import Event, Options, Puller
 from dutyfree.engine.images.reference import parse
 from dutyfree.engine.images.store import Image as Kept
-from dutyfree.engine.images.store import Lease, Store
+from dutyfree.engine.images.store import Store
 from dutyfree.errors import CreateError
 from tests.engine.images import composing
 from tests.engine.images.composing import INDEX, Image, digest, member, push, push_manifest, tar
@@ -645,7 +646,8 @@ import sys
 from pathlib import Path
 from dutyfree.engine.images.pull import Puller
 from dutyfree.engine.images.reference import parse
-from dutyfree.engine.images.store import Lease, Store
+from dutyfree.engine.images.leasing import Lease
+from dutyfree.engine.images.store import Store
 Puller(Store(Path(sys.argv[1]))).pull(parse(sys.argv[2])).close()
 """
 

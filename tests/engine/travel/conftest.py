@@ -7,11 +7,16 @@ import pytest
 from tests.engine.travel.nodes import Nodes
 
 
+@pytest.fixture(scope="session")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("session")
+
+
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+def nodes(tmp_path: Path, session: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     def use(node: Path) -> None:
         monkeypatch.setenv("DUTYFREE_CACHE", str(node))
 
-    found = Nodes(tmp_path, use)
+    found = Nodes(tmp_path, session, use)
     use(found.here)
     return found

@@ -11,15 +11,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dutyfree import layers
+from dutyfree.contract import Recipe, Stage
 
+CLONE = Stage("repository", commands=("sleep 0.3; date +%N > stamp; head -c 3000000 /dev/urandom > one",))
+INSTALL = Stage("dependencies", commands=("sleep 0.3; cat stamp > copy; head -c 5000000 /dev/urandom > two",))
+RECIPE = Recipe(stages=(CLONE, INSTALL))
 TOKEN = "a-token-of-many-characters"
 
 
 class Nodes:
     """Two machines: two caches, of which one is used at a time."""
 
-    def __init__(self, root: Path, use: Callable[[Path], None]) -> None:
+    def __init__(self, root: Path, session: Path, use: Callable[[Path], None]) -> None:
         self.root = root
+        self.session = session
+        """What all tests may share."""
         self.here, self.there = root / "here", root / "there"
         self.use = use
 

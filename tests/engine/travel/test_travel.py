@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
 ]
 
+IMAGE = "carried:1"
 WAYS = ["archive", "directory", "cache", "command"]
 
 UPON_HOST = (
@@ -62,9 +63,9 @@ async def with_image(nodes: Nodes) -> str:
         files = (member("etc/gone", b"1"), member("etc/passwd", b"root:x:0:0::/:/bin/sh\n"))
         image = Image([busybox(), tar(*files)], {"Env": ["A=b"], "WorkingDir": "/workspace"})
         await anyio.to_thread.run_sync(layout, root, image)
-    held = await library.bring(f"oci:{root}", "carried:1")
+    held = await library.bring(f"oci:{root}", IMAGE)
     held.close()
-    return "carried:1"
+    return IMAGE
 
 
 async def said(recipe: Recipe, command: str) -> bytes:
@@ -252,17 +253,26 @@ def importing(node: Path, source: str, recipe: Recipe) -> Iterator[subprocess.Po
 async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: Nodes, moment: str) -> None:
     recipe = await noisy(nodes)
 
-    def kill() -> None:
+    def come() -> bool:
         pattern = "layers/parts/*" if moment == "parts" else "layers/making/*/tree/0/*"
+        with contextlib.suppress(FileNotFoundError):  # it went under our eyes
+            return any(path.is_dir() or path.stat().st_size for path in nodes.there.glob(pattern))
+        return False
+
+    def kill() -> bool:
+        """Whether it did not end before the moment was seen."""
         with importing(nodes.there, pipe(nodes.here, SLOWLY), recipe) as process:
-            until = time.monotonic() + 60
-            while not any(path.is_dir() or path.stat().st_size for path in nodes.there.glob(pattern)):
-                assert process.poll() is None
-                assert time.monotonic() < until
+            while not come():
+                if process.poll() is not None:
+                    shutil.rmtree(nodes.there)
+                    return False
                 time.sleep(0.0005)
             process.send_signal(signal.SIGKILL)
+        return True
 
-    await anyio.to_thread.run_sync(kill)
+    for _ in range(20):
+        if await anyio.to_thread.run_sync(kill):
+            break
     nodes.use(nodes.there)
     for entry in await anyio.to_thread.run_sync(layers.ls):  # whatever has a name is whole
         assert await said(Recipe(None, recipe.stages[: entry.below + 1]), "cat one | wc -c") == b"3000000\n"
@@ -275,6 +285,26 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
         assert left in ([], [".lock"])
 
 
+KILLED = """
+import os, signal, sys
+from dutyfree import layers
+os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # when all is written, and nothing has its name
+layers.export([sys.argv[1]], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("target", ["exported/one.tar", "exported/"])
+async def test_a_killed_export_leaves_nothing(nodes: Nodes, target: str) -> None:
+    await noisy(nodes)
+    (kept, _) = await anyio.to_thread.run_sync(layers.ls)
+    await anyio.Path(nodes.root / "exported").mkdir()
+    command = [sys.executable, "-c", KILLED, kept.key, f"{nodes.root}/{target}"]
+    killed = await anyio.run_process(command, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = await anyio.to_thread.run_sync(lambda: list(os.walk(nodes.root / "exported")))
+    assert {name for _, _, names in left for name in names} <= {".lock"}
+
+
 async def test_many_import_the_same_at_once(nodes: Nodes) -> None:
     recipe = await noisy(nodes)
 
@@ -282,7 +312,7 @@ async def test_many_import_the_same_at_once(nodes: Nodes) -> None:
         with contextlib.ExitStack() as stack:
             source = pipe(nodes.here, THROUGH)
             processes = [stack.enter_context(importing(nodes.there, source, recipe)) for _ in range(4)]
-            return [process.wait(120) for process in processes]
+            return [process.wait(300) for process in processes]
 
     assert await anyio.to_thread.run_sync(run) == [0] * 4
     nodes.use(nodes.there)

@@ -20,11 +20,12 @@ import msgspec
 from dutyfree.engine.images import archives, credentials, manifest, squash, streams
 from dutyfree.engine.images.download import fetched
 from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.manifest import Configuration, Settings
 from dutyfree.engine.images.merged import opaque
 from dutyfree.engine.images.reference import Reference
 from dutyfree.engine.images.registry import Registry, bases
-from dutyfree.engine.images.store import Image, Lease, Store
+from dutyfree.engine.images.store import Image, Store
 from dutyfree.engine.images.unpack import LARGEST, unpack
 from dutyfree.errors import CreateError
 

@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from dutyfree.engine import policy
 from dutyfree.engine.images.merged import Seen, lookup
+from dutyfree.engine.images.unpack import OPAQUE
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.errors import CreateError
@@ -100,6 +101,11 @@ PLACE = {
 PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
 """For su, adduser and their like: in a sandbox there is no secret that they could guard."""
 
+USR = Path("/usr")
+REDIRECT = "trusted.overlay.redirect"
+WHITEOUT = 0
+"""The number of the device by which an overlay knows that something is hidden."""
+
 _LARGEST = 4 << 20
 """No file of configuration is larger."""
 
@@ -107,9 +113,12 @@ _LARGEST = 4 << 20
 async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...]:
     """This machine's own software. Raises CreateError.
 
-    Without root its files belong to nobody in a sandbox. Its directories are then laid over it once more, as
-    the sandbox's own, so that files can be added, replaced and removed there.
+    Where it all lies in ``/usr``, one overlay shows it, but for those without root, whose overlays follow no
+    marks. To them its files belong to nobody; its directories are laid over it once more, as the sandbox's
+    own, so that files can be added, replaced and removed there.
     """
+    if not rootless and await anyio.to_thread.run_sync(host_trees) == 1:
+        return (("", (await _scratch(launcher, _fill_joined), await layer(launcher, USR))),)
     trees: list[Tree] = [("", (await _scratch(launcher, _fill_host),))]
     for name in await anyio.to_thread.run_sync(_directories):
         source = Path("/", name)
@@ -120,7 +129,7 @@ async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...
 
 def host_identity() -> str:
     """Another one whenever software was installed, removed or changed on this machine. Blocks."""
-    digest = hashlib.sha256(os.uname().machine.encode())
+    digest = hashlib.sha256(f"{os.uname().machine} {host_trees()}".encode())
     for listed in (
         "etc/os-release",
         "var/lib/dpkg/status",
@@ -135,8 +144,9 @@ def host_identity() -> str:
 
 
 def host_trees() -> int:
-    """File systems that a sandbox upon this machine's software is put together from. Blocks."""
-    return 1 + len(_directories())
+    """Overlays that with root a sandbox upon this machine's software is put together from. Blocks."""
+    directories = _directories()
+    return 1 if directories == [USR.name] else 1 + len(directories)
 
 
 def _note(digest: hashlib._Hash, path: Path) -> None:
@@ -227,6 +237,29 @@ def _fill_host(root: Path) -> None:
     _write(root / "etc/pam.d/other", PAM.encode())
     for name, data in {**{n: t.encode() for n, t in ACCOUNTS.items()}, **_place()}.items():
         _write(root / name, data)
+
+
+def _fill_joined(root: Path) -> None:
+    """What belongs over ``/usr`` as the layer below, whose directories lie at its root.
+
+    They are hidden there; and in our own ``usr`` there is one of each name, marked as those are that were
+    renamed in an overlay: it shows what has the other name below.
+    """
+    _fill_host(root)
+    for ours in (root / name for name in DIRECTORIES if "/" not in name and name != USR.name):
+        os.setxattr(ours, OPAQUE, b"y")
+    for below in sorted(USR.iterdir()):
+        if not os.path.lexists(root / below.name):
+            os.mknod(root / below.name, stat.S_IFCHR, WHITEOUT)
+        shown = root / USR.name / below.name
+        if below.is_symlink():
+            shown.symlink_to(os.readlink(below))
+        elif below.is_dir():
+            shown.mkdir()
+            os.setxattr(shown, REDIRECT, os.fsencode(f"/{below.name}"))
+            _imitate(shown, Seen((below,), is_directory=True))
+        else:
+            _copy(below, shown)
 
 
 def _place() -> dict[str, bytes]:

@@ -14,7 +14,8 @@
                   /locks/<hex>            whoever makes the layer of that key
 
 A key is ``kind:hex``: ``sha256`` for a layer of an image by its diff id, ``squash`` for several in one, and
-so on. The store does not care what a key means, only that it names one content for ever.
+so on. The store does not care what a key means, only that it names one content for ever; of a stage, which
+may leave something else each time, what came of one run, and nothing fits upon another (``standing``).
 
 A layer is made under another name and renamed, so half a layer is never seen. It is removed only under an
 exclusive lock on its lease, so never while somebody uses it; locks end with their process, however it ends.
@@ -34,8 +35,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -43,6 +42,7 @@ from dutyfree import paths
 from dutyfree.engine.images import made, settling
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.labels import Label, Labels
+from dutyfree.engine.images.leasing import Facts, Lease, boot
 from dutyfree.engine.images.locking import locked, same
 from dutyfree.engine.images.manifest import Settings
 from dutyfree.engine.images.settling import MARK, Settler
@@ -51,16 +51,6 @@ from dutyfree.engine.images.sweeping import sweep
 from dutyfree.errors import CreateError
 
 _KEY = re.compile(r"[a-z0-9]+:[0-9a-f]{64}")
-
-
-class Facts(msgspec.Struct, frozen=True):
-    key: str
-    size: int
-    files: int
-    made: float
-    left_out: int = 0
-    boot: str = ""
-    """Of the kernel under which it was made."""
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,40 +90,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keys(self) -> set[str]:
         return {self.layer, *self.below}
-
-
-class Lease:
-    """A layer in use. Nobody removes it before ``close``, or the end of this process."""
-
-    def __init__(self, key: str, path: Path, descriptor: int) -> None:
-        self.key = key
-        self.path = path
-        self.tree = path / "tree"
-        self._descriptor = descriptor
-
-    @property
-    def facts(self) -> Facts:
-        return msgspec.json.decode((self.path / "facts").read_bytes(), type=Facts)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it is known to be on the disk."""
-        return (self.path / MARK).exists()
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.utime(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Collected(msgspec.Struct, frozen=True):
@@ -416,7 +372,3 @@ class Store:
             return (self.path(key) / "lease").stat().st_mtime
         except OSError:
             return None
-
-
-def boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -213,18 +213,34 @@ static int unified_group(void)
 	return -1;
 }
 
+/* Hosts of many containers have long lists. A buffer of that size that stays would become a huge page, of which
+ * every sandbox gets a copy of its own. */
+static int find_all(int proc)
+{
+	const size_t mounts_size = 4 << 20, groups_size = 64 << 10;
+	char *mounts = malloc(mounts_size), *groups = malloc(groups_size);
+	int error = mounts && groups ? 0 : -ENOMEM;
+
+	if (!error && (read_file(proc, "self/mountinfo", mounts, mounts_size) < 0 ||
+		       read_file(proc, "self/cgroup", groups, groups_size) < 0))
+		error = -errno;
+	if (!error)
+		find(mounts, groups);
+	free(mounts);
+	free(groups);
+	return error;
+}
+
 int cgroup_open(int proc)
 {
-	static char mounts[4 << 20], groups[65536]; /* hosts of many containers have long lists */
 	struct sysinfo info;
 	char limit[32];
 
-	if (read_file(proc, "self/mountinfo", mounts, sizeof mounts) < 0 ||
-	    read_file(proc, "self/cgroup", groups, sizeof groups) < 0)
-		return -errno;
-	find(mounts, groups);
+	int error = find_all(proc);
+	if (error)
+		return error;
 	snprintf(name, sizeof name, "%s%d", prefix, getpid());
-	int error = open_ours();
+	error = open_ours();
 	if (!error && unified_group() >= 0) {
 		error = unified_divide(unified_group(), proc);
 		view = mount_clone(unified_group(), "", false);

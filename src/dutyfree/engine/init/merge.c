@@ -44,6 +44,7 @@ struct found {
 	bool ends;            /* nothing below belongs to it */
 	bool own_ends;        /* nothing below our own layers does */
 	char below[PATH_MAX]; /* where what does is, from the root */
+	char under[PATH_MAX]; /* the same below our own layers: others may lead elsewhere, as before */
 };
 
 static bool is_whiteout(const struct stat *info)
@@ -190,8 +191,10 @@ static int resolve_renamed(const char *path, struct found *found)
 			error = look(layer, parent, leaf, found);
 			close(parent);
 		}
-		if (layer < own)
+		if (layer < own) {
 			found->own_ends = found->ends;
+			strcpy(found->under, found->below);
+		}
 	}
 	return error;
 }
@@ -210,6 +213,8 @@ static int resolve(const struct found *above, const char *name, const char *path
 
 	clear(found);
 	strcpy(found->below, below);
+	if (!error)
+		error = fits(snprintf(found->under, sizeof found->under, "%s/%s", above->under, name));
 	for (int layer = 0; layer < count && !error && !found->ends; layer++) {
 		if (above->dirs[layer] >= 0)
 			error = look(layer, above->dirs[layer], name, found);
@@ -328,8 +333,8 @@ static int make_file(const struct found *found, int target, const char *name, co
 		if (ftruncate(to, found->info.st_size) < 0 || size < 0 ||
 		    fsetxattr(to, metacopy, value, (size_t)size, 0) < 0)
 			return -errno;
-		if (strcmp(found->below, path) != 0)
-			error = mark(to, redirect, found->below);
+		if (strcmp(found->under, path) != 0)
+			error = mark(to, redirect, found->under);
 	}
 	return error ? error : dress(from, to, &found->info);
 }
@@ -428,7 +433,7 @@ static int collect(const struct found *found, int down_to, void **names)
 static int make_directory(const struct found *found, int target, char *path, bool whole)
 {
 	void *names = NULL;
-	whole = whole || (own < count && strcmp(found->below, path) != 0);
+	whole = whole || (own < count && strcmp(found->under, path) != 0);
 	int error = collect(found, whole ? count : own, &names);
 
 	while (names) {
@@ -440,8 +445,8 @@ static int make_directory(const struct found *found, int target, char *path, boo
 	}
 	if (!error && path[0] && (whole || found->own_ends))
 		error = mark(target, opaque, "y");
-	else if (!error && path[0] && strcmp(found->below, path) != 0)
-		error = mark(target, redirect, found->below);
+	else if (!error && path[0] && strcmp(found->under, path) != 0)
+		error = mark(target, redirect, found->under);
 	return error ? error : dress(found->dirs[found->layer], target, &found->info);
 }
 

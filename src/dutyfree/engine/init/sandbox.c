@@ -152,7 +152,8 @@ static void mount_tree(const struct tree *tree, uint32_t index, bool plain)
 		options[4][1] = NULL;
 		options[5][0] = NULL;
 	} else if (plain) {
-		options[4][1] = options[5][1] = "off";
+		options[4][1] = "follow"; /* the marks in layers below */
+		options[5][1] = "off";
 	}
 	char *end = lower;
 

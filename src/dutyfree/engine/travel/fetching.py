@@ -21,9 +21,10 @@ import msgspec
 from dutyfree.engine.images import made, rootfs, squash, streams
 from dutyfree.engine.images.archives import Slice
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.locking import locked
 from dutyfree.engine.images.pull import Event, Progress, disk_error
-from dutyfree.engine.images.store import Image, Lease, Snapshot, Store
+from dutyfree.engine.images.store import Image, Snapshot, Store
 from dutyfree.engine.images.streams import CHUNK, Readable
 from dutyfree.engine.images.unpack import LARGEST, unpack
 from dutyfree.engine.travel import chains

@@ -10,9 +10,9 @@ import contextlib
 import fcntl
 import io
 import os
+import secrets
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -235,15 +235,23 @@ def _merged(target: Path, manifests: list[dict[str, Any]]) -> list[dict[str, Any
 
 @contextlib.contextmanager
 def renamed(path: Path) -> Iterator[BinaryIO]:
-    """A file that has its name once it is whole."""
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    """A file that has its name once it is whole. Until then it has none, and goes with whoever is killed."""
+    scratch = path.with_name(f".part-{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:  # there are file systems that have no files without a name
+        descriptor = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as file:
             yield file
-            os.fchmod(file.fileno(), 0o644)
-        Path(scratch).rename(path)
+            file.flush()
+            os.fchmod(descriptor, 0o644)
+            if not os.fstat(descriptor).st_nlink:
+                # A link to a file that is open is followed only for who names a directory too.
+                os.link(f"/proc/self/fd/{descriptor}", scratch, src_dir_fd=descriptor)
+        scratch.rename(path)
     except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
 
 

@@ -13,8 +13,9 @@ import msgspec
 from dutyfree.engine.images import made
 from dutyfree.engine.images.ahead import ahead
 from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.images.leasing import Lease, boot
 from dutyfree.engine.images.pack import pack
-from dutyfree.engine.images.store import Lease, Store, boot
+from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import Refused, hashed, zstd
 from dutyfree.engine.travel.chains import Blob
 from dutyfree.errors import CreateError
