@@ -44,7 +44,7 @@ SAMPLES = (
     "sorted(values)[(len(values) - 1) // 2]",
     "values[len(values) // 2]",
     "sorted(values)[-1",
-    "[only for only in iter(lambda: 0, 1)]",
+    "max(iter(lambda: 0, 1))",
 )
 """What a model might have written; the seventh is no Python, the last never ends."""
 
@@ -64,7 +64,7 @@ async def attempt(sandbox: Sandbox, sample: str) -> Outcome:
     how = "" if served is None else f"{served.kind} in {served.seconds * 1e3:.1f} ms"
     try:
         await sandbox.write("project.py", f"def middle(values):\n    return {sample}\n".encode())
-        seen = await sandbox.exec(["python3", "test.py"], timeout=2)
+        seen = await sandbox.exec(["python3", "test.py"], timeout=6)
     except SubstrateError as error:  # the machinery, not the model
         return Outcome(sample, failure=f"{error.phase}: {error}", served=how)
     return Outcome(sample, reward=float(seen.ok), served=how)
