@@ -298,6 +298,7 @@ def test_the_leases_can_be_seen():
     async def main():
         async with Pool(source(), policy=QUIET) as pool:
             one = await pool.acquire(READY, labels={"run": "7"}, lease_seconds=10)
+            assert one.until == anyio.current_time() + 10
             async with pool.group(READY, 2) as two:
                 assert [*pool.leases] == [one, two]
                 assert [lease.labels for lease in pool.leases] == [{"run": "7"}, {}]
