@@ -24,13 +24,14 @@ from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.disk import Base
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.keys import Keys
+from dutyfree.engine.scheduling.values import Budget
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
 from dutyfree.engine.stages import Trace
 from dutyfree.errors import CleanupError, CreateError, StageError, SubstrateError
 
-SANDBOX = 600_000
-"""Bytes of memory that an idle sandbox takes without what it wrote."""
+SANDBOX = Budget().sandbox_memory
+"""Bytes of memory that an idle sandbox takes without what it wrote, where there are thousands of them."""
 
 FIRST = ("/bin/sh", "-c", ":")
 """Run in what is put into stock, so that the kernel knows the way to a program when somebody's is run."""

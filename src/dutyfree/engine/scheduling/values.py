@@ -69,7 +69,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes, counting each sandbox as it is when idle."""
     disk: int = 20 << 30
     """Bytes of layers."""
-    sandbox_memory: int = 600_000
+    sandbox_memory: int = 1_000_000
     """Of a sandbox whose kind was not measured yet."""
     layer_disk: int = 50 << 20
     """Of a layer whose kind was not measured yet."""
