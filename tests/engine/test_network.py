@@ -185,7 +185,7 @@ async def test_git(networked: Native, tmp_path: Path) -> None:
             wanted = hashlib.sha256((tmp_path / "served/data").read_bytes()).hexdigest()
             assert (await sandbox.exec("sha256sum copy/data")).stdout.split()[0].decode() == wanted
     finally:
-        daemon.kill()
+        daemon.terminate()  # which git tells its daemon too
         await daemon.aclose()
 
 
