@@ -50,6 +50,9 @@ void box_freeze(const struct request *request);
 void box_frozen(struct box *box);                   /* perhaps: something changed */
 void box_freezing_ends(struct box *box, int error); /* answers who waits for it, if anybody does */
 
+bool box_freezing(void);                            /* some were told to stand still a moment ago */
+void box_freezing_look(void);                       /* whether they do */
+
 /* looking.c */
 void box_look(const struct request *request);
 

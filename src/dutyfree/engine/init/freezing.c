@@ -5,11 +5,32 @@
 #include <signal.h>
 #include <sys/epoll.h>
 
+/* The kernel tells of changes to a group once in 10 ms at most. Of one that was thawed a moment ago we would hear
+ * so much later: for as long, we look. */
+#define LOOKING 20000000u /* nanoseconds */
+
+static unsigned awaited; /* that are to stand still */
+static uint64_t asked;   /* for the last of them */
+
+bool box_freezing(void)
+{
+	return awaited && now() - asked < LOOKING;
+}
+
+void box_freezing_look(void)
+{
+	uint32_t at = 0;
+
+	for (struct box *box; awaited && (box = box_next(&at));)
+		box_frozen(box);
+}
+
 void box_freezing_ends(struct box *box, int error)
 {
 	if (box->freezing < 0)
 		return;
 	close_fd(&box->freezing);
+	awaited--;
 	if (error)
 		refuse(box->freeze_serial, error, "freezer");
 	else
@@ -46,6 +67,8 @@ static int await_frozen(struct box *box, uint32_t serial)
 		return events;
 	box->freezing = events;
 	box->freeze_serial = serial;
+	awaited++;
+	asked = now();
 	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
 	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, events, &event);
 	box_frozen(box);

@@ -276,9 +276,12 @@ _Noreturn void launcher_run(int socket)
 		leave();
 	}
 	for (;;) {
-		int count = epoll_wait(launcher_epoll, events, 64, slot_short(wanted_ready) ? pause_ms : -1);
-		/* Nothing to do: make parts for sandboxes to come. */
-		if (count == 0)
+		bool freezing = box_freezing();
+		int wait_ms = freezing ? 1 : slot_short(wanted_ready) ? pause_ms : -1;
+		int count = epoll_wait(launcher_epoll, events, 64, wait_ms);
+		if (count == 0 && freezing)
+			box_freezing_look();
+		else if (count == 0) /* nothing to do: make parts for sandboxes to come */
 			pause_ms = slot_prepare(wanted_ready) < 0 ? FAILED_MS : QUIET_MS;
 		for (int i = 0; i < count; i++)
 			happened(events[i].data.u64);
