@@ -47,7 +47,7 @@ void box_keep(const struct request *request)
 		return;
 	}
 	if (!error)
-		error = snapshot_take(box->upper, box->trees, request->size > 0, &made);
+		error = snapshot_take(&box->upper, box->trees, request->size > 0, &made);
 	if (!error)
 		box->taken = true;
 	answer(request->serial, error, &made);

@@ -49,18 +49,23 @@ static int measure(int upper, struct kept *kept)
 }
 
 /* Layers of the directories of a detached file system. */
-static int adopt(int upper, uint32_t trees, struct layers *made)
+static int adopt(int *upper, uint32_t trees, struct layers *made)
 {
-	int error = measure(upper, &made->kept);
+	int error = measure(*upper, &made->kept);
 	bool attached = !error && !layers_float();
 
-	/* Before 6.15 only what is attached can be cloned. */
+	/* Before 6.15 only what is attached can be cloned, and nothing is attached twice: a clone is there for the
+	 * next time. */
 	if (attached)
-		error = mount_attach(upper, "/up");
+		error = mount_attach(*upper, "/up");
+	if (attached && !error) {
+		close_fd(upper);
+		*upper = mount_clone(AT_FDCWD, "/up", false);
+	}
 	for (made->count = 0; !error && made->count < trees; made->count++) {
 		char path[32];
 		snprintf(path, sizeof path, attached ? "/up/u%u" : "u%u", made->count);
-		int layer = layer_of_mount(mount_clone(attached ? AT_FDCWD : upper, path, false));
+		int layer = layer_of_mount(mount_clone(attached ? AT_FDCWD : *upper, path, false));
 		if (layer < 0) {
 			error = layer;
 			break;
@@ -95,9 +100,9 @@ static bool is_small(int upper)
 	return !measure(upper, &kept) && kept.size < SMALL_SIZE && kept.files < SMALL_FILES;
 }
 
-int snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made)
+int snapshot_take(int *upper, uint32_t trees, bool anyway, struct layers *made)
 {
-	return !anyway && (is_small(upper) || shares_memory(upper)) ? -EBUSY : adopt(upper, trees, made);
+	return !anyway && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : adopt(upper, trees, made);
 }
 
 /* --- Copies ----------------------------------------------------------------------------------------- */
@@ -251,7 +256,7 @@ int snapshot_ended(int number, struct layers *made, uint32_t *serial)
 	*serial = run->serial;
 	*made = (struct layers){.count = 0};
 	if (!error && run->target >= 0)
-		error = adopt(run->target, run->trees, made);
+		error = adopt(&run->target, run->trees, made);
 	close_fd(&run->pidfd);
 	close_fd(&run->target);
 	run->used = false;

@@ -13,7 +13,7 @@ struct layers {
 	uint32_t count;
 };
 
-int snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made); /* 0 or -errno */
+int snapshot_take(int *upper, uint32_t trees, bool anyway, struct layers *made); /* 0 or -errno */
 
 /* These go on in a process of their own, and are answered when it has ended: its number, or -errno. */
 int snapshot_copy(int upper, uint32_t trees, uint32_t serial);
