@@ -220,7 +220,7 @@ def test_a_wrong_blob_is_refused(hub: tuple[str, Path], store: Store) -> None:
     data[len(data) // 2] ^= 1
     stored.write_bytes(data)
     # It is unpacked while it comes: whoever finds the fault first tells of it.
-    with pytest.raises(CreateError, match="something else|cannot be decompressed"):
+    with pytest.raises(CreateError, match=r"something else|cannot be decompressed"):
         pull(store, f"{host}/team/wrong")
     stored.write_bytes(data[:-100])
     with pytest.raises(CreateError):
