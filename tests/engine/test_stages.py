@@ -411,6 +411,8 @@ async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path
     async with opened() as native:
         with pytest.raises(StageError) as told:
             await native.prepare(Recipe(stages=(managed, stage)))
+    if "No module named pip" in told.value.message:
+        pytest.skip("pip is missing; to enable it: apt-get install python3-pip")
     assert hint in told.value.remedy
     assert "all that it printed is in" in told.value.remedy
 
