@@ -32,6 +32,7 @@ import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from dutyfree import debian, paths
+from dutyfree.engine.images.locking import try_lock
 from dutyfree.errors import Unavailable
 
 REFERENCE = "dutyfree/study:latest"
@@ -199,7 +200,7 @@ async def _lock(say: Progress) -> AsyncIterator[None]:
     with file:
         told = False
         # The kernel has no lock that can be awaited without a thread that cannot be cancelled.
-        while not _try_lock(file.fileno()):
+        while not try_lock(file.fileno(), fcntl.LOCK_EX):
             if not told:
                 say("waiting for another build of the image")
                 told = True
@@ -217,14 +218,6 @@ def _lock_file() -> TextIO:
             f"the cache directory {directory} cannot be written: {error.strerror}",
             remedy="set DUTYFREE_CACHE to a directory that can",
         ) from error
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _scratch() -> Path:

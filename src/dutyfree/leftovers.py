@@ -24,6 +24,7 @@ import msgspec
 from dutyfree import image, paths
 from dutyfree.engine import census
 from dutyfree.engine.images import sweeping
+from dutyfree.engine.images.locking import try_lock
 from dutyfree.engine.images.store import Store
 from dutyfree.engine.scheduling.values import Budget
 from dutyfree.errors import CleanupError, Unavailable
@@ -69,31 +70,23 @@ def _control_groups(dry_run: bool) -> Iterator[Leftover]:
     for group in groups:
         if int(group.name.rpartition("-")[2]) in living:
             continue
-        with _held(group) as dead:
+        with _held(group, os.O_DIRECTORY) as dead:
             if dead:
                 yield _removed("control group", group, _remove_group, dry_run)
 
 
 @contextlib.contextmanager
-def _held(group: Path) -> Iterator[bool]:
-    """Whether its lock can be had: a launcher holds it, also one that cannot be seen from here."""
+def _held(path: Path, flags: int) -> Iterator[bool]:
+    """Whether its lock can be had, held meanwhile: an owner has it, also one that we cannot see from here."""
     try:
-        descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o644)
     except OSError:
-        yield False  # it is gone
+        yield False  # it is gone, or not ours to remove
         return
     try:
-        yield _lock(descriptor)
+        yield try_lock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _groups() -> Iterator[Path]:
@@ -129,16 +122,10 @@ def _remove_group(group: Path) -> None:
 
 def _unlocked(kind: str, directory: Path, lock: str, pattern: str, dry_run: bool) -> Iterator[Leftover]:
     """What builders leave who hold a lock while they build: theirs no more if the lock can be had."""
-    try:
-        # Made if need be: a builder may be about to begin.
-        descriptor = os.open(directory / lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:
-        return  # there is nothing, or it is not ours to remove
-    try:
-        for path in sorted(directory.glob(pattern)) if _lock(descriptor) else ():
+    # Made if need be: a builder may be about to begin.
+    with _held(directory / lock, os.O_CREAT) as abandoned:
+        for path in sorted(directory.glob(pattern)) if abandoned else ():
             yield _removed(kind, path, lambda path: remove_tree(str(path)), dry_run)
-    finally:
-        os.close(descriptor)
 
 
 def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:

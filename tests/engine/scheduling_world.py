@@ -139,6 +139,14 @@ class World:
         self.existing.discard(sandbox)
         self.tell("gone", sandbox)
 
+    def stocked(self, *wanted: Chain) -> None:
+        """Idle sandboxes of these recipes, as come back from who had them."""
+        requests = [self.request(one) for one in wanted]
+        self.settle()
+        for request in requests:
+            self.give_back(request)
+        self.settle()
+
     def give_back(self, request: int) -> None:
         self.leased.pop(request)
         self.tell("returned", request, self.now)

@@ -39,15 +39,6 @@ def served(world, request):
     return [(member.kind, member.start) for member in answer.members]
 
 
-def stocked(world, *wanted):
-    """Idle sandboxes of these recipes."""
-    requests = [world.request(one) for one in wanted]
-    world.settle()
-    for request in requests:
-        world.give_back(request)
-    world.settle()
-
-
 # --- Placing ----------------------------------------------------------------------------------------
 
 
@@ -78,7 +69,7 @@ def test_the_ways_to_serve():
     first = world.request(AB)
     world.settle()
     assert served(world, first) == [("cold", 0)]
-    stocked(world, A)
+    world.stocked(A)
     second = world.request(AC)
     world.settle()
     assert served(world, second) == [("promoted", 2)]
@@ -114,7 +105,7 @@ def test_a_group_is_delivered_at_once_or_not_at_all():
 
 def test_a_group_takes_what_is_warm_and_forks_the_rest():
     world = World(policy=QUIET)
-    stocked(world, AB, AB)
+    world.stocked(AB, AB)
     group = world.request(AB, number=5)
     (fork,) = world.forks
     assert isinstance(fork, Fork)
@@ -220,8 +211,8 @@ def test_the_least_valuable_is_evicted_and_never_what_is_leased():
     world = World(Budget(sandboxes=3), QUIET)
     popular, rare = chain("p"), chain("r")
     for _ in range(5):
-        stocked(world, popular)
-    stocked(world, rare)
+        world.stocked(popular)
+    world.stocked(rare)
     kept = world.request(chain("k"))
     world.settle()
     assert world.state.stock.idle == 2

@@ -45,14 +45,6 @@ def idle(world, wanted):
     return len(world.state.stock.nodes(wanted)[-1].idle)
 
 
-def stocked(world, *wanted):
-    requests = [world.request(one) for one in wanted]
-    world.settle()
-    for request in requests:
-        world.give_back(request)
-    world.settle()
-
-
 def served(world, request):
     answer = world.answers[request]
     assert isinstance(answer, Deliver), answer
@@ -98,7 +90,7 @@ def test_what_is_restricted_is_no_way():
         (Policy(refill=False, deepest_layer=1), {"joined"}),
     ):
         world = World(policy=policy)
-        stocked(world, A)
+        world.stocked(A)
         assert not missing & set(ways(world, AB))
     assert ways(world, chain("f"))["layer"][0] == 1, "of an image that is kept"
     assert ways(world, AB)["layer"][0] == 1, "and of no longer prefix"
@@ -208,7 +200,7 @@ def test_an_idle_sandbox_is_worth_less_once_the_disk_has_its_state():
 
 def test_a_sandbox_that_turns_out_larger_is_counted_so():
     world = World(Budget(sandboxes=10, memory=3_000, sandbox_memory=1_000), QUIET)
-    stocked(world, chain("f"))
+    world.stocked(chain("f"))
     world.request(A)
     world.finish(make(world), memory=2_500)
     assert world.state.stock.memory == 2_500, "what was idle had to go"
@@ -264,7 +256,7 @@ def test_a_refill_replaces_only_what_is_worth_less_than_half():
     """And what was promised to somebody goes for no refill at all."""
     for times, stays in ((1, True), (20, False)):
         world = World(Budget(sandboxes=1), Policy(refill=False, deepest_layer=0))
-        stocked(world, chain("f"))
+        world.stocked(chain("f"))
         node = world.state.stock.nodes(A)[-1]
         f = world.state.stock.nodes(chain("f"))[-1]
         world.state.stock.warm_up(node, times, times, world.now)
@@ -283,7 +275,7 @@ def test_demand_alone_replaces_what_is_worth_less_than_half():
     for times, replaced in ((1, False), (3, True)):
         policy = Policy(deepest_layer=0, shallowest=2, cover=1e4)
         world = World(Budget(sandboxes=1), policy)
-        stocked(world, chain("f"))
+        world.stocked(chain("f"))
         world.state.stock.warm_up(world.state.stock.nodes(A)[-1], times, times, world.now)
         world.state.wishes.consider(world.state.stock.nodes(A)[-1])
         world.decide()
@@ -322,7 +314,7 @@ def test_one_failed_copy_of_many_costs_one_attempt():
 
 def test_what_is_ready_for_somebody_and_dies_is_replaced():
     world = World(policy=Policy(refill=False, fork=False))
-    stocked(world, A, A)
+    world.stocked(A, A)
     group = world.request(A, number=3)
     warm = sorted(world.existing)
     world.tell("died", warm[0], world.now)
@@ -331,7 +323,7 @@ def test_what_is_ready_for_somebody_and_dies_is_replaced():
     assert warm[0] not in world.leased[group]
     # One that was promoted, and one that came back just in time, likewise.
     world = World(policy=Policy(refill=False, fork=False, deepest_layer=0, starting=1))
-    stocked(world, A)
+    world.stocked(A)
     group = world.request(AB, number=2)
     world.finish(make(world))
     world.tell("died", "s1", world.now)
@@ -421,7 +413,7 @@ def test_a_failed_refill_is_tried_again_when_its_time_has_come():
 
 def test_what_dies_while_it_is_promoted_is_left_to_who_promotes_it():
     world = World(policy=BARE)
-    stocked(world, A)
+    world.stocked(A)
     request = world.request(AB)
     assert make(world).origin == "s1"
     world.tell("died", "s1", world.now)
@@ -535,7 +527,7 @@ def test_it_is_time_when_something_changes():
     world = World(policy=Policy(refill=False, idle_seconds=50.0, hint_seconds=300.0))
     assert wake(world.state) is None
     world.pass_time(1_000.0)
-    stocked(world, A)
+    world.stocked(A)
     assert wake(world.state) == 1_050.0
     lease = world.request(AB, patience=40.0, lease=10.0)
     assert wake(world.state) == 1_040.0
