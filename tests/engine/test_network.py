@@ -187,7 +187,7 @@ def serving(command: list[str]) -> Iterator[int]:
         with contextlib.suppress(OSError):
             connected, _ = server.accept()
             with connected:
-                subprocess.run(command, stdin=connected, stdout=connected, check=False)
+                subprocess.run(command, stdin=connected.fileno(), stdout=connected.fileno(), check=False)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=accept)
