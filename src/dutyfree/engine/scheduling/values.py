@@ -107,7 +107,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refilling: int = 2
     """Sandboxes made at once in the background, and only while no request waits."""
     resetting: int = 16
-    """Sandboxes reset at once while others are made for requests; more, if a layer has their state, are discarded."""
+    """Sandboxes reset at once while others are made for requests; more are discarded, if a layer has them."""
     late: float = 60.0
     """Seconds after which one of these no longer keeps others from being made beside it, at the least."""
     cover: float = 5.0
