@@ -105,7 +105,7 @@ async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
 async def test_it_is_used_between_entering_and_leaving():
     native = opened("native")
     for _ in range(2):
-        with pytest.raises(UsageError, match="not open yet .write: async with"):
+        with pytest.raises(UsageError, match=r"not open yet \(write: async with"):
             native.sandbox()
         with pytest.raises(UsageError, match="not open yet"):
             async with native.group(recipe(), 2):

@@ -79,7 +79,7 @@ class ForkingSandbox(NativeSandbox):
 
     @asynccontextmanager
     async def fork(self, count: int) -> AsyncIterator[Sequence[ForkingSandbox]]:
-        """Raises CreateError if one of them cannot be made, and then none is left; UsageError for no number."""
+        """Raises UsageError, and CreateError if one of them cannot be made: then none is left."""
         count = whole(count, 0)
         recipe = await self.snapshot()
         try:

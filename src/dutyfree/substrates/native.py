@@ -178,7 +178,7 @@ class Native(Pooled):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What was made before an error is on its way to the disk too; who is interrupted does not wait for it.
+        # What was made before an error is on its way to the disk too; who is interrupted does not wait.
         await self._close(finish=kind is None or issubclass(kind, Exception))
 
     async def _close(self, *, finish: bool = False) -> None:
