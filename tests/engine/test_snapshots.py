@@ -247,9 +247,10 @@ async def test_how_copies_were_served(native: Any) -> None:
 
 async def test_a_fork_that_fails_leaves_nothing(native: Any) -> None:
     async with native.sandbox() as sandbox:
-        with pytest.raises(UsageError):
-            async with sandbox.fork(-1):
-                pass
+        for number in (-1, 1.5, "2"):
+            with pytest.raises(UsageError):
+                async with sandbox.fork(number):
+                    pass
         async with sandbox.fork(0) as none:
             assert list(none) == []
         with pytest.raises(ZeroDivisionError):

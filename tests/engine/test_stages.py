@@ -422,6 +422,17 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     assert len(await _layers()) == 1
 
 
+async def test_what_came_before_a_stage_that_fails_is_there_the_next_time() -> None:
+    """Who mends the last stage does not wait for the others again."""
+    long = setup("date +%s%N > stamp; for i in $(seq 2000); do echo $i > file$i; done")
+    with pytest.raises(StageError):
+        async with opened() as native, native.sandbox(Recipe(stages=(long, setup("cat stamp; false")))) as _:
+            pass
+    assert len(await _layers()) == 1
+    async with opened() as native, native.sandbox(Recipe(stages=(long, setup("cat stamp; true")))) as sandbox:
+        assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "setup")
+
+
 @pytest.mark.parametrize(
     ("stage", "hint"),
     [

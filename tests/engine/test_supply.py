@@ -32,6 +32,7 @@ from dutyfree.errors import (
     LeaseEnded,
     PoolError,
     Quarantined,
+    RecipeError,
     SandboxClosed,
     StageError,
     SubstrateError,
@@ -83,6 +84,55 @@ def weights() -> set[str]:
 
 
 # --- How requests are served --------------------------------------------------------------------------------
+
+
+async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
+    with pytest.raises(RecipeError, match=r"'python:3.12' is no recipe \(write Recipe\('python:3.12'\)\)"):
+        pooled.sandbox("python:3.12")
+    with pytest.raises(RecipeError, match="7 is no recipe"):
+        await pooled.prepare(7)
+    with pytest.raises(RecipeError, match="is no recipe"):
+        async with pooled.group("host", 2):
+            pass
+    with pytest.raises(RecipeError, match="is no recipe"):
+        await pooled.prefetch(["host"], 2)
+    with pytest.raises(RecipeError, match=r"several recipes are wanted, not one \(write \[recipe\]\)"):
+        await pooled.prefetch(recipe(), 2)
+    with pytest.raises(RecipeError, match="is no recipe"):
+        await (await pooled.pooled()).acquire("host")
+
+
+async def test_it_is_used_between_entering_and_leaving():
+    native = opened("native")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"not open yet \(write: async with"):
+            native.sandbox()
+        with pytest.raises(UsageError, match="not open yet"):
+            async with native.group(recipe(), 2):
+                pass
+        with pytest.raises(UsageError, match="not open yet"):
+            await native.prefetch([recipe()], 2)
+        with pytest.raises(UsageError, match="not open yet"):
+            await native.prepare(recipe())
+    async with native:
+        await native.prefetch([recipe()], 1)
+        await idle(native, recipe(), 1)
+    with pytest.raises(PoolError, match="closed"):
+        await native.prefetch([recipe()], 1)
+    with pytest.raises(PoolError, match="closed"):
+        await native.pool.keep(recipe(), 1)
+
+
+async def test_a_group_with_limits_of_its_own_says_how_it_was_served(pooled):
+    wanted, limits = recipe(seconds=0.2), Limits(pids=100)
+    for first in (("cold", "none"), ("layer", "dependencies")):
+        async with pooled.group(wanted, 3, limits=limits) as group:
+            served = [sandbox.served for sandbox in group]
+        assert (served[0].kind, served[0].stage) == first
+        assert {(one.kind, one.stage) for one in served[1:]} == {("forked", "dependencies")}
+        assert [one.sandbox for one in served] == [sandbox.id for sandbox in group]
+        assert first[0] != "cold" or all(one.seconds >= 0.4 for one in served), "with its stages"
+        assert all(one.cold_seconds >= 0.4 for one in served)
 
 
 async def test_nothing_is_kept_until_somebody_wants_it(pooled: Any) -> None:
