@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -214,6 +215,13 @@ async def sleepers() -> list[int]:
     return found
 
 
+async def wake_all() -> None:
+    while True:
+        for sleeper in await sleepers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(sleeper, signal.SIGKILL)
+
+
 async def test_a_builder_that_dies_is_a_failed_creation() -> None:
     recipe = Recipe(stages=(setup("true"), setup("sleep 100")))
     async with opened() as native:
@@ -225,28 +233,32 @@ async def test_a_builder_that_dies_is_a_failed_creation() -> None:
 
 
 async def test_who_comes_while_a_stage_is_given_up_is_served() -> None:
-    recipe = Recipe(stages=(setup("sleep 2; echo 1 > a"),))
+    recipe = Recipe(stages=(setup("sleep 1000; echo 1 > a"),))
     async with opened() as native:
         first = asyncio.create_task(native.prepare(recipe))
-        await busy()
+        await sleepers()
         first.cancel()
         await asyncio.sleep(0)
-        async with native.sandbox(recipe) as sandbox:
-            assert await sandbox.read("a") == b"1\n"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wake_all)
+            async with native.sandbox(recipe) as sandbox:
+                assert await sandbox.read("a") == b"1\n"
+            tasks.cancel_scope.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
 
 
 async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
     """A pool that needs room forgets a prefix while somebody makes a longer one of it."""
-    first, second = setup("echo 1 > a"), setup("sleep 0.5; cat a a > b")
+    first, second = setup("echo 1 > a"), setup("sleep 1000; cat a a > b")
     recipe, shorter = Recipe(stages=(first, second)), Recipe(stages=(first,))
     async with opened() as native:
         await native.prepare(shorter)
         await settled(native)
         making = asyncio.create_task(native.prepare(recipe))
-        await busy()
+        (sleeper,) = await sleepers()
         native._stages.ready.forget(shorter.key(1))
+        os.kill(sleeper, signal.SIGKILL)
         await making
         await settled(native)
         async with native.sandbox(recipe) as sandbox:
