@@ -30,7 +30,7 @@ class Keeping:
     """Costs nothing until ``started`` is called."""
 
     def __init__(
-        self, supply: Supply, budget: Budget | None, policy: Policy, usual: Limits, patience: float
+        self, supply: Supply, budget: Budget, policy: Policy, usual: Limits, patience: float
     ) -> None:
         self.pool: Pool | None = None
         self._supply = supply
@@ -47,8 +47,7 @@ class Keeping:
             return self.pool
         if self._task is None:
             self._begun: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
-            budget, keys = self._budget or default_budget(), self._supply.keys
-            pool = Pool(self._supply, budget=budget, policy=self._policy, keys=keys)
+            pool = Pool(self._supply, budget=self._budget, policy=self._policy, keys=self._supply.keys)
             # In a task of its own: it outlives whoever wanted it first.
             self._task = asyncio.create_task(self._run(pool))
         return await asyncio.shield(self._begun)
