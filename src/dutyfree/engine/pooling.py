@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
 
-from dutyfree.contract import Limits, NetworkPolicy, Recipe, Span
+from dutyfree.contract import Limits, NetworkPolicy, Recipe
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.requests import share_of_memory
@@ -75,9 +74,7 @@ class Keeping:
         lease = await pool.acquire(recipe, count, deadline=self._patience, lease_seconds=None, labels=labels)
         sandboxes = tuple(one for one in lease.sandboxes if isinstance(one, ActingSandbox))
         try:
-            for sandbox, served in zip(sandboxes, lease.served, strict=True):
-                sandbox.served = served
-                sandbox.spans = spans(served.seconds, sandbox.staged)
+            for sandbox in sandboxes:
                 sandbox.keep_output(limits.output)
                 await self._open(sandbox, limits.network or "off")
             yield sandboxes
@@ -100,13 +97,3 @@ class Keeping:
         await pool.keep(recipe, count)
         with anyio.fail_after(self._patience):
             await pool.until_idle(recipe, count)
-
-
-def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
-    """The stages that were run for it, and what else the hand-out took."""
-    at = max(0.0, seconds - math.fsum(took for _, took in staged))
-    found = [Span("pool", 0.0, at)]
-    for kind, took in staged:
-        found.append(Span(f"stage {kind}", at, took))
-        at += took
-    return tuple(found)
