@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from dutyfree.contract import Limits, NetworkPolicy, Recipe
+from dutyfree.engine import exhaustion
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.requests import share_of_memory
@@ -22,7 +23,8 @@ POLICY = Policy(starting=64, idle_seconds=600.0)
 
 def default_budget() -> Budget:
     memory = share_of_memory()
-    return Budget(sandboxes=memory // SANDBOX, memory=memory, sandbox_memory=SANDBOX)
+    most = min(memory // SANDBOX, exhaustion.room_by_files())
+    return Budget(sandboxes=most, memory=memory, sandbox_memory=SANDBOX)
 
 
 class Keeping:
