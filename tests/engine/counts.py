@@ -94,7 +94,7 @@ def children(pid: int) -> list[int]:
 
 
 def ended(pid: int, begun: str, seconds: float = 60) -> bool:
-    """Whether the process that began then is gone, or has only to be noticed by its parent, after some time."""
+    """Whether the process that began then is gone, given some time, or only its parent has yet to notice."""
     deadline = time.monotonic() + seconds
     while begun and started(pid) == begun and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -104,7 +104,7 @@ def ended(pid: int, begun: str, seconds: float = 60) -> bool:
 async def descriptors(most: int) -> int:
     """Those that this process has open, given time to become so few: threads may have some to close."""
     with anyio.move_on_after(60):
-        while (found := len(os.listdir("/proc/self/fd"))) > most:
+        while (found := len(os.listdir("/proc/self/fd"))) > most:  # noqa: ASYNC110 (no event tells)
             await anyio.sleep(0.01)
     return found
 

@@ -478,7 +478,9 @@ async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
     async with native.sandbox() as sandbox:
         sandbox._box.freezer = False
         for turns in (20, 300):  # of a tenth of a second; once more if it was over before it could be paused
-            process = await sandbox.start(f"touch begun; for i in $(seq {turns}); do echo $i; sleep 0.1; done")
+            process = await sandbox.start(
+                f"touch begun; for i in $(seq {turns}); do echo $i; sleep 0.1; done"
+            )
             await appeared(sandbox, "begun")
             await sandbox.pause()
             with anyio.move_on_after(turns * 0.1 + 0.5) as scope:

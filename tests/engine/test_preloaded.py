@@ -229,10 +229,10 @@ async def test_many_at_once(sandbox: Any) -> None:
 
 
 FORKED = """
-until [ $(pgrep -c python3) -eq 2 ] && p=$(pgrep -n python3) && [ "$(cut -d' ' -f4,6 /proc/$p/stat)" = "1 $p" ]
+until p=$(pgrep -n python3) && [ "$(pgrep -c python3) $(cut -d' ' -f4,6 /proc/$p/stat)" = "2 1 $p" ]
 do sleep 0.02; done
 """
-"""The service has made the fork that waits for the next call: a child of init's, with a session of its own."""
+"""The service has made the fork that waits for the next call: a child of init's that leads a session."""
 
 
 @pytest.mark.parametrize("victims", ["the service", "its fork", "both"])

@@ -122,7 +122,9 @@ async def test_one_that_does_not_become_ready_is_named(native: Any, service: Ser
 async def test_what_one_said_that_does_not_become_ready_is_told(native: Any) -> None:
     for seconds in (1, 10, 100):  # until it has come so far by then
         slow = Service("web", "echo still loading; exec sleep 1000", Ready(line="up"), seconds)
-        with pytest.raises(CreateError, match=f"was not ready within {seconds} s: it did not print") as raised:
+        with pytest.raises(
+            CreateError, match=f"was not ready within {seconds} s: it did not print"
+        ) as raised:
             async with native.sandbox(recipe(slow)):
                 pass
         if "; its last output: still loading" in str(raised.value):

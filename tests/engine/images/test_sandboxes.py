@@ -265,19 +265,22 @@ async def test_the_same_files_as_under_docker(fresh: Substrate, tmp_path: Path) 
     (context / "base.tar").write_bytes(busybox())
     (context / "odd.tar").write_bytes(odd)
     (context / "Dockerfile").write_text(
-        "FROM scratch\nADD base.tar /\nADD odd.tar /\n"
+        f"FROM scratch\nLABEL run={os.getpid()}\nADD base.tar /\nADD odd.tar /\n"
         "RUN [\"/bin/rm\", \"/bin/pwd\"]\nRUN [\"/bin/mkdir\", \"-p\", \"/made/deep\"]\n"
         "RUN [\"/bin/rm\", \"-r\", \"/made\"]\nWORKDIR /odd\nUSER app\nENV A=1\n"
     )  # fmt: skip
-    name = f"dutyfree/test-same-{os.getpid()}:latest"  # the engine may be shared
+    # The engine may be shared: neither the name nor a step of the build is anybody else's to remove.
+    name = f"dutyfree/test-same-{os.getpid()}:latest"
 
     def docker(*arguments: str) -> str:
         environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
-        return subprocess.run(
-            ["docker", *arguments], check=True, capture_output=True, text=True, env=environment
-        ).stdout
+        done = subprocess.run(
+            ["docker", *arguments], check=False, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    await anyio.to_thread.run_sync(docker, "build", "-q", "-t", name, str(context))
+    await anyio.to_thread.run_sync(docker, "build", "-q", "--network", "none", "-t", name, str(context))
     try:
         theirs = await anyio.to_thread.run_sync(
             docker, "run", "--rm", "-u", "0", "--network", "none", name, "sh", "-c", FIELDS
