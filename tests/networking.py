@@ -18,7 +18,7 @@ from dnslib import AAAA, QTYPE, RCODE, RR, A, DNSRecord
 from dnslib.server import DNSLogger, DNSServer
 
 BY = (
-    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\n"
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 50)\n"
     "print(s.recv(99).decode())"
 )
 """A program that says what it hears from an address and port."""
@@ -163,6 +163,7 @@ def neighbour() -> Iterator[Neighbour]:
     if not shutil.which("ip"):
         pytest.skip("ip is missing; to enable it: apt-get install iproute2")
     made = Neighbour()
+    made.close()  # what one left who had our number and was killed
     try:
         made.connect()
         yield made

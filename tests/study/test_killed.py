@@ -56,8 +56,8 @@ def wait_for_trials(process, path, more):
 def kill_again_and_again(tmp_path, substrates, trials):
     """Run the study to its end through twelve kills; the pids that it had.
 
-    It is killed as it starts, and a few trials later: how far it comes is counted, not timed, so that no machine
-    is too fast to be caught in the middle.
+    It is killed as it starts, and a few trials later: how far it comes is counted, not timed, so that no
+    machine is too fast to be caught in the middle.
     """
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.format(substrates=substrates, trials=trials))
