@@ -15,6 +15,7 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine import waiting
 from dutyfree.errors import DispatchError
 from dutyfree.substrates.native import Native
 
@@ -258,7 +259,7 @@ async def test_lowers_stay_as_they_are(native: Substrate) -> None:
 
 
 async def test_neighbours_do_not_meet(native: Substrate) -> None:
-    name = uuid.uuid4().hex
+    name = f"n{uuid.uuid4().hex}"  # no digit follows the zero that is written before it
     async with native.sandbox() as one, native.sandbox() as other:
         served = await attack(
             one,
@@ -367,8 +368,9 @@ BOMBS = {
 }
 
 
-async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
+async def test_bombs_beside_a_neighbour(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind at once, and the neighbour answers."""
+    monkeypatch.setattr(waiting, "PATIENCE", 60.0)  # with a fifth of a processor they take long to end
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
 
     async def explode(command: str) -> None:

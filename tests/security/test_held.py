@@ -19,7 +19,7 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import protocol
+from dutyfree.engine import protocol, waiting
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.errors import CollectError, DispatchError
@@ -95,7 +95,10 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
         assert (await sandbox.list(".")) == ()
 
 
-async def test_the_kernel_out_of_memory_spares_init(native: Substrate) -> None:
+async def test_the_kernel_out_of_memory_spares_init(
+    native: Substrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 60.0)  # for want of memory they take long to end, too
     limited = getattr(native, "features").controllers  # noqa: B009 (native's own)
     if "memory" not in limited:
         pytest.skip("memory cannot be limited here; to enable it: see `dutyfree doctor`")
