@@ -213,6 +213,11 @@ class World:
     def open(self) -> list[int]:
         return [request for request in self.waiting if request not in self.answers]
 
+    def idle(self, wanted: Chain) -> int:
+        """So many are in exactly this state."""
+        node = self.state.stock.node(wanted.key)
+        return 0 if node is None else len(node.idle)
+
     def check(self) -> None:
         budget = self.state.budget
         begun = sum(make.origin is None for make in self.startable())

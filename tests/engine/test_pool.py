@@ -121,6 +121,23 @@ def test_an_exhausted_pool_says_so_by_the_deadline_with_numbers():
     virtual.run(main)
 
 
+def test_a_deadline_of_zero_is_for_what_is_ready_now():
+    async def main():
+        async with Pool(source(), policy=QUIET) as pool:
+            await pool.prefetch([READY])
+            await anyio.sleep(5)
+            asked = anyio.current_time()
+            async with pool.lease(READY, deadline=0) as lease:
+                assert lease.served[0].kind == "warm"
+                with pytest.raises(Exhausted, match=r"1 of .* are leased, 0 idle") as refused:
+                    await pool.acquire(READY, deadline=0)
+                assert refused.value.remedy == "allow more time, or prefetch the recipe"
+                assert refused.value.numbers["wanted"] == 1
+            assert anyio.current_time() == asked
+
+    virtual.run(main)
+
+
 def test_who_waits_is_served_when_a_lease_is_given_back():
     async def main():
         made = source()

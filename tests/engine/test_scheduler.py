@@ -254,6 +254,48 @@ def test_a_shortage_has_numbers():
     assert reason.estimated_wait is None
 
 
+def test_without_time_only_what_is_ready_is_given():
+    world = World(Budget(sandboxes=2), QUIET)
+    world.stocked(A)
+    twice = world.request(A, number=2, patience=0.0)
+    assert isinstance(world.answers[twice].reason, Shortage)
+    other = world.request(AB, patience=0.0)
+    assert isinstance(world.answers[other].reason, Shortage)
+    assert not world.makes
+    assert not world.going
+    assert served(world, world.request(A, patience=0.0)) == [("warm", 2)]
+
+
+def test_who_had_no_time_has_not_waited_however_long_the_decision_took():
+    world = World(policy=QUIET)
+    request = world.waiting[1] = Request(1, A, world.now)
+    world.state.arrive(request, world.now)
+    world.pass_time(0.001)
+    assert world.answers[1].reason.waited == 0
+
+
+def test_what_is_ready_overtakes_nobody_who_waits():
+    world = World(Budget(sandboxes=3), QUIET)
+    world.stocked(A)
+    world.request(AB)
+    world.settle()
+    first = world.request(AB, number=3)
+    late = world.request(A, patience=0.0)
+    assert isinstance(world.answers[late].reason, Shortage)
+    assert first in world.open()
+
+
+def test_several_that_came_before_a_decision_get_what_is_ready():
+    world = World(policy=QUIET)
+    world.stocked(A, A)
+    for number, patience in ((101, 50.0), (102, 0.0), (103, 0.0)):
+        world.waiting[number] = Request(number, A, world.now + patience)
+        world.state.arrive(world.waiting[number], world.now)
+    world.decide()
+    assert served(world, 101) == served(world, 102) == [("warm", 2)]
+    assert isinstance(world.answers[103].reason, Shortage)
+
+
 def test_what_was_prepared_too_late_becomes_stock():
     world = World(policy=QUIET)
     late = world.request(AB, patience=1.0)

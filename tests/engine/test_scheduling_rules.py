@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dutyfree.engine.scheduler import State, decide
-from dutyfree.engine.scheduling.values import Budget, Policy
+from dutyfree.engine.scheduling.values import Budget, Deliver, Policy
 from tests.engine.scheduling_world import World, chain
 
 CHAINS = [chain(name) for name in ("a", "a/b", "a/b/c", "a/b/d", "a/e", "f/g/h", "f/g/i")]
@@ -26,6 +26,15 @@ class Rules(RuleBasedStateMachine):
     @rule(wanted=chains, number=st.integers(1, 4), patience=st.sampled_from([1.0, 20.0, 500.0]))
     def request(self, wanted, number, patience):
         self.world.request(wanted, number=number, patience=patience)
+
+    @rule(data=st.data(), number=st.sampled_from([1, 1, 2, 4]))
+    def request_what_is_ready_now(self, data, number):
+        idle = {wanted.key: self.world.idle(wanted) for wanted in CHAINS}
+        wanted = data.draw(st.sampled_from([one for one in CHAINS if idle[one.key]] or CHAINS))
+        there = idle[wanted.key] >= number and not self.world.state.queue
+        answer = self.world.answers[self.world.request(wanted, number=number, patience=0.0)]
+        assert isinstance(answer, Deliver) == there
+        assert not there or {member.kind for member in answer.members} == {"warm"}
 
     @rule(wanted=chains, lease=st.sampled_from([2.0, 30.0]))
     def request_for_a_while(self, wanted, lease):
@@ -97,7 +106,7 @@ class Rules(RuleBasedStateMachine):
     @rule(data=st.data())
     def turns_out_dead(self, data):
         request = data.draw(st.sampled_from(sorted(self.world.leased)))
-        if not self.world.leased[request] or self.world.waiting[request].deadline <= self.world.now:
+        if not self.world.leased[request]:
             return
         dead = self.world.leased.pop(request)[0]
         del self.world.answers[request]

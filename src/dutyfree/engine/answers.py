@@ -56,9 +56,11 @@ def _exhausted(found: Shortage) -> Exhausted:
             f"memory {found.memory >> 20} of {found.memory_limit >> 20} MiB; "
             f"{found.queue} {'request waits' if found.queue == 1 else 'requests wait'}"
         )
-        remedy = "release leases sooner, or raise the budget" if found.leased else "allow more time"
-        if found.leased and found.estimated_wait is not None:
-            remedy += f"; at the present rate the wait would be {found.estimated_wait:.1f} s"
+        remedy = "allow more time, or prefetch the recipe"
+        if found.leased and found.waited:
+            remedy = "release leases sooner, or raise the budget"
+            if found.estimated_wait is not None:
+                remedy += f"; at the present rate the wait would be {found.estimated_wait:.1f} s"
     return Exhausted(
         f"no {found.wanted} {noun} within {found.waited:.3g} s: {what}",
         remedy=remedy,

@@ -23,7 +23,7 @@ class Terms(TypedDict, total=False):
     """Of a request, all by name."""
 
     deadline: float
-    """Seconds until it must be answered; 60 by default."""
+    """Seconds until it must be answered; 60 by default, 0 for what is ready now."""
     lease_seconds: float | None
     """After which the lease ends, unless kept alive; an hour by default, None for never."""
     labels: Mapping[str, str] | None

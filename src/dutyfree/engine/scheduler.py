@@ -92,9 +92,9 @@ def candidates(state: State, path: tuple[Node, ...], now: float) -> tuple[Candid
 
 def decide(state: State, now: float) -> tuple[Operation, ...]:
     """What to do next. Deterministic; must be called again after every event, and at ``wake(state)``."""
-    _expire(state, now)
+    late = _expire(state, now)
     _progress(state, now)
-    _admit(state, now)
+    _admit(state, late, now)
     _start(state, now)
     room.trim(state, now)
     if not state.queue and not state.pending and state.policy.park:
@@ -123,10 +123,14 @@ def wake(state: State) -> float | None:
 # --- Time passes ------------------------------------------------------------------------------------
 
 
-def _expire(state: State, now: float) -> None:
+def _expire(state: State, now: float) -> list[Claim]:
+    """End what is over. Returns who waits for room and may do so no longer, but may have what is idle."""
+    late: list[Claim] = []
     while (claim := state.deadlines.due(now)) is not None:
         state.deadlines.drop(claim)
-        if claim.missing or claim.jobs:  # else it is complete, and delivered below
+        if claim.request.id in state.queue:
+            late.append(claim)
+        elif claim.missing or claim.jobs:  # else it is complete, and delivered below
             state.refuse(claim, shortage(state, claim, now), now)
     while (lease := state.lease_ends.due(now)) is not None:
         state.end_lease(lease.claim.request.id)
@@ -136,6 +140,7 @@ def _expire(state: State, now: float) -> None:
             state.destroy(held, "expired")
     state.wishes.expire(now)
     state.refills.expire(now)
+    return late
 
 
 # --- Requests ---------------------------------------------------------------------------------------
@@ -147,17 +152,27 @@ def _progress(state: State, now: float) -> None:
         _advance(state, claim, now)
 
 
-def _admit(state: State, now: float) -> None:
+def _admit(state: State, late: list[Claim], now: float) -> None:
     while state.queue:
         claim = next(iter(state.queue.values()))
-        if _serve(state, claim, now):
+        if claim.request.deadline <= now and (claim.jobs or claim.missing > len(claim.path[-1].idle)):
+            state.refuse(claim, shortage(state, claim, now), now)
+        elif _serve(state, claim, now):
             state.queue.pop(claim.request.id, None)
             state.hoarding.pop(claim.request.id, None)
             _advance(state, claim, now)
         elif not state.stock.could_ever_fit(claim.request.count, claim.path[-1]):
             state.refuse(claim, shortage(state, claim, now), now)
-        elif not _release_others(state, claim, now):
+        elif not _release_others(state, claim, now) and not _refuse_all(state, late, now):
             break
+
+
+def _refuse_all(state: State, late: list[Claim], now: float) -> bool:
+    """Who is late and not the first to be served gets nothing. False: there was nobody left."""
+    waiting = [claim for claim in late if claim.request.id in state.queue]
+    for claim in waiting:
+        state.refuse(claim, shortage(state, claim, now), now)
+    return bool(waiting)
 
 
 def _release_others(state: State, head: Claim, now: float) -> bool:

@@ -55,6 +55,7 @@ from dutyfree.errors import (
     Unavailable,
     UsageError,
 )
+from dutyfree.recipe import checked
 from dutyfree.substrates import stages
 from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
@@ -171,12 +172,14 @@ class Native(Pooled):
         except BaseException:
             await self._close()
             raise
+        self._entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close(finish=kind is None)
+        # What was made before an error is on its way to the disk too; who is interrupted does not wait.
+        await self._close(finish=kind is None or issubclass(kind, Exception))
 
     async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
@@ -197,14 +200,16 @@ class Native(Pooled):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
-        recipe, limits = recipe or NO_STAGES, limits or self._config.limits
+        self._check_entered()
+        recipe, limits = checked(recipe or NO_STAGES), limits or self._config.limits
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
         labelling.check(labels)
         return self._made(recipe, limits, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        await self._base(recipe or Recipe())
+        self._check_entered()
+        await self._base(checked(recipe or NO_STAGES))
 
     async def sandboxes(self) -> Sequence[str]:
         """The ids of those that somebody has, also by a lease; idle ones of the pool are nobody's yet."""

@@ -19,8 +19,9 @@ def shortage(state: State, claim: Claim, now: float) -> Shortage:
         if waiting is claim:
             break
     job = next(iter(claim.jobs.values()), None)
+    at_once = claim.request.deadline <= claim.arrived
     return Shortage(
-        waited=now - claim.arrived,
+        waited=0.0 if at_once else now - claim.arrived,
         wanted=claim.request.count,
         idle=state.stock.idle,
         leased=state.leased,
