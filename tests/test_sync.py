@@ -110,7 +110,7 @@ def test_the_thread_of_the_loop_ends_with_the_context():
         ours = set(threading.enumerate()) - before
         assert ours
     for thread in ours:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
