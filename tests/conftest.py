@@ -25,8 +25,10 @@ ROOT = Path(__file__).parents[1]
 # Shells start what is to run in the background with Ctrl-C ignored: so would be all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no finding.
-hypothesis.settings.register_profile("dutyfree", deadline=None)
+# A busy machine is no finding: neither in what is tested nor in how fast examples are thought of.
+hypothesis.settings.register_profile(
+    "dutyfree", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("dutyfree")
 
 HARMLESS = {

@@ -18,7 +18,7 @@ from dnslib import AAAA, QTYPE, RCODE, RR, A, DNSRecord
 from dnslib.server import DNSLogger, DNSServer
 
 BY = (
-    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\n"
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 100)\n"
     "print(s.recv(99).decode())"
 )
 """A program that says what it hears from an address and port."""
@@ -102,8 +102,7 @@ class Resolver:
 class Neighbour:
     """Another machine, as far as the network is concerned: a namespace at the end of a cable."""
 
-    def __init__(self) -> None:
-        number = os.getpid() % 60_000
+    def __init__(self, number: int) -> None:
         self._name = f"dfn{number}"
         subnet = f"10.{200 + number // 1200}.{number % 1200 // 8}.{number % 8 * 8}".rsplit(".", 1)
         first = int(subnet[1])
@@ -114,6 +113,10 @@ class Neighbour:
         """Beside the address of a cloud's metadata service."""
         self._number = number
         self._servers: list[subprocess.Popen[bytes]] = []
+
+    def exists(self) -> bool:
+        """One of its number: of another process, or left behind by one that was killed."""
+        return os.path.lexists(f"/run/netns/{self._name}") or os.path.lexists(f"/sys/class/net/{self._name}")
 
     def connect(self) -> None:
         number, inside = self._number, ["netns", "exec", self._name, "ip"]
@@ -158,11 +161,16 @@ class Neighbour:
         subprocess.run(["ip", "netns", "del", self._name], check=False, capture_output=True)
 
 
+def _numbers() -> Iterator[int]:
+    for more in range(60_000):
+        yield (os.getpid() + more) % 60_000
+
+
 @contextlib.contextmanager
 def neighbour() -> Iterator[Neighbour]:
     if not shutil.which("ip"):
         pytest.skip("ip is missing; to enable it: apt-get install iproute2")
-    made = Neighbour()
+    made = next(found for found in map(Neighbour, _numbers()) if not found.exists())
     try:
         made.connect()
         yield made

@@ -135,6 +135,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
 
 
+def checked(recipe: object) -> Recipe:
+    """It, from a program without types. Raises RecipeError for what is none."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    remedy = f"write Recipe({recipe!r})" if isinstance(recipe, str) else "write Recipe(…)"
+    raise RecipeError(f"{recipe!r} is no recipe", remedy=remedy)
+
+
 def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
     """The values as a tuple. Raises RecipeError for a single one."""
     if isinstance(values, tuple | list) and all(isinstance(value, of) for value in values):

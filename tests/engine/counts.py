@@ -8,6 +8,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+import anyio
+
 NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-blank")
 KINDS = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
@@ -88,6 +90,22 @@ def children(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             if int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(other))
+    return found
+
+
+def ended(pid: int, begun: str, seconds: float = 60) -> bool:
+    """Whether the process that began then is gone, given some time, or only its parent has yet to notice."""
+    deadline = time.monotonic() + seconds
+    while begun and started(pid) == begun and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not begun or started(pid) != begun
+
+
+async def descriptors(most: int) -> int:
+    """Those that this process has open, given time to become so few: threads may have some to close."""
+    with anyio.move_on_after(60):
+        while (found := len(os.listdir("/proc/self/fd"))) > most:  # noqa: ASYNC110 (no event tells)
+            await anyio.sleep(0.01)
     return found
 
 

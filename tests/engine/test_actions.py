@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import signal
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,15 +193,16 @@ async def test_a_batch_that_cannot_be_asked_for_does_nothing(native: Native) -> 
         with pytest.raises(DispatchError, match="more bytes"):
             await sandbox.batch([Write("file", b""), Edit("file", b"x" * (5 << 20), b"")])
         assert await sandbox.list(".") == ()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert await counts.descriptors(before) <= before
 
 
 async def test_the_time_of_a_batched_command_is_its_own(native: Native) -> None:
     async with native.sandbox() as sandbox:
+        begun = anyio.current_time()
         first, second = await sandbox.batch([Exec("sleep 0.3"), Exec("true")])
         assert isinstance(first, Observation)
         assert isinstance(second, Observation)
-        assert second.seconds < first.seconds
+        assert 0.3 <= first.seconds <= anyio.current_time() - begun - second.seconds
 
 
 # --- Edits and searches ------------------------------------------------------------------------------
@@ -318,11 +318,14 @@ async def test_a_watch_ends_with_what_it_watches(native: Native) -> None:
     async with native.sandbox() as sandbox:
         await sandbox.exec("mkdir gone")
         async with sandbox.watch("gone", recursive=True) as changes:
-            await sandbox.exec("mkdir -p gone/a/b; echo > gone/a/b/c; sleep 0.2; rm -r gone")
+            await sandbox.exec("mkdir -p gone/a/b; echo > gone/a/b/c")
             with anyio.fail_after(60):
+                while (change := await anext(changes)).path != "a/b/c":
+                    pass
+                assert change.kind == "created"
+                await sandbox.exec("rm -r gone")
                 seen = [change async for change in changes]
         assert ("deleted", "") in {(change.kind, change.path) for change in seen}
-        assert ("created", "a/b/c") in {(change.kind, change.path) for change in seen}
         processes = (await sandbox.exec("ls /proc | grep -c '^[0-9]'")).stdout
         assert int(processes) <= 5
 
@@ -380,7 +383,7 @@ async def test_many_terminals_and_no_descriptor_left(native: Native) -> None:
             await sandbox.close()
             with pytest.raises(ExecError):
                 raise ExecError("") if not await held.read() else AssertionError
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert await counts.descriptors(before) <= before
 
 
 async def test_a_terminal_that_cannot_be(native: Native) -> None:
@@ -434,13 +437,13 @@ async def test_a_pause_counts_for_no_timeout(native: Native) -> None:
         seen: list[Observation] = []
 
         async def run() -> None:
-            seen.append(await sandbox.exec("touch begun; sleep 0.6; echo done", timeout=6))
+            seen.append(await sandbox.exec("touch begun; sleep 0.6; echo done", timeout=12))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             await appeared(sandbox, "begun")
             await sandbox.pause()
-            await anyio.sleep(7)  # longer than its time and the owner's patience
+            await anyio.sleep(13)  # longer than its time and the owner's patience
             await sandbox.resume()
         assert seen[0].stdout == b"done\n"
         assert not seen[0].timed_out
@@ -474,16 +477,20 @@ async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> 
 async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
     async with native.sandbox() as sandbox:
         sandbox._box.freezer = False
-        process = await sandbox.start("touch begun; for i in $(seq 20); do echo $i; sleep 0.1; done")
-        await appeared(sandbox, "begun")
-        await sandbox.pause()
-        before = await anyio.to_thread.run_sync(time.monotonic)
-        with anyio.move_on_after(2.5) as scope:
-            await process.wait()
+        for turns in (20, 300):  # of a tenth of a second; once more if it was over before it could be paused
+            process = await sandbox.start(
+                f"touch begun; for i in $(seq {turns}); do echo $i; sleep 0.1; done"
+            )
+            await appeared(sandbox, "begun")
+            await sandbox.pause()
+            with anyio.move_on_after(turns * 0.1 + 0.5) as scope:
+                await process.wait()
+            await sandbox.resume()
+            assert (await process.wait()).ok
+            await sandbox.remove("begun")
+            if scope.cancelled_caught:
+                break
         assert scope.cancelled_caught
-        await sandbox.resume()
-        assert (await process.wait()).ok
-        assert time.monotonic() > before
 
 
 # --- The end -----------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from pathlib import Path
 
 import anyio
 import pytest
@@ -17,6 +15,7 @@ import pytest
 import dutyfree
 import dutyfree.sync
 from dutyfree.contract import Substrate
+from tests.engine import counts
 
 
 @pytest.mark.native
@@ -120,7 +119,7 @@ def test_a_fork_of_the_owner_is_not_the_owner(program: str) -> None:
     assert "fork" in said
     assert "open a substrate of its own" in said
     assert whole == "whole"
-    assert gone(int(launcher))
+    assert not counts.started(int(launcher))  # which was its child, and is no longer
 
 
 @pytest.mark.native
@@ -149,13 +148,6 @@ def test_a_fork_does_not_keep_an_input_open() -> None:
     assert done.stdout == "b'said' True\n", done.stderr
 
 
-def gone(process: int) -> bool:
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not Path(f"/proc/{process}").exists()
-
-
 @pytest.mark.native
 def test_a_fork_does_not_keep_the_launcher_alive() -> None:
     program = """
@@ -167,16 +159,23 @@ def test_a_fork_does_not_keep_the_launcher_alive() -> None:
                 if os.fork() == 0:
                     time.sleep(1000)
                     os._exit(0)
+                sys.stdin.readline()
                 os.kill(os.getpid(), 9)
     anyio.run(main)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         launcher = int(process.stdout.readline())
+        begun = counts.started(launcher)
+        assert begun
+        process.stdin.close()
         process.wait(60)
         try:
-            assert gone(launcher)
+            assert counts.ended(launcher, begun)
         finally:
             os.killpg(process.pid, 9)
 

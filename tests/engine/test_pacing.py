@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dutyfree.engine import pacing
 from dutyfree.engine.pacing import Debt, Share
-
-pytestmark = pytest.mark.anyio
+from tests.engine import virtual
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 1)), min_size=1))
@@ -28,8 +27,12 @@ def test_all_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> No
             assert given_out <= pacing.RATE * (end - begin) * 1.001 + 1
 
 
-async def test_who_prints_little_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_prints_little_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "RATE", float(4 << 20))
+    virtual.run(_print_much_and_little)
+
+
+async def _print_much_and_little() -> None:
     share = Share()
     paid: Counter[int] = Counter()
 
@@ -42,13 +45,10 @@ async def test_who_prints_little_is_not_held_up(monkeypatch: pytest.MonkeyPatch)
     for who in range(1, 9):
         debts[who].add(1 << 20)
     used, begun = 0, anyio.current_time()
-    async with anyio.create_task_group() as group:
-        with anyio.move_on_after(3):
-            while True:
-                await anyio.sleep(0.05)
-                debts[0].add(1000)
-                used += 1000
-                assert used - paid[0] < 1 << 20  # what it may print without being given more
-        group.cancel_scope.cancel()
+    while anyio.current_time() < begun + 60:
+        await anyio.sleep(0.05)
+        debts[0].add(1000)
+        used += 1000
+        assert used - paid[0] < 1 << 20  # what it may print without being given more
     most = pacing.RATE * (anyio.current_time() - begun + 1)
-    assert 4 << 20 <= sum(paid[who] for who in range(1, 9)) <= most
+    assert most / 2 <= sum(paid[who] for who in range(1, 9)) <= most

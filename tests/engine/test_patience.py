@@ -14,16 +14,9 @@ from dutyfree.engine import protocol, waiting
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.errors import ExecError
-
-pytestmark = pytest.mark.anyio
+from tests.engine import virtual
 
 OTHER = 999
-
-
-@pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.5)
-    monkeypatch.setattr(waiting, "_LAST", 0.1)
 
 
 @contextlib.contextmanager
@@ -39,50 +32,59 @@ def connected() -> Iterator[tuple[Channel, socket.socket, list[str]]]:
 
 
 async def speak(init: socket.socket) -> None:
-    """As init does that is at work on something else."""
-    while True:
-        init.send(protocol.frame(Frame.DONE, OTHER, protocol.ERROR.pack(0)))
-        await anyio.sleep(0.05)
+    """As init does that is at work on something else, until nobody listens."""
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            init.send(protocol.frame(Frame.DONE, OTHER, protocol.ERROR.pack(0)))
+            await anyio.sleep(0.5)
 
 
-@pytest.mark.usefixtures("_short")
-async def test_a_silent_init_is_given_up() -> None:
-    with connected() as (owner, _, destroyed):
-        identity, running = owner.exec(b"")
-        owner.kill(identity)
-        with pytest.raises(ExecError, match="stopped answering"):
-            await running.ended
-        assert destroyed == ["test"]
-
-
-@pytest.mark.usefixtures("_short")
-async def test_a_slow_init_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 1.5)  # on a busy machine it is we who do not speak for a while
-    with connected() as (owner, init, destroyed):
-        identity, running = owner.exec(b"")
-        owner.kill(identity)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(speak, init)
-            await anyio.sleep(3 * waiting.PATIENCE)
-            init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
-            await running.ended
-            tasks.cancel_scope.cancel()
-        assert not destroyed
-
-
-@pytest.mark.usefixtures("_short")
-async def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
-    with connected() as (owner, init, destroyed):
-        identity, running = owner.exec(b"")
-        owner.kill(identity)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(speak, init)
+def test_a_silent_init_is_given_up() -> None:
+    async def main() -> None:
+        with connected() as (owner, _, destroyed):
+            identity, running = owner.exec(b"")
+            owner.kill(identity)
+            begun = anyio.current_time()
             with pytest.raises(ExecError, match="stopped answering"):
                 await running.ended
-            tasks.cancel_scope.cancel()
-        assert destroyed == ["test"]
+            assert anyio.current_time() - begun == pytest.approx(waiting.PATIENCE)
+            assert destroyed == ["test"]
+
+    virtual.run(main)
 
 
+def test_a_slow_init_is_waited_for() -> None:
+    async def main() -> None:
+        with connected() as (owner, init, destroyed):
+            identity, running = owner.exec(b"")
+            owner.kill(identity)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(speak, init)
+                await anyio.sleep(3 * waiting.PATIENCE)
+                init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
+                await running.ended
+                tasks.cancel_scope.cancel()
+            assert not destroyed
+
+    virtual.run(main)
+
+
+def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
+    async def main() -> None:
+        with connected() as (owner, init, destroyed):
+            identity, running = owner.exec(b"")
+            owner.kill(identity)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(speak, init)
+                with pytest.raises(ExecError, match="stopped answering"):
+                    await running.ended
+                tasks.cancel_scope.cancel()
+            assert destroyed == ["test"]
+
+    virtual.run(main)
+
+
+@pytest.mark.anyio
 async def test_a_burst_of_commands_is_heard_in_turns(native: Substrate) -> None:
     """More than init starts in one turn, and than its buffer holds: none is lost or mixed up."""
     told: list[int] = []

@@ -182,7 +182,7 @@ def test_the_network_is_the_hosts_own_or_none() -> None:
     body = """
 async def run(substrate):
     import socket
-    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 100)"
     found = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = ["python3", "-c", reach, substrate.host_address, str(server.getsockname()[1])]
@@ -216,12 +216,12 @@ async def run(substrate):
     async with substrate.sandbox() as sandbox:
         seen = []
         async def wait():
-            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=4))
+            seen.append(await sandbox.exec("sleep 0.6; echo done", timeout=10))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.sleep(0.2)
             await sandbox.pause()
-            await anyio.sleep(5)
+            await anyio.sleep(11)
             await sandbox.resume()
         return [seen[0].stdout.decode(), seen[0].timed_out, (await sandbox.exec("true")).ok]
 """

@@ -452,6 +452,29 @@ def test_a_bound_holds_at_both_ends():
     assert idle(world, A) == 3, "at most so many are kept, whatever the demand"
 
 
+@pytest.mark.parametrize(("deepest_layer", "kept"), [(None, 2), (0, 5)])
+def test_what_cannot_be_reset_beside_the_making_is_made_again(deepest_layer, kept):
+    """More than are wanted would wait to be reset, as long as requests leave them no time."""
+    world = World(policy=Policy(refill=False, resetting=2, deepest_layer=deepest_layer))
+    leases = [world.request(A) for _ in range(5)]
+    world.settle()
+    world.request(AC)
+    for lease in leases:
+        world.give_back(lease)
+    assert len(world.resets) == kept, "of a state without a layer, none is given up"
+    world.settle()
+    assert idle(world, A) == kept
+
+
+def test_whatever_comes_back_is_reset_while_nobody_waits():
+    world = World(policy=Policy(refill=False, resetting=2))
+    leases = [world.request(A) for _ in range(5)]
+    world.settle()
+    for lease in leases:
+        world.give_back(lease)
+    assert len(world.resets) == 5
+
+
 def test_who_was_half_served_and_waits_lets_others_have_it():
     """Two that hold a part of what they need would wait for each other."""
     world = World(Budget(sandboxes=4), Policy(refill=False, fork=False, deepest_layer=0))

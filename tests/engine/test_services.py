@@ -86,7 +86,7 @@ async def test_it_sees_what_stages_made_and_the_one_before_it(native: Any) -> No
         "first", "cat file > part; mv part copy; exec sleep 1000", Ready(file="copy"), env={"A": "b"}
     )
     second = Service(
-        "second", "cat ../copy; echo $A; exec sleep 1000", Ready(line="c\n"), 9, "sub", {"A": "c"}
+        "second", "cat ../copy; echo $A; exec sleep 1000", Ready(line="c\n"), cwd="sub", env={"A": "c"}
     )
     made = Recipe(stages=(stage, Stage("setup", commands=("mkdir sub",))), services=(first, second))
     async with native.sandbox(made) as sandbox:
@@ -103,10 +103,7 @@ async def test_it_sees_what_stages_made_and_the_one_before_it(native: Any) -> No
         (Service("web", "echo no config; exit 3", Ready(line="up")), "its last output: no config"),
         (Service("web", ("no-such-program",)), "ended with 127; its last output: No such file"),
         (Service("web", "sleep 1000", cwd="/none"), "ended with 126; its last output: No such file"),
-        (
-            Service("web", "echo still loading; exec sleep 1000", Ready(line="up"), 2),
-            "was not ready within 2 s: it did not print 'up'; its last output: still loading",
-        ),
+        (Service("web", "exec sleep 1000", Ready(line="up"), 0.3), "within 0.3 s: it did not print 'up'"),
         (Service("web", "sleep 1000", Ready(file="f"), 0.3), "within 0.3 s: there is no f"),
         (Service("web", "sleep 1000", Ready(socket="s"), 0.3), "within 0.3 s: nobody listens to s"),
         (Service("web", "sleep 1000", Ready(socket="s" * 200), 9), "File name too long"),
@@ -120,6 +117,19 @@ async def test_one_that_does_not_become_ready_is_named(native: Any, service: Ser
     assert await native.sandboxes() == []
     async with native.sandbox() as sandbox:  # nobody else is disturbed
         assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+
+
+async def test_what_one_said_that_does_not_become_ready_is_told(native: Any) -> None:
+    for seconds in (1, 10, 100):  # until it has come so far by then
+        slow = Service("web", "echo still loading; exec sleep 1000", Ready(line="up"), seconds)
+        with pytest.raises(
+            CreateError, match=f"was not ready within {seconds} s: it did not print"
+        ) as raised:
+            async with native.sandbox(recipe(slow)):
+                pass
+        if "; its last output: still loading" in str(raised.value):
+            break
+    assert "; its last output: still loading" in str(raised.value)
 
 
 async def test_one_that_prints_without_end_neither_stops_nor_hides_its_line(native: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dutyfree.contract import Recipe
 from dutyfree.engine.keys import Keys, Remembered
 from dutyfree.engine.scheduling.values import Chain
+from dutyfree.recipe import checked
 
 
 class Chains:
@@ -16,8 +17,8 @@ class Chains:
         """With the keys, where files may make them others."""
 
     async def of(self, recipe: Recipe) -> Chain:
-        """Raises CreateError if one of its files cannot be read."""
-        known = self._known.get(recipe)
+        """Raises CreateError if one of its files cannot be read, and RecipeError for what is no recipe."""
+        known = self._known.get(checked(recipe))
         if known is not None and known[0] is None:
             return known[1]
         keys = await self._keys.of(recipe)

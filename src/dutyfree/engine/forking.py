@@ -23,12 +23,13 @@ from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.disk import Base
 from dutyfree.engine.launcher import LauncherError
+from dutyfree.engine.leases import whole
 from dutyfree.engine.named import Named
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.snapshots import Snapshots
-from dutyfree.errors import ExecError, UsageError
+from dutyfree.errors import ExecError
 
 One = TypeVar("One")
 
@@ -78,9 +79,8 @@ class ForkingSandbox(NativeSandbox):
 
     @asynccontextmanager
     async def fork(self, count: int) -> AsyncIterator[Sequence[ForkingSandbox]]:
-        """Raises CreateError if one of them cannot be made, and then none is left."""
-        if count < 0:
-            raise UsageError(f"there is no way to make {count} forks")
+        """Raises UsageError, and CreateError if one of them cannot be made: then none is left."""
+        count = whole(count, 0)
         recipe = await self.snapshot()
         try:
             async with entered([self._keeper.child(recipe) for _ in range(count)]) as children:

@@ -41,7 +41,7 @@ from dutyfree.engine.scheduling.values import (
 )
 from dutyfree.engine.source import ForkingSource, Source
 from dutyfree.engine.workshop import Workshop
-from dutyfree.errors import LeaseEnded, PoolError, UsageError
+from dutyfree.errors import LeaseEnded, PoolError, RecipeError, UsageError
 
 
 class Pool:
@@ -128,8 +128,7 @@ class Pool:
         """
         size = whole(size, 1)
         check(terms)
-        if self._closed:
-            raise PoolError("the pool was closed")
+        self._check_open()
         asked, key = anyio.current_time(), terms.get("idempotency_key")
         chain = await self._chains.of(recipe)
         now = anyio.current_time()
@@ -147,7 +146,7 @@ class Pool:
             waiter = Waiter(request, asked, key)
             self._waiters.add(waiter)
             self._state.arrive(request, now)
-            self._advance()
+            self._advance(now)
         waiter.people += 1
         try:
             if waiter.answered.is_set():
@@ -200,15 +199,19 @@ class Pool:
     async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
         """So many of each will be asked for soon: make them ready, after all that is asked for now.
 
-        Raises UsageError, and CreateError for a recipe whose files cannot be read.
+        Raises UsageError, PoolError if the pool is closed, and CreateError for files that cannot be read.
         """
+        self._check_open()
         each = whole(each, 0)
+        if isinstance(recipes, Recipe):
+            raise RecipeError("several recipes are wanted, not one", remedy="write [recipe]")
         for recipe in recipes:
             self._state.hint(await self._chains.of(recipe), each, anyio.current_time())
         self._advance()
 
     async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
-        """At least and at most so many idle. Raises UsageError, and CreateError as ``prefetch`` does."""
+        """At least and at most so many idle. Raises as ``prefetch`` does."""
+        self._check_open()
         minimum = whole(minimum, 0)
         maximum = None if maximum is None else whole(maximum, minimum)
         self._state.bound(await self._chains.of(recipe), minimum, maximum)
@@ -224,11 +227,14 @@ class Pool:
         if not self._state.stock.could_ever_fit(count, path[-1]):
             raise UsageError(f"{count} sandboxes do not fit into the pool", remedy="raise its budget")
         while len(path[-1].idle) < count:
-            if self._closed:
-                raise PoolError("the pool was closed")
+            self._check_open()
             if (failing := hopeless(path, anyio.current_time())) is not None:
                 raise error(failing)
             await self._moved.wait()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolError("the pool was closed")
 
     def _end(self, waiter: Waiter) -> None:
         self._waiters.dismiss(waiter, anyio.current_time())
@@ -237,11 +243,11 @@ class Pool:
 
     # --- Decisions ----------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _advance(self, now: float | None = None) -> None:
         """Decide, and set in motion what was decided, until nothing more follows."""
         if self._closed:
             return
-        now = anyio.current_time()
+        now = anyio.current_time() if now is None else now
         while operations := decide(self._state, now):
             for operation in operations:
                 self._carry_out(operation, now)
@@ -287,7 +293,6 @@ class Pool:
         waiter = self._waiters.of(given.request)
         assert waiter is not None
         waiter.give(given, list(sandboxes.values()), now)
-        for sandbox in sandboxes.values():
-            self._source.hand_out(sandbox, waiter.request.chain.recipe, waiter.lease.labels)
-        for served in waiter.lease.served:
+        for sandbox, served in zip(sandboxes.values(), waiter.lease.served, strict=True):
+            self._source.hand_out(sandbox, served, waiter.request.chain.recipe, waiter.lease.labels)
             self.ledger.record(served)

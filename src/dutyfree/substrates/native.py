@@ -39,7 +39,7 @@ from dutyfree.engine.keys import Keys
 from dutyfree.engine.labelling import Labelling
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
-from dutyfree.engine.pooling import POLICY
+from dutyfree.engine.pooling import POLICY, default_budget
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
@@ -55,6 +55,7 @@ from dutyfree.errors import (
     Unavailable,
     UsageError,
 )
+from dutyfree.recipe import checked
 from dutyfree.substrates import stages
 from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
@@ -83,7 +84,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The C program, where it is another than the package's own."""
     limits: Limits = Limits()
     """Of sandboxes for which none are asked; and those of the pool (docs/pools.md)."""
-    budget: Budget | None = None
+    budget: Budget = msgspec.field(default_factory=default_budget)
     """What the pool may take: a quarter of the host's memory by default."""
     policy: Policy = POLICY
     """How the pool decides."""
@@ -145,10 +146,11 @@ class Native(Pooled):
         self._disk = Disk(self._launcher)
         registries = partial(mirrors.options, self._config.mirrors, self._config.insecure)
         self._images = Images(self._launcher, self._disk, self._snapshots, self._config.image, registries)
-        budget = self._config.budget or Budget()
         peers, seconds = self._config.peers, self._config.peer_seconds
         neighbours = Neighbours(peers, seconds) if peers else None
-        self._stages = Stages(self._disk, self._layers, self._build, None, budget.disk, neighbours)
+        self._stages = Stages(
+            self._disk, self._layers, self._build, None, self._config.budget.disk, neighbours
+        )
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:
@@ -171,12 +173,14 @@ class Native(Pooled):
         except BaseException:
             await self._close()
             raise
+        self._entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close(finish=kind is None)
+        # What was made before an error is on its way to the disk too; who is interrupted does not wait.
+        await self._close(finish=kind is None or issubclass(kind, Exception))
 
     async def _close(self, *, finish: bool = False) -> None:
         with anyio.CancelScope(shield=True):
@@ -197,14 +201,16 @@ class Native(Pooled):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
-        recipe, limits = recipe or NO_STAGES, limits or self._config.limits
+        self._check_entered()
+        recipe, limits = checked(recipe or NO_STAGES), limits or self._config.limits
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
         labelling.check(labels)
         return self._made(recipe, limits, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        await self._base(recipe or Recipe())
+        self._check_entered()
+        await self._base(checked(recipe or NO_STAGES))
 
     async def sandboxes(self) -> Sequence[str]:
         """The ids of those that somebody has, also by a lease; idle ones of the pool are nobody's yet."""

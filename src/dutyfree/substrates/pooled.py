@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import perf_counter
 from typing import ClassVar, Protocol
+
+import msgspec
 
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine import labelling, snapshots
@@ -19,10 +22,13 @@ from dutyfree.engine.labelling import Labelling
 from dutyfree.engine.leases import whole
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.pooling import Keeping
+from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
+from dutyfree.errors import UsageError
+from dutyfree.recipe import checked
 from dutyfree.substrates import stages
 
 OPEN = Limits(network="on")
@@ -35,7 +41,7 @@ class Options(Protocol):
     @property
     def limits(self) -> Limits: ...
     @property
-    def budget(self) -> Budget | None: ...
+    def budget(self) -> Budget: ...
     @property
     def policy(self) -> Policy: ...
     @property
@@ -53,6 +59,7 @@ class Pooled(ABC):
     _keys: Keys
     _labelling: Labelling
     _warmth: ClassVar[Warmth | None] = None
+    _entered = False
 
     @property
     @abstractmethod
@@ -75,6 +82,9 @@ class Pooled(ABC):
     ) -> Base: ...
 
     @abstractmethod
+    def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served: ...
+
+    @abstractmethod
     def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]: ...
 
     def _open_pool(self, options: Options) -> None:
@@ -88,13 +98,24 @@ class Pooled(ABC):
         """The pool, once something was asked for that wants one: ``prefetch``, ``group`` or ``pooled``."""
         return self._keeping.pool
 
+    def _check_entered(self) -> None:
+        """Raises UsageError for what was opened and not entered."""
+        if not self._entered:
+            raise UsageError(
+                "the substrate is not open yet", remedy="write: async with dutyfree.open(…) as substrate"
+            )
+
     async def pooled(self) -> Pool:
         """The pool, for leases with terms of their own, begun if it was not."""
+        self._check_entered()
         return await self._keeping.started()
 
     async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
-        """So many of each will be asked for soon, with the limits of the pool. Raises CreateError."""
-        await (await self._keeping.started()).prefetch(recipes, count)
+        """So many of each will be asked for soon, with the limits of the pool.
+
+        Raises UsageError, CreateError and PoolError.
+        """
+        await (await self.pooled()).prefetch(recipes, count)
 
     @asynccontextmanager
     async def group(
@@ -109,16 +130,22 @@ class Pooled(ABC):
 
         Raises UsageError, PoolError, StageError and CreateError.
         """
-        count = whole(count, 1)
+        self._check_entered()
+        recipe, count = checked(recipe), whole(count, 1)
         limits = limits or self._options.limits
         if self._is_pooled(recipe, limits):
             async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:
                 yield sandboxes
             return
         labelling.check(labels)
-        base = await self._base(recipe)
+        asked, trace = perf_counter(), Trace()
+        base = await self._base(recipe, trace=trace)
         each = [self._made(recipe, limits, base=base, labels=labels) for _ in range(count)]
         async with entered(each) as made:
+            took = perf_counter() - asked
+            for sandbox in made:
+                served = self._served(recipe, trace, sandbox.id, took)
+                sandbox.served = served if sandbox is made[0] else copied(served, recipe)
             yield tuple(made)
 
     @asynccontextmanager
@@ -183,6 +210,12 @@ class Maker:
 
     async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
         await stages.apply(builder, stage, number, self._substrate._options.longest_stage)
+
+
+def copied(served: Served, recipe: Recipe) -> Served:
+    """How those of a group were that had nothing to do but to start from what the first one wanted."""
+    stage = recipe.stages[-1].kind if recipe.stages else "image"
+    return msgspec.structs.replace(served, kind="forked", stage=stage)
 
 
 def number_of(sandbox: str) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import http.client
 import io
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -175,10 +176,12 @@ def layout(root: Path, image: Image, tag: str = "latest") -> Path:
     return root
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def nobody() -> Iterator[str]:
+    """An address on the loopback where nobody listens, and nobody else can meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @contextlib.contextmanager
@@ -188,29 +191,32 @@ def registry(root: Path, *more: str) -> Iterator[str]:
     if program is None:
         pytest.skip("no registry; to enable it: apt-get install docker-registry")
     root.mkdir(parents=True, exist_ok=True)
-    port = free_port()
     config = root / "config.yml"
     lines = [
         "version: 0.1",
-        "log: {level: error}",
+        "log: {level: info}",
         f"storage: {{filesystem: {{rootdirectory: {root}/data}}, delete: {{enabled: true}}}}",
-        f"http: {{addr: 127.0.0.1:{port}}}",
+        "http: {addr: 127.0.0.1:0}",
         *more,
     ]
     config.write_text("\n".join(lines) + "\n")
-    with open(root / "log", "ab") as log:
+    with open(root / "log", "wb") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
     try:
-        for _ in range(400):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            if process.poll() is not None:
-                raise AssertionError((root / "log").read_text())
-            time.sleep(0.02)
-        yield f"127.0.0.1:{port}"
+        yield _listening(process, root / "log")
     finally:
         process.kill()
         process.wait()
+
+
+def _listening(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where it says that it does."""
+    deadline = time.monotonic() + 60
+    while not (said := re.search(r"listening on (127\.0\.0\.1:\d+)", log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    return said[1]
 
 
 def push(host: str, repository: str, tag: str, image: Image, headers: dict[str, str] | None = None) -> str:

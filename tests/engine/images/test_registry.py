@@ -186,8 +186,8 @@ def test_what_is_not_there_is_told(hub: tuple[str, Path], store: Store) -> None:
     host, _ = hub
     with pytest.raises(CreateError, match="has no"):
         pull(store, f"{host}/team/none:latest")
-    with pytest.raises(CreateError, match="cannot be reached"):
-        pull(store, f"127.0.0.1:{composing.free_port()}/team/none")
+    with composing.nobody() as dead, pytest.raises(CreateError, match="cannot be reached"):
+        pull(store, f"{dead}/team/none")
     assert store.images() == []
 
 
@@ -395,13 +395,13 @@ def test_mirrors_come_first_and_the_registry_last(
 ) -> None:
     host, _ = hub
     push(host, "team/mirrored", "latest", Image([tar(member("a", b"of the origin"))]))
-    dead = f"http://127.0.0.1:{composing.free_port()}"
-    with composing.registry(tmp_path / "mirror", f"proxy: {{remoteurl: http://{host}}}") as mirror:
+    proxy = f"proxy: {{remoteurl: http://{host}}}"
+    with composing.nobody() as dead, composing.registry(tmp_path / "mirror", proxy) as mirror:
         name = "registry.example/team/mirrored"
-        kept = pull(store, name, mirrors={"registry.example": (dead, f"http://{mirror}")})
+        kept = pull(store, name, mirrors={"registry.example": (f"http://{dead}", f"http://{mirror}")})
         assert kept.name == f"{name}:latest"
         assert files(store, kept) == {"a": b"of the origin"}
-        kept = pull(store, f"{host}/team/mirrored", mirrors={host: (dead,)})
+        kept = pull(store, f"{host}/team/mirrored", mirrors={host: (f"http://{dead}",)})
         assert kept.name == f"{host}/team/mirrored:latest"
 
 
@@ -431,10 +431,10 @@ class Cutter:
     def _pass(self, source: socket.socket, target: socket.socket, budget: int) -> None:
         with contextlib.suppress(OSError):
             while budget > 0 and (data := source.recv(min(65536, budget))):
-                target.sendall(data)
                 budget -= len(data)
-                if source.getpeername() == self._to:
+                if source.getpeername() == self._to:  # counted before whoever waits for it can look
                     self.bytes += len(data)
+                target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +77,25 @@ class Server:
         return host, int(port)
 
 
+@contextlib.contextmanager
+def reserved() -> Iterator[int]:
+    """A port of the loopback for servers that come and go: nobody else gets it meanwhile."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: both may have it then
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def over(*search: str) -> bool:
+    """Whether no process is found by ``pgrep``, given time to end."""
+    deadline = time.monotonic() + 60
+    while found := subprocess.run(["pgrep", *search], stdout=subprocess.DEVNULL, check=False).returncode == 0:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return not found
+
+
 def pipe(node: Path, through: str) -> str:
     """A peer whose answers go through a program."""
     serve = f"DUTYFREE_CACHE={node} {sys.executable} -m dutyfree layer serve"
@@ -83,6 +104,14 @@ def pipe(node: Path, through: str) -> str:
 
 THROUGH = "import os, time\nwhile data := os.read(0, 99999): os.write(1, data)"
 SLOWLY = f"{THROUGH}; time.sleep(0.02)"
+
+
+def held(count: int) -> str:
+    """What says nothing more after so many bytes, until nobody listens."""
+    return (
+        f"import os, select\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))\n"
+        "gone = select.poll(); gone.register(1, 0); gone.poll()"
+    )
 
 
 def cut(count: int) -> str:

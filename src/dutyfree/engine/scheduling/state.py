@@ -110,12 +110,18 @@ class State:
             self.leased -= 1
             # Nothing idle is left when a request waits, so this one would be evicted right after.
             blocked = self.queue and next(iter(self.queue.values())).path[-1].key != held.chain.key
-            if self.policy.park and not blocked:
+            if self.policy.park and not blocked and not self._behind(held):
                 held.status = "resetting"
                 self.resetting += 1
                 self.operations.append(Reset(held.id))
             else:
                 self.destroy(held, "returned")
+
+    def _behind(self, held: Held) -> bool:
+        """Whether what requests wait for leaves no time to reset this too: a layer gives another as soon."""
+        node = self.stock.node(held.chain.keys[held.depth])
+        busy = self.running and self.resetting >= self.policy.resetting
+        return bool(busy and node is not None and node.layer is not None)
 
     def undelivered(self, request: int, dead: Iterable[str], now: float) -> None:
         """Some of what was delivered had died before. The request goes on, at the head of the queue."""
@@ -178,7 +184,8 @@ class State:
             held.status = "leased"
             held.chain = request.chain
         members = tuple(Member(held.id, kind, start) for held, kind, start in claim.ready)
-        self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain)))
+        waited = (now if claim.admitted is None else claim.admitted) - claim.arrived
+        self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain), waited))
 
     def end_lease(self, request: int) -> Lease | None:
         """Its sandboxes are still where they were; None if it is over already."""

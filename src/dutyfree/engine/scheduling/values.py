@@ -106,6 +106,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sandboxes made at once for requests."""
     refilling: int = 2
     """Sandboxes made at once in the background, and only while no request waits."""
+    resetting: int = 16
+    """Sandboxes reset at once while others are made for requests; more are discarded, if a layer has them."""
     late: float = 60.0
     """Seconds after which one of these no longer keeps others from being made beside it, at the least."""
     cover: float = 5.0
@@ -138,7 +140,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _LEAST_POLICY = {
     **dict.fromkeys(("starting", "recipes", "attempts", "tolerated"), 1),
     **dict.fromkeys(("half_life", "backoff", "longest_backoff"), 0.001),
-    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "cover", "late"), 0),
+    **dict.fromkeys(("deepest_layer", "shallowest", "refilling", "resetting", "cover", "late"), 0),
     **dict.fromkeys(("hint_seconds", "idle_seconds", "remembered"), 0),
 }
 
@@ -244,6 +246,8 @@ class Deliver(msgspec.Struct, frozen=True):
     until: float | None
     cold_seconds: float
     """What one of them would have cost with nothing at hand."""
+    waited: float = 0.0
+    """Seconds until there was room for them."""
 
 
 class Refuse(msgspec.Struct, frozen=True):
