@@ -9,10 +9,12 @@ out of the group's baseline, so that no broken machine teaches the model anythin
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -59,12 +61,12 @@ class Outcome:
     served: str = ""
 
 
-async def attempt(sandbox: Sandbox, sample: str) -> Outcome:
+async def attempt(sandbox: Sandbox, sample: str, seconds: float) -> Outcome:
     served = getattr(sandbox, "served", None)
     how = "" if served is None else f"{served.kind} in {served.seconds * 1e3:.1f} ms"
     try:
         await sandbox.write("project.py", f"def middle(values):\n    return {sample}\n".encode())
-        seen = await sandbox.exec(["python3", "test.py"], timeout=6)
+        seen = await sandbox.exec(["python3", "test.py"], timeout=seconds)
     except SubstrateError as error:  # the machinery, not the model
         return Outcome(sample, failure=f"{error.phase}: {error}", served=how)
     return Outcome(sample, reward=float(seen.ok), served=how)
@@ -80,7 +82,7 @@ def advantages(outcomes: Sequence[Outcome]) -> list[float | None]:
     return [None if found.reward is None else (found.reward - mean) / spread for found in outcomes]
 
 
-async def rollouts(samples: Sequence[str]) -> list[Outcome]:
+async def rollouts(samples: Sequence[str], seconds: float) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     async with AsyncExitStack() as stack:
         substrate = await stack.enter_async_context(dutyfree.open("native"))
@@ -88,7 +90,7 @@ async def rollouts(samples: Sequence[str]) -> list[Outcome]:
         group = await stack.enter_async_context(substrate.group(RECIPE, len(samples)))
 
         async def one(number: int) -> None:
-            outcomes[number] = await attempt(group[number], samples[number])
+            outcomes[number] = await attempt(group[number], samples[number], seconds)
 
         async with anyio.create_task_group() as tasks:
             for number in range(len(samples)):
@@ -96,13 +98,19 @@ async def rollouts(samples: Sequence[str]) -> list[Outcome]:
     return [outcomes[number] for number in range(len(samples))]
 
 
-async def main() -> None:
-    outcomes = await rollouts(SAMPLES)
+async def show(seconds: float) -> None:
+    outcomes = await rollouts(SAMPLES, seconds)
     for outcome, advantage in zip(outcomes, advantages(outcomes), strict=True):
         weight = "none" if advantage is None else f"{advantage:+.2f}"
         verdict = outcome.failure or f"reward {outcome.reward:g}"
         print(f"{verdict:10} advantage {weight:>5}  ({outcome.served})  {outcome.sample}")
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A group of rollouts for GRPO.")
+    parser.add_argument("--timeout", type=float, default=6, help="seconds that an attempt's tests may take")
+    anyio.run(partial(show, parser.parse_args().timeout))
+
+
 if __name__ == "__main__":
-    anyio.run(main)
+    main()

@@ -77,7 +77,7 @@ def make_tasks(root: Path) -> list[Task]:
 
 async def attempt(sandbox: ActingSandbox, chance: random.Random) -> float:
     """Look, think, change, test: the reward is whether the test passes. Raises SubstrateError."""
-    seen = await sandbox.exec("grep -l ' - ' m*.py", cwd="repository", timeout=10)
+    seen = await sandbox.exec("grep -l ' - ' m*.py", cwd="repository", timeout=30)
     (suspect,) = seen.stdout.decode().split()
     await sandbox.pause()  # the weights are updated: nothing runs, no timeout does either
     await sandbox.resume()
@@ -150,7 +150,7 @@ async def best_branch(native: Native, task: Task) -> str:
     """A tree of one level: go to where it matters, fork, and try everything."""
     operators = (" + ", " * ", " / ", " % ")
     async with native.sandbox(task.recipe) as root:
-        seen = await root.exec("grep -l ' - ' m*.py", cwd="repository", timeout=10)
+        seen = await root.exec("grep -l ' - ' m*.py", cwd="repository", timeout=30)
         (suspect,) = seen.stdout.decode().split()
         async with root.fork(len(operators)) as branches:
             found = []

@@ -57,6 +57,14 @@ def test_exceptions_pass_through(substrate):
         pass
 
 
+def test_what_is_closed_says_so():
+    with dutyfree.sync.open("scripted") as substrate, substrate.sandbox() as sandbox:
+        pass
+    for use in (substrate.sandbox, sandbox.reset, substrate.prepare):
+        with pytest.raises(errors.SandboxClosed, match=r"the substrate is closed \(use it inside of: with"):
+            use()
+
+
 def test_opening_fails_as_in_async_code():
     with pytest.raises(errors.OptionError), dutyfree.sync.open("nowhere"):
         pass
@@ -102,7 +110,7 @@ def test_the_thread_of_the_loop_ends_with_the_context():
         ours = set(threading.enumerate()) - before
         assert ours
     for thread in ours:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -171,7 +179,7 @@ def test_pools_groups_and_leases():
         lease = pool.acquire(recipe, 2, idempotency_key="k", labels={"run": "7"}, lease_seconds=None)
         assert lease.sandboxes[1].exec("cat a").stdout == b"1\n"
         assert set(substrate.sandboxes()) == {sandbox.id for sandbox in lease.sandboxes}
-        pool.keep_alive(lease, 100)
+        pool.keep_alive(lease=lease, seconds=100)
         assert lease.until is not None
         assert [one.labels for one in substrate.pool.leases] == [{"run": "7"}]
         pool.release(lease)

@@ -69,8 +69,9 @@ class _Blocking:
                     "this process is a fork of the one that opened the substrate",
                     remedy="open a substrate of its own after os.fork",
                 )
-            plain = [one._inner if isinstance(one, _Blocking) else one for one in args]
-            return _blocking(self._portal, self._portal.call(_resolve, value, plain, kwargs))
+            plain = [_plain(one) for one in args]
+            named = {key: _plain(one) for key, one in kwargs.items()}
+            return _blocking(self._portal, _run(self._portal, value, plain, named))
 
         return call
 
@@ -94,6 +95,23 @@ def _face(inner: type) -> type[_Blocking]:
 
 def _passing(name: str) -> property:
     return property(lambda self: self.__getattr__(name))
+
+
+def _plain(argument: Any) -> Any:
+    return argument._inner if isinstance(argument, _Blocking) else argument
+
+
+def _run(portal: BlockingPortal, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Raises what it raises, and SandboxClosed where the context of ``open`` was left, or thrown away."""
+    try:
+        begun = portal.start_task_soon(_resolve, function, args, kwargs)
+    except RuntimeError as error:
+        if "not running" not in str(error):
+            raise
+        raise SandboxClosed(
+            "the substrate is closed", remedy="use it inside of: with dutyfree.sync.open(…) as substrate"
+        ) from None
+    return begun.result()
 
 
 async def _resolve(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import anyio.lowlevel
 
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.engine.haste import Haste
+from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.source import Made
 from dutyfree.errors import CleanupError, CreateError, ExecError, StageError
 from dutyfree.substrates.scripted import Scripted
@@ -118,7 +119,7 @@ class ScriptedSource:
         if sandbox.files.nodes != sandbox.initial:
             raise ExecError("traces of the former use")
 
-    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
+    def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
         self.handed_out.append((sandbox.id, recipe, dict(labels)))
 
     def alive(self, sandbox: Sandbox) -> bool:

@@ -50,6 +50,36 @@ def test_too_many_open_files(limit: str) -> None:
     assert "ulimit" in done.stdout
 
 
+POOLED = textwrap.dedent(
+    """
+    import anyio, dutyfree
+    from dutyfree import Recipe, Stage
+    async def main():
+        async with dutyfree.open("native") as substrate:
+            await substrate.pooled()
+            for number in range(120):
+                recipe = Recipe(stages=(Stage("setup", (f"echo {number}",)),))
+                async with substrate.sandbox(recipe) as sandbox:
+                    assert (await sandbox.exec(["/bin/true"])).ok
+            print(substrate.pool)
+    anyio.run(main)
+    """
+)
+
+
+@pytest.mark.native
+def test_what_is_kept_idle_leaves_open_files_for_who_asks() -> None:
+    done = subprocess.run(
+        ["prlimit", "--nofile=256:256", sys.executable, "-c", POOLED],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "could not" not in done.stderr, "refills neither"
+    assert "of 24 sandboxes" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("number", "word"),
     [

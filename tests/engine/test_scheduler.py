@@ -392,6 +392,24 @@ def test_the_ledger_counts_by_kind_and_stage():
     assert ledger.seconds["warm", "setup"].count == 2
 
 
+def test_who_waits_for_room_is_told_so_and_the_saving_is_without_it():
+    world = World(Budget(sandboxes=1), QUIET)
+    first = world.request(A)
+    world.settle()
+    second = world.request(A)
+    world.pass_time(7)
+    world.give_back(first)
+    world.settle()
+    world.pass_time(2)
+    assert [world.answers[one].waited for one in (first, second)] == [0.0, 7.0]
+    ledger = Ledger()
+    ledger.record(Served("warm", "setup", 7.5, 2.0, "s", "r", waited=7.0))
+    assert (ledger.saved_seconds, ledger.waited_seconds) == (1.5, 7.0)
+    assert "7.0 s waited for room" in str(ledger)
+    assert ledger.figures()["waited_seconds"] == 7.0
+    assert "dutyfree_pool_waited_seconds_total 7\n" in ledger.prometheus()
+
+
 def test_the_ledger_is_told_to_people_and_to_programs():
     ledger = Ledger()
     ledger.record(Served("warm", "setup", 0.001, 2.0, "s", "r"))
@@ -420,7 +438,7 @@ def test_the_ledger_is_told_to_people_and_to_programs():
 
 def test_nothing_served_is_told_too():
     assert "0.0 s saved" in str(Ledger())
-    assert Ledger().figures() == {"served": 0, "saved_seconds": 0.0}
+    assert Ledger().figures() == {"served": 0, "saved_seconds": 0.0, "waited_seconds": 0.0}
 
 
 @given(st.lists(st.floats(0, 1000)))

@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree.abilities import Forkable, Snapshottable
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine.snapshots import worth_merging
-from dutyfree.errors import CreateError, ExecError, UsageError
+from dutyfree.errors import CreateError, DispatchError, ExecError, UsageError
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -217,6 +217,39 @@ async def test_what_is_kept_is_bounded() -> None:
         assert (await sandbox.exec("wc -c < more")).stdout == b"6000000\n"
         for taken in native.snapshots():
             native.forget(taken.recipe)
+
+
+async def test_a_paused_one_can_be_kept_and_stays_paused(native: Any) -> None:
+    """As a partial rollout that waits is taken to another machine."""
+    async with native.sandbox() as sandbox:
+        await sandbox.start("while echo . >> ticks; do sleep 0.01; done")
+        while not (await sandbox.exec("test -s ticks")).ok:
+            pass
+        await sandbox.pause()
+        kept = await sandbox.snapshot()
+        async with native.sandbox(kept) as later, sandbox.fork(2) as children:
+            first = await later.read("ticks")
+            assert [await child.read("ticks") for child in children] == [first] * 2, "nothing ran meanwhile"
+        with pytest.raises(DispatchError, match="is paused"):
+            await sandbox.read("ticks")
+        await sandbox.resume()
+        while len(await sandbox.read("ticks")) == len(first):
+            pass
+
+
+async def test_who_is_paused_while_it_is_kept_stands_still(native: Any) -> None:
+    async with native.sandbox() as sandbox:
+        await sandbox.start("while echo . >> ticks; do :; done")
+        for _ in range(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(sandbox.snapshot)
+                tasks.start_soon(sandbox.pause)
+            sizes = []
+            for _ in range(2):
+                async with sandbox.fork(1) as (child,):
+                    sizes.append((await child.exec("stat -c %s ticks")).stdout)
+            assert sizes[0] == sizes[1]
+            await sandbox.resume()
 
 
 async def test_forks_have_limits_and_network_of_their_parent(native: Any) -> None:

@@ -86,6 +86,20 @@ def weights() -> set[str]:
 # --- How requests are served --------------------------------------------------------------------------------
 
 
+async def test_the_sandboxes_of_a_lease_say_how_they_were_served(pooled):
+    pool = await pooled.pooled()
+    for first in ("cold", "warm"):
+        lease = await pool.acquire(recipe(), 2)
+        assert tuple(sandbox.served for sandbox in lease.sandboxes) == lease.served
+        assert lease.served[0].kind == first
+        assert all(served.waited == 0 for served in lease.served), "there was room"
+        assert [span.name for span in lease.sandbox.spans][:1] == ["pool"]
+        pool.release(lease)
+        await idle(pooled, recipe(), 2)
+    with pytest.raises(UsageError, match="an idempotency key is a text, not 7"):
+        await pool.acquire(recipe(), idempotency_key=7)
+
+
 async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
     with pytest.raises(RecipeError, match=r"'python:3.12' is no recipe \(write Recipe\('python:3.12'\)\)"):
         pooled.sandbox("python:3.12")

@@ -21,7 +21,7 @@ def example(name: str) -> Any:
     return module
 
 
-def printed(name: str) -> str:
+def printed(name: str, *arguments: str) -> str:
     """What it prints when it is run as it is written."""
-    program = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    program = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     return subprocess.run(program, capture_output=True, text=True, check=True).stdout

@@ -17,8 +17,12 @@ pytestmark = pytest.mark.native
 
 
 def test_it_runs_as_written() -> None:
-    lines = printed("grpo_group").splitlines()
-    assert [line.split()[1] for line in lines] == ["1", "0", "0", "0", "1", "0", "0", "0"]
+    for seconds in (6, 60):  # a machine may stand still for as long as the attempts have
+        lines = printed("grpo_group", "--timeout", str(seconds)).splitlines()
+        rewards = [line.split()[1] for line in lines]
+        if rewards[0] == rewards[4] == "1":
+            break
+    assert rewards == ["1", "0", "0", "0", "1", "0", "0", "0"]
     assert "advantage +1.73" in lines[0]
     assert "advantage -0.58" in lines[1]
     assert sum("(forked in" in line for line in lines) == 7
@@ -30,13 +34,13 @@ async def test_a_sandbox_that_breaks_is_no_reward() -> None:
     async with dutyfree.open("native") as substrate, substrate.sandbox(module.RECIPE) as sandbox:
 
         async def kill() -> None:
-            await sandbox.exec("until [ -e /proc/2 ]; do :; done")
+            await sandbox.exec("until grep -qs 'tes[t].py' /proc/[0-9]*/cmdline; do :; done")
             for init in await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()):
                 os.kill(init, signal.SIGKILL)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(kill)
-            broken = await module.attempt(sandbox, "[only for only in iter(lambda: 0, 1)]")
+            broken = await module.attempt(sandbox, "[only for only in iter(lambda: 0, 1)]", 60)
     assert broken.reward is None
     assert broken.failure.startswith("exec: sandbox")
     good, bad = module.Outcome("", reward=1.0), module.Outcome("", reward=0.0)

@@ -11,6 +11,7 @@ import dutyfree.report
 from tests.analysis.synthetic import plausible, save
 
 CHROMIUM = Path("/usr/bin/chromium")
+PATIENCE = 180_000  # milliseconds
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 
 pytestmark = [
@@ -33,14 +34,14 @@ def address(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS, timeout=PATIENCE)
         yield running
         running.close()
 
 
 def opened(browser, address, **options):
     page = browser.new_page(**options)
-    page.goto(address)
+    page.goto(address, timeout=PATIENCE)
     return page
 
 
@@ -90,7 +91,7 @@ def test_no_request_leaves_the_page_and_nothing_is_logged(browser, address):
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
-    page.goto(address)
+    page.goto(address, timeout=PATIENCE)
     assert requests == [address]
     assert messages == []
     page.close()

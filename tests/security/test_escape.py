@@ -15,6 +15,7 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
+from dutyfree.engine import waiting
 from dutyfree.errors import DispatchError
 from dutyfree.substrates.native import Native
 
@@ -258,20 +259,22 @@ async def test_lowers_stay_as_they_are(native: Substrate) -> None:
 
 
 async def test_neighbours_do_not_meet(native: Substrate) -> None:
-    name = uuid.uuid4().hex
+    name = f"n{uuid.uuid4().hex}"  # no digit follows the zero that is written before it
     async with native.sandbox() as one, native.sandbox() as other:
         served = await attack(
             one,
             f"""
-            import socket, subprocess
+            import socket, time
+            listening, told = os.pipe()
             if os.fork() == 0:
                 os.setsid()
                 for fd in (0, 1, 2): os.close(fd)
                 a = socket.socket(socket.AF_UNIX); a.bind("\\0{name}"); a.listen()
                 b = socket.socket(); b.bind(("127.0.0.1", 4444)); b.listen()
-                import time; time.sleep(30)
+                os.write(told, b"!")
+                time.sleep(1000)
+            os.read(listening, 1)
             os.open("/dev/shm/{name}", os.O_CREAT | os.O_WRONLY)
-            import time; time.sleep(0.3)
             libc.shmget(4242, 4096, 0o1666); print("up")
             """,
         )
@@ -288,7 +291,8 @@ async def test_neighbours_do_not_meet(native: Substrate) -> None:
         print(met)
         """
         assert await attack(other, script) == "[]"
-        assert "shm" in await attack(one, script)
+        met = await attack(one, script)
+        assert all(way in met for way in (name, "4444", "shm", "ipc")), met
         maps = {(await box.exec(["cat", "/proc/self/uid_map"])).stdout for box in (one, other)}
         assert len(maps) == 2
 
@@ -308,11 +312,13 @@ async def test_the_hosts_sockets_are_not_there(native: Substrate) -> None:
 
 
 async def test_processes_of_the_host_are_not_there(native: Substrate) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220 (it is not waited for)
-        async with native.sandbox() as sandbox:
-            await sandbox.exec(f"kill -9 {process.pid}; kill -9 -1; true")
-        assert process.poll() is None
-        process.kill()
+    with subprocess.Popen(["sleep", "1000"]) as process:  # noqa: ASYNC220 (it is not waited for)
+        try:
+            async with native.sandbox() as sandbox:
+                await sandbox.exec(f"kill -9 {process.pid}; kill -9 -1; true")
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 async def test_files_that_claim_to_be_large_or_grow(native: Substrate) -> None:
@@ -362,8 +368,9 @@ BOMBS = {
 }
 
 
-async def test_bombs_beside_a_neighbour(native: Substrate) -> None:
+async def test_bombs_beside_a_neighbour(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind at once, and the neighbour answers."""
+    monkeypatch.setattr(waiting, "PATIENCE", 60.0)  # with a fifth of a processor they take long to end
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
 
     async def explode(command: str) -> None:

@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import textwrap
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
@@ -36,9 +38,9 @@ def resolver() -> Iterator[Resolver]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def everywhere() -> Iterator[Greeter]:
-    """A server on every address of this machine."""
+    """A server on every address of this machine, that nobody else has come to."""
     with networking.greeter("::", socket.AF_INET6) as made:
         yield made
 
@@ -80,7 +82,6 @@ async def test_the_host_is_not_reached_by_its_addresses(
 
 async def test_the_host_is_reached_where_it_is_allowed_to_be(networked: Native, everywhere: Greeter) -> None:
     """Or the tests above would prove nothing."""
-    visits = everywhere.visits
     cases: list[tuple[NetworkPolicy, bool]] = [
         ("on", True),
         (("host",), True),
@@ -93,8 +94,7 @@ async def test_the_host_is_reached_where_it_is_allowed_to_be(networked: Native, 
         async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
             seen = await sandbox.exec(reach(str(networked.host_address), everywhere.port), timeout=60)
             assert (seen.stdout == b"greetings\n") == allowed, policy
-    assert everywhere.visits == visits + 3
-    everywhere.visits = 0
+    assert everywhere.visits == 3
 
 
 async def test_the_metadata_address_is_not_reached(networked: Native) -> None:
@@ -109,7 +109,6 @@ async def test_a_name_that_leads_to_the_host(
     networked: Native, resolver: Resolver, everywhere: Greeter, policy: NetworkPolicy
 ) -> None:
     """An allowed name may be bound to any address by who owns it: that allows none of these."""
-    everywhere.visits = 0
     async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
         for address in (
             "127.0.0.1",
@@ -122,10 +121,10 @@ async def test_a_name_that_leads_to_the_host(
             resolver.names = {"bad.test": (address,)}
             seen = await sandbox.exec(reach("bad.test", everywhere.port), timeout=60)
             assert (seen.stdout, seen.timed_out) == (b"", False), address
+        assert everywhere.visits == 0
         resolver.names = {"bad.test": (str(networked.host_address),)}
         seen = await sandbox.exec(reach("bad.test", everywhere.port), timeout=60)
         assert (seen.stdout == b"greetings\n") == (policy == "on")
-    everywhere.visits = 0
 
 
 async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver: Resolver) -> None:
@@ -137,7 +136,7 @@ async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver:
             sandbox,
             """
             import socket
-            s = socket.socket(type=socket.SOCK_DGRAM); s.connect(("169.254.1.1", 53)); s.settimeout(10)
+            s = socket.socket(type=socket.SOCK_DGRAM); s.connect(("169.254.1.1", 53)); s.settimeout(50)
             def ask(*labels, kind=1):
                 name = b"".join(bytes([len(l)]) + l for l in labels) + b"\\0"
                 s.send(b"\\x00\\x07\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + name + bytes([0, kind, 0, 1]))
@@ -164,7 +163,7 @@ async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver:
             """,
         )
         assert refused == "101 111 101"
-    assert resolver.asked == ["good.test", "good.test"]
+    assert set(resolver.asked) == {"good.test"}  # more than once, and again if it was slow to answer
 
 
 async def test_other_protocols_are_refused_at_once(networked: Native) -> None:
@@ -269,7 +268,6 @@ async def test_a_flood_of_connections_disturbs_no_neighbour(
                     with contextlib.suppress(FileNotFoundError):
                         assert _memory(process) < 64 << 10
                         assert len(os.listdir(f"/proc/{process}/fd")) < 3000
-    everywhere.visits = 0
 
 
 TWO_CALLS = """
@@ -298,9 +296,7 @@ async def test_without_descriptors_the_egress_process_waits_for_one(everywhere: 
         process = await sandbox.start(["python3", "-c", TWO_CALLS, *address], stdin=True)
         output = process.output()
         assert (await anext(output)).data == b"first\n"
-        used = {int(name) for name in os.listdir(f"/proc/{egress}/fd")}
-        await anyio.to_thread.run_sync(_limit_descriptors, egress, len(used))
-        assert max(used) < len(used)  # not one is free below the limit
+        await anyio.to_thread.run_sync(_limit_descriptors, egress)
         await process.write(b"\n")
         assert (await anext(output)).data == b"second\n"
         before = _cpu(egress)
@@ -311,10 +307,17 @@ async def test_without_descriptors_the_egress_process_waits_for_one(everywhere: 
         assert (await process.wait()).ok
 
 
-def _limit_descriptors(process: int, count: int) -> None:
-    """As the process's own user, who needs no privilege for it."""
+def _limit_descriptors(process: int) -> None:
+    """To those that it has. As the process's own user, who needs no privilege for it."""
+    until = time.monotonic() + 60
+    while True:  # until not one is free below the limit
+        used = {int(name) for name in os.listdir(f"/proc/{process}/fd")}
+        if max(used) < len(used):
+            break
+        assert time.monotonic() < until, used
+        time.sleep(0.02)
     user = protocol.FIRST_ID - 1
-    command = ["prlimit", "--pid", str(process), f"--nofile={count}:"]
+    command = ["prlimit", "--pid", str(process), f"--nofile={len(used)}:"]
     subprocess.run(command, check=True, user=user, group=user, extra_groups=[])
 
 
@@ -370,17 +373,12 @@ async def test_a_network_that_was_opened_is_not_used_again(networked: Native) ->
 
         for _ in range(6):
             group.start_soon(open_and_close)
-    async with anyio.create_task_group() as group:
-
-        async def look() -> None:
-            async with networked.sandbox() as sandbox:
-                seen = await sandbox.exec("cat /proc/net/fib_trie")
-                assert b"127.0.0.1" in seen.stdout
-                assert b"Id 100" not in seen.stdout
-                await anyio.sleep(1)  # so that each has a network of its own
-
-        for _ in range(40):
-            group.start_soon(look)
+    async with AsyncExitStack() as stack:
+        for _ in range(40):  # at once, so that each has a network of its own
+            sandbox = await stack.enter_async_context(networked.sandbox())
+            seen = await sandbox.exec("cat /proc/net/fib_trie")
+            assert b"127.0.0.1" in seen.stdout
+            assert b"Id 100" not in seen.stdout
 
 
 def say_urgently(listener: socket.socket) -> bytes:

@@ -88,7 +88,7 @@ def test_a_pipe_among_the_files_holds_up_no_key(tmp_path: Path) -> None:
         target=lambda: keys.append(Recipe(stages=(recipes.repository(tmp_path),)).key()), daemon=True
     )
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert keys == [before]  # nor is it copied
 
 
@@ -158,7 +158,8 @@ if os.fork() == 0:
 @pytest.mark.native
 async def test_who_goes_on_writing_changes_no_layer(native: Any) -> None:
     """Neither what a stage left running, nor what runs in a sandbox that was kept."""
-    start = "python3 -c '" + WRITER.replace("'", '"') + "' > /dev/null 2>&1; sleep 0.2"
+    begun = "until grep -q '[1-9]' written; do sleep 0.02; done"
+    start = "python3 -c '" + WRITER.replace("'", '"') + f"' > /dev/null 2>&1; {begun} 2> /dev/null"
     recipe = Recipe(stages=(Stage("setup", (start,)),))
     async with native.sandbox(recipe) as one, native.sandbox(recipe) as two, native.sandbox() as writing:
         await writing.exec(start)

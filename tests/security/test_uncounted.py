@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import textwrap
 from pathlib import Path
@@ -178,19 +179,30 @@ async def test_files_of_the_image_stay_in_memory(native: Substrate) -> None:
         assert await python(sandbox, EVICT) == ["done", "EINVAL", "ENOSYS", "True"]
 
 
+def unwritten(path: Path) -> int:
+    """How much of a file is in memory alone."""
+    found = (ctypes.c_uint64 * 5)()
+    with path.open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).syscall(451, file.fileno(), bytes(16), found, 0):
+            pytest.skip(f"the kernel does not tell ({os.strerror(ctypes.get_errno())}), before Linux 6.5")
+    return int(found[1]) * os.sysconf("SC_PAGESIZE")
+
+
 async def test_writing_out_the_hosts_disks(native: Substrate, tmp_path: Path) -> None:
     """`sync` in a sandbox waits for no disk: what others wrote there is theirs to write out."""
-    dirty = tmp_path / "dirty"
 
-    def unwritten() -> int:
-        return int(Path("/proc/meminfo").read_text().split("Dirty:")[1].split()[0])
+    def write(number: int) -> int:
+        (tmp_path / str(number)).write_bytes(os.urandom(16 << 20))
+        return unwritten(tmp_path / str(number))
 
     async with native.sandbox(limits=LIMITS) as sandbox:
-        await anyio.Path(dirty).write_bytes(os.urandom(16 << 20))
-        if await anyio.to_thread.run_sync(unwritten) < 8 << 10:
-            pytest.skip("what is written to the temporary directory goes to no disk")
-        assert await python(sandbox, "os.sync(); print('done')") == ["done"]
-        assert await anyio.to_thread.run_sync(unwritten) >= 8 << 10
+        for number in range(10):  # the kernel may write it out by itself, or anybody else have it do so
+            if not await anyio.to_thread.run_sync(write, number):
+                pytest.skip("what is written to the temporary directory goes to no disk")
+            assert await python(sandbox, "os.sync(); print('done')") == ["done"]
+            if await anyio.to_thread.run_sync(unwritten, tmp_path / str(number)) > 8 << 20:
+                return
+    raise AssertionError("each time it was written out")
 
 
 async def test_locks_of_the_host(native: Substrate) -> None:

@@ -14,6 +14,7 @@ from dutyfree.abilities import ShellSessions
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.engine import shell, waiting
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed
+from tests.awaiting import appeared, overrun
 
 pytestmark = pytest.mark.anyio
 
@@ -21,10 +22,11 @@ LIMITS = Limits(memory=256 << 20, pids=64)
 
 
 async def background(sandbox: Sandbox, script: str) -> None:
-    """Left behind by a command that ended."""
-    await sandbox.write("script.py", textwrap.dedent(script).encode())
+    """Left behind by a command that ended, and at work."""
+    begun = "open('begun', 'w').close()\n"
+    await sandbox.write("script.py", (begun + textwrap.dedent(script)).encode())
     await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
-    await anyio.sleep(0.5)
+    await appeared(sandbox, "begun")
 
 
 STOPPER = """
@@ -55,9 +57,9 @@ async def cancel_until_it_fails(sandbox: Sandbox) -> None:
 async def test_an_init_that_is_held_up_ends_the_sandbox(
     native: Substrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
+        monkeypatch.setattr(waiting, "PATIENCE", 1.5)
         with anyio.fail_after(200):
             with pytest.raises(ExecError, match="stopped answering"):
                 await run_until_it_fails(sandbox)
@@ -70,9 +72,9 @@ async def test_an_init_that_is_held_up_ends_the_sandbox(
 
 
 async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
+        monkeypatch.setattr(waiting, "PATIENCE", 1.5)
         with anyio.fail_after(200), pytest.raises(SandboxClosed):
             await cancel_until_it_fails(sandbox)
 
@@ -83,13 +85,14 @@ async def test_threads_that_outlive_the_first(native: Substrate) -> None:
     def beat():
         while True:
             open("beats", "a").write("x")
+            print("beat", flush=True)
             time.sleep(0.02)
     threading.Thread(target=beat, daemon=True).start()
     ctypes.CDLL(None).syscall(EXIT, 0)
     """.replace("EXIT", "60" if os.uname().machine == "x86_64" else "93")
     async with native.sandbox(limits=LIMITS) as sandbox:
-        with anyio.fail_after(60):
-            seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=4)
+        with anyio.fail_after(200):
+            seen = await overrun(sandbox, ["python3", "-c", textwrap.dedent(script)], b"beat")
         assert seen.timed_out
         size = len(await sandbox.read("beats"))
         await anyio.sleep(0.3)
@@ -141,14 +144,14 @@ async def test_a_tracer_does_not_hide_an_end_that_takes_long(native: Substrate) 
 
 
 async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
-    monkeypatch.setattr(shell, "PATIENCE", 1.5)
     async with native.sandbox(limits=LIMITS) as sandbox:
         assert isinstance(sandbox, ShellSessions)
-        with anyio.fail_after(60), contextlib.suppress(ExecError, SandboxClosed):
+        with anyio.fail_after(200), contextlib.suppress(ExecError, SandboxClosed):
             async with sandbox.shell() as held:
                 await held.run("true")
                 await background(sandbox, STOPPER)
+                monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+                monkeypatch.setattr(shell, "PATIENCE", 1.5)
                 for _ in range(20):
                     with anyio.move_on_after(0.2):
                         await sandbox.exec("true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -42,14 +43,14 @@ def leftovers(tmp_path, owners):
     return found
 
 
-def wait_for_trials(process, path, more):
-    """Return when ``path`` has ``more`` lines than now, or when the process has ended."""
+def wait_for_trials(process, path, more, seconds=math.inf):
+    """Return when ``path`` has ``more`` lines than now, when the process has ended, or after some time."""
 
     def lines():
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    wanted = lines() + more
-    while lines() < wanted and process.poll() is None:
+    wanted, until = lines() + more, time.monotonic() + seconds
+    while lines() < wanted and process.poll() is None and time.monotonic() < until:
         time.sleep(0.001)
 
 
@@ -57,13 +58,23 @@ def kill_again_and_again(tmp_path, substrates, trials):
     """Run the study to its end through twelve kills; the pids that it had.
 
     It is killed as it starts, and a few trials later: how far it comes is counted, not timed, so that no
-    machine is too fast to be caught in the middle.
+    machine is too fast to be caught in the middle. If we stand still until it ends, it is begun anew.
     """
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.format(substrates=substrates, trials=trials))
     (tmp_path / "tmp").mkdir()
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
-    chance = random.Random(7)
+    owners = []
+    for seed in range(7, 12):
+        ran = run_through_kills(tmp_path, plan, environment, random.Random(seed))
+        owners += ran
+        if len(ran) > 3:
+            return owners
+        shutil.rmtree(tmp_path / "out")
+    raise AssertionError("it was hardly ever killed in the middle")
+
+
+def run_through_kills(tmp_path, plan, environment, chance):
     owners = []
     for attempt in range(13):
         arguments = ["--plan", str(plan), *["--resume"] * (attempt > 0)]
@@ -72,15 +83,14 @@ def kill_again_and_again(tmp_path, substrates, trials):
         )
         owners.append(process.pid)
         if attempt < 12:
-            if attempt % 4:
-                wait_for_trials(process, tmp_path / "out" / records.FILE, more=chance.randint(1, 3))
-            time.sleep(chance.uniform(0, 0.01) if attempt % 4 else chance.uniform(0, 1))
+            more, seconds = chance.randint(1, 3), math.inf if attempt % 4 else chance.uniform(0, 1)
+            wait_for_trials(process, tmp_path / "out" / records.FILE, more, seconds)
+            time.sleep(chance.uniform(0, 0.01))
             process.kill()
         _, said = process.communicate(timeout=600)
         if process.returncode != -signal.SIGKILL:
             assert process.returncode == 0, said.decode()
             break
-    assert len(owners) > 3, "it was hardly ever killed in the middle"
     return owners
 
 
@@ -115,7 +125,7 @@ def test_a_killed_study_on_docker(tmp_path):
 @pytest.mark.parametrize("substrate", ["bare", pytest.param("docker", marks=pytest.mark.docker)])
 def test_an_interrupted_study_says_how_to_go_on(tmp_path, substrate, number):
     plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN.format(substrates=f'["{substrate}"]', trials=2000))
+    plan.write_text(PLAN.format(substrates=f'["{substrate}"]', trials=20_000))
     (tmp_path / "tmp").mkdir()
     process = subprocess.Popen(
         command(tmp_path, "--plan", str(plan)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import signal
@@ -273,11 +274,17 @@ asyncio.run(main())
     assert 200 << 20 < int(large) < 300 << 20
 
 
+def descriptors():
+    """Those of this process. Some of other tests may still be closed as their objects are forgotten."""
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))
+
+
 @pytest.mark.anyio
 async def test_no_descriptor_is_lost():
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
         await sandbox.exec("true")
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         for _ in range(20):
             await sandbox.exec("cat", stdin=b"x" * 100_000)
             await sandbox.exec(["no-such-program"])
@@ -286,7 +293,7 @@ async def test_no_descriptor_is_lost():
                 await sandbox.exec("true", user="nobody-of-that-name")
             with pytest.raises(DispatchError):
                 await sandbox.exec(["echo", "a\0b"])
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors() <= before
 
 
 @pytest.mark.anyio
@@ -303,12 +310,12 @@ async def test_no_descriptor_is_lost_when_there_are_too_few(monkeypatch, working
 
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
         await sandbox.exec("true", stdin=b"")
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         monkeypatch.setattr(os, "pipe", scarce)
         with pytest.raises(DispatchError, match="cannot make a pipe: Too many open files"):
             await sandbox.exec("true", stdin=b"")
         monkeypatch.undo()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors() <= before
 
 
 @pytest.mark.anyio
@@ -318,19 +325,19 @@ async def test_a_command_that_cannot_be_watched_does_not_live_on(monkeypatch):
 
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
         await sandbox.exec("true")
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         monkeypatch.setattr(os, "pidfd_open", scarce)
         with pytest.raises(ExecError, match="Too many open files"):
             await sandbox.exec("setsid sleep 1000 & sleep 1000")
         monkeypatch.undo()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors() <= before
         assert not processes_marked(sandbox.id)
 
 
 def test_nothing_is_left_in_the_temporary_directory():
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*{OWNED}"):
         with suppress(FileNotFoundError):  # others come and go
-            assert f"/{os.getpid()}/" not in os.readlink(path)
+            assert os.readlink(path) != identity()
 
 
 @pytest.mark.anyio

@@ -27,6 +27,7 @@ SUBSTRATES = [
 @pytest.fixture(scope="module", params=SUBSTRATES)
 async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
     async with dutyfree.open(request.param) as opened:
+        await opened.prepare()  # an image may have to be made, which is no part of any check
         yield opened
 
 

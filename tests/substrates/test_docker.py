@@ -39,8 +39,9 @@ from dutyfree.substrates.docker.leftovers import PROCESS
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.owner import identity
-from tests.awaiting import appeared
+from tests.awaiting import appeared, overrun
 from tests.engine import counts
+from tests.engine.images import composing
 
 real = pytest.mark.docker
 pytestmark = pytest.mark.anyio
@@ -158,7 +159,7 @@ async def test_network_on_reaches_this_host(docker: DockerSubstrate) -> None:
     assert docker.host_address is not None
     with socket.create_server((docker.host_address, 0)) as server:
         port = server.getsockname()[1]
-        connect = f"import socket; socket.create_connection(('{docker.host_address}', {port}), 20)"
+        connect = f"import socket; socket.create_connection(('{docker.host_address}', {port}), 60)"
         async with docker.sandbox(limits=Limits(network="on")) as sandbox:
             assert (await sandbox.exec(["python3", "-c", connect])).ok
         async with docker.sandbox() as sandbox:
@@ -204,6 +205,7 @@ async def test_pause_and_resume(docker: DockerSubstrate) -> None:
     async with docker.sandbox() as sandbox:
         assert isinstance(sandbox, Pausable)
         await sandbox.exec("while :; do echo x >> ticks; sleep 0.05; done >/dev/null 2>&1 &")
+        await appeared(sandbox, "ticks")
         await sandbox.pause()
         with pytest.raises(DispatchError, match="paused"):
             await sandbox.exec("true")
@@ -217,18 +219,18 @@ async def test_pause_and_resume(docker: DockerSubstrate) -> None:
 @real
 async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> None:
     commands = (
-        "echo part; setsid sleep 61 & sleep 61",
-        ["setsid", "-f", "-w", "sleep", "61"],
-        ["env", "-i", "sleep", "61"],
-        "exec >&- 2>&-; sleep 61",
-        "(env -i setsid sleep 61 >/dev/null 2>&1 &) ; sleep 61",
+        "echo part; setsid sleep 610 & sleep 610",
+        ["setsid", "-f", "-w", "sleep", "610"],
+        ["env", "-i", "sleep", "610"],
+        "exec >&- 2>&-; sleep 610",
+        "(env -i setsid sleep 610 >/dev/null 2>&1 &) ; sleep 610",
     )
     async with docker.sandbox() as sandbox:
         for command in commands:
             seen = await sandbox.exec(command, timeout=0.4)
             assert (seen.timed_out, seen.exit_code, seen.signal) == (True, 137, 9), command
-            assert seen.seconds < 61  # of the command's own
-            left = await sandbox.exec("ps -eo args | grep '[s]leep 61'")
+            assert seen.seconds < 610  # of the command's own
+            left = await sandbox.exec("ps -eo args | grep '[s]leep 610'")
             assert left.stdout == b"", command
 
 
@@ -236,10 +238,10 @@ async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> N
 @pytest.mark.parametrize("timeout", [0.0, 0.003, 0.02, 0.04])
 async def test_timeout_before_the_command_runs(docker: DockerSubstrate, timeout: float) -> None:
     async with docker.sandbox() as sandbox:
-        seen = await sandbox.exec(["sleep", "62"], timeout=timeout)
+        seen = await sandbox.exec(["sleep", "620"], timeout=timeout)
         assert seen.timed_out
         await anyio.sleep(0.2)
-        assert (await sandbox.exec("ps -eo args | grep '[s]leep 62'")).stdout == b""
+        assert (await sandbox.exec("ps -eo args | grep '[s]leep 620'")).stdout == b""
 
 
 @real
@@ -249,10 +251,10 @@ async def test_timeout_without_sight_of_the_processes(
     """As for a user who is not root, or an engine on another machine: killed from inside."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     async with docker.sandbox() as sandbox:
-        command = "echo part; setsid sleep 63 & (env -i setsid sleep 63 &) ; sleep 63"
-        seen = await sandbox.exec(command, timeout=3)
+        command = "setsid sleep 630 & (env -i setsid sleep 630 &) ; echo part; sleep 630"
+        seen = await overrun(sandbox, command, b"part")
         assert (seen.timed_out, seen.stdout) == (True, b"part\n")
-        assert (await sandbox.exec("ps -eo args | grep '[s]leep 63'")).stdout == b""
+        assert (await sandbox.exec("ps -eo args | grep '[s]leep 630'")).stdout == b""
 
 
 @real
@@ -404,7 +406,10 @@ async def test_engine_that_dies_under_a_command(
 
 @real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-async def test_engine_that_hangs(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_that_hangs(
+    docker: DockerSubstrate, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del docker  # whose image is there already
     label = ""
     async with proxied(tmp_path) as proxy:
         with anyio.fail_after(60):
@@ -456,7 +461,7 @@ OWNER = """
         recipe = dutyfree.Recipe(stages=(dutyfree.Stage("setup", commands=("touch made",)),))
         async with dutyfree.open("docker") as substrate, substrate.sandbox(recipe):
             print(substrate.owner, flush=True)
-            await anyio.sleep(60)
+            await anyio.sleep_forever()
 
     anyio.run(main)
 """
@@ -506,7 +511,8 @@ async def test_leftovers_of_a_dead_owner_are_removed(
 
 
 @real
-async def test_what_another_machine_made_is_left_alone(engine: Engine) -> None:
+async def test_what_another_machine_made_is_left_alone(docker: DockerSubstrate, engine: Engine) -> None:
+    del docker  # whose image is there already
     boot, space, pid, start, machine = (await anyio.to_thread.run_sync(identity) or "").split("/")
     owners = {
         "another machine": (f"other-boot/{space}/{pid}/{start}/other-machine", True),
@@ -631,11 +637,10 @@ async def test_image_without_gnu_tools(busybox: str) -> None:
         await sandbox.remove("sub")
         with pytest.raises(FileNotFoundError):
             await sandbox.list("sub")
-        seen = await sandbox.exec(
-            "echo part; setsid sleep 64 & (env -i setsid sleep 64 &); sleep 64", timeout=3
-        )
+        command = "setsid sleep 640 & (env -i setsid sleep 640 &); echo part; sleep 640"
+        seen = await overrun(sandbox, command, b"part")
         assert (seen.timed_out, seen.stdout) == (True, b"part\n")
-        assert (await sandbox.exec("ps | grep '[s]leep 64'")).stdout == b""
+        assert (await sandbox.exec("ps | grep '[s]leep 640'")).stdout == b""
 
 
 @real
@@ -667,29 +672,10 @@ def test_the_image_asked_for_last_is_the_studys(tmp_path: Path, monkeypatch: pyt
 
 @real
 async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path) -> None:
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("no registry; to enable it: apt-get install docker-registry")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = tmp_path / "config.yml"
-    config.write_text(
-        f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {tmp_path}/data\n"
-        f"http:\n  addr: 127.0.0.1:{port}\n"
-    )
-    reference = f"127.0.0.1:{port}/team/busybox"
     said: list[str] = []
     name = "dutyfree/test-adopted:latest"
-    async with await anyio.open_process(
-        [program, "serve", str(config)], stdout=None, stderr=None
-    ) as registry:
-        with anyio.fail_after(60):
-            while True:
-                try:
-                    async with await anyio.connect_tcp("127.0.0.1", port):
-                        break
-                except OSError:
-                    await anyio.sleep(0.05)
+    with composing.registry(tmp_path / "registry") as address:
+        reference = f"{address}/team/busybox"
         await engine.request("POST", f"/images/{busybox}/tag", query={"repo": reference, "tag": "latest"})
         await push(engine, reference)
         await engine.request("DELETE", f"/images/{reference}:latest")
@@ -702,7 +688,6 @@ async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path
         assert await identify(engine, name) is not None
         with pytest.raises(Unavailable, match="cannot be pulled"):
             await adopt_image(f"{reference}-not", name, ("sh",), host=None, progress=said.append)
-        registry.terminate()
     for image in (name, f"{reference}:latest"):
         await engine.request("DELETE", f"/images/{image}")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 import dutyfree
 from dutyfree import substrates
+from dutyfree.contract import Limits
+from dutyfree.engine.scheduling.values import Policy
 from dutyfree.errors import OptionError
 
 THIRD_PARTY = """
@@ -149,7 +152,20 @@ async def test_a_probe_raises_nothing_and_says_how_to_enable(name):
 
 def test_importing_is_light():
     heavy = ["anyio", "asyncio", "numpy", "scipy", "matplotlib", "httpx", "rich", "dutyfree.substrates.bare"]
-    program = f"import sys, dutyfree; print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, dutyfree; dutyfree.open; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert done.stderr == ""
+
+
+def test_a_table_says_in_what_it_differs_from_the_default():
+    def config(**options):
+        return substrates.configure("native", options)[1]
+
+    usual = config()
+    assert usual.policy.idle_seconds == 600
+    table = config(budget={"disk": 5}, policy={"cover": 9}, limits={"pids": 7})
+    assert table.budget == msgspec.structs.replace(usual.budget, disk=5)
+    assert table.policy == msgspec.structs.replace(usual.policy, cover=9)
+    assert table.limits == Limits(pids=7)
+    assert config(policy=Policy()).policy == Policy(), "what is whole is taken so"

@@ -26,9 +26,13 @@ from dutyfree.workloads.fixture import (
 )
 
 BUILDER = """
-import pathlib, sys
+import pathlib, signal, sys
 from dutyfree.workloads.fixture import build
-print(build(pathlib.Path(sys.argv[1]), lambda message: print(message, flush=True)).root)
+def say(message):
+    print(message, flush=True)
+    if len(sys.argv) > 2 and message.startswith(sys.argv[2]):
+        signal.pause()
+print(build(pathlib.Path(sys.argv[1]), say).root)
 """
 
 
@@ -43,8 +47,10 @@ def git(directory: Path, *arguments: str) -> str:
     ).stdout
 
 
-def builder(cache: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", BUILDER, str(cache)], stdout=subprocess.PIPE, text=True)
+def builder(cache: Path, *moment: str) -> subprocess.Popen[str]:
+    """Who builds into the cache, or gets no further than to what it says at some moment."""
+    command = [sys.executable, "-c", BUILDER, str(cache), *moment]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_the_checkout_is_clean_at_the_buggy_commit(fixture: Fixture, tmp_path: Path) -> None:
@@ -93,7 +99,7 @@ def test_two_caches_hold_the_same_bytes(fixture: Fixture, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_killed_concurrent_and_damaged_builds_end_well(fixture: Fixture, tmp_path: Path) -> None:
     for moment in ("downloading", "making the attrs repository"):
-        with builder(tmp_path) as process:
+        with builder(tmp_path, moment) as process:
             assert process.stdout is not None
             assert any(line.startswith(moment) for line in process.stdout)
             process.send_signal(signal.SIGKILL)

@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 async def _run(name: str, options: dict[str, Any], checks: list[Check], as_json: bool) -> list[Result]:
     results: list[Result] = []
     async with dutyfree.open(name, **options) as substrate:
+        await substrate.prepare()  # an image may have to be made, which is no part of any check
         for check in checks:
             watch = threading.Timer(check.deadline + GRACE, _give_up, [check.name])
             watch.start()

@@ -79,17 +79,25 @@ async def fork(sandbox: Sandbox) -> None:
         expect.equal(await sandbox.read("file"), b"common", "the file of the parent")
 
 
-@in_sandbox()
+PAUSED = (2, 10, 30)
+"""Seconds that a process sleeps which is to be paused before it ends: so many as a slow machine needs."""
+
+
+@in_sandbox(deadline=180)
 async def pause(sandbox: Sandbox) -> None:
     """While paused nothing goes on; after the resumption it does."""
     if not isinstance(sandbox, Pausable):
         raise Skipped("not Pausable")
     if not isinstance(sandbox, BackgroundProcesses):
         raise Skipped("Pausable, but not BackgroundProcesses")
-    process = await sandbox.start("sleep 2")
-    await sandbox.pause()
-    with anyio.move_on_after(2.5) as scope:
-        await process.wait()
+    for seconds in PAUSED:
+        process = await sandbox.start(f"sleep {seconds}")
+        await sandbox.pause()
+        with anyio.move_on_after(seconds + 0.5) as scope:
+            await process.wait()
+        if scope.cancelled_caught:
+            break
+        await sandbox.resume()
     expect.that(scope.cancelled_caught, "the process ended while paused")
     await sandbox.resume()
     with expect.within(100, "a process after the resumption"):
@@ -101,7 +109,7 @@ async def pause_stops_commands(sandbox: Sandbox) -> None:
     """A command left in the background stands still while paused, and goes on afterwards."""
     if not isinstance(sandbox, Pausable):
         raise Skipped("not Pausable")
-    loop = "i=0; while [ $i -lt 300 ]; do i=$((i + 1)); cat /proc/uptime >> beats; sleep 0.05; done"
+    loop = "i=0; while [ $i -lt 1200 ]; do i=$((i + 1)); cat /proc/uptime >> beats; sleep 0.05; done"
     await sandbox.exec(f"({loop}) </dev/null >/dev/null 2>&1 & until [ -s beats ]; do sleep 0.05; done")
     await sandbox.pause()
     await anyio.sleep(1)

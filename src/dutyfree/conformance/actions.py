@@ -93,7 +93,7 @@ async def batch(sandbox: Sandbox) -> None:
             Edit("file", b"before", b"after"),
             Read("file"),
             List("."),
-            Exec(("echo", "two  words"), timeout=10),
+            Exec(("echo", "two  words"), timeout=60),
         ]
     )
     expect.equal(len(results), 6, "number of results")

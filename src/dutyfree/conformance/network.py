@@ -15,10 +15,11 @@ from dutyfree.contract import NetworkPolicy, Sandbox, Substrate
 from dutyfree.errors import UsageError
 
 _REACH = (
-    "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).recv(9).decode())"
+    "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)\n"
+    "print(s.recv(9).decode())"
 )
 _HOLD = (
-    "import socket, sys, time; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5); s.recv(9)\n"
+    "import socket, sys, time; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20); s.recv(9)\n"
     "open('held', 'w').close(); s.settimeout(60)\n"
     "try: print('ended' if not s.recv(1) else 'data')\nexcept OSError as e: print('ended')"
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from dutyfree.doctor.finding import Finding
+from dutyfree.engine import exhaustion
 from dutyfree.engine.features import Features
 from dutyfree.engine.namespaces import setting
 from dutyfree.engine.requests import host_memory
@@ -26,10 +26,6 @@ KERNEL_ROOTLESS = (6, 6)
 
 IDLE_BYTES = 1 << 20
 """Of memory for each idle sandbox, where there are thousands (docs/endurance.md)."""
-IDLE_FILES = 3
-"""Descriptors of the launcher for each."""
-IDLE_TASKS = 2
-"""Threads of each init."""
 
 FILE_BYTES = 256
 """Of memory that each open file takes, charged to the sandbox, at the least."""
@@ -140,15 +136,7 @@ def _limits(features: Features) -> Iterator[Finding]:
 
 
 def _capacity() -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    memory = host_memory()
-    bounds = {
-        "memory": memory * 9 // 10 // IDLE_BYTES,
-        "the launcher's open files": (hard if os.geteuid() else 1 << 20) // IDLE_FILES,
-        "the owner's open files": soft,
-        "pid_max": int(setting("kernel/pid_max") or 32768) * 3 // 4 // IDLE_TASKS,
-        "user namespaces": int(setting("user/max_user_namespaces") or 0),
-    }
+    bounds = {"memory": host_memory() * 9 // 10 // IDLE_BYTES} | exhaustion.bounds()
     least = min(bounds, key=lambda name: bounds[name])
     every = ", ".join(f"{name} {count}" for name, count in bounds.items())
     yield Finding(

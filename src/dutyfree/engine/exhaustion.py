@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from pathlib import Path
 
 OWN_FILES = "raise its limit: ulimit -n, or resource.setrlimit(RLIMIT_NOFILE) up to the hard limit"
+
+IDLE_FILES = 3
+"""Descriptors of the launcher for each idle sandbox; one more where there are enough."""
+OWN = 96
+"""Descriptors that owner and launcher have without any."""
+IDLE_TASKS = 2
+"""Threads of each init."""
+
+MOST_FILES = 1 << 20
+"""Of any process, unless fs.nr_open was raised."""
+SYS_RESOURCE = 24
+"""The capability to raise one's own limits, which root of a container has not."""
 
 NAMESPACES = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
@@ -19,6 +32,34 @@ def open_files() -> str:
 def spare_files() -> int:
     """So many open files may be held for what is not in use now: most are for sandboxes."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
+def room_by_files() -> int:
+    """So many sandboxes open files allow beside layers, and beside what the two processes have anyhow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = spare_files() + OWN
+    return max(1, min(soft - taken, (hard - taken) // (IDLE_FILES + 1)))
+
+
+def bounds() -> dict[str, int]:
+    """How many idle sandboxes each limit leaves room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "the launcher's open files": (MOST_FILES if _raises_limits() else hard) // IDLE_FILES,
+        "the owner's open files": soft,
+        "pid_max": int(_sysctl("kernel/pid_max") or 32768) * 3 // 4 // IDLE_TASKS,
+        "user namespaces": int(_sysctl("user/max_user_namespaces") or 0),
+    }
+
+
+def _raises_limits() -> bool:
+    """Whether a launcher of this user gets as many open files as it wants."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    effective = int(status.partition("CapEff:")[2].split(maxsplit=1)[0], 16)
+    return os.geteuid() == 0 and bool(effective >> SYS_RESOURCE & 1)
 
 
 def remedy(number: int) -> str:

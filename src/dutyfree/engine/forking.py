@@ -103,6 +103,14 @@ class ForkingSandbox(NativeSandbox):
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
 
+    async def pause(self) -> None:
+        async with self._keeping:  # which stops and goes on by itself
+            await super().pause()
+
+    async def resume(self) -> None:
+        async with self._keeping:  # of what stands still
+            await super().resume()
+
     async def reset(self) -> None:
         await super().reset()
         self._stand_on(self._handed_out)
@@ -122,8 +130,10 @@ class ForkingSandbox(NativeSandbox):
     async def _keep(self) -> tuple[Tree, ...]:
         """Trees with what was written, held once."""
         async with self._keeping:
-            channel = self._usable()
             try:
+                if self._paused is not None and not self._closed:
+                    return await self._layers.keep(Request.COPY, self._box.number, self._trees)
+                channel = self._usable()
                 return await (self._take(channel) if await channel.detain() else self._copy(channel))
             except LauncherError as error:
                 raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error

@@ -53,6 +53,8 @@ def check(terms: Terms) -> None:
         raise UsageError(f"an answer within {deadline!r} s cannot be given")
     if lease_seconds is not None and (not isinstance(lease_seconds, int | float) or not lease_seconds > 0):
         raise UsageError(f"a lease cannot last {lease_seconds!r} s", remedy="None is for one without an end")
+    if not isinstance(key := terms.get("idempotency_key"), str | None):
+        raise UsageError(f"an idempotency key is a text, not {key!r}")
     labelling.check(terms.get("labels"))
 
 
@@ -66,6 +68,10 @@ class Lease:
         self.served: tuple[Served, ...] = ()
         self.until: float | None = None
         self.over = False
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "given" if self.sandboxes else "waiting"
+        return f"<Lease {self.id}: {state}, {', '.join(one.id for one in self.sandboxes) or 'no sandbox'}>"
 
     @property
     def sandbox(self) -> Sandbox:
@@ -95,6 +101,7 @@ class Waiter:
                 stage=chain.kinds[member.start] if member.start or member.kind == "promoted" else "none",
                 seconds=now - self.asked,
                 cold_seconds=given.cold_seconds,
+                waited=given.waited,
                 sandbox=sandbox.id,
                 recipe=chain.whole,
             )

@@ -146,7 +146,7 @@ class Pool:
             waiter = Waiter(request, asked, key)
             self._waiters.add(waiter)
             self._state.arrive(request, now)
-            self._advance()
+            self._advance(now)
         waiter.people += 1
         try:
             if waiter.answered.is_set():
@@ -243,11 +243,11 @@ class Pool:
 
     # --- Decisions ----------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _advance(self, now: float | None = None) -> None:
         """Decide, and set in motion what was decided, until nothing more follows."""
         if self._closed:
             return
-        now = anyio.current_time()
+        now = anyio.current_time() if now is None else now
         while operations := decide(self._state, now):
             for operation in operations:
                 self._carry_out(operation, now)
@@ -293,7 +293,6 @@ class Pool:
         waiter = self._waiters.of(given.request)
         assert waiter is not None
         waiter.give(given, list(sandboxes.values()), now)
-        for sandbox in sandboxes.values():
-            self._source.hand_out(sandbox, waiter.request.chain.recipe, waiter.lease.labels)
-        for served in waiter.lease.served:
+        for sandbox, served in zip(sandboxes.values(), waiter.lease.served, strict=True):
+            self._source.hand_out(sandbox, served, waiter.request.chain.recipe, waiter.lease.labels)
             self.ledger.record(served)

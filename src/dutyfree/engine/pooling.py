@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
 
-from dutyfree.contract import Limits, NetworkPolicy, Recipe, Span
+from dutyfree.contract import Limits, NetworkPolicy, Recipe
+from dutyfree.engine import exhaustion
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.pool import Pool
 from dutyfree.engine.requests import share_of_memory
@@ -23,14 +23,15 @@ POLICY = Policy(starting=64, idle_seconds=600.0)
 
 def default_budget() -> Budget:
     memory = share_of_memory()
-    return Budget(sandboxes=memory // SANDBOX, memory=memory, sandbox_memory=SANDBOX)
+    most = min(memory // SANDBOX, exhaustion.room_by_files())
+    return Budget(sandboxes=most, memory=memory, sandbox_memory=SANDBOX)
 
 
 class Keeping:
     """Costs nothing until ``started`` is called."""
 
     def __init__(
-        self, supply: Supply, budget: Budget | None, policy: Policy, usual: Limits, patience: float
+        self, supply: Supply, budget: Budget, policy: Policy, usual: Limits, patience: float
     ) -> None:
         self.pool: Pool | None = None
         self._supply = supply
@@ -47,8 +48,7 @@ class Keeping:
             return self.pool
         if self._task is None:
             self._begun: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
-            budget, keys = self._budget or default_budget(), self._supply.keys
-            pool = Pool(self._supply, budget=budget, policy=self._policy, keys=keys)
+            pool = Pool(self._supply, budget=self._budget, policy=self._policy, keys=self._supply.keys)
             # In a task of its own: it outlives whoever wanted it first.
             self._task = asyncio.create_task(self._run(pool))
         return await asyncio.shield(self._begun)
@@ -76,9 +76,7 @@ class Keeping:
         lease = await pool.acquire(recipe, count, deadline=self._patience, lease_seconds=None, labels=labels)
         sandboxes = tuple(one for one in lease.sandboxes if isinstance(one, ActingSandbox))
         try:
-            for sandbox, served in zip(sandboxes, lease.served, strict=True):
-                sandbox.served = served
-                sandbox.spans = spans(served.seconds, sandbox.staged)
+            for sandbox in sandboxes:
                 sandbox.keep_output(limits.output)
                 await self._open(sandbox, limits.network or "off")
             yield sandboxes
@@ -101,13 +99,3 @@ class Keeping:
         await pool.keep(recipe, count)
         with anyio.fail_after(self._patience):
             await pool.until_idle(recipe, count)
-
-
-def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
-    """The stages that were run for it, and what else the hand-out took."""
-    at = max(0.0, seconds - math.fsum(took for _, took in staged))
-    found = [Span("pool", 0.0, at)]
-    for kind, took in staged:
-        found.append(Span(f"stage {kind}", at, took))
-        at += took
-    return tuple(found)

@@ -318,10 +318,13 @@ class NativeSandbox:
             await self._stand_still(channel)
         except BaseException:
             if not self._closed:
-                await self.resume()
+                await self._resume()
             raise
 
     async def resume(self) -> None:
+        await self._resume()
+
+    async def _resume(self) -> None:
         if self._paused is None or self._closed:
             self._usable()
             return

@@ -160,6 +160,7 @@ def _admit(state: State, late: list[Claim], now: float) -> None:
         elif _serve(state, claim, now):
             state.queue.pop(claim.request.id, None)
             state.hoarding.pop(claim.request.id, None)
+            claim.admitted = now if claim.admitted is None else claim.admitted
             _advance(state, claim, now)
         elif not state.stock.could_ever_fit(claim.request.count, claim.path[-1]):
             state.refuse(claim, shortage(state, claim, now), now)

@@ -13,6 +13,7 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.engine.haste import Haste
+from dutyfree.engine.scheduling.ledger import Served
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class Source(Protocol):
         """Whether nothing is known against it; asked at every hand-out, so without waiting."""
         ...
 
-    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
+    def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
         """Somebody has it from now on: give it the variables of their recipe, and show their labels.
 
         The recipe may be another than the one that it was made of, but differs in ``env`` and ``path`` alone,

@@ -9,6 +9,7 @@ same layers, which is then looked at as a whole (``verify``), and whose services
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from typing import Literal, Protocol, TypeAlias
 import anyio
 import msgspec
 
-from dutyfree.contract import Recipe, Sandbox, Stage
+from dutyfree.contract import Recipe, Sandbox, Span, Stage
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.disk import Base
 from dutyfree.engine.haste import Haste
 from dutyfree.engine.keys import Keys
+from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Budget
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.source import Made
@@ -279,8 +281,10 @@ class Supply:
                 await self._discard(sandbox)
             raise
 
-    def hand_out(self, sandbox: Sandbox, recipe: Recipe, labels: Mapping[str, str]) -> None:
-        self._held(sandbox).be_of(recipe)
+    def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
+        held = self._held(sandbox)
+        held.be_of(recipe)
+        held.served, held.spans = served, spans(served.seconds, held.staged)
         if labels:
             self._maker.label(sandbox.id, labels)
 
@@ -326,6 +330,16 @@ class Supply:
         if not isinstance(sandbox, ActingSandbox) or sandbox.id not in self._units:
             raise SubstrateError(f"{sandbox.id} is no sandbox of this pool")
         return sandbox
+
+
+def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
+    """The stages that were run for it, and what else the hand-out took."""
+    at = max(0.0, seconds - math.fsum(took for _, took in staged))
+    found = [Span("pool", 0.0, at)]
+    for kind, took in staged:
+        found.append(Span(f"stage {kind}", at, took))
+        at += took
+    return tuple(found)
 
 
 def warm_depth(recipe: Recipe, warmth: Warmth) -> int:

@@ -7,6 +7,7 @@ class as ``contract.Provider`` describes.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
@@ -59,9 +60,20 @@ def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Str
             remedy=f"its options are: {', '.join(known)}" if known else "it takes no options",
         )
     try:
-        return found, msgspec.convert(options, found.Config)
+        return found, msgspec.convert(_over_defaults(found.Config, options), found.Config)
     except msgspec.ValidationError as error:
         raise OptionError(f"substrate {name!r}: {error}", remedy=_remedy(found.Config, str(error))) from error
+
+
+def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dict[str, Any]:
+    """The options, where a table says only in what it differs from the default of its option."""
+    over = dict(options)
+    for field in msgspec.structs.fields(config):
+        given = options.get(field.name)
+        usual = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if isinstance(given, Mapping) and isinstance(usual, msgspec.Struct):
+            over[field.name] = {**msgspec.structs.asdict(usual), **given}
+    return over
 
 
 def _remedy(config: type[msgspec.Struct], complaint: str) -> str:

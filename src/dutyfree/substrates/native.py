@@ -39,7 +39,7 @@ from dutyfree.engine.keys import Keys
 from dutyfree.engine.labelling import Labelling
 from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
 from dutyfree.engine.named import Named
-from dutyfree.engine.pooling import POLICY
+from dutyfree.engine.pooling import POLICY, default_budget
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
@@ -84,7 +84,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The C program, where it is another than the package's own."""
     limits: Limits = Limits()
     """Of sandboxes for which none are asked; and those of the pool (docs/pools.md)."""
-    budget: Budget | None = None
+    budget: Budget = msgspec.field(default_factory=default_budget)
     """What the pool may take: a quarter of the host's memory by default."""
     policy: Policy = POLICY
     """How the pool decides."""
@@ -146,10 +146,11 @@ class Native(Pooled):
         self._disk = Disk(self._launcher)
         registries = partial(mirrors.options, self._config.mirrors, self._config.insecure)
         self._images = Images(self._launcher, self._disk, self._snapshots, self._config.image, registries)
-        budget = self._config.budget or Budget()
         peers, seconds = self._config.peers, self._config.peer_seconds
         neighbours = Neighbours(peers, seconds) if peers else None
-        self._stages = Stages(self._disk, self._layers, self._build, None, budget.disk, neighbours)
+        self._stages = Stages(
+            self._disk, self._layers, self._build, None, self._config.budget.disk, neighbours
+        )
         try:
             hello = await self._launcher.ask(Request.HELLO)
             if hello.value != protocol.VERSION:

@@ -150,14 +150,15 @@ def _keep(log: bytes) -> Path | None:
     except OSError:
         return None  # the error says the most of it anyway
     with contextlib.suppress(OSError):  # others may do the same
-        _forget_old(directory)
+        _forget_old(directory, Path(name))
     return Path(name)
 
 
-def _forget_old(directory: Path) -> None:
+def _forget_old(directory: Path, newest: Path) -> None:
     """What fails again and again, by itself, must not fill the disk."""
     found = [(path.stat(), path) for path in directory.glob("stage-*.log")]
-    found.sort(key=lambda one: one[0].st_mtime_ns, reverse=True)
+    # Those of one tick of the kernel's clock have the same time.
+    found.sort(key=lambda one: (one[1] == newest, one[0].st_mtime_ns), reverse=True)
     size = 0
     for number, (facts, path) in enumerate(found):
         size += facts.st_size

@@ -20,10 +20,9 @@ from dutyfree.engine import snapshots
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.disk import Base
 from dutyfree.engine.forking import entered
-from dutyfree.engine.pooling import spans
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.scheduling.values import Policy
-from dutyfree.engine.supply import Warmth
+from dutyfree.engine.supply import Warmth, spans
 from dutyfree.errors import CreateError
 from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig, Ready
 from dutyfree.substrates.pooled import OPEN

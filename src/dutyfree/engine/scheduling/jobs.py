@@ -11,12 +11,25 @@ from dutyfree.engine.scheduling.values import Kind, Request
 class Claim:
     """A request on its way: the sandboxes that are ready for it, and the jobs that make the others."""
 
-    __slots__ = ("arrived", "attempts", "counted", "forkable", "forks", "jobs", "path", "ready", "request")
+    __slots__ = (
+        "admitted",
+        "arrived",
+        "attempts",
+        "counted",
+        "forkable",
+        "forks",
+        "jobs",
+        "path",
+        "ready",
+        "request",
+    )
 
     def __init__(self, request: Request, path: tuple[Node, ...], arrived: float, forkable: bool) -> None:
         self.request = request
         self.path = path
         self.arrived = arrived
+        self.admitted: float | None = None
+        """When there was room for it, the first time."""
         self.forkable = forkable
         self.attempts = 0
         self.counted = False

@@ -25,6 +25,8 @@ class Served(msgspec.Struct, frozen=True):
     sandbox: str
     recipe: str
     """Its content key."""
+    waited: float = 0.0
+    """Of its seconds, those until the budget had room: from nothing they would have been the same."""
 
 
 class Histogram:
@@ -62,6 +64,8 @@ class Ledger:
         self.served: Counter[tuple[Kind, str]] = Counter()
         self.seconds: dict[tuple[Kind, str], Histogram] = {}
         self.saved_seconds = 0.0
+        self.waited_seconds = 0.0
+        """For room in the budget, of all together."""
         self.events: Counter[str] = Counter()
         """made, refills, resets, discarded, failures, refused, layers forgotten, cleanup failures; and why
         sandboxes went: returned, evicted, expired, stale, died."""
@@ -70,7 +74,8 @@ class Ledger:
         of = (served.kind, served.stage)
         self.served[of] += 1
         self.seconds.setdefault(of, Histogram()).add(served.seconds)
-        self.saved_seconds += served.cold_seconds - served.seconds
+        self.saved_seconds += served.cold_seconds - (served.seconds - served.waited)
+        self.waited_seconds += served.waited
 
     def __repr__(self) -> str:
         return f"<Ledger: {self.served.total()} served, {self.saved_seconds:.1f} s saved>"
@@ -81,14 +86,21 @@ class Ledger:
         for (kind, stage), share in self.shares().items():
             mean = self.seconds[kind, stage].mean
             count = self.served[kind, stage]
-            lines.append(f"{kind:<10}{stage:<14}{count:>8}{share:>8.1%}{mean * 1e3:>9.1f} ms")
+            digits = 1 if mean >= 0.001 else 3
+            lines.append(f"{kind:<10}{stage:<14}{count:>8}{share:>8.1%}{mean * 1e3:>9.{digits}f} ms")
         lines.append(f"{self.saved_seconds:.1f} s saved, against making each of them from nothing")
+        if self.waited_seconds:
+            lines.append(f"{self.waited_seconds:.1f} s waited for room in the budget")
         lines += [f"{name}: {count}" for name, count in sorted(self.events.items())]
         return "\n".join(lines)
 
     def figures(self) -> dict[str, float]:
         """All of it under flat names, as trackers of experiments take it: ``served/warm/setup`` and so on."""
-        found: dict[str, float] = {"served": self.served.total(), "saved_seconds": self.saved_seconds}
+        found: dict[str, float] = {
+            "served": self.served.total(),
+            "saved_seconds": self.saved_seconds,
+            "waited_seconds": self.waited_seconds,
+        }
         for (kind, stage), count in sorted(self.served.items()):
             found[f"served/{kind}/{stage}"] = count
             found[f"seconds/{kind}/{stage}"] = self.seconds[kind, stage].mean
@@ -108,6 +120,8 @@ class Ledger:
         # A gauge: what was slower than from nothing takes away of it.
         lines.append("# TYPE dutyfree_pool_saved_seconds gauge")
         lines.append(f"dutyfree_pool_saved_seconds {self.saved_seconds:g}")
+        lines.append("# TYPE dutyfree_pool_waited_seconds_total counter")
+        lines.append(f"dutyfree_pool_waited_seconds_total {self.waited_seconds:g}")
         lines.append("# TYPE dutyfree_pool_events_total counter")
         for event, count in sorted(self.events.items()):
             lines.append(f'dutyfree_pool_events_total{{event="{event}"}} {count}')

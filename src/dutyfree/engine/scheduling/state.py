@@ -184,7 +184,8 @@ class State:
             held.status = "leased"
             held.chain = request.chain
         members = tuple(Member(held.id, kind, start) for held, kind, start in claim.ready)
-        self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain)))
+        waited = (now if claim.admitted is None else claim.admitted) - claim.arrived
+        self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain), waited))
 
     def end_lease(self, request: int) -> Lease | None:
         """Its sandboxes are still where they were; None if it is over already."""

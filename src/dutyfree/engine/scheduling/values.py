@@ -246,6 +246,8 @@ class Deliver(msgspec.Struct, frozen=True):
     until: float | None
     cold_seconds: float
     """What one of them would have cost with nothing at hand."""
+    waited: float = 0.0
+    """Seconds until there was room for them."""
 
 
 class Refuse(msgspec.Struct, frozen=True):
