@@ -34,8 +34,8 @@ OUT = Path(__file__).parent / "out" / "latest.json"
 
 
 async def importing(rounds: int) -> list[Row]:
-    """P13: the import, in a fresh interpreter, as it measures itself."""
-    program = "from time import perf_counter as t; s = t(); import dutyfree; print(t() - s)"
+    """P13: the import of what it offers, in a fresh interpreter, as it measures itself."""
+    program = "from time import perf_counter as t; s = t(); import dutyfree; dutyfree.open; print(t() - s)"
     seconds = [
         float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
         for _ in range(rounds + 2)

@@ -6,32 +6,53 @@
 ``dutyfree.sync.open`` is the same for programs without an event loop.
 """
 
-from dutyfree import errors
-from dutyfree.contract import (
-    Action,
-    Availability,
-    Cut,
-    Edit,
-    Entry,
-    Exec,
-    Found,
-    Limits,
-    List,
-    Match,
-    Observation,
-    Read,
-    Recipe,
-    Sandbox,
-    Search,
-    Span,
-    Stage,
-    Substrate,
-    Usage,
-    Write,
-)
-from dutyfree.services import Ready, Service
-from dutyfree.substrates import open  # noqa: A004 (dutyfree.open reads as intended)
+TYPE_CHECKING = False  # not typing's: that alone takes longer than all else here
+if TYPE_CHECKING:
+    from dutyfree import errors
+    from dutyfree.contract import (
+        Action,
+        Availability,
+        Cut,
+        Edit,
+        Entry,
+        Exec,
+        Found,
+        Limits,
+        List,
+        Match,
+        Observation,
+        Read,
+        Recipe,
+        Sandbox,
+        Search,
+        Span,
+        Stage,
+        Substrate,
+        Usage,
+        Write,
+    )
+    from dutyfree.services import Ready, Service
+    from dutyfree.substrates import open  # noqa: A004 (dutyfree.open reads as intended)
+else:
 
+    def __getattr__(name: str) -> object:
+        """Load what is asked for when it is first asked for: so the command line is there at once."""
+        from importlib import import_module
+
+        if name in __all__ or name in _HOMES:
+            for home in _HOMES:
+                module = import_module(f"dutyfree.{home}")
+                if name == home:
+                    return module
+                if hasattr(module, name):
+                    return globals().setdefault(name, getattr(module, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+_HOMES = ("errors", "contract", "services", "substrates")
 __version__ = "0.1.0"
 
 __all__ = [

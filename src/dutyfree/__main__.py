@@ -1,19 +1,17 @@
 """The command ``dutyfree``, also as ``python -m dutyfree``."""
 
-import signal
-from typing import NoReturn
+import _signal as signal  # type: ignore[import-not-found]  # without enumerations, which take their time
+import sys
 
 
-def main() -> NoReturn:
-    """Run a command. Ctrl-C while it is being loaded ends it without a word."""
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:
+def main() -> int:
+    """Run a command. Ctrl-C while it is being loaded, or when it is over, ends all without a word."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dutyfree import cli
 
-    signal.signal(signal.SIGINT, usual)
-    cli.main()
+    return cli.main()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

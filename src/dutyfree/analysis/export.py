@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from dutyfree.analysis.decomposition import COMPONENTS, Decomposer
+from dutyfree.analysis.drafts import replacing
 from dutyfree.analysis.inner import by_name
 from dutyfree.analysis.units import csv_cell
 from dutyfree.contract import Span
@@ -82,9 +83,8 @@ def export(records: Records, directory: Path, format: Format) -> list[Path]:  # 
         directory.mkdir(parents=True, exist_ok=True)
         for name, columns, rows in tables:
             path = directory / f"{name}.{format}"
-            draft = path.with_name(f".{path.name}.new")
-            write(draft, columns, rows)
-            draft.replace(path)
+            with replacing(path) as draft:
+                write(draft, columns, rows)
             written.append(path)
     except OSError as error:
         raise RecordsError(

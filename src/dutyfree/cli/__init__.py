@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 import dutyfree
+from dutyfree.cli.interrupts import interruptible
 from dutyfree.errors import DutyfreeError, UsageError
 
 
@@ -87,20 +88,21 @@ for path, summary in _COMMANDS.items():
     app.command(path, help=summary)
 
 
-def main() -> NoReturn:
+def main() -> int:
     """Run a command. Exit status: 0 done, 1 it failed, 2 it was asked wrongly, 130 interrupted."""
     try:
-        status = app()
+        command, given, _ = app.parse_args()
+        with interruptible():
+            return command(*given.args, **given.kwargs) or 0
     except DutyfreeError as error:
         _say(error)
-        status = 2 if isinstance(error, UsageError) else 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("dutyfree: interrupted", file=sys.stderr)  # noqa: T201 (the command line speaks)
-        status = 130
+        return 130
     except BrokenPipeError:  # the reader of our output has gone
-        status = 1
         sys.stderr.close()
-    sys.exit(status)
+        return 1
 
 
 def _say(error: DutyfreeError) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from dutyfree.analysis.export import Format
 from dutyfree.analysis.model import CautionKind, Cell, Summary
 from dutyfree.analysis.units import UNKNOWN, duration, percent
+from dutyfree.cli.interrupts import loading
 from dutyfree.report.wording import Note, notes
 
 
@@ -29,7 +30,8 @@ def report(directory: Path, /, *, json: bool = False) -> int:
     json
         Print the summary as JSON on standard output.
     """
-    from dutyfree.report import write
+    with loading():
+        from dutyfree.report.writing import write
 
     show(write(directory), directory, as_json=json)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from dutyfree.analysis.drafts import replacing
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.summary import encode, summarise
 from dutyfree.errors import RecordsError
@@ -49,12 +50,6 @@ def draw(summary: Summary) -> dict[str, tuple[bytes, bytes]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one. Lone surrogates cannot occur: JSON was valid UTF-8."""
-    path.parent.mkdir(exist_ok=True)
-    draft = path.with_name(f".{path.name}.new")
-    try:
+    """Lone surrogates cannot occur in it: JSON was valid UTF-8."""
+    with replacing(path) as draft:
         draft.write_bytes(content)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

@@ -47,15 +47,7 @@ def completion_by_length(summary: Summary) -> Any:
     for axes in (upper, lower):
         canvas.linear_duration_axis(axes.yaxis, axes.get_ylim()[1])
         axes.grid(axis="y")
-    if failed:
-        upper.text(
-            0.02,
-            0.95,
-            drawn(f"no data for {', '.join(failed)}", 60),
-            transform=upper.transAxes,
-            va="top",
-            color=MUTED,
-        )
+    _name_missing(upper, failed, 0.95, 60)
     handles = [_handle(label, looks[label]) for label in series]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
     return figure
@@ -137,16 +129,14 @@ def worker_hours(summary: Summary) -> Any:
     axes.set_ylabel("worker-hours")
     _end_labels(axes, series, looks, top)
     missing = [cell.substrate for cell in summary.lone(workload) if cell.substrate not in series]
-    if missing:
-        axes.text(
-            0.02,
-            0.97,
-            drawn(f"no data for {', '.join(missing)}", 48),
-            transform=axes.transAxes,
-            va="top",
-            color=MUTED,
-        )
+    _name_missing(axes, missing, 0.97, 48)
     return figure
+
+
+def _name_missing(axes: Any, substrates: list[str], height: float, width: int) -> None:
+    if substrates:
+        text = drawn(f"no data for {', '.join(substrates)}", width)
+        axes.text(0.02, height, text, transform=axes.transAxes, va="top", color=MUTED)
 
 
 def projected_workload(summary: Summary) -> str | None:
