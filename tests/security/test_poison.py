@@ -252,6 +252,12 @@ def test_passwords_do_not_come_in_urls() -> None:
     recipes.repository("git@example.org:x.git")
 
 
+def make_later(logs: Path) -> None:
+    """As if they were of a clock that went back, or of the same tick as what comes next."""
+    for path in logs.iterdir():
+        os.utime(path, (4e9, 4e9))
+
+
 @rooted
 @pytest.mark.native
 async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +268,8 @@ async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pyte
             stage = Stage("setup", (f"head -c {2000 * number} /dev/zero; exit 1",))
             with pytest.raises(StageError, match="all that it printed") as failed:
                 await native.prepare(Recipe(stages=(stage,)))
+            assert await anyio.Path(failed.value.remedy.split()[-1]).exists()
+            await anyio.to_thread.run_sync(make_later, cache / "logs")
     kept = await anyio.to_thread.run_sync(
         lambda: {path: path.stat().st_size for path in (cache / "logs").iterdir()}
     )
