@@ -27,7 +27,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no finding: neither in what is tested nor in how fast examples are thought of.
 hypothesis.settings.register_profile(
-    "dutyfree", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "search", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], max_examples=1000
+)
+# The same examples each time, so that a test that fails has been broken; new ones are looked for with
+# pytest --hypothesis-profile=search.
+hypothesis.settings.register_profile(
+    "dutyfree", hypothesis.settings.get_profile("search"), max_examples=100, derandomize=True
 )
 hypothesis.settings.load_profile("dutyfree")
 
