@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.counts import arrives
 from tests.engine.images import composing
 from tests.engine.images.composing import Image, busybox, layout, member, push, tar
 from tests.engine.images.test_registry import Cutter
@@ -119,9 +120,8 @@ def test_an_interrupted_pull_cleans_up(host: str, cli: Cli, signum: int) -> None
     cutter = Cutter(host, lambda: 1_000_000)
     try:
         process = cli.start("pull", f"{cutter.host}/large")
-        parts = cli.layers / "parts"
         until = time.monotonic() + 60
-        while not (parts.is_dir() and any(part.stat().st_size for part in parts.iterdir())):
+        while not arrives(cli.layers):
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.02)

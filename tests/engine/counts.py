@@ -128,3 +128,10 @@ def namespaces(pid: int | str) -> set[str]:
                     if link.partition(":[")[0] in KINDS:
                         found.add(link)
     return found
+
+
+def arrives(layers: Path) -> bool:
+    """Whether a part of a layer has come to the store, which may go at any moment."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(part.stat().st_size for part in (layers / "parts").iterdir())
+    return False

@@ -33,6 +33,7 @@ from dutyfree.engine.travel import neighbours, timely
 from dutyfree.engine.travel.chains import Chain, Layer
 from dutyfree.engine.travel.neighbours import Missing, Neighbours
 from dutyfree.errors import CreateError, OptionError
+from tests.engine.counts import arrives
 from tests.engine.travel.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.travel.test_travel import IMAGE, said, with_image
 
@@ -314,7 +315,7 @@ anyio.run(main)
 def asking(node: Path, *peers: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", ASK, *peers],
-        env={**os.environ, "DUTYFREE_CACHE": str(node), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "DUTYFREE_CACHE": str(node), "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -503,7 +504,7 @@ async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
 
     def kill() -> None:
         wait = threading.Event()
-        while not any(path.stat().st_size for path in nodes.there.glob("layers/parts/*")):
+        while not arrives(nodes.there / "layers"):
             wait.wait(0.001)
         os.kill(int((nodes.root / "pid").read_text()), signal.SIGKILL)
 
@@ -588,7 +589,7 @@ async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Node
     def kill() -> None:
         process = asking(nodes.there, pipe(nodes.here, held(4_000_000)))
         wait = threading.Event()
-        while not any(path.stat().st_size for path in nodes.there.glob("layers/parts/*")):
+        while not arrives(nodes.there / "layers"):
             assert process.poll() is None
             wait.wait(0.001)
         process.kill()
