@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
@@ -29,6 +29,14 @@ def connected() -> Iterator[tuple[Channel, socket.socket, list[str]]]:
     finally:
         made.close()
         theirs.close()
+
+
+@contextlib.asynccontextmanager
+async def speaking(init: socket.socket) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(speak, init)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 async def speak(init: socket.socket) -> None:
@@ -58,12 +66,10 @@ def test_a_slow_init_is_waited_for() -> None:
         with connected() as (owner, init, destroyed):
             identity, running = owner.exec(b"")
             owner.kill(identity)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(speak, init)
+            async with speaking(init):
                 await anyio.sleep(3 * waiting.PATIENCE)
                 init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
                 await running.ended
-                tasks.cancel_scope.cancel()
             assert not destroyed
 
     virtual.run(main)
@@ -74,11 +80,9 @@ def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
         with connected() as (owner, init, destroyed):
             identity, running = owner.exec(b"")
             owner.kill(identity)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(speak, init)
+            async with speaking(init):
                 with pytest.raises(ExecError, match="stopped answering"):
                     await running.ended
-                tasks.cancel_scope.cancel()
             assert destroyed == ["test"]
 
     virtual.run(main)
