@@ -7,6 +7,8 @@ import os
 import resource
 from pathlib import Path
 
+from dutyfree.engine.namespaces import setting
+
 OWN_FILES = "raise its limit: ulimit -n, or resource.setrlimit(RLIMIT_NOFILE) up to the hard limit"
 
 IDLE_FILES = 3
@@ -47,8 +49,8 @@ def bounds() -> dict[str, int]:
     return {
         "the launcher's open files": (MOST_FILES if _raises_limits() else hard) // IDLE_FILES,
         "the owner's open files": soft,
-        "pid_max": int(_sysctl("kernel/pid_max") or 32768) * 3 // 4 // IDLE_TASKS,
-        "user namespaces": int(_sysctl("user/max_user_namespaces") or 0),
+        "pid_max": int(setting("kernel/pid_max") or 32768) * 3 // 4 // IDLE_TASKS,
+        "user namespaces": int(setting("user/max_user_namespaces") or 0),
     }
 
 
@@ -68,11 +70,11 @@ def remedy(number: int) -> str:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
             f"the launcher needs 3 or 4 descriptors for each sandbox and may have {hard}: raise the hard"
-            f" limit of open files (ulimit -Hn, LimitNOFILE=) and fs.file-max ({_sysctl('fs/file-max')})"
+            f" limit of open files (ulimit -Hn, LimitNOFILE=) and fs.file-max ({setting('fs/file-max')})"
         )
     if number == errno.ENOSPC:
-        least = min(NAMESPACES, key=lambda kind: int(_sysctl(f"user/max_{kind}_namespaces") or 1 << 60))
-        value = _sysctl(f"user/max_{least}_namespaces")
+        least = min(NAMESPACES, key=lambda kind: int(setting(f"user/max_{kind}_namespaces") or 1 << 60))
+        value = setting(f"user/max_{least}_namespaces")
         return (
             f"the host has no room for more namespaces, groups or mounts: raise user.max_{least}_namespaces"
             f" ({value}), and look at cgroup.max.descendants of the groups above and fs.mount-max"
@@ -80,16 +82,9 @@ def remedy(number: int) -> str:
     if number == errno.EAGAIN:
         return (
             f"the host has no room for more processes, two for each sandbox: raise kernel.pid_max"
-            f" ({_sysctl('kernel/pid_max')}), kernel.threads-max ({_sysctl('kernel/threads-max')}), and"
+            f" ({setting('kernel/pid_max')}), kernel.threads-max ({setting('kernel/threads-max')}), and"
             f" pids.max of the control groups above"
         )
     if number == errno.ENOMEM:
         return "the host has no memory left for it: end some sandboxes, or give them less"
     return ""
-
-
-def _sysctl(name: str) -> str:
-    try:
-        return Path("/proc/sys", name).read_text().strip()
-    except OSError:
-        return ""
