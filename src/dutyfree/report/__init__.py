@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dutyfree.analysis.model import Summary
 
 
-def write(directory: Path) -> Summary:
-    """Read the records there and write the whole report beside them. Raises RecordsError."""
+def write(where: Path) -> Summary:
+    """Read a directory or a file of records and write the whole report beside them. Raises RecordsError."""
     from dutyfree.report import writing  # matplotlib and scipy take their time to import
 
-    return writing.write(directory)
+    return writing.write(where)

@@ -16,9 +16,10 @@ from dutyfree.report.tables import tables
 from dutyfree.study import records
 
 
-def write(directory: Path) -> Summary:
-    """Write the report beside the records. Raises RecordsError."""
-    summary = summarise(records.read(directory))
+def write(where: Path) -> Summary:
+    """Write the report beside the records, which ``where`` holds or is. Raises RecordsError."""
+    summary = summarise(records.read(where))
+    directory = records.home(where)
     drawings: dict[str, bytes] = {}
     try:
         _replace(directory / "summary.json", encode(summary))

@@ -3,7 +3,7 @@
 A file holds one ``study`` line first, then in the order of events a ``session`` line for every start
 or resumption, a ``substrate`` line for every substrate prepared, and a ``trial`` line for every trial,
 warm-ups and failures included. Lines are never changed. A torn last line, left by a kill or a full
-disk, is cut off when the study resumes; readers pass over it.
+disk, is cut off when the study resumes; readers pass over it. A finished file may be compressed with gzip.
 
 All times are seconds. ``Trial.total`` runs from the request for a sandbox to the end of its removal.
 """
@@ -11,7 +11,10 @@ All times are seconds. ``Trial.total`` runs from the request for a sandbox to th
 from __future__ import annotations
 
 import fcntl
+import gzip
 import os
+import shlex
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +26,7 @@ from dutyfree.errors import Phase, RecordsError
 
 SCHEMA = 1
 FILE = "records.jsonl"
+COMPRESSED = f"{FILE}.gz"
 
 ActionKind = Literal["ready", "setup", "inspect", "command", "modify", "test"]
 
@@ -133,6 +137,7 @@ Line = Study | Session | SubstrateFacts | Trial
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 _BEGINNING = b'{"type":"study",'
+_GZIP = b"\x1f\x8b"
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -151,19 +156,37 @@ class Records(msgspec.Struct, frozen=True):
         return tuple(trial for trial in self.trials if not trial.warmup)
 
 
-def read(directory: Path) -> Records:
-    """Read the records of an output directory. Raises RecordsError."""
-    path = directory / FILE
+def read(where: Path) -> Records:
+    """Read the records of an output directory, or a file of records, compressed or not. Raises RecordsError."""
+    path = _file(where)
     try:
         data = path.read_bytes()
+        if data.startswith(_GZIP):
+            data = gzip.decompress(data)
     except FileNotFoundError:
         raise RecordsError(
-            f"there are no records in {directory}",
-            remedy="name a directory that 'dutyfree study --out' wrote",
+            f"there are no records in {where}" if where.is_dir() else f"there is no {where}",
+            remedy="name a directory that 'dutyfree study --out' wrote, or a file of records",
         ) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordsError(
+            f"{path} is a damaged gzip file: {error}", remedy="copy it again from where it was compressed"
+        ) from error
     except OSError as error:
         raise RecordsError(f"cannot read {path}: {error.strerror}") from error
     return _assemble(path, _parse(path, data))
+
+
+def home(where: Path) -> Path:
+    """The directory of the records that ``read`` finds: what is made from them is written there."""
+    return where if where.is_dir() else where.parent
+
+
+def _file(where: Path) -> Path:
+    if not where.is_dir():
+        return where
+    plain, compressed = where / FILE, where / COMPRESSED
+    return compressed if compressed.exists() and not plain.exists() else plain
 
 
 def _parse(path: Path, data: bytes) -> Iterator[Line]:
@@ -207,6 +230,11 @@ class Writer:
     def __init__(self, directory: Path) -> None:
         """Open for appending; a torn last line is cut off with the first write. Raises RecordsError."""
         self.path = directory / FILE
+        if _file(directory) == directory / COMPRESSED:
+            raise RecordsError(
+                f"the records in {directory} are compressed, and nothing can be appended to them",
+                remedy=f"to go on, run: gunzip {shlex.quote(str(directory / COMPRESSED))}",
+            )
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
