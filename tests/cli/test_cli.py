@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -118,6 +119,23 @@ def test_the_report_is_rebuilt_from_records_alone(study, tmp_path):
     assert "T0" in said
     assert "report.html" in said
     assert (tmp_path / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+
+
+def test_whatever_reads_records_reads_compressed_ones(study, tmp_path):
+    out, _ = study
+    packed = tmp_path / "records.jsonl.gz"
+    packed.write_bytes(gzip.compress((out / "records.jsonl").read_bytes()))
+    assert "report.html" in dutyfree("report", tmp_path).stdout
+    assert (tmp_path / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+    (tmp_path / "summary.json").unlink()
+    assert str(tmp_path / "report.html") in dutyfree("report", packed).stdout
+    assert (tmp_path / "summary.json").exists()
+    assert "no difference shown" in dutyfree("compare", packed, out).stdout
+    assert dutyfree("export", packed).stdout.split()[0] == str(tmp_path / "export" / "trials.csv")
+    packed.write_bytes(packed.read_bytes()[:-40])
+    for command in (["report", packed], ["compare", out, tmp_path], ["export", tmp_path]):
+        assert "damaged gzip file" in dutyfree(*command, status=2).stderr
+    assert "gunzip" in dutyfree("study", "--plan", "smoke", "--out", tmp_path, status=2).stderr
 
 
 def test_the_same_study_is_not_slower_than_itself(study):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import resource
 import signal
 from pathlib import Path
@@ -55,6 +56,55 @@ def test_what_is_written_is_read(tmp_path):
     assert found.sessions == (Session("now", 0.5),)
     assert found.trials == (trial(1), failed, trial(3, warmup=True))
     assert [one.index for one in found.measured] == [1, 2]
+
+
+def test_a_compressed_file_reads_as_the_plain_one(tmp_path):
+    plain = written(tmp_path, study(), Session("now", 0.5), trial(1))
+    wanted = records.read(tmp_path)
+    packed = tmp_path / "elsewhere" / "any-name.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert records.read(packed) == records.read(plain) == wanted
+    assert records.home(packed) == packed.parent
+    packed.rename(packed.with_name(records.COMPRESSED))
+    assert records.read(packed.parent) == wanted
+    assert records.home(packed.parent) == packed.parent
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:2],
+        lambda data: data[:20] + bytes(20) + data[40:],
+        lambda data: data[:-6] + bytes(6),
+    ],
+    ids=["cut", "a beginning", "overwritten", "a wrong checksum"],
+)
+def test_a_damaged_compressed_file_is_told(tmp_path, damage):
+    plain = written(tmp_path, study(), *(trial(index) for index in range(50)))
+    (tmp_path / records.COMPRESSED).write_bytes(damage(gzip.compress(plain.read_bytes())))
+    plain.unlink()
+    with pytest.raises(RecordsError, match=r"records\.jsonl\.gz is a damaged gzip file: .*copy it again"):
+        records.read(tmp_path)
+
+
+def test_a_compressed_study_is_not_written_to(tmp_path):
+    plain = written(tmp_path, study(), trial(1))
+    packed = gzip.compress(plain.read_bytes())
+    (tmp_path / records.COMPRESSED).write_bytes(packed)
+    plain.unlink()
+    assert records.begun(tmp_path)
+    with pytest.raises(RecordsError, match=r"are compressed.*gunzip .*records\.jsonl\.gz"):
+        Writer(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [records.COMPRESSED]
+
+
+def test_nothing_to_read_is_told(tmp_path):
+    with pytest.raises(RecordsError, match=f"no records in {tmp_path}"):
+        records.read(tmp_path)
+    with pytest.raises(RecordsError, match=r"there is no .*absent\.gz.*or a file of records"):
+        records.read(tmp_path / "absent.gz")
 
 
 @pytest.mark.parametrize("lost", [1, 5, 40])

@@ -22,18 +22,21 @@ def report(directory: Path, /, *, json: bool = False) -> int:
     For example:
 
         dutyfree report out/paper
+        dutyfree report copied/records.jsonl.gz
 
     Parameters
     ----------
     directory
-        What 'dutyfree study --out' named; it may have been copied from another machine.
+        What 'dutyfree study --out' named, or a file of records; it may be compressed with gzip, and may
+        have been copied from another machine. The report is written beside the records.
     json
         Print the summary as JSON on standard output.
     """
     with loading():
         from dutyfree.report.writing import write
+        from dutyfree.study import records
 
-    show(write(directory), directory, as_json=json)
+    show(write(directory), records.home(directory), as_json=json)
     return 0
 
 
@@ -58,9 +61,9 @@ def compare(
     Parameters
     ----------
     before
-        Directory of the earlier study.
+        Directory of the earlier study, or its file of records.
     after
-        Directory of the later study.
+        Directory of the later study, or its file of records.
     across_hosts
         Compare although the machines differ; the verdicts then speak of the machines too.
     json
@@ -90,16 +93,16 @@ def export(directory: Path, /, *, format: Format = "csv", out: Path | None = Non
     Parameters
     ----------
     directory
-        What 'dutyfree study --out' named.
+        What 'dutyfree study --out' named, or a file of records.
     format
         csv or parquet.
     out
-        Where to; DIRECTORY/export by default.
+        Where to; "export" beside the records by default.
     """
     from dutyfree.analysis.export import export as write
     from dutyfree.study import records
 
-    for path in write(records.read(directory), out or directory / "export", format):
+    for path in write(records.read(directory), out or records.home(directory) / "export", format):
         print(path)  # noqa: T201 (the command's output)
     return 0
 

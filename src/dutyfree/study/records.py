@@ -157,7 +157,7 @@ class Records(msgspec.Struct, frozen=True):
 
 
 def read(where: Path) -> Records:
-    """Read the records of an output directory, or a file of records, compressed or not. Raises RecordsError."""
+    """Read the records of an output directory, or a file of them, compressed or not. Raises RecordsError."""
     path = _file(where)
     try:
         data = path.read_bytes()
@@ -180,6 +180,12 @@ def read(where: Path) -> Records:
 def home(where: Path) -> Path:
     """The directory of the records that ``read`` finds: what is made from them is written there."""
     return where if where.is_dir() else where.parent
+
+
+def begun(directory: Path) -> bool:
+    """Whether a study was begun there: a killed one may have left half a line and nothing else."""
+    path = _file(directory)
+    return path.exists() and (path.name == COMPRESSED or b"\n" in path.read_bytes())
 
 
 def _file(where: Path) -> Path:

@@ -75,8 +75,7 @@ async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Rec
 
 def recorded_plan(out: Path) -> Plan | None:
     """The plan of a study begun in ``out``; None if none was. Raises RecordsError."""
-    path = out / records.FILE
-    if not path.exists() or b"\n" not in path.read_bytes():
+    if not records.begun(out):
         return None
     recorded = records.read(out).study.plan
     try:
