@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -30,6 +30,8 @@ An entry is a host (``example.org``), all names below a domain (``*.example.org`
 of them (``10.0.0.0/8``), or ``host``: this machine, by the substrate's ``host_address``. Each may end in a
 port (``example.org:443``).
 """
+
+Bytes: TypeAlias = Annotated[int, msgspec.Meta(description="a number of bytes")]
 
 KILLED = 128
 """Exit codes of a command killed by signal n are KILLED + n, as shells have it."""
@@ -95,15 +97,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     cpus: float | None = None
-    memory: int | None = None
-    """Bytes."""
+    memory: Bytes | None = None
     pids: int | None = None
-    disk: int | None = None
-    """Bytes that may be written."""
+    disk: Bytes | None = None
+    """That may be written."""
     network: NetworkPolicy | None = None
     """Off by default wherever the substrate isolates at all."""
-    output: int = 16 << 20
-    """Bytes kept of each stream: the head and the tail; the middle is counted and dropped."""
+    output: Bytes = 16 << 20
+    """Kept of each stream: the head and the tail; the middle is counted and dropped."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():

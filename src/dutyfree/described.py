@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TypeAlias, get_args
 
 import msgspec
 
-from dutyfree import recipes
+from dutyfree import recipes, validation
 from dutyfree.contract import Recipe, Stage
 from dutyfree.errors import RecipeError, UsageError
 from dutyfree.services import Service
+from dutyfree.suggest import suggestion
 
 
 class _Repository(
@@ -142,9 +142,7 @@ def load(path: Path) -> Recipe:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path} is not TOML: {error}", remedy="docs/recipes.md describes recipes"
-        ) from error
+        raise UsageError(f"{path} is not TOML: {error}", remedy=_DOCS) from error
     return recipe(table, path.parent, str(path))
 
 
@@ -153,15 +151,15 @@ def recipe(table: object, root: Path, name: str) -> Recipe:
     try:
         described = msgspec.convert(table, _File)
     except msgspec.ValidationError as error:
-        parts = "an image, a path, [env], [[stages]], [[services]] and [[python]]"
-        remedy = f"a recipe has {parts}: docs/recipes.md"
-        raise UsageError(f"{name}: {_plain(error)}", remedy=remedy) from error
+        mistake = validation.explain(error, table, _File)
+        raise UsageError(f"{name}: {mistake.message}", remedy=mistake.remedy or _DOCS) from error
     stages = []
     for number, one in enumerate(described.stages, 1):
         try:
             stages.append(_stage(one, root))
         except UsageError as error:
-            raise UsageError(f"{name}: stage {number}: {error.message}", remedy=error.remedy) from error
+            place = f"stage {number} of {len(described.stages)}"
+            raise UsageError(f"{name}: {place}: {error.message}", remedy=error.remedy) from error
     services = (*described.services, *(one.service() for one in described.python))
     try:
         return Recipe(described.image, tuple(stages), services, described.env, described.path)
@@ -169,37 +167,26 @@ def recipe(table: object, root: Path, name: str) -> Recipe:
         raise UsageError(f"{name}: {error.message}", remedy=error.remedy) from error
 
 
+_DOCS = "docs/recipes.md describes recipes"
+
+
 def _stage(table: dict[str, object], root: Path) -> Stage:
     """One of a file's stages. Raises UsageError."""
     kind = table.get("kind")
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None:
-        said = "it has no kind" if kind is None else f"{kind!r} is no kind of stage"
-        raise UsageError(said, remedy=f"known are: {', '.join(map(str, _KINDS))}")
+        kinds = [str(one) for one in _KINDS]
+        listed = f"the kinds are: {', '.join(kinds)}"
+        if kind is None:
+            raise UsageError("the key 'kind' is missing", remedy=listed)
+        remedy = f"{suggestion(kind, kinds)} {listed}".strip() if isinstance(kind, str) else listed
+        raise UsageError(f"there is no kind of stage {kind!r}", remedy=remedy)
     try:
         stage = msgspec.convert(table, known).stage(root)
     except msgspec.ValidationError as error:
-        takes = f"{kind} takes: {', '.join(known.__struct_fields__)}"
-        raise UsageError(_plain(error), remedy=takes) from error
+        mistake = validation.explain(error, table, known)
+        raise UsageError(f"{kind}: {mistake.message}", remedy=mistake.remedy or _DOCS) from error
     for source in stage.files.values():
         if not os.path.lexists(source):
             raise UsageError(f"there is no {source}")
     return stage
-
-
-def _plain(error: msgspec.ValidationError) -> str:
-    """What is wrong with a table, in words of TOML."""
-    what, _, where = str(error).partition(" - at `$")
-    for theirs, ours in (
-        ("Object contains unknown field", "there is no key"),
-        ("Object missing required field", "it lacks the key"),
-        ("Expected", "expected"),
-        ("`object`", "a table"),
-        ("`array`", "a list"),
-        ("`str`", "a text"),
-        ("`", "'"),
-    ):
-        what = what.replace(theirs, ours)
-    # Ours are counted from 1, as the stages are.
-    where = re.sub(r"(\w+?)s?\[(\d+)\]\.?", lambda at: f"{at[1]} {int(at[2]) + 1} ", where).strip("`. ")
-    return f"{where}: {what}" if where else what

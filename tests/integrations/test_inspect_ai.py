@@ -135,7 +135,10 @@ async def test_a_recipe_from_a_file(tmp_path: Path) -> None:
         (DutyfreeSandboxConfig(image="a", recipe={}), "both an image and a recipe"),
         (DutyfreeSandboxConfig(limits={"memory": "much"}), "cannot be used"),
         (DutyfreeSandboxConfig(recipe={"nonsense": 1}), "there is no key 'nonsense'"),
-        (DutyfreeSandboxConfig(recipe={"stages": [{"kind": "pip"}]}), "stage 1: pip has nothing to install"),
+        (
+            DutyfreeSandboxConfig(recipe={"stages": [{"kind": "pip"}]}),
+            "stage 1 of 1: pip has nothing to install",
+        ),
         (DutyfreeSandboxConfig(recipe="/nowhere.toml"), "/nowhere.toml cannot be read"),
     ],
 )

@@ -51,30 +51,81 @@ def test_the_paper_has_a_hundred_trials_of_everything():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "mine"', "", "name"),
-        ('name = "mine"', "name = 3", "str"),
+        ('name = "mine"', "", "the key 'name' is missing"),
+        ('name = "mine"', "name = 3", "name must be a string, not 3"),
         ('name = "mine"', "name = ", "not TOML"),
         ('"slow"]', '"slow", "slow"]', "twice"),
         ('["bare", "slow"]', "[]", "names no substrate"),
-        ('"bare"', '"bear"', "unknown substrate 'bear'.*bare"),
-        ("create_seconds = 0.5", "create_secs = 0.5", "no option 'create_secs'.*create_seconds"),
-        ("create_seconds = 0.5", 'create_seconds = "x"', "float"),
-        ("T0 = 5", "T9 = 5", "T9.*T0"),
-        ("T0 = 5", "trajectory-0 = 5", "trajectory"),
-        ("T0 = 5", "T0 = 0", "at least one trial"),
-        ("T0 = [3]", "T0 = [1]", "above 1"),
-        ("T0 = [3]", "T1 = [3]", "not among the workloads"),
-        ("[workloads]", "[optional]", "optional"),
-        ('name = "mine"', 'name = "mine"\noptional = ["docker"]', "not among its substrates"),
-        ('name = "mine"', 'name = "mine"\ntimeout = 0', "timeout"),
-        ('name = "mine"', 'name = "mine"\ntypo = 1', "typo"),
-        ('name = "mine"', 'name = "mine"\nadaptive = {width = 2.0}', "width"),
+        (
+            '["bare", "slow"]',
+            '"bare"',
+            """substrates must be a list, such as ["bare", "native"], not 'bare'""",
+        ),
+        ('["bare", "slow"]', '["bare", 1]', "substrates: item 2 of 2 must be a string, not 1"),
+        ('"bare"', '"bear"', "unknown substrate 'bear' (did you mean 'bare'? known are: bare, native"),
+        ('use = "scripted"', "use = 3", "[options.slow] use must be the name of a substrate, not 3"),
+        (
+            "create_seconds = 0.5",
+            "create_secs = 0.5",
+            "[options.slow] substrate 'scripted' has no option 'create_secs' (did you mean 'create_seconds'?",
+        ),
+        ("create_seconds = 0.5", 'create_seconds = "x"', "create_seconds must be a number, not 'x'"),
+        ("create_seconds = 0.5", "create_seconds = true", "create_seconds must be a number, not true"),
+        ("T0 = 5", "T9 = 5", "[workloads] there is no workload 'T9' (choose among T0, T1, T2, trajectory-N)"),
+        ("T0 = 5", "t0 = 5", "there is no workload 't0' (did you mean 'T0'? choose among T0, T1"),
+        (
+            "T0 = 5",
+            "trajectory-0 = 5",
+            "'trajectory-0' is no length of a trajectory (write trajectory-1 or more)",
+        ),
+        ("T0 = 5", "T0 = 0", "[workloads] T0 needs at least one trial, not 0"),
+        ("T0 = 5", 'T0 = "three"', "T0 must be a number of trials, not 'three'"),
+        ("T0 = 5", "T0 = 1.5", "T0 must be a number of trials, not 1.5"),
+        ("T0 = 5", "T0 = 5\ntimeout = 9", "no workload 'timeout' (write timeout above the first [table])"),
+        ("T0 = [3]", "T0 = [1]", "[parallel] T0 must hold different numbers above 1"),
+        ("T0 = [3]", "T0 = 3", "[parallel] T0 must be a list, such as [8, 32], not 3"),
+        ("T0 = [3]", 'T0 = ["a"]', "[parallel] T0: item 1 of 1 must be a whole number, not 'a'"),
+        ("T0 = [3]", "T1 = [3]", "names 'T1', which is not among the workloads (add T1 to [workloads])"),
+        ("[workloads]", "[optional]", 'optional must be a list, such as ["docker"], not a table'),
+        ('name = "mine"', 'name = "mine"\noptional = ["slwo"]', "substrates (did you mean 'slow'?)"),
+        ('name = "mine"', 'name = "mine"\ntimeout = 0', "timeout must be a number of seconds > 0, not 0"),
+        ('name = "mine"', 'name = "mine"\ntimeout = "1h"', "timeout must be a number of seconds, not '1h'"),
+        ('name = "mine"', 'name = "mine"\nwarmups = -1', "warmups must be a number of trials ≥ 0, not -1"),
+        ('name = "mine"', 'name = "mine"\nseed = 2026-11-16', "seed must be a whole number, not a date"),
+        (
+            'name = "mine"',
+            'name = "mine"\nwarmpus = 1',
+            "no key 'warmpus' (did you mean 'warmups'? the keys are",
+        ),
+        ('name = "mine"', 'name = "mine"\nadaptive = {width = 2.0}', "0 < width < 1"),
+        (
+            'name = "mine"',
+            'name = "mine"\nadaptive = true',
+            "adaptive must be a table, such as {width = …, min",
+        ),
+        (
+            'name = "mine"',
+            'name = "mine"\nadaptive = {minimum = 9}',
+            "in [adaptive] the key 'width' is missing",
+        ),
+        (
+            'name = "mine"',
+            'name = "mine"\nadaptive = {with = 1}',
+            "in [adaptive] there is no key 'with' (did you",
+        ),
+        ('name = "mine"', 'name = "mine"\ndrop_caches = 1', "drop_caches must be true or false, not 1"),
+        (
+            "[options.slow]",
+            "[options]\nslow = 3\n[options.fast]",
+            '[options] slow must be a table, such as {use = "',
+        ),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_sentence(tmp_path, old, new, message):
     assert old in GOOD
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(PlanError) as refused:
         load(tmp_path, GOOD.replace(old, new, 1))
+    assert message in str(refused.value)
 
 
 def test_a_missing_plan_names_the_shipped_ones():

@@ -45,14 +45,15 @@ def test_ours_are_known():
 
 def test_an_unknown_name():
     with pytest.raises(
-        OptionError, match=r"unknown substrate 'dokcer' \(known are: bare, native, native-cold"
+        OptionError, match=r"unknown substrate 'dokcer' \(did you mean 'docker'\? known are: bare, native"
     ):
         dutyfree.open("dokcer")
 
 
 def test_an_unknown_option():
     with pytest.raises(
-        OptionError, match=r"'scripted' has no option 'sed' \(its options are: create_seconds"
+        OptionError,
+        match=r"'scripted' has no option 'sed' \(did you mean 'seed'\? its options are: create_seconds",
     ):
         dutyfree.open("scripted", sed=1)
 
@@ -60,9 +61,9 @@ def test_an_unknown_option():
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ({"create_seconds": "long"}, "Expected `float`, got `str`"),
-        ({"fail_phase": "lunch"}, "Invalid enum value 'lunch'"),
-        ({"fail_every": 1.5}, "Expected `int`, got `float`"),
+        ({"create_seconds": "long"}, "create_seconds must be a number, not 'long'"),
+        ({"fail_phase": "lunch"}, "fail_phase must be one of 'cleanup', .*'ready', not 'lunch'"),
+        ({"fail_every": 1.5}, "fail_every must be a whole number, not 1.5"),
     ],
 )
 def test_a_wrong_type(option, complaint):
@@ -71,19 +72,27 @@ def test_a_wrong_type(option, complaint):
 
 
 @pytest.mark.parametrize(
-    ("option", "remedy"),
+    ("option", "told"),
     [
-        ({"peers": "tcp://node-1:7400"}, "peers is a list"),
-        ({"budget": {"sandbox": 4}}, "budget has: sandboxes, memory, disk"),
-        ({"limits": {"memory": "2G"}}, "limits has: cpus, memory"),
-        ({"patience": "long"}, ""),
+        ({"peers": "tcp://node-1:7400"}, 'peers must be a list, such as ["tcp://node-1:7400"], not'),
+        ({"budget": {"sandbox": 4}}, "in [budget] there is no key 'sandbox' (did you mean 'sandboxes'? the"),
+        ({"limits": {"memory": "2G"}}, "[limits] memory must be a number of bytes, not '2G'"),
+        ({"limits": "2G"}, "limits must be a table, such as {cpus = …, memory = …}, not '2G'"),
+        (
+            {"limits": {"network": ["https://a.b"]}},
+            "'https://a.b' is a URL where a host is wanted: write 'a.b'",
+        ),
+        ({"limits": {"network": "of"}}, "[limits] network must be 'off' or 'on' or a list, such as"),
+        ({"limits": {"network": ["a", 1]}}, "[limits] network: item 2 of 2 must be a string, not 1"),
+        ({"insecure": ["http://a:5000"]}, "insecure: 'http://a:5000' is a URL where a host is wanted"),
+        ({"mirrors": {"https://a": []}}, "mirrors: 'https://a' is a URL where a host is wanted"),
+        ({"patience": "long"}, "patience must be a number ≥ 0, not 'long'"),
     ],
 )
-def test_what_an_option_is_made_of_is_told(option, remedy):
-    with pytest.raises(OptionError) as told:
+def test_what_an_option_is_made_of_is_told(option, told):
+    with pytest.raises(OptionError) as raised:
         dutyfree.open("native", **option)
-    assert told.value.remedy.startswith(remedy)
-    assert bool(told.value.remedy) == bool(remedy)
+    assert told in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +107,7 @@ def test_what_an_option_is_made_of_is_told(option, remedy):
     ],
 )
 def test_a_number_that_cannot_be(name, option):
-    with pytest.raises(OptionError, match=f"Expected .* at `\\$.{next(iter(option))}`"):
+    with pytest.raises(OptionError, match=f"{next(iter(option))} must be a .*number ≥ 0.*, not "):
         dutyfree.open(name, **option)
 
 

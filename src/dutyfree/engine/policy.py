@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from dutyfree.contract import NetworkPolicy
 from dutyfree.engine import protocol
@@ -73,6 +74,7 @@ def encode(policy: NetworkPolicy | None, resolvers: Sequence[Server]) -> bytes:
 def _rule(entry: str) -> bytes:
     if not isinstance(entry, str):
         raise ValueError(f"{entry!r} is no host, domain or address that could be allowed")
+    refuse_url(entry)
     text, port = _split(entry)
     if text == "host":
         return protocol.RULE.pack(bytes(16), port, Rule.HOST, 0, 0)
@@ -88,6 +90,16 @@ def _rule(entry: str) -> bytes:
     encoded = _name(entry, text.removeprefix("*."))
     kind = Rule.BELOW if text.startswith("*.") else Rule.NAME
     return protocol.RULE.pack(bytes(16), port, kind, 0, len(encoded)) + encoded
+
+
+def refuse_url(host: str) -> None:
+    """Raises ValueError for a URL where the name of a host is wanted."""
+    if "://" in host:
+        try:
+            name = urlsplit(host).netloc.rpartition("@")[2] or "example.org"
+        except ValueError:
+            name = "example.org"
+        raise ValueError(f"{host!r} is a URL where a host is wanted: write {name!r}")
 
 
 def _split(entry: str) -> tuple[str, int]:

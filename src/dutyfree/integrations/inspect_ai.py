@@ -25,7 +25,7 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from pydantic import BaseModel, ConfigDict
 
 import dutyfree
-from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes
+from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes, validation
 from dutyfree.errors import DispatchError, DutyfreeError, SandboxClosed, SubstrateError, UsageError
 
 NOT_EXECUTABLE = 126
@@ -65,7 +65,10 @@ class DutyfreeSandboxConfig(BaseModel):
             recipe = self._recipe()
             limits = {"output": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, **self.limits}
             return recipe, msgspec.convert(limits, Limits)
-        except (msgspec.ValidationError, UsageError) as error:
+        except msgspec.ValidationError as error:
+            told = validation.explain(error, limits, Limits)
+            raise ValueError(f"the sandbox's config cannot be used: limits: {told.message}") from error
+        except UsageError as error:
             raise ValueError(f"the sandbox's config cannot be used: {error}") from error
 
     def _recipe(self) -> Recipe:

@@ -11,13 +11,15 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from dutyfree import substrates
+from dutyfree import substrates, validation
 from dutyfree.errors import OptionError, PlanError, UsageError
 from dutyfree.study.records import Trial
+from dutyfree.suggest import suggestion
 from dutyfree.workloads import check_name
 
 
@@ -34,20 +36,24 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What to measure."""
 
     name: str
-    substrates: list[str]
+    substrates: Annotated[list[str], Meta(examples=['["bare", "native"]'])]
     """Labels; each is a substrate's name, or has a table in ``options`` whose ``use`` is one."""
-    optional: list[str] = []
+    optional: Annotated[list[str], Meta(examples=['["docker"]'])] = []
     """Labels that are left out, with the reason in the report, where they are not available."""
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, Annotated[dict[str, Any], Meta(examples=['{use = "docker", init = false}'])]] = {}
     """Label → options of the substrate."""
-    workloads: dict[str, int]
+    workloads: Annotated[
+        dict[str, Annotated[int, Meta(description="a number of trials")]], Meta(examples=["{T0 = 10}"])
+    ]
     """T0, T1, T2, trajectory-N → trials on every substrate."""
-    parallel: dict[str, list[int]] = {}
+    parallel: Annotated[
+        dict[str, Annotated[list[int], Meta(examples=["[8, 32]"])]], Meta(examples=["{T0 = [8, 32]}"])
+    ] = {}
     """Workload → further cells with that many rollouts at once, in whole batches."""
     seed: int = 1
     warmups: int = 1
     """Unmeasured trials of every workload on every substrate before the first round."""
-    timeout: float = 300.0
+    timeout: Annotated[float, Meta(description="a number of seconds")] = 300.0
     """Seconds that one trial may take."""
     drop_caches: bool = False
     """Drop the page cache before every trial (needs root)."""
@@ -102,12 +108,21 @@ def load(name: str) -> Plan:
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
     try:
-        plan = msgspec.toml.decode(data, type=Plan)
-    except msgspec.ValidationError as error:
-        raise PlanError(f"{path}: {error}", remedy="docs/study.md describes plans") from error
+        table = msgspec.toml.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is not TOML: {error}") from error
-    return check(plan, str(path))
+        raise PlanError(f"{path} is not TOML: {error}", remedy=_DOCS) from error
+    return check(_converted(table, str(path)), str(path))
+
+
+_DOCS = "docs/study.md describes plans"
+
+
+def _converted(table: object, where: str) -> Plan:
+    try:
+        return msgspec.convert(table, Plan)
+    except msgspec.ValidationError as error:
+        mistake = validation.explain(error, table, Plan)
+        raise PlanError(f"{where}: {mistake.message}", remedy=mistake.remedy or _DOCS) from error
 
 
 def check(plan: Plan, where: str = "the plan") -> Plan:
@@ -117,17 +132,19 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
     if len(set(plan.substrates)) != len(plan.substrates):
         raise PlanError(f"{where} names a substrate twice", remedy="give the second a label in options")
     for label in plan.substrates:
-        use, options = plan.use(label)
-        try:
-            substrates.configure(use, options)
-        except OptionError as error:
-            raise PlanError(f"{where}: {error.message}", remedy=error.remedy) from error
-    for label in (*plan.optional, *plan.options):
-        if label not in plan.substrates:
-            raise PlanError(f"{where} speaks of {label!r}, which is not among its substrates")
+        _check_substrate(plan, label, where)
+    for key, labels in (("optional", plan.optional), ("options", plan.options)):
+        for label in labels:
+            if label not in plan.substrates:
+                raise PlanError(
+                    f"{where}: {key} names {label!r}, which is not among the substrates",
+                    remedy=suggestion(label, plan.substrates) or f"add {label!r} to substrates",
+                )
     _check_workloads(plan, where)
-    if plan.timeout <= 0 or plan.warmups < 0:
-        raise PlanError(f"{where}: timeout must be positive and warmups not negative")
+    if plan.timeout <= 0:
+        raise PlanError(f"{where}: timeout must be a number of seconds > 0, not {plan.timeout:g}")
+    if plan.warmups < 0:
+        raise PlanError(f"{where}: warmups must be a number of trials ≥ 0, not {plan.warmups}")
     if plan.adaptive and not (0 < plan.adaptive.width < 1 and plan.adaptive.minimum >= 6):
         raise PlanError(f"{where}: adaptive needs 0 < width < 1 and minimum ≥ 6")
     if plan.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):
@@ -135,21 +152,42 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
     return plan
 
 
+def _check_substrate(plan: Plan, label: str, where: str) -> None:
+    use, options = plan.use(label)
+    if not isinstance(use, str):
+        raise PlanError(f"{where}: [options.{label}] use must be the name of a substrate, not {use!r}")
+    table = f" [options.{label}]" if label in plan.options else ""
+    try:
+        substrates.configure(use, options)
+    except OptionError as error:
+        raise PlanError(f"{where}:{table} {error.message}", remedy=error.remedy) from error
+
+
 def _check_workloads(plan: Plan, where: str) -> None:
     if not plan.workloads:
         raise PlanError(f"{where} names no workload", remedy="add a table such as [workloads] T0 = 10")
     for workload, trials in plan.workloads.items():
-        try:
-            check_name(workload)
-        except UsageError as error:
-            raise PlanError(f"{where}: {error.message}", remedy=error.remedy) from error
+        _check_workload(workload, where)
         if trials < 1:
-            raise PlanError(f"{where}: {workload} needs at least one trial, not {trials}")
+            raise PlanError(f"{where}: [workloads] {workload} needs at least one trial, not {trials}")
     for workload, levels in plan.parallel.items():
         if workload not in plan.workloads:
-            raise PlanError(f"{where}: parallel speaks of {workload!r}, which is not among the workloads")
+            raise PlanError(
+                f"{where}: [parallel] names {workload!r}, which is not among the workloads",
+                remedy=suggestion(workload, plan.workloads) or f"add {workload} to [workloads]",
+            )
         if any(level < 2 for level in levels) or len(set(levels)) != len(levels):
-            raise PlanError(f"{where}: parallel {workload} must hold different numbers above 1")
+            raise PlanError(f"{where}: [parallel] {workload} must hold different numbers above 1")
+
+
+def _check_workload(workload: str, where: str) -> None:
+    try:
+        check_name(workload)
+    except UsageError as error:
+        # In TOML a key below [workloads] is one of that table.
+        misplaced = workload in Plan.__struct_fields__
+        remedy = f"write {workload} above the first [table]" if misplaced else error.remedy
+        raise PlanError(f"{where}: [workloads] {error.message}", remedy=remedy) from error
 
 
 def cells(plan: Plan, labels: Sequence[str]) -> list[tuple[str, str, int]]:

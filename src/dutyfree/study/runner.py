@@ -21,7 +21,7 @@ import anyio.to_thread
 import msgspec
 
 import dutyfree
-from dutyfree import paths, substrates, workloads
+from dutyfree import paths, substrates, validation, workloads
 from dutyfree.abilities import Warmed
 from dutyfree.contract import Substrate
 from dutyfree.errors import DutyfreeError, PlanError, RecordsError, Unavailable
@@ -81,8 +81,9 @@ def recorded_plan(out: Path) -> Plan | None:
     try:
         return msgspec.convert(recorded, Plan)
     except msgspec.ValidationError as error:
+        mistake = validation.explain(error, recorded, Plan)
         raise RecordsError(
-            f"the plan of the study in {out} cannot be gone on with: {error}",
+            f"the plan of the study in {out} cannot be gone on with: {mistake.message}",
             remedy="use the version of dutyfree that began it",
         ) from error
 

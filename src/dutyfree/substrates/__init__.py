@@ -13,8 +13,10 @@ from typing import Any, cast
 
 import msgspec
 
+from dutyfree import validation
 from dutyfree.contract import Availability, Provider, Substrate
 from dutyfree.errors import OptionError
+from dutyfree.suggest import suggestion
 
 GROUP = "dutyfree.substrates"
 
@@ -41,7 +43,9 @@ def provider(name: str) -> Provider:
     """The class behind a name. Raises OptionError for an unknown one."""
     path = BUILT_IN.get(name) or _entry_points().get(name)
     if path is None:
-        raise OptionError(f"unknown substrate {name!r}", remedy=f"known are: {', '.join(names())}")
+        known = names()
+        remedy = f"{suggestion(name, known)} known are: {', '.join(known)}".strip()
+        raise OptionError(f"unknown substrate {name!r}", remedy=remedy)
     module, _, attribute = path.partition(":")
     try:
         return cast("Provider", getattr(importlib.import_module(module), attribute))
@@ -55,14 +59,17 @@ def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Str
     known = found.Config.__struct_fields__
     unknown = sorted(set(options) - set(known))
     if unknown:
+        listed = f"its options are: {', '.join(known)}" if known else "it takes no options"
         raise OptionError(
             f"substrate {name!r} has no option {unknown[0]!r}",
-            remedy=f"its options are: {', '.join(known)}" if known else "it takes no options",
+            remedy=f"{suggestion(unknown[0], known)} {listed}".strip(),
         )
+    table = _over_defaults(found.Config, options)
     try:
-        return found, msgspec.convert(_over_defaults(found.Config, options), found.Config)
+        return found, msgspec.convert(table, found.Config)
     except msgspec.ValidationError as error:
-        raise OptionError(f"substrate {name!r}: {error}", remedy=_remedy(found.Config, str(error))) from error
+        mistake = validation.explain(error, table, found.Config)
+        raise OptionError(f"substrate {name!r}: {mistake.message}", remedy=mistake.remedy) from error
 
 
 def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dict[str, Any]:
@@ -74,19 +81,6 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
         if isinstance(given, Mapping) and isinstance(usual, msgspec.Struct):
             over[field.name] = {**msgspec.structs.asdict(usual), **given}
     return over
-
-
-def _remedy(config: type[msgspec.Struct], complaint: str) -> str:
-    """What may stand where msgspec found something else: it names the place, such as ``$.budget.memory``."""
-    option = complaint.partition("`$.")[2].strip("`").partition(".")[0].partition("[")[0]
-    wanted = {field.name: field.type for field in msgspec.inspect.type_info(config).fields}.get(option)  # type: ignore[attr-defined]
-    kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
-    for kind in kinds:
-        if isinstance(kind, msgspec.inspect.StructType):
-            return f"{option} has: {', '.join(field.name for field in kind.fields)}"
-        if isinstance(kind, msgspec.inspect.VarTupleType | msgspec.inspect.ListType):
-            return f'{option} is a list, such as ["a", "b"]'
-    return ""
 
 
 def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  # noqa: A001

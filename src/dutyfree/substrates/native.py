@@ -98,6 +98,16 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds after which a stage whose commands have not ended is stopped, and has failed."""
 
     def __post_init__(self) -> None:
+        try:
+            policy.encode(self.limits.network, ())
+        except ValueError as error:
+            raise ValueError(f"limits.network: {error}") from error
+        for name, hosts in (("mirrors", self.mirrors), ("insecure", self.insecure)):
+            for host in hosts:
+                try:
+                    policy.refuse_url(host)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from error
         for peer in self.peers:
             try:
                 sources.check(peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dutyfree.errors import UsageError
+from dutyfree.suggest import suggestion
 
 if TYPE_CHECKING:
     from dutyfree.workloads.fixture import Fixture
@@ -41,7 +42,8 @@ def build(name: str, fixture: Fixture | None, url: str, full_tests: bool = False
 def _length(name: str) -> int:
     digits = name.removeprefix(_TRAJECTORY)
     if not name.startswith(_TRAJECTORY) or not (digits.isascii() and digits.isdigit()):
-        raise UsageError(f"there is no workload {name!r}", remedy=f"choose among {', '.join(NAMES)}")
+        remedy = f"{suggestion(name, NAMES)} choose among {', '.join(NAMES)}".strip()
+        raise UsageError(f"there is no workload {name!r}", remedy=remedy)
     if digits != str(int(digits)) or int(digits) < 1:
         raise UsageError(f"{name!r} is no length of a trajectory", remedy="write trajectory-1 or more")
     return int(digits)
