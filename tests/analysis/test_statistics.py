@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy import stats
 
 from dutyfree.analysis import statistics
 from dutyfree.analysis.statistics import (
@@ -13,6 +14,8 @@ from dutyfree.analysis.statistics import (
     drift,
     holm,
     judge,
+    judge_pairs,
+    judge_runs,
     least_attainable_p,
     mann_whitney,
     quantity,
@@ -147,3 +150,57 @@ def test_holm_by_hand():
 def test_drift_sees_a_trend_and_no_trend():
     assert drift(list(range(20)))[0] == pytest.approx(1)
     assert drift([1.0] * 20) == (0.0, 1.0)
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=30))
+def test_the_judgement_of_pairs_is_that_of_the_signed_rank_test(pairs):
+    a, b = zip(*pairs, strict=True)
+    found, back = judge_pairs(a, b), judge_pairs(b, a)
+    assert found.ratio is not None
+    assert back.ratio is not None
+    assert found.ratio.value * back.ratio.value == pytest.approx(1)
+    assert (found.p is None) == (len(pairs) < 6)
+    logs = np.log(a) - np.log(b)
+    if found.p is not None:
+        assert found.p == pytest.approx(back.p)
+        low, high = bounds(found.ratio)
+        assert low <= found.ratio.value <= high
+        assert found.p > 0.05 or low > 1 or high < 1
+        if np.unique(np.round(np.abs(logs), 9)).size == logs.size and logs.all():
+            assert found.p == pytest.approx(stats.wilcoxon(logs, method="exact").pvalue)
+
+
+def test_very_many_pairs_are_judged_in_blocks():
+    random = np.random.default_rng(7)
+    shared = random.lognormal(0, 1, 5000)
+    ours, theirs = (shared * random.lognormal(0, 0.05, 5000) for _ in range(2))
+    found = judge_pairs(1.01 * ours, theirs)
+    assert found.ratio is not None
+    low, high = bounds(found.ratio)
+    assert 1 < low < 1.01 < high < 1.02
+
+
+@given(st.lists(positive, min_size=2, max_size=8), st.lists(positive, min_size=2, max_size=8))
+def test_the_judgement_of_runs_is_that_of_welch(a, b):
+    assume(min(np.std(np.log(a)), np.std(np.log(b))) > 1e-3)
+    found = judge_runs(a, b)
+    wanted = stats.ttest_ind(np.log(a), np.log(b), equal_var=False)
+    assert found.ratio is not None
+    assert found.p == pytest.approx(wanted.pvalue, abs=1e-9)
+    low, high = bounds(found.ratio)
+    interval = wanted.confidence_interval()
+    assert (np.log(low), np.log(high)) == pytest.approx((interval.low, interval.high), abs=1e-6)
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])
+def test_runs_without_scatter_have_a_ratio_and_no_interval(a, b):
+    found = judge_runs(a, b)
+    assert found.ratio is not None
+    assert not found.ratio.known
+    assert found.p is None
+
+
+@pytest.mark.parametrize("judgement", [judge_pairs, judge_runs])
+def test_what_is_not_positive_has_no_ratio(judgement):
+    assert judgement([0.0, 1.0], [1.0, 1.0]).ratio is None
+    assert judgement([], []).ratio is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from cyclopts import App
@@ -20,6 +22,7 @@ COMMANDS = (
     "gc",
     "study",
     "report",
+    "ab",
     "compare",
     "export",
     "substrates",
@@ -61,7 +64,7 @@ def dutyfree(*arguments, cwd=None, status=0):
         text=True,
         check=False,
     )
-    assert done.returncode == status, done.stdout + done.stderr
+    assert done.returncode == status or (status is None and done.returncode < 2), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
 
@@ -130,7 +133,7 @@ def test_whatever_reads_records_reads_compressed_ones(study, tmp_path):
     (tmp_path / "summary.json").unlink()
     assert str(tmp_path / "report.html") in dutyfree("report", packed).stdout
     assert (tmp_path / "summary.json").exists()
-    assert "no difference shown" in dutyfree("compare", packed, out).stdout
+    assert "B ÷ A" in dutyfree("compare", packed, status=None).stdout
     assert dutyfree("export", packed).stdout.split()[0] == str(tmp_path / "export" / "trials.csv")
     packed.write_bytes(packed.read_bytes()[:-40])
     for command in (["report", packed], ["compare", out, tmp_path], ["export", tmp_path]):
@@ -138,21 +141,97 @@ def test_whatever_reads_records_reads_compressed_ones(study, tmp_path):
     assert "gunzip" in dutyfree("study", "--plan", "smoke", "--out", tmp_path, status=2).stderr
 
 
-def test_the_same_study_is_not_slower_than_itself(study):
-    out, _ = study
-    assert "no difference shown" in dutyfree("compare", out, out).stdout
-
-
-def test_a_slower_study_is_said_and_told_by_the_status(study, tmp_path):
-    out, _ = study
-    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+def rewritten(records, folder, *, minute, slower=0.0):
+    """Another run: begun at another time, its trials by so many seconds slower, and never quite alike."""
+    folder.mkdir()
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
     for line in lines:
-        if line["type"] == "trial":  # by more than any two of them differ, however busy the machine was
-            line["creation"] += 1000
-            line["total"] += 1000
-    (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    done = dutyfree("compare", out, tmp_path, status=1)
-    assert "slower" in done.stdout
+        if line["type"] == "study":
+            line["started"] = f"2026-01-02T03:{minute:02}:00+00:00"
+        elif line["type"] == "trial":
+            line["creation"] += slower * (1 + minute / 1000)
+            line["total"] += slower * (1 + minute / 1000)
+    (folder / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_one_run_on_each_side_cannot_tell_and_says_what_to_do(study, tmp_path):
+    out, _ = study
+    later = rewritten(out / "records.jsonl", tmp_path / "later", minute=1, slower=1000)
+    said = dutyfree("compare", out, later).stdout
+    assert "cannot tell (too few runs)" in said
+    assert "dutyfree ab" in said
+    assert "**slower**" not in said
+    assert "a run counts once" in dutyfree("compare", out, out, status=2).stderr
+
+
+def test_slower_runs_are_said_and_told_by_the_status(study, tmp_path):
+    out, _ = study
+    records = out / "records.jsonl"
+    # By more than any two of them differ, however busy the machine was.
+    before = [rewritten(records, tmp_path / f"a{n}", minute=2 * n, slower=1) for n in range(3)]
+    after = [rewritten(records, tmp_path / f"b{n}", minute=2 * n + 1, slower=1000) for n in range(3)]
+    done = dutyfree("compare", "--before", *before, "--after", *after, status=1)
+    assert "| **slower** |" in done.stdout
+    found = json.loads(dutyfree("compare", "--before", *after, "--after", *before, "--json").stdout)
+    assert {change["verdict"] for change in found["changes"]} == {"faster"}
+    assert [run["name"] for run in found["runs_b"]] == ["B1", "B2", "B3"]
+
+
+SCRIPTED = "scripted:exit_code=0,stdout='ready\\n'".replace("'", '"')
+
+
+def test_ab_finds_a_slower_configuration_and_shows_it_again(tmp_path):
+    slow = f"slow={SCRIPTED},create_seconds=0.2"
+    options = ("--workloads", "T0", "--trials", "12", "--out", "out")
+    done = dutyfree("ab", SCRIPTED, slow, *options, cwd=tmp_path, status=1)
+    assert "T0: B is **slower** than A: B ÷ A is" in done.stdout
+    assert "over 12 rounds" in done.stdout
+    assert "B: slow." in done.stdout
+    assert dutyfree("compare", "out", cwd=tmp_path, status=1).stdout == done.stdout
+    done = dutyfree("ab", slow, SCRIPTED, *options[:-1], "back", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert {change["verdict"] for change in found["changes"]} == {"faster"}
+    assert {change["units_a"] for change in found["changes"]} == {12}
+
+
+def test_ab_of_the_same_thing_twice_runs(tmp_path):
+    done = dutyfree("ab", "bare", "bare", "--workloads", "T0=3", cwd=tmp_path)
+    assert "A: bare (A). B: bare (B)." in done.stdout
+    assert "T0: cannot tell (too few rounds)" in done.stdout
+    assert "records: out/ab-" in done.stderr
+
+
+def test_ab_takes_files_and_goes_on_where_it_was_stopped(tmp_path):
+    table = 'use = "scripted"\nexit_code = 0\nstdout = "ready\\n"\n'
+    (tmp_path / "small.toml").write_text(table)
+    (tmp_path / "large.toml").write_text(f'label = "big"\n{table}')
+    dutyfree("ab", "small.toml", "large.toml", "--workloads", "T0=8", cwd=tmp_path, status=None)
+    (path,) = tmp_path.glob("out/ab-*/records.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-5]))
+    done = dutyfree("ab", "--resume", cwd=tmp_path, status=None)
+    assert "A: small. B: big." in done.stdout
+    assert "over 8 rounds" in done.stdout
+    found = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert sum(line["type"] == "trial" and not line.get("warmup") for line in found) == 16
+
+
+def test_ab_that_is_interrupted_keeps_what_was_measured(tmp_path):
+    command = [sys.executable, "-m", "dutyfree", "ab", SCRIPTED, f"{SCRIPTED},create_seconds=0.05"]
+    running = subprocess.Popen(
+        [*command, "--workloads", "T0=1000", "--out", "out"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    path = tmp_path / "out" / "records.jsonl"
+    while not path.exists() or path.read_bytes().count(b'"type":"trial"') < 20:
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate()[1]
+    assert running.returncode == 130
+    assert "go on with: dutyfree ab --resume --out out" in said
+    done = dutyfree("compare", "out", cwd=tmp_path, status=None)
+    assert "rounds" in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -236,8 +315,22 @@ def test_the_smoke_plan_runs_to_its_report(tmp_path):
         ),
         (["study", "--resume"], 2, "no study to go on with"),
         (["study", "--resume", "--out", "nowhere"], 2, "no study to go on with in nowhere"),
-        (["report", "nowhere"], 2, "no records in nowhere"),
-        (["compare", "nowhere", "nowhere"], 2, "no records in nowhere"),
+        (["report", "nowhere"], 2, "there is no nowhere"),
+        (["compare", "nowhere", "nowhere"], 2, "there is no nowhere"),
+        (["compare", "a", "b", "c"], 2, "--before out/a1"),
+        (["compare", "a", "--before", "b"], 2, "not both"),
+        (["compare", "--before", "b"], 2, "not clear which runs"),
+        (["ab", "bare"], 2, "name two configurations"),
+        (["ab", "bare", "bear"], 2, "unknown substrate 'bear'"),
+        (["ab", "bare", "bare:speed=3", "--out", "x"], 2, "no option 'speed'"),
+        (["ab", "bare", "bare:speed"], 2, "has no '='"),
+        (["ab", "bare", "=bare"], 2, "is no configuration"),
+        (["ab", "bare", "nowhere.toml"], 2, "cannot read nowhere.toml"),
+        (["ab", "bare", "bare", "--workloads", "T9"], 2, "no workload 'T9'"),
+        (["ab", "bare", "bare", "--workloads", "T0=x"], 2, "no number of trials"),
+        (["ab", "bare", "bare", "--trials", "0"], 2, "at least one trial"),
+        (["ab", "--resume"], 2, "no study to go on with"),
+        (["ab", "bare", "bare", "--resume", "--out", "x"], 2, "leave A and B out"),
         (["export", "nowhere", "--format", "xml"], 2, "xml"),
         (["nonsense"], 2, "nonsense"),
     ],

@@ -1,187 +1,223 @@
-"""Two sets of records against each other: what became slower, honestly judged.
+"""Runs before against runs after: what became slower, and whether that can be told.
 
-A verdict needs both: an interval of the ratio that leaves out 1, and a Mann-Whitney test that stays
-significant after Holm's correction over all that was compared. Where the trials are too few for any
-outcome to be significant the verdict is "cannot tell", never "no difference"; so it is where the two plans
-had a cell do different things.
+Two runs of the same thing differ by more than their trials scatter: caches, neighbours and the clock's speed
+change from minute to minute, and all trials of a run share them. So the run is the unit. Each run gives one
+number, its p50, and the scatter between the runs of a side says how much runs differ by themselves. With one
+run on a side that is unknown, and the verdict is "cannot tell".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from dutyfree.analysis import plans
-from dutyfree.analysis.cells import Key, Sample, samples
+from dutyfree.analysis.cautions import cautions
+from dutyfree.analysis.cells import Key, Sample, describe, samples
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution, CautionKind, Metric
-from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm, judge, p50
-from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple
+from dutyfree.analysis.statistics import as_sample, judge_runs
+from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple, percent, plural
+from dutyfree.analysis.verdicts import (
+    METRICS,
+    UNCOMPARED,
+    Change,
+    Comparison,
+    Judged,
+    Run,
+    Unit,
+    changes,
+    failures,
+)
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import Records
 
-Verdict = Literal["slower", "faster", "no difference shown", "cannot tell"]
-
-METRICS: dict[Metric, Callable[[Sample], Floats]] = {
-    "first_result": Sample.first_results,
-    "total": Sample.totals,
-    "orchestration_per_action": Sample.orchestration_per_action,
-}
+SILENT = {CautionKind.CACHE, CautionKind.NO_BASELINE, CautionKind.UNSURE_TAIL, CautionKind.UNDIVIDED}
+"""Cautions of a run about what a comparison does not show."""
 
 
-UNCOMPARED = Judgement(ratio=None, p=None, least_p=1.0)
+class _Run(msgspec.Struct, frozen=True):
+    """One run, gathered into cells."""
 
-
-class Change(msgspec.Struct, frozen=True):
-    """One metric of one cell, in A and in B."""
-
-    workload: str
-    substrate: str
-    parallel: int
-    metric: Metric
-    n_a: int
-    n_b: int
-    a: Estimate | None
-    """p50"""
-    b: Estimate | None
-    ratio: Estimate | None
-    """B over A."""
-    p: float | None
-    """Holm-corrected; None where no test was possible."""
-    verdict: Verdict
-
-
-class FailureChange(msgspec.Struct, frozen=True):
-    workload: str
-    substrate: str
-    parallel: int
-    failed_a: int
-    trials_a: int
-    failed_b: int
-    trials_b: int
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    started_a: str
-    started_b: str
-    version_a: str
-    version_b: str
-    changes: list[Change]
-    failures: list[FailureChange]
-    """Cells in which any trial failed, in either."""
-    only_a: list[Key]
-    only_b: list[Key]
+    name: str
+    records: Records
+    by_key: dict[Key, Sample]
     cautions: list[Caution]
 
-    @property
-    def slower(self) -> list[Change]:
-        return [change for change in self.changes if change.verdict == "slower"]
 
-
-def compare(a: Records, b: Records, *, across_hosts: bool = False) -> Comparison:
+def compare(before: Sequence[Records], after: Sequence[Records], *, across_hosts: bool = False) -> Comparison:
     """B against A, cell by cell.
 
-    Raises RecordsError for records of unlike hosts, unless ``across_hosts``, and where the plans leave
-    no cell comparable.
+    Raises RecordsError for a run that is named twice, for records of unlike hosts, unless ``across_hosts``,
+    and where the plans leave no cell comparable.
     """
-    unlike = _unlike_hosts(a.study.host, b.study.host)
+    _check_different([*before, *after])
+    unlike = _unlike_hosts(before[0].study.host, [one.study.host for one in (*before[1:], *after)])
     if unlike and not across_hosts:
         raise RecordsError(
             f"the records come from unlike hosts ({unlike}): their times do not compare",
             remedy="measure both on one machine, or insist with --across-hosts",
         )
-    ours, theirs = samples(a, Decomposer(a)), samples(b, Decomposer(b))
+    a, b = _gathered("A", before), _gathered("B", after)
+    ours, theirs = _keys(a), _keys(b)
     common = [key for key in ours if key in theirs]
-    refused = _refused(a, b, common)
+    refused = _refused([*a, *b], common)
     if refused and len(refused) == len(common):
         raise RecordsError(
             f"the plans differ in {_reasons(refused)}: no cell of theirs is comparable",
             remedy="measure one of the two again with the plan of the other",
         )
+    told = [*_order_cautions(a, b), *_run_cautions([*a, *b])]
     return Comparison(
-        started_a=a.study.started,
-        started_b=b.study.started,
-        version_a=a.study.version,
-        version_b=b.study.version,
-        changes=_changes([(ours[key], theirs[key]) for key in common], refused),
+        unit="run",
+        title_a=_title(a),
+        title_b=_title(b),
+        runs_a=_described(a),
+        runs_b=_described(b),
+        changes=changes([row for key in common for row in _judged(key, a, b, key in refused, told)], "run"),
         failures=[
             change
             for key in common
-            if (change := _failures(ours[key], theirs[key])).failed_a + change.failed_b
+            if (change := failures(_samples(a, key), _samples(b, key), key)).failed_a + change.failed_b
         ],
         only_a=[key for key in ours if key not in theirs],
         only_b=[key for key in theirs if key not in ours],
         cautions=[
             *_host_cautions(unlike),
             *_refusal_cautions(refused),
-            *plans.cautions(a.study.plan, b.study.plan),
-            *_software_cautions(a, b),
+            *_differences([*a, *b]),
+            *told,
         ],
     )
 
 
-def _refused(a: Records, b: Records, common: list[Key]) -> dict[Key, list[str]]:
-    """The cells that did different things in A and in B, with the reasons."""
-    found = {key: plans.refusals(a.study.plan, b.study.plan, key[0]) for key in common}
-    return {key: reasons for key, reasons in found.items() if reasons}
-
-
-def _reasons(refused: dict[Key, list[str]]) -> str:
-    return enumeration(list(dict.fromkeys(reason for reasons in refused.values() for reason in reasons)))
-
-
-def _changes(pairs: list[tuple[Sample, Sample]], refused: Container[Key]) -> list[Change]:
-    judged: list[tuple[Sample, Metric, Floats, Floats, Judgement]] = []
-    for before, after in pairs:
-        for metric, values in METRICS.items():
-            x, y = values(before), values(after)
-            if x.size or y.size:
-                comparable = before.key not in refused
-                judged.append((before, metric, x, y, judge(y, x) if comparable else UNCOMPARED))
-    corrected = holm([judgement.p for *_, judgement in judged])
-    tests = sum(p is not None for p in corrected)
-    return [
-        Change(
-            *sample.key,
-            metric=metric,
-            n_a=x.size,
-            n_b=y.size,
-            a=p50(x),
-            b=p50(y),
-            ratio=judgement.ratio,
-            p=p,
-            verdict=_verdict(judgement, p, tests),
+def _check_different(runs: Sequence[Records]) -> None:
+    if any(one.study == other.study and one.trials == other.trials for one, other in combinations(runs, 2)):
+        raise RecordsError(
+            "the same run is named twice: a run counts once", remedy="name different runs, or repeat them"
         )
-        for (sample, metric, x, y, judgement), p in zip(judged, corrected, strict=True)
+
+
+def _gathered(side: str, runs: Sequence[Records]) -> list[_Run]:
+    found = []
+    for number, records in enumerate(runs, 1):
+        decomposer = Decomposer(records)
+        by_key = samples(records, decomposer)
+        name = f"{side}{number}" if len(runs) > 1 else side
+        found.append(_Run(name, records, by_key, own_cautions(records, by_key, decomposer)))
+    return found
+
+
+def _keys(runs: Iterable[_Run]) -> list[Key]:
+    return list(dict.fromkeys(key for run in runs for key in run.by_key))
+
+
+def _samples(runs: Iterable[_Run], key: Key) -> list[Sample]:
+    return [run.by_key[key] for run in runs if key in run.by_key]
+
+
+def _title(runs: Sequence[_Run]) -> str:
+    begun = [run.records.study.started for run in runs]
+    return f"run of {begun[0]}" if len(runs) == 1 else f"{len(runs)} runs, {min(begun)} to {max(begun)}"
+
+
+def _described(runs: Iterable[_Run]) -> list[Run]:
+    return [Run(run.name, run.records.study.started, run.records.study.version) for run in runs]
+
+
+def _judged(
+    key: Key, a: Iterable[_Run], b: Iterable[_Run], refused: bool, told: Iterable[Caution]
+) -> Iterator[Judged]:
+    about = concerning(key, told)
+    for metric, values in METRICS.items():
+        before, after = ([values(sample) for sample in _samples(runs, key)] for runs in (a, b))
+        x, y = (as_sample([float(np.median(run)) for run in side if run.size]) for side in (before, after))
+        if not x.size and not y.size:
+            continue
+        n_a, n_b = (sum(run.size for run in side) for side in (before, after))
+        judgement = UNCOMPARED if refused else judge_runs(y, x)
+        yield Judged(key, metric, x, y, n_a, n_b, judgement, about)
+
+
+def own_cautions(records: Records, by_key: Mapping[Key, Sample], decomposer: Decomposer) -> list[Caution]:
+    """Cautions of one run that concern a comparison of it."""
+    cells = [describe(sample, records.study.plan, decomposer) for sample in by_key.values()]
+    found = cautions(records, cells, by_key, decomposer.baseline)
+    return [caution for caution in found if caution.kind not in SILENT]
+
+
+def concerning(key: Key, told: Iterable[Caution]) -> list[CautionKind]:
+    """The kinds of cautions that qualify a cell."""
+    kinds = (
+        caution.kind
+        for caution in told
+        if all(
+            asked in (None, held)
+            for asked, held in zip((caution.workload, caution.substrate, caution.parallel), key, strict=True)
+        )
+    )
+    return list(dict.fromkeys(kinds))
+
+
+def _run_cautions(runs: Iterable[_Run]) -> list[Caution]:
+    """The runs' own, each with the runs that have it."""
+    having: dict[Caution, list[str]] = {}
+    for run in runs:
+        for caution in run.cautions:
+            having.setdefault(caution, []).append(run.name)
+    return [
+        msgspec.structs.replace(caution, text=f"{caution.text} (in {enumeration(names)})")
+        for caution, names in having.items()
     ]
 
 
-def _verdict(judgement: Judgement, p: float | None, tests: int) -> Verdict:
-    ratio = judgement.ratio
-    if p is None or ratio is None or ratio.low is None or ratio.high is None:
-        return "cannot tell"
-    if p <= ALPHA and ratio.low > 1:
-        return "slower"
-    if p <= ALPHA and ratio.high < 1:
-        return "faster"
-    # Complete separation would not have survived the correction: silence is no evidence.
-    return "cannot tell" if judgement.least_p * tests > ALPHA else "no difference shown"
+def _order_cautions(a: Sequence[_Run], b: Sequence[_Run]) -> Iterator[Caution]:
+    if min(len(a), len(b)) < 2:
+        yield Caution(
+            CautionKind.FEW_RUNS,
+            "one run on a side does not show how much runs differ by themselves: repeat both, three times or "
+            "more, in turn; or measure both in one study with 'dutyfree ab'",
+        )
+        return
+    ours, theirs = ([run.records.study.started for run in runs] for runs in (a, b))
+    if max(ours) < min(theirs) or max(theirs) < min(ours):
+        yield Caution(
+            CautionKind.RUN_ORDER,
+            "all runs of one side came before those of the other: whatever else changed on the machine in "
+            "between counts as a difference; take turns (A, B, A, B, ...)",
+        )
 
 
-def _failures(before: Sample, after: Sample) -> FailureChange:
-    return FailureChange(
-        *before.key,
-        failed_a=len(before.trials) - len(before.succeeded),
-        trials_a=len(before.trials),
-        failed_b=len(after.trials) - len(after.succeeded),
-        trials_b=len(after.trials),
-    )
+def _refused(runs: Sequence[_Run], common: Iterable[Key]) -> dict[Key, list[str]]:
+    """The cells that did different things in the runs, with the reasons."""
+    first, rest = runs[0], runs[1:]
+    found = {
+        key: [
+            reason
+            for run in rest
+            for reason in plans.refusals(
+                first.records.study.plan, run.records.study.plan, key[0], (first.name, run.name)
+            )
+        ]
+        for key in common
+    }
+    return {key: reasons for key, reasons in found.items() if reasons}
 
 
-def _unlike_hosts(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """What tells the hosts apart; empty if they are alike."""
+def _reasons(refused: Mapping[Key, list[str]]) -> str:
+    return enumeration(list(dict.fromkeys(reason for reasons in refused.values() for reason in reasons)))
+
+
+def _unlike_hosts(first: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
+    """What tells a host apart from the first; empty if they are all alike."""
+    return next((unlike for host in others if (unlike := _unlike(first, host))), "")
+
+
+def _unlike(a: dict[str, Any], b: dict[str, Any]) -> str:
     if "host_key" in a and a.get("host_key") == b.get("host_key"):
         return ""
     if "host_key" not in a and "host_key" not in b and a == b:
@@ -198,7 +234,7 @@ def _host_cautions(unlike: str) -> Iterator[Caution]:
         )
 
 
-def _refusal_cautions(refused: dict[Key, list[str]]) -> Iterator[Caution]:
+def _refusal_cautions(refused: Mapping[Key, list[str]]) -> Iterator[Caution]:
     for workload, reasons in {key[0]: reasons for key, reasons in refused.items()}.items():
         yield Caution(
             CautionKind.UNLIKE_PLANS,
@@ -207,16 +243,26 @@ def _refusal_cautions(refused: dict[Key, list[str]]) -> Iterator[Caution]:
         )
 
 
-def _software_cautions(a: Records, b: Records) -> Iterator[Caution]:
-    for label, before in a.substrates.items():
-        after = b.substrates.get(label)
+def _differences(runs: Sequence[_Run]) -> Iterator[Caution]:
+    """Plans and software that differ from those of the first run."""
+    first, rest = runs[0], runs[1:]
+    for run in rest:
+        yield from plans.cautions(first.records.study.plan, run.records.study.plan, (first.name, run.name))
+        yield from _software_cautions(first, run)
+
+
+def _software_cautions(a: _Run, b: _Run) -> Iterator[Caution]:
+    for label, before in a.records.substrates.items():
+        after = b.records.substrates.get(label)
         if after is None or before.unavailable is not None or after.unavailable is not None:
             continue
         for name in dict.fromkeys([*before.facts, *after.facts]):
             old, new = before.facts.get(name, "unknown"), after.facts.get(name, "unknown")
             if old != new:
                 yield Caution(
-                    CautionKind.UNLIKE_SOFTWARE, f"{name} changed from {old} to {new}", substrate=label
+                    CautionKind.UNLIKE_SOFTWARE,
+                    f"{name} is {old} in {a.name} and {new} in {b.name}",
+                    substrate=label,
                 )
 
 
@@ -230,18 +276,15 @@ TITLES: dict[Metric, str] = {
 def as_markdown(comparison: Comparison) -> str:
     """The comparison as GitHub shows it."""
     lines = [
-        f"# B ({comparison.started_b}) against A ({comparison.started_a})",
+        "# B against A",
         "",
-        _conclusion(comparison),
+        f"A: {markdown(comparison.title_a)}. B: {markdown(comparison.title_b)}.",
+        "",
+        *_conclusion(comparison),
         "",
     ]
     if comparison.changes:
-        lines += [
-            "| workload | substrate | at once | metric | A p50 (n) | B p50 (n) | B ÷ A | p | verdict |",
-            "|---|---|--:|---|--:|--:|--:|--:|---|",
-            *(_row(change) for change in comparison.changes),
-            "",
-        ]
+        lines += [*_table(comparison), ""]
     for change in comparison.failures:
         lines.append(
             f"- {markdown(change.workload)} on {markdown(change.substrate)}: {change.failed_a} of "
@@ -251,37 +294,83 @@ def as_markdown(comparison: Comparison) -> str:
         if keys:
             cells = ", ".join(f"{markdown(key[0])} on {markdown(key[1])} ({key[2]} at once)" for key in keys)
             lines.append(f"- only in {name}: {cells}")
-    for caution in comparison.cautions:
-        place = caution.substrate or caution.workload
-        about = f"{markdown(place)}: " if place else ""
-        lines.append(f"- caution ({caution.kind.value}): {about}{markdown(caution.text)}")
+    lines += _caution_lines(comparison.cautions)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _conclusion(comparison: Comparison) -> str:
+def _conclusion(comparison: Comparison) -> list[str]:
     if not comparison.changes:
-        return "The two have no cell in common with a successful trial: there is nothing to compare."
+        return ["A and B have no cell in common with a successful trial: there is nothing to compare."]
+    if comparison.unit == "round":
+        return [f"- {sentence(change)}" for change in comparison.changes if change.metric == "total"]
     counts = {
         verdict: sum(change.verdict == verdict for change in comparison.changes)
         for verdict in ("slower", "faster", "no difference shown", "cannot tell")
     }
     told = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
-    return f"Of {len(comparison.changes)} comparisons: {told}."
+    return [f"Of {len(comparison.changes)} comparisons: {told}."]
 
 
-def _row(change: Change) -> str:
-    a = UNKNOWN if change.a is None else f"{duration(change.a.value)} ({change.n_a})"
-    b = UNKNOWN if change.b is None else f"{duration(change.b.value)} ({change.n_b})"
-    p = UNKNOWN if change.p is None else f"{change.p:.2g}"
-    fields = [
-        markdown(change.workload),
-        markdown(change.substrate),
-        str(change.parallel),
-        TITLES[change.metric],
-        a,
-        b,
-        multiple(change.ratio),
-        p,
-        f"**{change.verdict}**" if change.verdict in ("slower", "faster") else change.verdict,
+def sentence(change: Change) -> str:
+    """One verdict in words."""
+    at_once = f" ({change.parallel} at once)" if change.parallel > 1 else ""
+    measured = f"{multiple(change.ratio)} over {plural(change.units_b, 'round')}"
+    about = f"{markdown(change.workload)}{at_once}"
+    if change.verdict in ("slower", "faster"):
+        return f"{about}: B is **{change.verdict}** than A: B ÷ A is {measured}"
+    if change.verdict == "cannot tell":
+        return f"{about}: cannot tell ({change.why}): B ÷ A is {measured}"
+    assert change.ratio is not None
+    assert change.ratio.low is not None
+    assert change.ratio.high is not None
+    bounds = f"at most {percent(change.ratio.high - 1)} slower or {percent(1 - change.ratio.low)} faster"
+    return f"{about}: no difference shown: B is {bounds}; B ÷ A is {measured}"
+
+
+def _table(comparison: Comparison) -> list[str]:
+    rows = [_row(change, comparison.unit) for change in comparison.changes]
+    rule = ["--:" if name in NUMBERS else "---" for name in rows[0]]
+    lines = [list(rows[0]), rule, *([*row.values()] for row in rows)]
+    return [f"| {' | '.join(fields)} |" for fields in lines]
+
+
+NUMBERS = {"at once", "A p50", "B p50", "rounds", "B ÷ A", "p", "runs, trials of A", "runs, trials of B"}
+
+
+def _row(change: Change, unit: Unit) -> dict[str, str]:
+    verdict = f"{change.verdict} ({change.why})" if change.why else change.verdict
+    counts = (
+        {"rounds": str(change.units_b)}
+        if unit == "round"
+        else {
+            "runs, trials of A": f"{change.units_a}, {change.n_a}",
+            "runs, trials of B": f"{change.units_b}, {change.n_b}",
+        }
+    )
+    return {
+        "workload": markdown(change.workload),
+        **({} if unit == "round" else {"substrate": markdown(change.substrate)}),
+        "at once": str(change.parallel),
+        "metric": TITLES[change.metric],
+        "A p50": UNKNOWN if change.a is None else duration(change.a),
+        "B p50": UNKNOWN if change.b is None else duration(change.b),
+        **counts,
+        "B ÷ A": multiple(change.ratio),
+        "p": UNKNOWN if change.p is None else f"{change.p:.2g}",
+        "verdict": f"**{verdict}**" if change.verdict in ("slower", "faster") else verdict,
+        "cautions": ", ".join(change.cautions),
+    }
+
+
+def _caution_lines(cautions: Collection[Caution]) -> list[str]:
+    """One line for each different sentence, with the cells that it is about."""
+    places: dict[tuple[CautionKind, str], list[str]] = {}
+    for caution in cautions:
+        about = " on ".join(markdown(name) for name in (caution.workload, caution.substrate) if name)
+        if about and caution.parallel is not None and caution.parallel > 1:
+            about += f" ({caution.parallel} at once)"
+        places.setdefault((caution.kind, caution.text), []).extend([about] if about else [])
+    return [
+        f"- caution ({kind.value}): {f'{enumeration(about)}: ' if about else ''}{markdown(text)}"
+        for (kind, text), about in places.items()
     ]
-    return f"| {' | '.join(fields)} |"

@@ -126,6 +126,8 @@ class Decomposer:
 
     def __init__(self, records: Records) -> None:
         self.baseline = baseline(records)
+        ran = dict.fromkeys(trial.substrate for trial in records.trials)
+        self._on_bare = {label for label in ran if _use(records, label) == BASELINE}
         bare: dict[tuple[str, int], list[Trial]] = defaultdict(list)
         for trial in records.measured:
             if trial.substrate == self.baseline and trial.ok:
@@ -141,7 +143,7 @@ class Decomposer:
     def __call__(self, trial: Trial) -> Parts:
         return decompose(
             trial,
-            on_baseline=trial.substrate == self.baseline,
+            on_baseline=trial.substrate in self._on_bare,
             instead=self._instead_for(trial.workload, trial.parallel),
         )
 

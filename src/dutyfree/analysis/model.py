@@ -33,6 +33,8 @@ class CautionKind(enum.StrEnum):
     UNLIKE_SOFTWARE = "unlike software"
     UNLIKE_STORAGE = "unlike storage"
     UNLIKE_PLANS = "unlike plans"
+    FEW_RUNS = "too few runs"
+    RUN_ORDER = "order of runs"
     STAND_IN = "stand-in"
     UNDIVIDED = "undivided"
     HIGH_LOAD = "high load"

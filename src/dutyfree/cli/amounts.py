@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dutyfree.errors import UsageError
 
@@ -46,6 +48,14 @@ def pairs(texts: Sequence[str], option: str, separator: str) -> list[tuple[str, 
             lacks = f"no {separator!r}" if first else f"nothing before {separator!r}"
             raise UsageError(f"{option} {text!r} has {lacks}", remedy=f"write it as A{separator}B")
     return [(first, rest) for first, _, rest in found]
+
+
+def value(text: str) -> Any:
+    """An option's value: as in TOML where it is, a size such as 512M in bytes, a bare string otherwise."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return size(text, "") if re.fullmatch(r"\d+(\.\d+)?[KMGT]", text) else text
 
 
 def image(name: str | None) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
@@ -12,7 +14,9 @@ from rich.table import Table
 from dutyfree.analysis.export import Format
 from dutyfree.analysis.model import CautionKind, Cell, Summary
 from dutyfree.analysis.units import UNKNOWN, duration, percent
+from dutyfree.analysis.verdicts import Comparison
 from dutyfree.cli.interrupts import loading
+from dutyfree.errors import UsageError
 from dutyfree.report.wording import Note, notes
 
 
@@ -40,46 +44,74 @@ def report(directory: Path, /, *, json: bool = False) -> int:
     return 0
 
 
+Runs = Annotated[tuple[Path, ...], Parameter(consume_multiple=True)]
+
+
 def compare(
-    before: Path,
-    after: Path,
-    /,
-    *,
+    *directories: Path,
+    before: Runs = (),
+    after: Runs = (),
     across_hosts: bool = False,
     json: bool = False,
 ) -> int:
-    """Say what became slower or faster from the study in BEFORE to the one in AFTER.
+    """Say what became slower or faster, from runs BEFORE to runs AFTER.
 
-    A change counts when its interval leaves out "no change" and a Mann-Whitney test, corrected for
-    the number of comparisons, agrees. The exit status is 1 when something became slower.
+    Two runs of the same thing differ, even back to back: the machine is never the same twice. So a change
+    counts when it is larger than the runs of each side differ among themselves, which takes two runs a side
+    at the very least; three or more, taken in turn, are better. With one run a side the verdict is
+    "cannot tell". To compare two configurations, prefer 'dutyfree ab': it needs fewer trials and shows
+    smaller differences. The exit status is 1 when something became slower, or there is nothing to compare.
 
     For example:
 
+        dutyfree compare --before out/a1 out/a2 out/a3 --after out/b1 out/b2 out/b3
         dutyfree compare out/before out/after
         dutyfree compare --across-hosts out/here out/there
+        dutyfree compare out/ab-20261116-120000
 
     Parameters
     ----------
+    directories
+        One run before and one after. Or one study of two substrates, such as 'dutyfree ab' makes: the
+        second is compared with the first, round by round. Directories, or files of records.
     before
-        Directory of the earlier study, or its file of records.
+        Earlier runs of one plan, as many as there are.
     after
-        Directory of the later study, or its file of records.
+        Later runs.
     across_hosts
         Compare although the machines differ; the verdicts then speak of the machines too.
     json
         Print JSON on standard output.
     """
+    from dutyfree.analysis import comparison, interleaved
+    from dutyfree.study import records
+
+    if directories and (before or after):
+        raise UsageError("name runs with --before and --after, or without, not both", remedy=COMPARING)
+    if len(directories) == 1:
+        return show_comparison(interleaved.interleaved(records.read(directories[0])), as_json=json)
+    if directories:
+        before, after = directories[:1], directories[1:]
+    if not before or not after or (directories and len(directories) > 2):
+        raise UsageError("it is not clear which runs to compare with which", remedy=COMPARING)
+    earlier, later = ([records.read(path) for path in side] for side in (before, after))
+    return show_comparison(comparison.compare(earlier, later, across_hosts=across_hosts), as_json=json)
+
+
+COMPARING = "such as: dutyfree compare --before out/a1 out/a2 --after out/b1 out/b2"
+
+
+def show_comparison(found: Comparison, *, as_json: bool) -> int:
+    """Print it, and return the exit status: 1 if something is slower, or there is nothing to compare."""
     import msgspec
 
     from dutyfree.analysis import comparison
-    from dutyfree.study import records
 
-    found = comparison.compare(records.read(before), records.read(after), across_hosts=across_hosts)
-    if json:
+    if as_json:
         Console().print_json(msgspec.json.encode(found).decode())
     else:
         _print_markdown(comparison.as_markdown(found))
-    return 1 if found.slower else 0
+    return 1 if found.slower or not found.changes else 0
 
 
 def export(directory: Path, /, *, format: Format = "csv", out: Path | None = None) -> int:  # noqa: A002

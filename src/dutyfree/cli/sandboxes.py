@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -110,7 +109,7 @@ class Wanted:
         return amounts.pairs(self.download, "--download", ":")
 
     def options(self) -> dict[str, Any]:
-        return {name: _value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
+        return {name: amounts.value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
 
 
 def _network(text: str | None) -> str | list[str] | None:
@@ -283,11 +282,3 @@ class _naming:  # noqa: N801 (used as a with statement's word)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
             raise UsageError(f"{self._asked}: {error.strerror or error}") from error
-
-
-def _value(text: str) -> Any:
-    """As in TOML where it is, a bare string otherwise."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

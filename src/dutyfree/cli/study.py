@@ -60,7 +60,7 @@ def study(
     from dutyfree.report import write
     from dutyfree.study import runner
 
-    directory = out or (_latest() if resume else None)
+    directory = out or (latest() if resume else None)
     wanted = _plan(plan, substrates, full_tests, directory if resume else None)
     directory = directory or FOLDER / f"{wanted.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     console = Console(stderr=True)
@@ -78,15 +78,8 @@ def study(
 
 def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: Path | None) -> Plan:
     """The plan asked for; a resumed study goes on with its own unless told otherwise."""
-    from dutyfree.study import runner
-
     if resumed is not None and plan is None and substrates is None:
-        recorded = runner.recorded_plan(resumed)
-        if recorded is None:
-            raise UsageError(
-                f"there is no study to go on with in {resumed}", remedy="name its plan with --plan"
-            )
-        return recorded
+        return recorded(resumed, remedy="name its plan with --plan")
     wanted = plans.load(plan or "quick")
     if full_tests:
         wanted = replace(wanted, full_tests=True)
@@ -97,8 +90,19 @@ def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: P
     return plans.check(replace(wanted, substrates=labels, optional=[], options=options), "--substrates")
 
 
-def _latest() -> Path:
-    found = [path.parent for path in FOLDER.glob("*/records.jsonl")]
+def recorded(directory: Path, remedy: str) -> Plan:
+    """The plan of the study in a directory. Raises UsageError where there is none."""
+    from dutyfree.study import runner
+
+    found = runner.recorded_plan(directory)
+    if found is None:
+        raise UsageError(f"there is no study to go on with in {directory}", remedy=remedy)
+    return found
+
+
+def latest(pattern: str = "*") -> Path:
+    """The directory in ./out that was written to last. Raises UsageError where there is none."""
+    found = [path.parent for path in FOLDER.glob(f"{pattern}/records.jsonl")]
     if not found:
         raise UsageError("there is no study to go on with in ./out", remedy="name its directory with --out")
     return max(found, key=lambda path: (path / "records.jsonl").stat().st_mtime)

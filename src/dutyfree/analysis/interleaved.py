@@ -1,0 +1,87 @@
+"""Two configurations that one study measured in the same rounds: ``dutyfree ab``.
+
+A and B run shortly after each other in every round, in random order, so what slows the machine slows both.
+The round is the unit: B over A in each round, and how much that scatters between rounds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from dutyfree.analysis.cells import Key, Sample, samples
+from dutyfree.analysis.comparison import concerning, own_cautions
+from dutyfree.analysis.decomposition import Decomposer
+from dutyfree.analysis.model import Caution
+from dutyfree.analysis.statistics import Floats, as_sample, judge_pairs
+from dutyfree.analysis.verdicts import METRICS, Comparison, Judged, Run, changes, failures
+from dutyfree.errors import RecordsError
+from dutyfree.study.records import Records
+
+
+def interleaved(records: Records) -> Comparison:
+    """The second substrate of the study against the first. Raises RecordsError unless there are two."""
+    a, b = _labels(records)
+    decomposer = Decomposer(records)
+    by_key = samples(records, decomposer)
+    told = own_cautions(records, by_key, decomposer)
+    cells = list(dict.fromkeys((workload, parallel) for workload, _, parallel in by_key))
+    pairs = {
+        (workload, b, parallel): (by_key[workload, a, parallel], by_key[workload, b, parallel])
+        for workload, parallel in cells
+        if (workload, a, parallel) in by_key and (workload, b, parallel) in by_key
+    }
+    common = {key for one, other in pairs.values() for key in (one.key, other.key)}
+    run = Run("", records.study.started, records.study.version)
+    return Comparison(
+        unit="round",
+        title_a=a,
+        title_b=b,
+        runs_a=[run],
+        runs_b=[run],
+        changes=changes([row for key, pair in pairs.items() for row in _judged(key, *pair, told)], "round"),
+        failures=[
+            change
+            for key, (one, other) in pairs.items()
+            if (change := failures([one], [other], key)).failed_a + change.failed_b
+        ],
+        only_a=[key for key in by_key if key[1] == a and key not in common],
+        only_b=[key for key in by_key if key[1] == b and key not in common],
+        cautions=told,
+    )
+
+
+def _labels(records: Records) -> tuple[str, str]:
+    """A and B, in the order of the plan."""
+    planned = records.study.plan.get("substrates")
+    labels = planned if isinstance(planned, list) else list(records.substrates)
+    if len(labels) != 2:
+        raise RecordsError(
+            f"the study measured {len(labels)} substrates, not two: there is no A and B in it",
+            remedy="measure two configurations side by side with 'dutyfree ab', or name a second directory",
+        )
+    return labels[0], labels[1]
+
+
+def _judged(key: Key, before: Sample, after: Sample, told: list[Caution]) -> list[Judged]:
+    found = []
+    about = list(dict.fromkeys([*concerning(before.key, told), *concerning(after.key, told)]))
+    for metric, values in METRICS.items():
+        x, y = values(before), values(after)
+        if not x.size and not y.size:
+            continue
+        one, other = _by_round(before, x), _by_round(after, y)
+        both = sorted(one.keys() & other.keys())
+        a, b = as_sample([one[number] for number in both]), as_sample([other[number] for number in both])
+        found.append(Judged(key, metric, a, b, x.size, y.size, judge_pairs(b, a), about))
+    return found
+
+
+def _by_round(sample: Sample, values: Floats) -> dict[int, float]:
+    """The value of each round; of rollouts at once, their p50. Empty where the metric is not known."""
+    rounds: dict[int, list[float]] = defaultdict(list)
+    if values.size == len(sample.succeeded):
+        for trial, value in zip(sample.succeeded, values, strict=True):
+            rounds[trial.index - trial.index % trial.parallel].append(float(value))
+    return {number: float(np.median(alike)) for number, alike in rounds.items()}

@@ -1,0 +1,172 @@
+"""What a comparison of A and B says of each cell and metric, and when it may say so.
+
+*Slower* and *faster* need both: an interval of the ratio that leaves out 1, and a test that stays
+significant after Holm's correction over all that was compared. *No difference shown* needs an interval that
+holds 1 and is narrow enough to have shown a large difference. All else is *cannot tell*, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from dutyfree.analysis.cells import Key, Sample
+from dutyfree.analysis.model import Caution, CautionKind, Metric
+from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm
+from dutyfree.analysis.units import percent, plural
+
+Verdict = Literal["slower", "faster", "no difference shown", "cannot tell"]
+Unit = Literal["round", "run"]
+
+METRICS: dict[Metric, Callable[[Sample], Floats]] = {
+    "first_result": Sample.first_results,
+    "total": Sample.totals,
+    "orchestration_per_action": Sample.orchestration_per_action,
+}
+TOO_WIDE = 1.25
+"""An interval that reaches beyond this ratio, or its inverse, is too wide to say "no difference shown"."""
+
+UNCOMPARED = Judgement(ratio=None, p=None, least_p=1.0)
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one cell, in A and in B."""
+
+    workload: str
+    substrate: str
+    """Its label. In an interleaved comparison: that of B."""
+    parallel: int
+    metric: Metric
+    n_a: int
+    """Successful trials."""
+    n_b: int
+    units_a: int
+    """Runs with the cell; in an interleaved comparison: rounds in which both succeeded."""
+    units_b: int
+    a: float | None
+    """p50 over the units."""
+    b: float | None
+    ratio: Estimate | None
+    """B over A."""
+    p: float | None
+    """Holm-corrected; None where no test was possible."""
+    verdict: Verdict
+    why: str = ""
+    """Why it cannot be told."""
+    cautions: list[CautionKind] = []
+    """That qualify the cell, in any of the runs."""
+
+
+class FailureChange(msgspec.Struct, frozen=True):
+    workload: str
+    substrate: str
+    parallel: int
+    failed_a: int
+    trials_a: int
+    failed_b: int
+    trials_b: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One set of records."""
+
+    name: str
+    """A; or A1, A2, ... where there are several."""
+    started: str
+    version: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    unit: Unit
+    """What the verdicts count: rounds of one study, or runs."""
+    title_a: str
+    title_b: str
+    runs_a: list[Run]
+    runs_b: list[Run]
+    changes: list[Change]
+    failures: list[FailureChange]
+    """Cells in which any trial failed, in either."""
+    only_a: list[Key]
+    only_b: list[Key]
+    cautions: list[Caution]
+
+    @property
+    def slower(self) -> list[Change]:
+        return [change for change in self.changes if change.verdict == "slower"]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """One metric of one cell, before the correction for the number of comparisons."""
+
+    key: Key
+    metric: Metric
+    a: Floats
+    """One value for each run or round."""
+    b: Floats
+    n_a: int
+    n_b: int
+    judgement: Judgement
+    cautions: list[CautionKind]
+
+
+def changes(judged: Sequence[Judged], unit: Unit) -> list[Change]:
+    """A verdict for each, given how many there are."""
+    corrected = holm([one.judgement.p for one in judged])
+    tests = sum(p is not None for p in corrected)
+    return [_change(one, p, tests, unit) for one, p in zip(judged, corrected, strict=True)]
+
+
+def _change(one: Judged, p: float | None, tests: int, unit: Unit) -> Change:
+    workload, substrate, parallel = one.key
+    verdict, why = _verdict(one.judgement, p, tests, unit)
+    return Change(
+        workload=workload,
+        substrate=substrate,
+        parallel=parallel,
+        metric=one.metric,
+        n_a=one.n_a,
+        n_b=one.n_b,
+        units_a=one.a.size,
+        units_b=one.b.size,
+        a=_p50(one.a),
+        b=_p50(one.b),
+        ratio=one.judgement.ratio,
+        p=p,
+        verdict=verdict,
+        why=why,
+        cautions=one.cautions,
+    )
+
+
+def _verdict(judgement: Judgement, p: float | None, tests: int, unit: Unit) -> tuple[Verdict, str]:
+    ratio = judgement.ratio
+    if judgement is UNCOMPARED:
+        return "cannot tell", "not compared"
+    if ratio is None:
+        return "cannot tell", "nothing to divide"
+    if p is None or ratio.low is None or ratio.high is None or judgement.least_p * tests > ALPHA:
+        return "cannot tell", f"too few {unit}s"
+    if ratio.low > 1 or ratio.high < 1:
+        if p > ALPHA:
+            return "cannot tell", f"may be chance among {plural(tests, 'comparison')}"
+        return ("slower" if ratio.low > 1 else "faster"), ""
+    if ratio.low < 1 / TOO_WIDE or ratio.high > TOO_WIDE:
+        return "cannot tell", f"too noisy: a difference of {percent(TOO_WIDE - 1)} is possible"
+    return "no difference shown", ""
+
+
+def failures(before: Sequence[Sample], after: Sequence[Sample], key: Key) -> FailureChange:
+    return FailureChange(*key, *_failed(before), *_failed(after))
+
+
+def _failed(samples: Sequence[Sample]) -> tuple[int, int]:
+    """Failed trials, and all."""
+    trials = sum(len(sample.trials) for sample in samples)
+    return trials - sum(len(sample.succeeded) for sample in samples), trials
+
+
+def _p50(values: Floats) -> float | None:
+    return float(np.median(values)) if values.size else None
