@@ -205,6 +205,16 @@ async def test_nothing_of_the_hosts_in_proc_can_be_written(native: Substrate) ->
         assert (await sandbox.exec("ls /proc/pressure")).stdout == b""
 
 
+async def test_the_hosts_disks_and_devices_are_not_described(native: Substrate) -> None:
+    """Neither by name nor by what they do; what programs read is there."""
+    async with native.sandbox() as sandbox:
+        covered = "fs bus irq interrupts softirqs schedstat diskstats partitions keys key-users locks"
+        seen = await sandbox.exec(f"cd /proc; find -L {covered} -type f | xargs -r cat; ls -A fs bus irq")
+        assert seen.stdout.split() == [b"bus:", b"fs:", b"irq:"], seen
+        for path in ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "filesystems", "mounts"):
+            assert await sandbox.read(f"/proc/{path}"), path
+
+
 async def test_masks_cannot_be_lifted(native: Substrate) -> None:
     async with native.sandbox() as sandbox:
         for path in ("/proc/keys", "/proc/timer_list", "/proc/interrupts", "/proc/kcore"):

@@ -33,6 +33,25 @@ def opened(**options: Any) -> Any:
     return dutyfree.open("native", **options)
 
 
+def test_layers_are_closed_to_other_users_of_the_host(cache: Path) -> None:
+    """Whatever the owner's umask, and whatever was done to the directory while the layer was made."""
+
+    def make(tree: Path) -> tuple[int, int, int]:
+        tree.parent.chmod(0o777)
+        (tree / "root-only").touch(0o4755)
+        return 0, 1, 0
+
+    before = os.umask(0)
+    try:
+        Store().obtain("stage:" + "0" * 64, make).close()
+    finally:
+        os.umask(before)
+    layer = Store().path("stage:" + "0" * 64)
+    closed = [path for path in (layer, *layer.parents) if path.is_relative_to(cache / "layers")]
+    assert [path.stat().st_mode & 0o777 for path in closed] == [0o700] * 4, closed
+    assert (layer / "tree" / "root-only").exists()
+
+
 # --- Keys ---------------------------------------------------------------------------------------------------
 
 

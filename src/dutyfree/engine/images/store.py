@@ -176,7 +176,8 @@ class Store:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)  # from its first moment on nobody removes it
                 path = self.path(key)
-                path.parent.mkdir(parents=True, exist_ok=True)
+                self._directory("kept")
+                self._directory(f"kept/{path.parent.name}")
                 self._place(scratch, key)
                 (path / "lock").unlink()
             except BaseException:
@@ -185,8 +186,13 @@ class Store:
         return Lease(key, path, descriptor)
 
     def _place(self, whole: Path, key: str) -> None:
-        """Give a layer its name, instead of one that fits nothing. Raises CreateError if that is used."""
+        """Give a layer its name, instead of one that fits nothing. Raises CreateError if that is used.
+
+        Closed to all other users of the host: a layer may hold set-id programs, and files that
+        only root of the image may read.
+        """
         path = self.path(key)
+        whole.chmod(0o700)
         try:
             whole.rename(path)
         except OSError as error:
@@ -351,7 +357,8 @@ class Store:
     def _directory(self, name: str = "") -> Path:
         path = self.root / name
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # the mode is the last one's alone
+            path.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise CreateError(
                 f"the cache directory {path} cannot be made: {error.strerror}",

@@ -29,9 +29,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What Docker covers of /proc, and what tells how busy the whole host is, where everybody may have the kernel watch
- * it for them; and locks, as nobody on the host can lock a file while they are read. Of these, the files and directories of the host's root that others may not read are closed to a
- * sandbox anyway, whose users are all others: they need no cover. */
+/* What Docker covers of /proc. Beyond that: what names the host's disks, devices and users or counts what they do; how
+ * busy the whole host is, where everybody may have the kernel watch it for them; locks, as nobody on the host can lock a
+ * file while they are read. Files and directories that only the host's root may read are closed to a sandbox anyway, whose
+ * users are all others: they need no cover. */
 static struct mask {
 	const char *path, *cover;
 	bool needed;
@@ -42,7 +43,11 @@ static struct mask {
 	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
 	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
 	{"proc/timer_stats", "/mask/file", false},    {"proc/pressure", "/mask/directory", false},
-	{"proc/locks", "/mask/file", false},
+	{"proc/locks", "/mask/file", false},          {"proc/fs", "/mask/directory", false},
+	{"proc/bus", "/mask/directory", false},       {"proc/irq", "/mask/directory", false},
+	{"proc/diskstats", "/mask/file", false},      {"proc/partitions", "/mask/file", false},
+	{"proc/softirqs", "/mask/file", false},       {"proc/schedstat", "/mask/file", false},
+	{"proc/key-users", "/mask/file", false},
 };
 #define MASKS (sizeof masks / sizeof *masks)
 
@@ -218,15 +223,27 @@ static void mount_alike(void)
 	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
 }
 
-/* Of an owner that runs before others, and that the kernel, out of memory, is not to kill, a sandbox does not
- * inherit that. */
+#define IOPRIO_PROCESS 1
+#define IOPRIO_USUAL (2 << 13 | 4) /* best effort, in the middle; smaller ones come before it */
+
+/* An owner that runs before others, and that the kernel, out of memory, is not to kill, does not leave that to a
+ * sandbox. What it lowered for itself, it does. */
 static void be_ordinary(void)
 {
 	const char *file = "/box/proc/self/oom_score_adj";
+	const struct {
+		int priority;
+	} none = {0};
 	char text[16];
 
 	if (getpriority(PRIO_PROCESS, 0) < 0)
 		must_call(setpriority(PRIO_PROCESS, 0, 0), "priority");
+	long policy = syscall(SYS_sched_getscheduler, 0);
+	if (policy == SCHED_FIFO || policy == SCHED_RR)
+		must_call(syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &none), "scheduling");
+	long turn = syscall(SYS_ioprio_get, IOPRIO_PROCESS, 0);
+	if (turn > 0 && turn < IOPRIO_USUAL)
+		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_USUAL), "priority on disks");
 	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
 		return;
 	int error = write_file(AT_FDCWD, file, "0");

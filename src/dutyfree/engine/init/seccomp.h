@@ -8,8 +8,8 @@ unsigned seccomp_prepare(void); /* builds the program, once: of so many steps */
 /* For all threads of the process: where they ask for sockets (asked.h), -EBUSY if they need not, or -errno. */
 int seccomp_enter(void);
 
-/* Some calls are for whoever knows this: init, which starts commands in a control group of their own, and makes
- * sockets. No process of the sandbox can read it, neither in init's memory nor in the filter. */
+/* Some calls are for whoever knows this: init, which starts commands in a control group of their own, makes sockets,
+ * and lengthens turns on the processor. No process of the sandbox can read it, neither in init's memory nor in the filter. */
 extern uint64_t seccomp_pass[2];
 
 #endif

@@ -250,7 +250,7 @@ class Fetcher:
                 f"it would take {size} bytes, and {self._largest} are allowed",
                 remedy="allow more, if you trust where it comes from: --largest",
             )
-        self._store.root.mkdir(parents=True, exist_ok=True)
+        self._store.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         free = shutil.disk_usage(self._store.root).free
         if size > free:
             raise CreateError(
