@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dutyfree.abilities import Editing, Searching
+from dutyfree.arguments import check_bytes
 from dutyfree.contract import Action, Edit, Exec, List, Observation, Read, Result, Sandbox, Search, Write
-from dutyfree.errors import DispatchError, EditError
+from dutyfree.errors import ActionError, DispatchError, EditError, RequestError, SandboxGone
 
 
 async def perform(sandbox: Sandbox, action: Action) -> Result:
@@ -54,7 +55,9 @@ async def in_order(
     for action in actions:
         try:
             result: Result | Exception = await perform(sandbox, action)
-        except (OSError, ValueError) as error:
+        except SandboxGone:
+            raise
+        except ActionError as error:
             result = error
         results.append(result)
         if stop_on_failure and failed(result):
@@ -67,13 +70,20 @@ def failed(result: Result | Exception) -> bool:
 
 
 def edited(path: str, text: bytes, old: bytes, new: bytes) -> bytes:
-    """The text with ``old`` replaced. Raises EditError, or ValueError if ``old`` is empty."""
-    if not old:
-        raise ValueError("the text to replace is empty")
+    """The text with ``old`` replaced. Raises EditError, and what ``check_edit`` raises."""
+    check_edit(old, new)
     count = text.count(old)
     if count != 1:
         raise EditError(path, count, _lines(text, old))
     return text.replace(old, new)
+
+
+def check_edit(old: bytes, new: bytes) -> None:
+    """Raises ArgumentError, and RequestError if ``old`` is empty."""
+    check_bytes(old, "the text to replace")
+    check_bytes(new, "the new text")
+    if not old:
+        raise RequestError("the text to replace is empty", kind="edit")
 
 
 def _lines(text: bytes, old: bytes) -> tuple[int, ...]:

@@ -74,6 +74,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
+    oom: bool = False
+    """The memory limit killed a process in the sandbox, of this command or of another one, while this command
+    ran or since the command before it ended."""
     cut: Cut = Cut()
     seconds: float = 0.0
     spans: tuple[Span, ...] = ()
@@ -82,6 +85,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def started(self) -> bool:
+        """Whether a process ran at all; if not, ``stderr`` has the reason, and no process has written it."""
+        return len(self.spans) != 1 or self.spans[0].name != "spawn"
 
     @property
     def command_seconds(self) -> float | None:
@@ -125,18 +133,6 @@ class Entry(msgspec.Struct, frozen=True):
     kind: Literal["file", "directory", "link", "other"]
     size: int
     mode: int
-
-
-def check_mode(mode: int) -> None:
-    """Raises LimitError for what are no permissions of a file."""
-    if not 0 <= mode <= 0o7777:
-        raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
-
-
-def check_bytes(data: object) -> None:
-    """Raises TypeError for a text."""
-    if isinstance(data, str):
-        raise TypeError("contents of files are bytes, not a text: give text.encode()")
 
 
 class Exec(msgspec.Struct, frozen=True, tag="exec", omit_defaults=True):
@@ -220,8 +216,8 @@ Result: TypeAlias = Observation | bytes | tuple[Entry, ...] | Found | None
 class Sandbox(Protocol):
     """One environment. Safe to use from many tasks of one event loop at once.
 
-    Every method raises SandboxClosed after the sandbox was closed, and DispatchError, ExecError or
-    CollectError when the substrate fails.
+    Every method raises SandboxClosed after the sandbox was closed; DispatchError, ExecError or CollectError
+    when the substrate fails; SandboxGone when the sandbox ended through what ran in it.
     """
 
     @property
@@ -252,38 +248,41 @@ class Sandbox(Protocol):
         A timeout kills the command's whole process tree, and the observation keeps what was printed.
         One of nothing or less does so as soon as it runs, if it has not ended by then.
         A child left in the background does not hold the call. Without ``stdin`` the command reads
-        an empty stream. A program that cannot be started is a result too: 127 when it does not
-        exist, 126 when it may not be run, with the reason on stderr.
+        an empty stream. A command that cannot be started is a result too, with the reason on stderr: 127
+        when its program or ``cwd`` does not exist, 126 otherwise (it may not be run, has a NUL byte, is too
+        long, the user does not exist, no process or memory is left). Raises ArgumentError for wrong types.
         """
         ...
 
     async def read(self, path: str) -> bytes:
-        """The whole file. Raises FileNotFoundError, IsADirectoryError, PermissionError.
+        """The whole file.
 
-        A pipe, a socket or a device raises shutil.SpecialFileError, here and in the methods below.
+        This and the methods below raise ActionError for what is wrong with the path in the sandbox. Most are
+        also Python's FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, or OSError
+        with an errno; shutil.SpecialFileError for a pipe, a socket or a device.
         """
         ...
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write the whole file, making missing parents.
 
-        Raises IsADirectoryError, PermissionError, and LimitError for a mode that is none.
+        Raises ActionError, LimitError for a mode that is none, ArgumentError for data that is not bytes.
         """
         ...
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        """Entries by name. Raises FileNotFoundError, NotADirectoryError, PermissionError."""
+        """Entries by name. Raises ActionError."""
         ...
 
     async def remove(self, path: str) -> None:
-        """Remove a file or a whole tree. Raises FileNotFoundError, PermissionError."""
+        """Remove a file or a whole tree. Raises ActionError."""
         ...
 
     async def upload(self, source: Path, path: str) -> None:
         """Copy a local file or tree to exactly ``path``; modes are kept.
 
         Links stay links, also when the source itself is one; pipes, sockets and devices in a tree are
-        left out. Raises FileNotFoundError for a missing source.
+        left out. Raises ActionError for ``path``, and Python's plain FileNotFoundError for a missing source.
         """
         ...
 
@@ -291,7 +290,7 @@ class Sandbox(Protocol):
         """Copy a file or tree of the sandbox to exactly ``target``, as ``upload`` does the other way.
 
         Nothing is written outside: a link at ``target`` or below is replaced, never followed. Raises
-        FileNotFoundError for a missing path.
+        ActionError for ``path`` and what it holds, and Python's plain OSError for ``target`` itself.
         """
         ...
 

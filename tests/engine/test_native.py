@@ -22,7 +22,7 @@ from dutyfree import Limits, Recipe, Stage
 from dutyfree.abilities import Chunk, Resettable, ShellSessions, Streaming
 from dutyfree.contract import Observation, Substrate
 from dutyfree.engine import census
-from dutyfree.errors import DispatchError, ExecError
+from dutyfree.errors import ActionError, DispatchError
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 
@@ -173,12 +173,12 @@ async def test_a_shell_that_ends_is_told(native: Substrate) -> None:
         async with sandbox.shell() as held:
             seen = await held.run("echo last; exit 3")
             assert (seen.exit_code, seen.stdout) == (3, b"last\n")
-            with pytest.raises(ExecError, match="has ended"):
+            with pytest.raises(ActionError, match="has ended"):
                 await held.run("true")
         async with sandbox.shell() as held:
             seen = await held.run("while :; do :; done", timeout=0.3)
             assert seen.timed_out
-            with pytest.raises(ExecError, match="has ended"):
+            with pytest.raises(ActionError, match="has ended"):
                 await held.run("true")
         assert (await sandbox.list("/tmp")) == ()
 

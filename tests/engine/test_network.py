@@ -287,7 +287,7 @@ async def test_a_port_taken_in_the_sandbox_is_told(networked: Native, neighbour:
     async with networked.sandbox() as sandbox:
         process = await sandbox.start(["python3", "-c", take])
         await sandbox.exec("until grep -q :0035 /proc/net/udp; do sleep 0.02; done")
-        with pytest.raises(dutyfree.errors.DispatchError, match="holds UDP port 53"):
+        with pytest.raises(dutyfree.errors.ActionError, match="holds UDP port 53"):
             await sandbox.set_network("on")  # type: ignore[attr-defined]
         assert await heard(sandbox, neighbour.address) == ""
         await process.kill()

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 import anyio
 import pytest
 
+from dutyfree import errors
 from dutyfree.contract import Substrate
 from dutyfree.engine import protocol, waiting
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
-from dutyfree.errors import ExecError
+from dutyfree.errors import DutyfreeError, ExecError
 from tests.engine import virtual
 
 OTHER = 999
@@ -45,6 +46,28 @@ async def speak(init: socket.socket) -> None:
         while True:
             init.send(protocol.frame(Frame.DONE, OTHER, protocol.ERROR.pack(0)))
             await anyio.sleep(0.5)
+
+
+@pytest.mark.parametrize(("responds", "verdict"), [(True, "task"), (False, "infrastructure")])
+def test_who_is_to_blame_for_a_silent_init(responds: bool, verdict: str) -> None:
+    """The launcher answers: this machine works, so it is what runs in the sandbox."""
+
+    async def main() -> None:
+        async def launcher() -> bool:
+            return responds
+
+        ours, theirs = socket.socketpair()
+        with theirs:
+            owner = Channel(ours, "test", lambda: None, launcher)
+            identity, running = owner.exec(b"")
+            owner.kill(identity)
+            with pytest.raises(DutyfreeError, match="stopped answering") as first:
+                await running.ended
+            with pytest.raises(DutyfreeError) as later:
+                owner.exec(b"")
+            assert [errors.verdict(one.value) for one in (first, later)] == [verdict, verdict]
+
+    virtual.run(main)
 
 
 def test_a_silent_init_is_given_up() -> None:

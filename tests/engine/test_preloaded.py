@@ -10,7 +10,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Observation, Recipe, Stage, recipes
-from dutyfree.errors import CreateError, DispatchError, ExecError, UsageError
+from dutyfree.errors import ActionError, CreateError, UsageError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -110,8 +110,7 @@ async def test_what_cannot_be_found_is_said_alike(sandbox: Any) -> None:
     await both(sandbox, "-m", "no_such_module")
     missing = await sandbox.call("python", ["-c", "1"], cwd="/no/such")
     assert (missing.exit_code, missing.stderr) == (127, b"/no/such: No such file or directory\n")
-    with pytest.raises(DispatchError, match="empty"):
-        await sandbox.call("python", [])
+    assert (await sandbox.call("python", [])).exit_code == 127
     with pytest.raises(UsageError, match="no service 'ruby'"):
         await sandbox.call("ruby", ["-e", "1"])
 
@@ -261,7 +260,7 @@ async def test_one_that_cannot_be_started_again_says_why(native: Any) -> None:
         with anyio.fail_after(60):
             while (await sandbox.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
                 await anyio.sleep(0.01)
-        with pytest.raises(ExecError, match=r"(?s)service 'python'.*broken meanwhile"):
+        with pytest.raises(ActionError, match=r"(?s)service 'python'.*broken meanwhile"):
             await sandbox.call("python", ["-c", "1"])
         assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
 

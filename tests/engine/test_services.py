@@ -17,7 +17,7 @@ import pytest
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage
 from dutyfree.abilities import Serving
-from dutyfree.errors import CreateError, ExecError, UsageError
+from dutyfree.errors import ActionError, CreateError, UsageError
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -159,7 +159,7 @@ async def test_its_end_is_seen_and_it_can_be_started_again(native: Any) -> None:
             await sandbox.restart("other")
         with pytest.raises(UsageError, match="does not fork"):
             await sandbox.call("server", ["x"])
-        with pytest.raises(ExecError, match=r"(?s)service 'server'.*Address already in use"):
+        with pytest.raises(ActionError, match=r"(?s)service 'server'.*Address already in use"):
             await sandbox.restart("server")
 
 

@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree.abilities import Forkable, Snapshottable
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.engine.snapshots import worth_merging
-from dutyfree.errors import CreateError, DispatchError, ExecError, UsageError
+from dutyfree.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -203,6 +203,16 @@ async def test_nothing_may_be_kept() -> None:
         with pytest.raises(ExecError, match="of 0 are kept already"):
             await one.snapshot()
         assert await one.read("file") == b"1"
+
+
+async def test_one_that_is_larger_than_all_that_may_be_kept_is_its_own_fault() -> None:
+    native: Any
+    async with dutyfree.open("native", kept=1_000_000) as native, native.sandbox() as sandbox:
+        await sandbox.exec("head -c 6000000 /dev/zero > large")
+        with pytest.raises(ActionError, match="1000000 can be kept") as refused:
+            await sandbox.snapshot()
+        assert refused.value.kind == "too_large"
+        assert (await sandbox.exec("wc -c < large")).stdout == b"6000000\n"
 
 
 async def test_what_is_kept_is_bounded() -> None:

@@ -15,7 +15,7 @@ import pytest
 import dutyfree
 from dutyfree import Recipe, Stage, recipes
 from dutyfree.engine.images.store import Store
-from dutyfree.errors import CreateError, ExecError, StageError, UsageError
+from dutyfree.errors import ActionError, CreateError, StageError, UsageError
 from dutyfree.substrates import stages
 
 pytestmark = pytest.mark.anyio
@@ -153,7 +153,7 @@ async def test_deep_trees_do_not_break_the_store() -> None:
             assert (await sandbox.exec("cd d/d/d && echo fine")).stdout == b"fine\n"
         async with native.sandbox() as sandbox:
             await sandbox.exec(DEEP.format(1500))
-            with pytest.raises(ExecError, match="File name too long"):
+            with pytest.raises(ActionError, match="File name too long"):
                 await sandbox.snapshot("deep")
     collected = await anyio.to_thread.run_sync(Store().collect)
     assert (collected.layers, collected.half) == (0, 0)

@@ -21,7 +21,6 @@ from dutyfree.contract import Sandbox, Substrate
 from dutyfree.engine import trees
 from dutyfree.engine.observing import refusal
 from dutyfree.engine.protocol import Exit
-from dutyfree.errors import DispatchError
 
 pytestmark = pytest.mark.anyio
 
@@ -152,9 +151,10 @@ async def test_memory_has_a_limit_by_default(native: Substrate) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN])
-def test_a_program_without_memory_is_no_observation(number: int) -> None:
-    with pytest.raises(DispatchError, match="cannot start a process"):
-        refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)
+def test_a_program_without_memory_or_process_is_observed(number: int) -> None:
+    seen = refusal("true", None, None, number, Exit.NOT_STARTED, 0.0)
+    assert (seen.exit_code, seen.started) == (126, False)
+    assert b"cannot start a process" in seen.stderr
 
 
 async def test_many_names_of_one_file(

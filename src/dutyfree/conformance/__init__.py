@@ -15,7 +15,8 @@ Under pytest, for a substrate of your own::
 """
 
 from dutyfree.conformance import (  # noqa: I001 (each registers its checks, in this order)
-    commands, output, processes, files, trees, lifecycle, environment, limits, abilities, actions, network,  # noqa: F401
+    commands, output, processes, files, trees, lifecycle, environment, limits, abilities, actions,  # noqa: F401
+    network, faults,  # noqa: F401
 )  # fmt: skip
 from dutyfree.conformance.suite import CHECKS, Check, Result, Skipped, judge, select, tally
 

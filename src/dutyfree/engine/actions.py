@@ -13,8 +13,10 @@ from typing import Any
 import anyio
 
 from dutyfree.abilities import Change
+from dutyfree.actions import in_order
+from dutyfree.arguments import check_command
 from dutyfree.contract import Action, Command, Found, Result, Search
-from dutyfree.engine import batch, protocol, searching
+from dutyfree.engine import batch, contents, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.observing import check, observe
 from dutyfree.engine.processes import NativeProcess, Registry
@@ -22,6 +24,7 @@ from dutyfree.engine.protocol import Frame
 from dutyfree.engine.sandbox import NetworkedSandbox
 from dutyfree.engine.serving import ServingSandbox
 from dutyfree.engine.terminal import NativeTerminal, check_size
+from dutyfree.errors import ActionError
 
 
 class ActingSandbox(ServingSandbox):
@@ -112,9 +115,10 @@ class ActingSandbox(ServingSandbox):
         stdin: bool = False,
     ) -> NativeProcess:
         asked = perf_counter()
+        check_command(command, cwd=cwd, env=env)
         channel = self._usable()
         payload = self._payload(command, cwd, env, None, None, protocol.EXEC_STREAM)
-        theirs, ours = os.pipe() if stdin else (None, None)
+        theirs, ours = contents.pipe() if stdin else (None, None)
         try:
             identity, running = channel.exec(payload, theirs)
         except BaseException:
@@ -155,8 +159,9 @@ class ActingSandbox(ServingSandbox):
     ) -> AsyncIterator[NativeTerminal]:
         check_size(rows, columns)
         asked = perf_counter()
-        channel = self._usable()
         wanted: Command = ["/bin/sh", "-i"] if command is None else command
+        check_command(wanted, cwd=cwd, env=env, user=user)
+        channel = self._usable()
         env = {"TERM": self._recipe.env.get("TERM", "xterm-256color"), **(env or {})}
         payload = protocol.WINDOW.pack(rows, columns) + self._payload(
             wanted, cwd, env, None, user, protocol.EXEC_STREAM
@@ -178,7 +183,10 @@ class ActingSandbox(ServingSandbox):
         channel = self._usable()
         if not actions:
             return ()
-        frames = await batch.frames(actions, self._payload, self._path, stop_on_failure)
+        try:
+            frames = await batch.frames(actions, self._payload, self._path, stop_on_failure)
+        except ActionError:  # one that cannot be asked for: those before it are carried out all the same
+            return await in_order(self, actions, stop_on_failure=stop_on_failure)
         posted = channel.post_all(frames)  # which closes their descriptors, come what may
         batch.expect(channel, actions, posted)
         try:

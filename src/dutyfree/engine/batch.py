@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from dutyfree.actions import check_edit as check_texts
+from dutyfree.arguments import check_bytes, check_command, check_mode, not_started
 from dutyfree.contract import (
     Action,
     Edit,
@@ -22,15 +24,13 @@ from dutyfree.contract import (
     Result,
     Search,
     Write,
-    check_bytes,
-    check_mode,
 )
 from dutyfree.engine import contents, protocol, searching
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.observing import check, entries, observe
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.waiting import Answer, Refused, Running
-from dutyfree.errors import EditError
+from dutyfree.engine.waiting import Answer, Refused, Running, Unstarted
+from dutyfree.errors import ActionError, ActionTimeout, EditError, RequestError, SandboxGone, file_error
 
 Asked = tuple[Frame, bytes, int | None, int]
 
@@ -61,6 +61,7 @@ async def _frame(
 ) -> tuple[Frame, bytes, int | None]:
     match action:
         case Exec(command, cwd, env, stdin, timeout, user):
+            check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
             body = payload(command, cwd, env, timeout, user)
             return Frame.EXEC, body, None if stdin is None else await contents.memory_file(stdin)
         case Read(path):
@@ -109,7 +110,9 @@ async def results(
                 break
             try:
                 found.append(await _result(action, one))
-            except (OSError, ValueError) as error:
+            except SandboxGone:
+                raise
+            except ActionError as error:
                 found.append(error)
     except BaseException:
         discard(waiting[len(found) + 1 :])
@@ -159,7 +162,10 @@ async def _result(action: Action, waiting: Running | Answer) -> Result:
 
 def _observation(action: Exec, running: Running) -> Observation:
     """Its time begins when its turn came, and ends with it: the rest of the batch is none of it."""
-    ended = running.ended.result()
+    try:
+        ended = running.ended.result()
+    except Unstarted as error:
+        return not_started(error.message)
     received, sent = ended[2], ended[6]
     seen = observe(action.command, action.user, action.cwd, running, ended, received / 1e9)
     if len(seen.spans) == 1:
@@ -171,16 +177,15 @@ def _observation(action: Exec, running: Running) -> Observation:
 
 
 def edit_payload(located: bytes, old: bytes, new: bytes) -> bytes:
-    """Raises ValueError and TypeError."""
-    check_bytes(old)
-    check_bytes(new)
-    if not old:
-        raise ValueError("the text to replace is empty")
+    """Raises RequestError, FileError and ArgumentError."""
+    check_texts(old, new)
+    if len(old) + len(new) + len(located) + protocol.EDIT.size > protocol.FRAME_MAX:
+        raise file_error(errno.EFBIG, os.fsdecode(located[:-1]))
     return protocol.EDIT.pack(len(old), len(new)) + located + old + new
 
 
 def check_edit(answer: Answer, path: str) -> None:
-    """Raises EditError, OSError."""
+    """Raises EditError, FileError."""
     error = answer.done.result()
     said = b"".join(answer.data)
     if error == protocol.ERROR_NOT_ONCE and len(said) >= protocol.NUMBER.size:
@@ -190,12 +195,13 @@ def check_edit(answer: Answer, path: str) -> None:
 
 
 def search_result(asked: Search, answer: Answer) -> Found:
-    """Raises ValueError, OSError, TimeoutError."""
+    """Raises ActionError."""
     error = answer.done.result()
     said = b"".join(answer.data)
     if error == protocol.ERROR_PATTERN:
-        raise ValueError(f"not a regular expression: {asked.text!r}: {said.decode(errors='replace')}")
+        reason = said.decode(errors="replace")
+        raise RequestError(f"not a regular expression: {asked.text!r}: {reason}", kind="pattern")
     if error == errno.ETIMEDOUT:
-        raise TimeoutError(f"the search took more than {asked.timeout:g} s")
+        raise ActionTimeout(f"the search took more than {asked.timeout:g} s")
     check(error, asked.path)
     return searching.found(asked, said)

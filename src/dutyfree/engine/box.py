@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import anyio
 
 from dutyfree.engine import protocol
@@ -11,6 +13,10 @@ from dutyfree.errors import CleanupError, ExecError
 
 PATIENCE = 30.0
 """So long the kernel may take to end, or to freeze, all that runs in a sandbox."""
+
+
+RESPONSE = 5.0
+"""So long the launcher may take to say that it is there."""
 
 
 class Box:
@@ -45,6 +51,13 @@ class Box:
             raise ExecError(f"sandbox {self._name} cannot be looked at: {error.message}") from error
         (memory,) = protocol.SEEN.unpack_from(reply.text)
         return memory, reply.text[protocol.SEEN.size :].decode(errors="replace")
+
+    async def responds(self) -> bool:
+        """Whether the launcher answers soon."""
+        with anyio.move_on_after(RESPONSE), contextlib.suppress(LauncherError):
+            await self._launcher.ask(Request.HELLO)
+            return True
+        return False
 
     def thaw(self) -> None:
         """It goes on soon. Ignored once the launcher, and with it the sandbox, is gone."""

@@ -13,12 +13,12 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from dutyfree.engine import forks, protocol
 from dutyfree.engine.protocol import FRAME, Frame
-from dutyfree.engine.waiting import Answer, Refused, Running, Unanswered, W
-from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError, SandboxClosed
+from dutyfree.engine.waiting import Answer, Running, Unanswered, W, refused
+from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError, SandboxClosed, SandboxGone
 
 _CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
@@ -29,12 +29,21 @@ _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 class Channel(Unanswered):
     """Frames of one sandbox. Belongs to the event loop that it was made in."""
 
-    def __init__(self, connected: socket.socket, name: str, destroy: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        name: str,
+        destroy: Callable[[], None],
+        responds: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        """``responds`` tells whether the launcher, and so this machine, is at work."""
         super().__init__()
         connected.setblocking(False)
         self._socket = connected
         self._name = name
         self._destroy = destroy
+        self._responds = responds
+        self._judging: asyncio.Task[None] | None = None
         self._identities = itertools.count(1)
         self._received = bytearray()
         self._arrived: deque[int] = deque()
@@ -52,6 +61,13 @@ class Channel(Unanswered):
     @property
     def closed(self) -> bool:
         return self._closed is not None
+
+    def check(self) -> None:
+        """Raises SandboxClosed, SandboxGone or CreateError if nothing can be asked any more."""
+        if isinstance(self._closed, CreateError | SandboxGone):
+            raise self._closed
+        if self._closed is not None:
+            raise SandboxClosed(str(self._closed))
 
     # --- To init ------------------------------------------------------------------------------------
 
@@ -150,8 +166,7 @@ class Channel(Unanswered):
             for _, _, descriptor, _ in frames:
                 if descriptor is not None:
                     os.close(descriptor)
-            if self._closed is not None:
-                raise SandboxClosed(str(self._closed))
+            self.check()
             raise DispatchError("an action has more bytes than can be handed over at once")
         posted: list[tuple[int, Running | Answer]] = []
         parts: list[bytes] = []
@@ -174,10 +189,7 @@ class Channel(Unanswered):
         if self._closed is not None or len(payload) > protocol.FRAME_MAX:
             if descriptor is not None:
                 os.close(descriptor)
-            if isinstance(self._closed, CreateError):
-                raise self._closed
-            if self._closed is not None:
-                raise SandboxClosed(str(self._closed))
+            self.check()
             raise DispatchError(f"{len(payload)} bytes are more than can be handed over at once")
         identity = next(self._identities) & 0xFFFFFFFF
         self._waiting[identity] = waiting
@@ -323,14 +335,22 @@ class Channel(Unanswered):
             return
         self._forget(identity)
         if isinstance(waiting, Running) and not waiting.ended.done():
-            waiting.ended.set_exception(Refused(error))
+            waiting.ended.set_exception(refused(error))
 
     # --- The end ------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        if self._closed is None:
-            self._fail(ExecError(f"sandbox {self._name} stopped answering, and was destroyed"))
-            self._destroy()
+        if self._closed is None and self._judging is None:
+            self._judging = self._loop.create_task(self._conclude())
+
+    async def _conclude(self) -> None:
+        """Init is silent. If the launcher answers, this machine works: what runs in there is the reason."""
+        what = f"sandbox {self._name} stopped answering"
+        if self._responds is not None and await self._responds():
+            self._fail(SandboxGone(f"{what} because of what runs in it, and was destroyed"))
+        else:
+            self._fail(ExecError(f"{what}, and was destroyed"))
+        self._destroy()
 
     def orphan(self) -> None:
         self._closed = SandboxClosed(f"sandbox {self._name}: {forks.FORKED}", remedy=forks.REMEDY)

@@ -7,6 +7,9 @@ import errno
 import fcntl
 import os
 
+from dutyfree.engine import exhaustion
+from dutyfree.errors import DispatchError, file_error
+
 LARGEST = 1 << 30
 """No larger file is read whole: a few bytes can claim to be any size. Download it instead."""
 
@@ -17,7 +20,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 async def memory_file(data: bytes) -> int:
-    """A file in memory, sealed, to be read from its beginning. Raises OSError."""
+    """A file in memory, sealed, to be read from its beginning. Raises DispatchError."""
     if len(data) <= SOON:
         return _memory_file(data)
     making = asyncio.get_running_loop().run_in_executor(None, _memory_file, data)
@@ -31,7 +34,7 @@ async def memory_file(data: bytes) -> int:
 async def read_whole(descriptor: int, path: str) -> bytes:
     """The file as long as it is now: whoever goes on writing to it is not waited for.
 
-    The descriptor is closed. Raises OSError.
+    The descriptor is closed. Raises FileError, ExecError.
     """
     return await asyncio.shield(
         asyncio.get_running_loop().run_in_executor(None, _read_whole, descriptor, path)
@@ -40,17 +43,32 @@ async def read_whole(descriptor: int, path: str) -> bytes:
 
 def _memory_file(data: bytes) -> int:
     rest = memoryview(data)
-    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _own(error) from error
     try:
         os.set_blocking(descriptor, False)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
         os.lseek(descriptor, 0, os.SEEK_SET)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
+    except OSError as error:
         os.close(descriptor)
-        raise
+        raise _own(error) from error
     return descriptor
+
+
+def pipe() -> tuple[int, int]:
+    """One of ours, of which the sandbox gets an end. Raises DispatchError."""
+    try:
+        return os.pipe()
+    except OSError as error:
+        raise _own(error) from error
+
+
+def _own(error: OSError) -> DispatchError:
+    return DispatchError(f"this process cannot hand data over: {error.strerror}", remedy=exhaustion.OWN_FILES)
 
 
 def _close(made: asyncio.Future[int]) -> None:
@@ -62,8 +80,11 @@ def _read_whole(descriptor: int, path: str) -> bytes:
     with open(descriptor, "rb", buffering=0) as file:
         size = os.fstat(descriptor).st_size
         if size > LARGEST:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            raise file_error(errno.EFBIG, path)
         data = bytearray()
-        while len(data) < size and (part := file.read(min(size - len(data), 1 << 24))):
-            data += part
+        try:
+            while len(data) < size and (part := file.read(min(size - len(data), 1 << 24))):
+                data += part
+        except OSError as error:
+            raise file_error(error.errno or errno.EIO, path) from error
         return bytes(data)

@@ -62,7 +62,7 @@ class Creator:
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
         box = Box(self._launcher, reply.value, identity, freezer=self._features.freezer)
-        channel = Channel(socket.socket(fileno=connected), identity, box.give_up)
+        channel = Channel(socket.socket(fileno=connected), identity, box.give_up, box.responds)
         former = reach.number
         try:
             await reach.enter(reply.value)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from dutyfree.engine import forks
+from dutyfree.errors import InputClosed
 
 _CHUNK = 1 << 16
 
@@ -30,9 +31,9 @@ class Descriptor:
 
     @property
     def number(self) -> int:
-        """Raises BrokenPipeError when it is closed."""
+        """Raises InputClosed when it is closed."""
         if self._number < 0:
-            raise BrokenPipeError("closed")
+            raise InputClosed("it is closed")
         return self._number
 
     async def read(self, finished: Callable[[], bool]) -> bytes:
@@ -50,7 +51,7 @@ class Descriptor:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """All of it. Raises BrokenPipeError if nobody can take it any more."""
+        """All of it. Raises InputClosed if nobody reads it any more."""
         rest = memoryview(data)
         async with self._writing:
             while rest:
@@ -59,7 +60,7 @@ class Descriptor:
                 except BlockingIOError:
                     await self._until(self._loop.add_writer, self._loop.remove_writer)
                 except OSError as error:
-                    raise BrokenPipeError(error.errno, "nobody takes it any more") from error
+                    raise InputClosed("nobody reads it any more") from error
 
     async def _until(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()

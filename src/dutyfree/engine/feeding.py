@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterable, AsyncIterator
 
+from dutyfree.engine import contents
 from dutyfree.engine.descriptor import Descriptor
 
 
@@ -16,7 +16,7 @@ async def fed(source: AsyncIterable[bytes]) -> AsyncIterator[int]:
 
     Raises what the source raises, on leaving.
     """
-    theirs, ours = os.pipe()
+    theirs, ours = contents.pipe()
     pipe = Descriptor(ours)
     task = asyncio.get_running_loop().create_task(_write(source, pipe))
     task.add_done_callback(lambda _: pipe.close())

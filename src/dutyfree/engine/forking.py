@@ -28,8 +28,8 @@ from dutyfree.engine.named import Named
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.scheduling.ledger import Served
-from dutyfree.engine.snapshots import Snapshots
-from dutyfree.errors import ExecError
+from dutyfree.engine.snapshots import DEEP, Snapshots
+from dutyfree.errors import ActionError, ExecError
 
 One = TypeVar("One")
 
@@ -136,7 +136,10 @@ class ForkingSandbox(NativeSandbox):
                 channel = self._usable()
                 return await (self._take(channel) if await channel.detain() else self._copy(channel))
             except LauncherError as error:
-                raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
+                what = f"sandbox {self.id} could not be kept: {error.message}"
+                if error.number in DEEP:
+                    raise ActionError(what, kind="name_too_long") from error
+                raise ExecError(what) from error
 
     async def _take(self, channel: Channel) -> tuple[Tree, ...]:
         """A successor upon what was written; or a copy, where there is little, or more would be lost."""

@@ -28,8 +28,8 @@ from dutyfree.engine.images.manifest import Settings
 from dutyfree.engine.images.store import Snapshot, Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.sandbox import defaults
-from dutyfree.engine.snapshots import PREFIX
-from dutyfree.errors import CreateError, ExecError, UsageError
+from dutyfree.engine.snapshots import DEEP, PREFIX
+from dutyfree.errors import ActionError, CreateError, ExecError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -98,7 +98,10 @@ class Named:
         try:
             await threaded(write, halt)
         except (OSError, CreateError) as error:
-            raise ExecError(f"the snapshot {name} cannot be written: {error}") from error
+            what = f"the snapshot {name} cannot be written: {error}"
+            if getattr(error, "errno", None) in DEEP:
+                raise ActionError(what, kind="name_too_long") from error
+            raise ExecError(what) from error
         return Recipe(PREFIX + name)
 
     async def base(self, name: str) -> Base:

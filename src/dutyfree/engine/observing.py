@@ -6,17 +6,17 @@ import errno
 import os
 from time import perf_counter
 
+from dutyfree.arguments import NOT_FOUND, NOT_RUNNABLE, not_started
 from dutyfree.contract import KILLED, Command, Cut, Entry, Observation, Span, Usage
 from dutyfree.engine import protocol
 from dutyfree.engine.protocol import Exit
 from dutyfree.engine.waiting import Running
-from dutyfree.errors import DispatchError
-from dutyfree.substrates.kinds import entry, special
+from dutyfree.errors import SpecialFile, file_error
+from dutyfree.substrates.kinds import entry
 
 # Plain numbers: arithmetic with those of an enumeration takes microseconds.
-_REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
-_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN)  # no answer of the command, which never ran
-_TIMED_OUT = int(Exit.TIMED_OUT)
+REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+_TIMED_OUT, _OOM = int(Exit.TIMED_OUT), int(Exit.OOM)
 
 
 def observe(
@@ -27,9 +27,9 @@ def observe(
     ended: tuple[int, ...],
     asked: float,
 ) -> Observation:
-    """``ended`` is what the last frame of the command said. Raises DispatchError."""
+    """``ended`` is what the last frame of the command said."""
     status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
-    if flags & _REFUSED:
+    if flags & REFUSED:
         return refusal(command, user, cwd, status, flags, asked)
     code = os.waitstatus_to_exitcode(status)
     done = perf_counter()
@@ -41,6 +41,7 @@ def observe(
         stdout=b"".join(running.stdout),
         stderr=b"".join(running.stderr),
         timed_out=flags & _TIMED_OUT != 0,
+        oom=flags & _OOM != 0,
         cut=Cut(cut_out, cut_err) if cut_out or cut_err else _NO_CUT,
         seconds=done - asked,
         spans=(
@@ -60,36 +61,30 @@ _NO_CUT = Cut()
 def refusal(
     command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
 ) -> Observation:
-    """Of a command that was not run: a result if it is the command's own fault. Raises DispatchError."""
-    reason = os.strerror(number)
-    if flags & Exit.NO_PROCESS or number in _EXHAUSTED:
-        raise DispatchError(f"cannot start a process in the sandbox: {reason}")
+    """Of a command that was not run."""
+    code = NOT_FOUND if number == errno.ENOENT and not flags & Exit.NO_USER else NOT_RUNNABLE
+    return not_started(_reason(command, user, cwd, number, flags), code, perf_counter() - asked)
+
+
+def _reason(command: Command, user: str | None, cwd: str | None, number: int, flags: int) -> str:
+    if flags & Exit.NO_PROCESS or number in (errno.EAGAIN, errno.ENOMEM):
+        return f"cannot start a process in the sandbox: {os.strerror(number)}"
+    if flags & Exit.NO_USER and number == errno.EINVAL:
+        # Those below 65536 need root, or newuidmap and a range in /etc/subuid.
+        return f"cannot run a command as {user!r}: the sandbox has no such id (see `dutyfree doctor`)"
     if flags & Exit.NO_USER:
-        if number == errno.EINVAL:
-            raise DispatchError(
-                f"cannot run a command as {user!r}: the sandbox has no such id",
-                remedy="those below 65536 need root, or newuidmap and a range in /etc/subuid: "
-                "see `dutyfree doctor`",
-            )
-        raise DispatchError(f"cannot run a command as {user!r}: there is no such user in the sandbox")
-    name = "/bin/sh" if isinstance(command, str) else command[0]
+        return f"cannot run a command as {user!r}: there is no such user in the sandbox"
     if flags & Exit.NO_DIRECTORY:
-        name = cwd or "the image's directory"
-    seconds = perf_counter() - asked
-    return Observation(
-        exit_code=127 if number == errno.ENOENT else 126,
-        stderr=f"{name}: {reason}\n".encode(errors="surrogateescape"),
-        seconds=seconds,
-        spans=(Span("spawn", 0.0, seconds),),
-    )
+        return f"{cwd or 'the working directory'}: {os.strerror(number)}"
+    return f"{'/bin/sh' if isinstance(command, str) else command[0]}: {os.strerror(number)}"
 
 
 def check(number: int, path: str) -> None:
     """Raises what the errno of a file operation says."""
     if number == protocol.ERROR_SPECIAL:
-        raise special(path)
+        raise SpecialFile(path)
     if number:
-        raise OSError(number, os.strerror(number), path)
+        raise file_error(number, path)
 
 
 def entries(data: bytes) -> tuple[Entry, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from dutyfree.abilities import Piece
+from dutyfree.arguments import check_bytes
 from dutyfree.contract import Command, Cut, Observation
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
@@ -17,7 +18,7 @@ from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import Running
-from dutyfree.errors import LimitError
+from dutyfree.errors import ArgumentError, LimitError
 from dutyfree.substrates.output import Collector
 
 LOG = 1 << 20
@@ -157,7 +158,8 @@ class NativeProcess:
 
     async def write(self, data: bytes) -> None:
         if self._stdin is None:
-            raise ValueError("the process was started without a stdin: give start(stdin=True)")
+            raise ArgumentError("the process was started without a stdin", remedy="give start(stdin=True)")
+        check_bytes(data, "what is written to a process")
         await self._stdin.write(data)
 
     async def close_stdin(self) -> None:

@@ -92,6 +92,7 @@ class Exit(IntFlag):
     NO_DIRECTORY = 8
     NO_USER = 16
     NO_PROCESS = 32
+    OOM = 64
 
 
 class Search(IntFlag):
@@ -117,6 +118,9 @@ class Await(IntEnum):
 
 ERROR_SPECIAL = errno.ENOTBLK
 """The error of an operation on a pipe, a socket or a device, which are no files."""
+
+ERROR_KILLED = errno.EOWNERDEAD
+"""Of an operation that a process of its own does: something in the sandbox killed that one."""
 
 ERROR_NOT_ONCE = errno.EDOM
 """Of an edit: the text stands in the file so many times, on these lines."""

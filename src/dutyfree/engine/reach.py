@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 
 import anyio
@@ -13,7 +12,7 @@ from anyio.abc import SocketStream
 from dutyfree.engine import exhaustion, protocol
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
-from dutyfree.errors import DispatchError
+from dutyfree.errors import ActionError, DispatchError, PortClosed
 
 
 class Reach:
@@ -33,7 +32,7 @@ class Reach:
         self.number = number
 
     async def change(self, policy: bytes) -> None:
-        """Another policy; what was connected is cut. Raises DispatchError, with nothing changed."""
+        """Another policy; what was connected is cut. Raises ActionError, DispatchError: nothing changed."""
         async with self._changing:
             # A request that was sent is carried out, also if nobody waits for its end any more.
             before, self.policy = self.policy, policy
@@ -41,15 +40,15 @@ class Reach:
                 await self._launcher.ask(Request.NETWORK, self.number, policy)
             except LauncherError as error:
                 self.policy = before
-                raise DispatchError(
-                    f"the network could not be changed: {error.message}",
-                    remedy="a process in the sandbox holds UDP port 53: end it"
-                    if error.number == errno.EADDRINUSE
-                    else "",
-                ) from error
+                if error.number == errno.EADDRINUSE:
+                    raise ActionError(
+                        "the network could not be changed: a process in the sandbox holds UDP port 53",
+                        remedy="end that process",
+                    ) from error
+                raise DispatchError(f"the network could not be changed: {error.message}") from error
 
     async def connect(self, port: int) -> SocketStream:
-        """To a server in the sandbox. Raises ConnectionRefusedError if there is none, DispatchError."""
+        """To a server in the sandbox. Raises PortClosed if there is none, DispatchError."""
         for ipv6 in (0, 1):
             try:
                 reply = await self._launcher.ask(Request.CONNECT, self.number, protocol.PORT.pack(port, ipv6))
@@ -67,9 +66,7 @@ class Reach:
                 connected.close()
                 continue
             return await SocketStream.from_socket(connected)
-        raise ConnectionRefusedError(
-            errno.ECONNREFUSED, f"{os.strerror(errno.ECONNREFUSED)}: nobody listens on port {port}"
-        )
+        raise PortClosed(port)
 
 
 async def _established(connected: socket.socket) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import posixpath
 import signal
@@ -19,6 +20,19 @@ import anyio.to_thread
 from anyio.abc import SocketStream
 
 from dutyfree.abilities import Chunk
+from dutyfree.arguments import (
+    EMPTY,
+    NOT_FOUND,
+    NUL,
+    TOO_LONG,
+    UNENCODABLE,
+    Unrunnable,
+    check_bytes,
+    check_command,
+    check_mode,
+    encoded_path,
+    not_started,
+)
 from dutyfree.contract import (
     Command,
     Entry,
@@ -27,8 +41,6 @@ from dutyfree.contract import (
     Observation,
     Recipe,
     Span,
-    check_bytes,
-    check_mode,
 )
 from dutyfree.engine import contents, feeding, policy, protocol, transfer
 from dutyfree.engine.box import Box
@@ -38,8 +50,8 @@ from dutyfree.engine.protocol import Frame
 from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.shell import NativeShell
-from dutyfree.engine.waiting import Running
-from dutyfree.errors import DispatchError, ExecError, SandboxClosed, UsageError
+from dutyfree.engine.waiting import Running, Unstarted
+from dutyfree.errors import DispatchError, ExecError, SandboxClosed, UsageError, file_error
 
 WORKDIR = "/workspace"
 
@@ -54,6 +66,9 @@ TAIL = 256 << 10
 
 CREDIT = 1 << 20
 """So much of a streamed output may be under way."""
+
+_STRINGS_MAX = protocol.FRAME_MAX - 256  # of a command: more than the kernel takes
+_PATH_MAX = 1 << 16  # likewise
 
 Remake = Callable[[], Awaitable[tuple[Channel, Box]]]
 
@@ -156,8 +171,12 @@ class NativeSandbox:
         user: str | None = None,
     ) -> Observation:
         asked = perf_counter()
+        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
         channel = self._usable()
-        payload = self._payload(command, cwd, env, timeout, user)
+        try:
+            payload = self._payload(command, cwd, env, timeout, user)
+        except Unrunnable as error:
+            return error.observation
         given = None if stdin is None else await contents.memory_file(stdin)
         identity, running = channel.exec(payload, given, timeout)
         try:
@@ -165,6 +184,8 @@ class NativeSandbox:
         except asyncio.CancelledError:
             await _kill(channel, identity, running)
             raise
+        except Unstarted as error:
+            return not_started(error.message, seconds=perf_counter() - asked)
         return observe(command, user or self._usual.user, cwd, running, ended, asked)
 
     async def stream(
@@ -178,9 +199,15 @@ class NativeSandbox:
         user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
         asked = perf_counter()
+        fed = isinstance(stdin, AsyncIterable)
+        check_command(command, cwd=cwd, env=env, stdin=None if fed else stdin, timeout=timeout, user=user)
         channel = self._usable()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        payload = self._payload(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
+        try:
+            payload = self._payload(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
+        except Unrunnable as error:
+            yield error.observation
+            return
         given: AbstractAsyncContextManager[int | None]
         if isinstance(stdin, AsyncIterable):
             given = feeding.fed(stdin)
@@ -220,9 +247,10 @@ class NativeSandbox:
         user: str | None,
         flags: int = 0,
     ) -> bytes:
+        """Raises Unrunnable."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
         if not argv:
-            raise DispatchError("not a command that can be run: it is empty")
+            raise Unrunnable(EMPTY, NOT_FOUND)
         usual = self._usual
         count, variables = len(usual.environment), usual.packed
         if usual.directory:
@@ -234,10 +262,12 @@ class NativeSandbox:
                 count, variables = len(merged), b""
                 words += merged
             strings = os.fsencode("\0".join(words)) + b"\0" + variables
-        except (TypeError, UnicodeEncodeError) as error:
-            raise DispatchError(f"not a command that can be run: {error}") from error
+        except UnicodeEncodeError:
+            raise Unrunnable(UNENCODABLE) from None
         if strings.count(b"\0") != 2 + len(argv) + count:
-            raise DispatchError("not a command that can be run: embedded null byte")
+            raise Unrunnable(NUL)
+        if len(strings) > _STRINGS_MAX:
+            raise Unrunnable(TOO_LONG)
         nanoseconds = 0 if timeout is None else max(1, int(min(protocol.FOREVER, timeout) * 1e9))
         head, tail = (CREDIT, 0) if flags else (self._head, self._tail)
         return protocol.EXEC.pack(nanoseconds, head, tail, flags, len(argv), count) + strings
@@ -371,9 +401,12 @@ class NativeSandbox:
             await self._box.destroy()
 
     def _path(self, path: str) -> bytes:
-        encoded = os.fsencode(posixpath.join(self._usual.directory, path))
-        if b"\0" in encoded:
-            raise ValueError("embedded null byte in a path")
+        """As init takes it. Raises ArgumentError, RequestError, FileError."""
+        encoded = encoded_path(path)
+        if self._usual.directory:
+            encoded = posixpath.join(os.fsencode(self._usual.directory), encoded)
+        if len(encoded) > _PATH_MAX:
+            raise file_error(errno.ENAMETOOLONG, f"{path[:100]}…")
         return (encoded or b".") + b"\0"
 
     def _usable(self) -> Channel:

@@ -7,9 +7,10 @@ import posixpath
 from typing import Final
 
 from dutyfree.abilities import Change
+from dutyfree.arguments import check_search, encoded
 from dutyfree.contract import Found, Match, Search
 from dutyfree.engine import protocol
-from dutyfree.errors import CollectError, LimitError
+from dutyfree.errors import CollectError, RequestError
 
 DIRECTORIES = 4096
 """At most so many directories are watched at once."""
@@ -30,17 +31,9 @@ _DIRECTORY = 0x40000000
 
 
 def payload(asked: Search, located: bytes) -> bytes:
-    """``located`` is the directory, as init takes it. Raises ValueError for what cannot be searched for."""
-    words = [asked.text or "", *asked.names, *asked.skip]
-    encoded = [os.fsencode(word) for word in words]
-    if any(b"\0" in word for word in encoded):
-        raise ValueError("embedded null byte in a search")
-    if asked.text == "":
-        raise ValueError("the text to search for is empty: leave it out to find names")
-    if len(asked.names) + len(asked.skip) > 256:
-        raise ValueError("more than 256 patterns of names")
-    if asked.limit < 1 or asked.width < 0:
-        raise LimitError("a search needs a limit of at least one match, and no negative width")
+    """``located`` is the directory, as init takes it. Raises RequestError, UsageError."""
+    check_search(asked)
+    words = [encoded(word, "a search") for word in (asked.text or "", *asked.names, *asked.skip)]
     flags = (
         (protocol.Search.REGEX if asked.regex else 0)
         | (protocol.Search.NOCASE if asked.ignore_case else 0)
@@ -55,7 +48,10 @@ def payload(asked: Search, located: bytes) -> bytes:
         len(asked.skip),
         0,
     )
-    return head + located + b"".join(word + b"\0" for word in encoded)
+    payload = head + located + b"".join(word + b"\0" for word in words)
+    if len(payload) > protocol.FRAME_MAX:
+        raise RequestError("the search has more bytes than can be handed over at once", kind="pattern")
+    return payload
 
 
 def found(asked: Search, data: bytes) -> Found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -12,16 +11,17 @@ from typing import Any
 
 import msgspec
 
+from dutyfree.arguments import Unrunnable, check_command, not_started
 from dutyfree.contract import Observation, Recipe
 from dutyfree.engine import contents, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.forking import ForkingSandbox
-from dutyfree.engine.observing import observe
+from dutyfree.engine.observing import check, observe
 from dutyfree.engine.protocol import Await, Frame
 from dutyfree.engine.sandbox import _kill
-from dutyfree.engine.waiting import Refused
+from dutyfree.engine.waiting import Refused, Unstarted
 from dutyfree.engine.warm import Warm
-from dutyfree.errors import CreateError, DispatchError, ExecError, SubstrateError, UsageError
+from dutyfree.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
 from dutyfree.services import ServiceState
 
 SHOWN = 40
@@ -89,7 +89,11 @@ class ServingSandbox(ForkingSandbox):
         # Its own directory may be another than that of the sandbox.
         directory = posixpath.join(self.workdir, cwd or "")
         variables = {**warm.service.env, **(env or {})}
-        payload = self._payload([*arguments], directory, variables, timeout, None)
+        check_command(arguments, cwd=cwd, env=env, stdin=stdin, timeout=timeout)
+        try:
+            payload = self._payload([*arguments], directory, variables, timeout, None)
+        except Unrunnable as error:
+            return error.observation
         for _ in range(STARTS):
             identity = await self._awake(warm)
             given = None if stdin is None else await contents.memory_file(stdin)
@@ -105,8 +109,10 @@ class ServingSandbox(ForkingSandbox):
                 if refused.number != errno.ESRCH:
                     raise DispatchError(f"the service {service!r} cannot fork: {refused.message}") from None
                 continue  # it ended before it forked, so nothing was done yet
+            except Unstarted as error:
+                return not_started(error.message, seconds=perf_counter() - asked)
             return observe(arguments, None, cwd, running, ended, asked)
-        raise ExecError(f"the service {service!r} ends whenever it is to fork: {warm.said()}")
+        raise ActionError(f"the service {service!r} ends whenever it is to fork: {warm.said()}", kind="ended")
 
     async def snapshot(self, name: str | None = None) -> Recipe:
         """As files alone: whoever starts from them has services and variables by the recipe."""
@@ -127,7 +133,7 @@ class ServingSandbox(ForkingSandbox):
         return self._services[name]
 
     async def _awake(self, warm: Warm) -> int:
-        """The number by which init knows the service, started again if it has ended. Raises ExecError."""
+        """The number by which init knows the service, started again if it has ended. Raises ActionError."""
         if not warm.running:
             async with warm.lock:
                 if not warm.running:
@@ -135,10 +141,13 @@ class ServingSandbox(ForkingSandbox):
         return warm.identity
 
     async def _again(self, warm: Warm) -> None:
+        """It was ready in this sandbox before. If it is not now, what ran here since is the reason."""
         try:
             await self._begin(warm)
         except CreateError as error:
-            raise ExecError(f"{error.message} (started again)", remedy=error.remedy) from error
+            self._usable().check()
+            message = f"{error.message} (started again)"
+            raise ActionError(message, kind="ended", remedy=error.remedy) from error
 
     async def _begin(self, warm: Warm) -> None:
         """Start it, and wait until it is ready. Raises CreateError, and then it does not run."""
@@ -149,9 +158,8 @@ class ServingSandbox(ForkingSandbox):
             )
             warm.began(channel, *channel.exec(payload, kind=Frame.SERVICE if service.forks else Frame.EXEC))
             await self._settle(warm, channel)
-        except (OSError, DispatchError, ExecError) as error:
-            reason = error.message if isinstance(error, SubstrateError) else error
-            raise CreateError(f"service {service.name!r}: {reason}") from error
+        except (ActionError, DispatchError, ExecError) as error:
+            raise CreateError(f"service {service.name!r}: {error.message}") from error
         finally:
             if not warm.settled:
                 channel.kill(warm.identity)
@@ -184,8 +192,7 @@ class ServingSandbox(ForkingSandbox):
             kind = Await.FILE if ready.file is not None else Await.SOCKET
             path = self._path(ready.file or ready.socket or "")
             answer = await channel.ask(Frame.AWAIT, protocol.AWAITED.pack(kind) + path)
-            if number := answer.done.result():
-                raise OSError(number, os.strerror(number), ready.file or ready.socket)
+            check(answer.done.result(), ready.file or ready.socket or "")
         else:
             await channel.ask(Frame.PING, b"")  # answered after a refusal to start it
 

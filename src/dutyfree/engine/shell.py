@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -16,13 +17,16 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 
 import anyio
+import msgspec
 
+from dutyfree.arguments import NOT_FOUND, NOT_RUNNABLE, check_command, encoded
 from dutyfree.contract import KILLED, Cut, Observation, Span
-from dutyfree.engine import protocol
+from dutyfree.engine import contents, protocol
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.observing import REFUSED as _REFUSED
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.waiting import PATIENCE
-from dutyfree.errors import ExecError, SandboxClosed
+from dutyfree.engine.waiting import PATIENCE, Running
+from dutyfree.errors import ActionError, SubstrateError
 from dutyfree.substrates.output import Collector
 
 GRACE = 2.0
@@ -51,7 +55,7 @@ class NativeShell:
         self._busy = asyncio.Lock()
         self._streams = (_Stream(self._token, limit), _Stream(self._token, limit))
         self._end = asyncio.Event()
-        theirs, self._input = os.pipe()
+        theirs, self._input = contents.pipe()
         os.set_blocking(self._input, False)
         try:
             self._identity, self._running = channel.exec(payload, theirs)
@@ -62,28 +66,41 @@ class NativeShell:
         self._running.ended.add_done_callback(self._ended)
 
     async def run(self, command: str, *, timeout: float | None = None) -> Observation:
-        """Raises ExecError if the shell has ended: by ``exit``, or killed because nothing else helped."""
+        """Raises ActionError if the shell has ended: by ``exit``, or killed because nothing else helped."""
         asked = perf_counter()
+        check_command(command, timeout=timeout)
+        text = encoded(command, "a command", "bad_request")
         async with self._busy:
             self._check()
             # With a timeout, nothing here waits for ever: an operation cancelled ends, or its sandbox does.
             with anyio.move_on_after(None if timeout is None else timeout + PATIENCE) as waiting:
-                await self._write(self._script, command.encode(errors="surrogateescape") + b"\n")
+                await self._write(self._script, text + b"\n")
             if waiting.cancelled_caught:
-                raise ExecError("the sandbox stopped answering")
+                return Observation(
+                    exit_code=KILLED + 9, signal=9, timed_out=True, seconds=perf_counter() - asked
+                )
             for stream in self._streams:
                 stream.begin()
             self._end.clear()
             mark = f"printf '\\n%s %d\\n' {self._token} $code"
             line = f"{{ . {self._script}; }} </dev/null; code=$?; {mark}; {mark} >&2\n"
-            # Less than a pipe holds: it never waits.
-            os.write(self._input, line.encode())
+            # Less than a pipe holds: it never waits, unless something in the sandbox fills the pipe.
+            try:
+                os.write(self._input, line.encode())
+            except OSError as error:
+                raise ActionError("the shell reads no more commands", kind="ended") from error
             began = perf_counter()
             timed_out = not await self._finished(timeout)
             done = perf_counter()
-            if self._channel.closed:
-                raise ExecError("the sandbox ended under the shell")
-        return self._observe(timed_out, asked, began, done)
+            self._channel.check()
+            seen = self._observe(timed_out, asked, began, done)
+            # Only then: init is asked for nothing else after each command.
+            killed = not timed_out and seen.exit_code == KILLED + signal.SIGKILL
+            return msgspec.structs.replace(seen, oom=True) if killed and await self._oom() else seen
+
+    async def _oom(self) -> bool:
+        answer = await self._channel.ask(Frame.PING, b"", timeout=0.0)
+        return b"".join(answer.data) != bytes(protocol.NUMBER.size)
 
     def _observe(self, timed_out: bool, asked: float, began: float, done: float) -> Observation:
         out, err = self._streams
@@ -91,8 +108,7 @@ class NativeShell:
         if self._running.ended.done():  # by ``exit``, or because it had to be killed
             for stream in self._streams:
                 stream.finish()
-            code = os.waitstatus_to_exitcode(self._running.ended.result()[0])
-            code = KILLED - code if code < 0 else code
+            code = _code(self._running)
         return Observation(
             exit_code=KILLED + signal.SIGKILL if timed_out else code,
             signal=signal.SIGKILL if timed_out else code - KILLED if code > KILLED else None,
@@ -141,10 +157,9 @@ class NativeShell:
         self._end.set()
 
     def _check(self) -> None:
-        if self._channel.closed:
-            raise SandboxClosed("the shell's sandbox is closed")
+        self._channel.check()
         if self._running.ended.done():
-            raise ExecError("the shell has ended", remedy="open another one")
+            raise ActionError("the shell has ended", kind="ended", remedy="open another one")
 
     async def close(self) -> None:
         os.close(self._input)
@@ -153,8 +168,17 @@ class NativeShell:
                 self._channel.kill(self._identity)
                 await asyncio.wait([self._running.ended])
             if not self._channel.closed:
-                with anyio.move_on_after(PATIENCE), contextlib.suppress(OSError, ExecError, SandboxClosed):
+                with anyio.move_on_after(PATIENCE), contextlib.suppress(ActionError, SubstrateError):
                     await self._remove(self._script)
+
+
+def _code(running: Running) -> int:
+    """Of a shell that has ended, or never began."""
+    status, flags = running.ended.result()[:2]
+    if flags & _REFUSED:
+        return NOT_FOUND if status == errno.ENOENT else NOT_RUNNABLE
+    code = os.waitstatus_to_exitcode(status)
+    return KILLED - code if code < 0 else code
 
 
 class _Stream:
@@ -176,7 +200,9 @@ class _Stream:
         at = self._pending.find(self._mark)
         after = at + len(self._mark)
         if at >= 0 and (end := self._pending.find(b"\n", after)) >= 0:
-            self.code = int(self._pending[after:end])
+            # The command can redefine what prints the mark.
+            code = bytes(self._pending[after:end])
+            self.code = int(code) & 0xFF if code.isdigit() and len(code) < 4 else 1
             self.ended = True
             del self._pending[at:]
             self.finish()

@@ -6,6 +6,7 @@ files alone: no process, no open file or socket, nothing of ``/dev/shm``.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import time
@@ -19,13 +20,16 @@ from dutyfree.engine import protocol
 from dutyfree.engine.disk import Base
 from dutyfree.engine.launcher import Launcher, layers_of
 from dutyfree.engine.protocol import Request, Tree
-from dutyfree.errors import CreateError, ExecError, UsageError
+from dutyfree.errors import ActionError, CreateError, ExecError, UsageError
 
 PREFIX = "snapshot:"
 """Of the image that a snapshot's recipe names."""
 
 NAMELESS = "#"
 """Begins what no name begins with."""
+
+DEEP = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of directories that are too deep to be copied, which what ran in the sandbox made."""
 
 CHAIN = 6
 """So many kept layers may lie upon each other in a tree, before they become one. See disk.DEEPEST."""
@@ -102,6 +106,12 @@ class Layers:
         try:
             if final:
                 return trees
+            if 0 < self.most < size:
+                raise ActionError(
+                    f"a snapshot of {size} bytes: {self.most} can be kept",
+                    kind="too_large",
+                    remedy="open native with a larger `kept`, or give sandboxes a smaller disk limit",
+                )
             if self.size > self.most:
                 raise ExecError(
                     f"a snapshot of {size} bytes: {self.size - size} of {self.most} are kept already",

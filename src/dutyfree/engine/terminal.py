@@ -16,7 +16,7 @@ from dutyfree.contract import Observation
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.waiting import Running
-from dutyfree.errors import CollectError, LimitError, SubstrateError
+from dutyfree.errors import ActionError, InputClosed, LimitError, SubstrateError
 
 GRACE = 0.5
 """So long a command may take to end by itself after its terminal was hung up."""
@@ -66,18 +66,21 @@ class NativeTerminal:
             self._side.wake()
 
     async def opened(self) -> None:
-        """It stands. Raises DispatchError, ExecError, CollectError."""
+        """It stands. Raises ActionError, DispatchError, ExecError."""
         await self._started
         if self._side is None:
             self._running.ended.result()
-            raise CollectError("the sandbox gave no terminal")
+            # Init opened one, but the kernel lets its user send no more descriptors: too many are under way.
+            raise ActionError(
+                "the sandbox gave no terminal: it has no descriptors left", kind="no_descriptors"
+            )
 
     async def read(self) -> bytes:
         return await self._open().read(self._running.ended.done)
 
     async def write(self, data: bytes) -> None:
         if self._running.ended.done():
-            raise BrokenPipeError("the command has ended")
+            raise InputClosed("the command has ended")
         await self._open().write(data)
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -99,7 +102,7 @@ class NativeTerminal:
         self._closed = True
         if self._side is not None:
             self._side.close()
-        with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
+        with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError, ActionError):
             if not self._running.ended.done() and not self._channel.held:
                 await asyncio.wait([self._running.ended], timeout=GRACE)
             if not self._running.ended.done():

@@ -15,41 +15,36 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from dutyfree.engine import observing, trees
+from dutyfree.engine import contents, observing, trees
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import PATIENCE
-from dutyfree.substrates.kinds import KINDS, special
+from dutyfree.errors import FileError
+from dutyfree.substrates.kinds import KINDS, local_special
 
 
 async def upload(channel: Channel, source: Path, located: bytes, path: str) -> None:
     """``located`` is the path as init takes it."""
     found = await anyio.to_thread.run_sync(source.lstat)  # raises FileNotFoundError
     if stat.S_IFMT(found.st_mode) not in KINDS:
-        raise special(str(source))
-    theirs, ours = os.pipe()
+        raise local_special(source)
+    theirs, ours = contents.pipe()
     packing = _in_thread(partial(_pack, source, ours))
     answer = await channel.ask(Frame.UNPACK, located, theirs)
     error = await packing
-    # Init's word counts more: a pipe that broke is only its consequence.
-    observing.check(answer.done.result(), path)
-    if error is not None:
-        raise error
+    _raise(answer.done.result(), error, path)
 
 
 async def download(channel: Channel, located: bytes, path: str, target: Path) -> None:
     existed = await anyio.to_thread.run_sync(os.path.lexists, target)
-    ours, theirs = os.pipe()
+    ours, theirs = contents.pipe()
     unpacking = _in_thread(partial(_unpack, ours, target))
     try:
         answer = await channel.ask(Frame.PACK, located, theirs)
         error = await asyncio.shield(unpacking)
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        if isinstance(error, FileError) and error.kind == "too_large":
             raise error
-        # Init's word counts more: a tree that ends too early is only its consequence.
-        observing.check(answer.done.result(), path)
-        if error is not None:
-            raise error
+        _raise(answer.done.result(), error, path)
     except BaseException:
         # The other end is closed by now, or soon: the thread ends, and what it made can go.
         with anyio.CancelScope(shield=True):
@@ -57,6 +52,15 @@ async def download(channel: Channel, located: bytes, path: str, target: Path) ->
             if not existed:
                 await anyio.to_thread.run_sync(trees.discard, target)
         raise
+
+
+def _raise(number: int, error: Exception | None, path: str) -> None:
+    """What init says, and what we found: whoever broke the pipe is the reason."""
+    if number != errno.EPIPE:
+        observing.check(number, path)
+    if error is not None:
+        raise error
+    observing.check(number, path)
 
 
 def _pack(source: Path, pipe: int) -> Exception | None:

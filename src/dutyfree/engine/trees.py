@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dutyfree.engine.protocol import MEMBER
-from dutyfree.errors import CollectError
+from dutyfree.errors import CollectError, file_error
+from dutyfree.substrates.kinds import unpackable
 
 LARGEST = 64 << 30
 """Bytes of a whole tree: a few in a sandbox, with many names, can claim to be any number."""
@@ -63,7 +64,11 @@ def _pack_member(path: str, name: bytes, stream: BinaryIO) -> None:
 
 
 def unpack(pipe: int, target: Path) -> None:
-    """Read a tree from the pipe to exactly ``target``. Raises CollectError for one that makes no sense."""
+    """Read a tree from the pipe to exactly ``target``.
+
+    Raises CollectError for one that makes no sense, or that this host has no room for; FileError for names
+    that cannot be used here; OSError for the target itself.
+    """
     with open(pipe, "rb", buffering=_CHUNK) as stream:
         directories: dict[Path, int] = {}
         left = LARGEST
@@ -73,9 +78,15 @@ def unpack(pipe: int, target: Path) -> None:
                 break
             left -= size + length
             if left < 0:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(target))
-            path = _place(target, os.fsdecode(_exactly(stream, length)), directories)
-            _unpack_member(stream, path, size, mode, directories)
+                raise file_error(errno.EFBIG, str(target))
+            name = os.fsdecode(_exactly(stream, length))
+            try:
+                path = _place(target, name, directories)
+                _unpack_member(stream, path, size, mode, directories)
+            except OSError as error:
+                if not name:
+                    raise  # the target itself, which the program chose
+                raise unpackable(error, name) from error
         # Last, for a directory may be closed to writing.
         for path, mode in reversed(directories.items()):
             path.chmod(mode)

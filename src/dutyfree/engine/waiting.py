@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from dutyfree.errors import DispatchError
+from dutyfree.errors import MACHINERY, ActionError, DispatchError, file_error
 
 PATIENCE = 5.0
 """So long after its time, or after it was to be killed, an action may go unanswered. What runs in a sandbox
@@ -21,11 +22,25 @@ _LAST = 1.0  # second of it
 
 
 class Refused(DispatchError):  # noqa: N818 (names the answer)
-    """Init did not take a command."""
+    """Init did not take a command, for a reason that has nothing to do with what runs in the sandbox."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the command could not be handed over: {os.strerror(number)}")
         self.number = number
+
+
+class Unstarted(ActionError):  # noqa: N818 (names the answer)
+    """Init could not take a command, because of what runs in the sandbox."""
+
+    def __init__(self, number: int) -> None:
+        cause = file_error(number, "")
+        assert isinstance(cause, ActionError)
+        super().__init__(f"the command cannot be started: {cause.message}", kind=cause.kind)
+        self.number = number
+
+
+def refused(number: int) -> Refused | Unstarted:
+    return Refused(number) if number in MACHINERY or number == errno.ESRCH else Unstarted(number)
 
 
 class Running:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
 import msgspec
+from inspect_ai.tool import ToolError
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -26,9 +27,12 @@ from pydantic import BaseModel, ConfigDict
 
 import dutyfree
 from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes, validation
-from dutyfree.errors import DispatchError, DutyfreeError, SandboxClosed, SubstrateError, UsageError
+from dutyfree.errors import ActionError, SubstrateError, UsageError
 
 NOT_EXECUTABLE = 126
+
+EXPECTED = (FileNotFoundError, IsADirectoryError, PermissionError)
+"""What Inspect reports to the model, if a tool raises it."""
 
 
 class DutyfreeSandboxConfig(BaseModel):
@@ -204,8 +208,10 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
                 user=user or self._config.user,
                 timeout=timeout,
             )
-        except SubstrateError as error:
-            _translate(error, user)
+        except (SubstrateError, ActionError) as error:
+            _translate(error)
+        if not seen.started and user is not None and repr(user).encode() in seen.stderr:
+            raise SandboxUserUnsupportedError(seen.stderr.decode(errors="replace").strip())
         if seen.timed_out:
             raise TimeoutError(f"the command took more than {timeout} seconds, and was killed: {cmd[0]}")
         stdout, stderr = (data.decode(errors="replace") for data in (seen.stdout, seen.stderr))
@@ -221,7 +227,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
     async def write_file(self, file: str, contents: str | bytes) -> None:
         try:
             await self.sandbox.write(file, contents.encode() if isinstance(contents, str) else contents)
-        except SubstrateError as error:
+        except (SubstrateError, ActionError) as error:
             _translate(error)
 
     @overload
@@ -237,12 +243,10 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
         )
         try:
             data = await self.sandbox.read(file)
-        except SubstrateError as error:
-            _translate(error)
-        except OSError as error:
-            if error.errno == errno.EFBIG:
+        except (SubstrateError, ActionError) as error:
+            if isinstance(error, ActionError) and error.kind == "too_large":
                 raise OutputLimitExceededError(limit_str=shown, truncated_output=None) from error
-            raise
+            _translate(error)
         if len(data) > limit:
             raise OutputLimitExceededError(limit_str=shown, truncated_output=None)
         return data.decode() if text else data
@@ -261,9 +265,13 @@ def _config(config: BaseModel | str | None) -> DutyfreeSandboxConfig:
     return config
 
 
-def _translate(error: DutyfreeError, user: str | None = None) -> NoReturn:
-    """An error of the substrate is never taken for the command's."""
-    refused = isinstance(error, DispatchError) and not isinstance(error, SandboxClosed)
-    if refused and user is not None and repr(user) in error.message:
-        raise SandboxUserUnsupportedError(str(error)) from error
-    raise SandboxUnavailableError(str(error)) from error
+def _translate(error: SubstrateError | ActionError) -> NoReturn:
+    """An error of the substrate is never taken for the agent's, nor the reverse.
+
+    What the agent brought about goes to the model: as the Python error that Inspect knows, or as a ToolError.
+    """
+    if isinstance(error, SubstrateError):
+        raise SandboxUnavailableError(str(error)) from error
+    if isinstance(error, EXPECTED):
+        raise error
+    raise ToolError(str(error)) from error

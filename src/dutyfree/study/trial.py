@@ -10,14 +10,10 @@ import anyio
 
 from dutyfree.actions import perform
 from dutyfree.contract import Observation, Result, Sandbox, Span, Stage, Substrate, Usage
-from dutyfree.errors import EditError, Phase, SubstrateError
+from dutyfree.errors import ActionError, Phase, SubstrateError
 from dutyfree.study.plan import Batch
 from dutyfree.study.records import ActionKind, ActionRecord, Failure, Trial
 from dutyfree.workloads.workload import Expect, Step, Workload
-
-PATH_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""What the contract lets a file operation raise about its path; any other OSError is the machinery's."""
-
 
 STAGE = "stage "
 """How the spans of a creation begin that are those of a stage."""
@@ -49,7 +45,7 @@ async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int
         failure = Failure("infrastructure", phase, str(error))
     except Overran as error:
         failure = Failure("timeout", meter.phase, f"{meter.at}: {error}")
-    except (WrongAnswer, EditError, *PATH_ERRORS) as error:
+    except (WrongAnswer, ActionError) as error:
         failure = Failure("task", meter.phase, f"{meter.at}: {error}")
     except Exception as error:  # noqa: BLE001 (a third party's substrate may raise anything; all is recorded)
         failure = Failure("infrastructure", meter.phase, f"{meter.at}: {type(error).__name__}: {error}")

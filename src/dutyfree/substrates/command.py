@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
@@ -22,6 +23,7 @@ from time import perf_counter
 import anyio
 import anyio.to_thread
 
+from dutyfree.arguments import not_started
 from dutyfree.contract import KILLED, Cut, Observation, Span, Usage
 from dutyfree.errors import DispatchError, ExecError
 from dutyfree.substrates.output import Collector
@@ -60,7 +62,7 @@ async def run(
         ended = perf_counter()
         streams.drain()
     except _NotStarted as error:
-        return _refusal(error, perf_counter() - asked)
+        return not_started(error.reason, error.exit_code, perf_counter() - asked)
     finally:
         streams.close()
     return _observe(process, streams, timed_out, asked, spawned, ended)
@@ -184,11 +186,11 @@ def _spawn(
         if user is not None and os.geteuid() != 0:
             raise DispatchError(f"only root may run a command as {user!r}", remedy="run as root") from error
         raise _NotStarted(126, f"{error.filename}: {error.strerror}") from None
-    except (ValueError, TypeError, UnicodeEncodeError) as error:
-        raise DispatchError(f"not a command that can be run: {error}") from error
     except OSError as error:
         if error.filename is not None:  # "Exec format error", "Argument list too long", ...
             raise _NotStarted(126, f"{error.filename}: {error.strerror}") from None
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            raise _NotStarted(126, f"cannot start a process: {error.strerror}") from None
         raise DispatchError(f"cannot start a process: {error.strerror}") from error
 
 
@@ -196,7 +198,7 @@ def _identity(user: str) -> dict[str, object]:
     try:
         entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
     except KeyError:
-        raise DispatchError(f"there is no user {user!r} on this host") from None
+        raise _NotStarted(126, f"cannot run a command as {user!r}: there is no such user") from None
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
 
 
@@ -278,12 +280,3 @@ def _peak(resources: resource.struct_rusage) -> int | None:
     # Until its exec a child shares our memory, and the kernel counts that as its own peak.
     ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return resources.ru_maxrss << 10 if resources.ru_maxrss > ours else None
-
-
-def _refusal(error: _NotStarted, seconds: float) -> Observation:
-    return Observation(
-        exit_code=error.exit_code,
-        stderr=f"{error.reason}\n".encode(errors="surrogateescape"),
-        seconds=seconds,
-        spans=(Span("spawn", 0.0, seconds),),
-    )

@@ -17,7 +17,7 @@ import anyio.to_thread
 from dutyfree import paths
 from dutyfree.abilities import NetworkControl
 from dutyfree.contract import Observation, Recipe, Sandbox, Stage
-from dutyfree.errors import CreateError, StageError
+from dutyfree.errors import ActionError, CreateError, StageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
@@ -49,7 +49,7 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
         try:
             real = await anyio.to_thread.run_sync(os.path.realpath, source)
             await sandbox.upload(Path(real), path)
-        except OSError as error:
+        except (OSError, ActionError) as error:
             raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
     said = b""

@@ -441,6 +441,15 @@ int cgroup_weight(const struct cgroup *group)
 	return fd < 0 ? -errno : fd;
 }
 
+int cgroup_oom(const struct cgroup *group)
+{
+	char path[64];
+
+	snprintf(path, sizeof path, "s%u/%s", group->number, unified ? "memory.events" : "memory.oom_control");
+	int fd = ours[CGROUP_MEMORY] < 0 ? -1 : openat(ours[CGROUP_MEMORY], path, O_RDONLY | O_CLOEXEC);
+	return fd < 0 ? -EOPNOTSUPP : fd;
+}
+
 int cgroup_restore(struct cgroup *group)
 {
 	AUTOCLOSE int weight = ours[CGROUP_CPU] < 0 ? -1 : cgroup_weight(group);

@@ -29,6 +29,7 @@ int cgroup_limit(struct cgroup *group, const struct create *wanted);
 ssize_t cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size);
 bool cgroup_unified(void); /* version 2, where files have other names */
 int cgroup_weight(const struct cgroup *group); /* a descriptor to write its weight to, or -errno */
+int cgroup_oom(const struct cgroup *group);    /* a descriptor to read its count of killed processes, or -errno */
 int cgroup_restore(struct cgroup *group); /* what its sandbox may have changed: 0 or -errno */
 void cgroup_shut(struct cgroup *group);  /* closes its descriptors, while a sandbox is in it */
 int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */

@@ -110,6 +110,18 @@ void command_forget(unsigned index)
 		highest--;
 }
 
+/* How a copy of ourselves ended: whoever killed it, for its memory or otherwise, is in the sandbox. */
+static int worker_error(const struct command *command)
+{
+	int status = command->result.status;
+
+	if (WIFEXITED(status))
+		return WEXITSTATUS(status);
+	if (command->result.flags & EXIT_TIMED_OUT)
+		return ETIMEDOUT;
+	return oom_tell(command->oom) ? ENOMEM : ERROR_KILLED;
+}
+
 void command_finish(unsigned index)
 {
 	struct command *command = commands[index];
@@ -118,10 +130,10 @@ void command_finish(unsigned index)
 	for (int number = 0; number < 2; number++)
 		output_finish(command, number);
 	if (command->worker) {
-		int status = command->result.status;
-		bool late_one = command->result.flags & EXIT_TIMED_OUT;
-		outbox_done(command->id, WIFEXITED(status) ? WEXITSTATUS(status) : late_one ? ETIMEDOUT : EIO);
+		outbox_done(command->id, worker_error(command));
 	} else {
+		if (oom_tell(command->oom))
+			command->result.flags |= EXIT_OOM;
 		command->result.sent = now();
 		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
 	}
@@ -271,6 +283,7 @@ struct command *command_new(uint32_t id, unsigned *index)
 	if (!command)
 		return NULL;
 	command->id = id;
+	command->oom = oom_told();
 	command->deadline = UINT64_MAX;
 	command->streams[0].fd = command->streams[1].fd = -1;
 	commands[*index] = command;

@@ -29,6 +29,7 @@ struct command {
 	struct call *call;
 	struct exec wanted;
 	uint64_t mark, deadline, credit;
+	uint64_t oom; /* how many processes the memory limit had killed before, as far as the owner knows */
 	struct exit result;
 	struct stream streams[2];
 };

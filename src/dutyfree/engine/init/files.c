@@ -8,9 +8,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define DEPTH_MAX 2048
@@ -25,6 +27,17 @@ static int refusal(const char *path, int error)
 	bool special = error == ENXIO && stat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode);
 
 	return special ? -ERROR_SPECIAL : -error;
+}
+
+/* Of a read or a write that failed. What the kernel makes up has errors of its own, such as that of an address in
+ * /proc/self/mem: they are those of no disk. */
+static int transfer_error(int fd, int error)
+{
+	struct statfs found;
+
+	if (error == EIO && fstatfs(fd, &found) == 0 && (found.f_type == PROC_SUPER_MAGIC || found.f_type == SYSFS_MAGIC))
+		return ERROR_SPECIAL;
+	return error;
 }
 
 int file_read(uint32_t id, const char *path)
@@ -52,7 +65,7 @@ int file_read(uint32_t id, const char *path)
 		if (count < 0 && errno == EINTR)
 			continue;
 		if (count < 0 && errno != EAGAIN)
-			error = errno;
+			error = transfer_error(fd, errno);
 		if (count <= 0)
 			break;
 		have += (size_t)count;
@@ -127,7 +140,8 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
 		error = -ERROR_SPECIAL;
 	if (!error)
-		error = source >= 0 ? copy(source, fd) : write_all(fd, data, size - (size_t)(data - payload));
+		error = -transfer_error(fd, -(source >= 0 ? copy(source, fd)
+						       : write_all(fd, data, size - (size_t)(data - payload))));
 	if (!error && fchmod(fd, wanted.mode & 07777) < 0)
 		error = -errno;
 	if (error)

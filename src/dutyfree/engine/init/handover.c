@@ -47,6 +47,8 @@ void handover_give(const struct slot *slot, int socket)
 	hand(unified_namespace, HANDED_GROUPS);
 	AUTOCLOSE int weight = cgroup_weight(&slot->cgroup);
 	hand(weight, HANDED_WEIGHT);
+	AUTOCLOSE int oom = cgroup_oom(&slot->cgroup);
+	hand(oom, HANDED_OOM);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		hand(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
 }

@@ -69,9 +69,14 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		if (!error)
 			outbox_done(head->id, 0);
 		return error;
-	case FRAME_PING:
-		outbox_done(head->id, 0);
+	case FRAME_PING: {
+		const struct {
+			int32_t error;
+			uint32_t killed;
+		} answer = {0, oom_tell(oom_told())};
+		outbox_frame(FRAME_DONE, 0, head->id, &answer, sizeof answer, NULL, 0);
 		return 0;
+	}
 	case FRAME_TERMINAL:
 		return terminal_open(head->id, payload, size);
 	case FRAME_EDIT:

@@ -12,7 +12,8 @@
 #define CONTROL_FD 3
 #define WEIGHT_FD 4 /* where the weight of our control group is written */
 #define SERVICE_FD 3 /* of a service: to us, where our own is to the owner */
-#define PAYLOAD_FD 5 /* on version 2 of control groups: that of the commands */
+#define OOM_FD 5 /* where the kernel counts the processes that our memory limit killed */
+#define PAYLOAD_FD 6 /* on version 2 of control groups: that of the commands */
 
 #define CAPABILITY(name) (1u << (name))
 /* What root of the sandbox can do, in its own user namespace only: as in a Docker container, less what
@@ -125,6 +126,12 @@ void priority_begin(uint64_t time);  /* a command begins */
 uint64_t priority_next(void);        /* when to look again, UINT64_MAX for never */
 void priority_turn(bool running);    /* look */
 int priority_give_way(const char *payload, size_t size); /* whether to, before all that wait */
+
+/* --- Processes that the memory limit killed (oom.c) ---------------------------------------------------- */
+
+void oom_open(void);
+uint64_t oom_told(void);           /* the count as the owner knows it */
+bool oom_tell(uint64_t since);     /* whether there were any since that count; the owner knows them then */
 
 /* --- Whether it is as new (verify.c) ------------------------------------------------------------------ */
 

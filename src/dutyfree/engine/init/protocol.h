@@ -157,7 +157,7 @@ enum frame_kind {
 	FRAME_UNPACK = 8,  /* path; fd: an archive to read (archive.c) */
 	FRAME_PACK = 9,    /* path; fd: where to write the archive */
 	FRAME_SIGNAL = 10, /* u32: a signal to every process but init */
-	FRAME_PING = 11,
+	FRAME_PING = 11,   /* → u32: whether the memory limit killed a process since that was last said */
 	FRAME_TERMINAL = 12, /* struct window, then as FRAME_EXEC: in a terminal of its own → FRAME_STARTED */
 	FRAME_EDIT = 13,     /* struct edit, path, the old text and the new */
 	FRAME_SEARCH = 14,   /* struct search, then strings: directory, pattern, names…, skipped… */
@@ -180,6 +180,9 @@ enum frame_kind {
 
 /* The error of an operation on a pipe, a socket or a device, which are no files. */
 #define ERROR_SPECIAL ENOTBLK
+
+/* The error of an operation that a process of its own does, if something in the sandbox killed that one. */
+#define ERROR_KILLED EOWNERDEAD
 
 enum frame_flags {
 	FRAME_SPARE = 1,
@@ -304,6 +307,7 @@ enum exit_flags {
 	EXIT_NO_DIRECTORY = 8, /* nor entered the directory */
 	EXIT_NO_USER = 16,     /* nor become the user */
 	EXIT_NO_PROCESS = 32,  /* nor made a process at all */
+	EXIT_OOM = 64, /* the memory limit killed a process of the sandbox meanwhile, or since the last command's end */
 };
 
 struct exit {

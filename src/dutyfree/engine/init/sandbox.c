@@ -349,6 +349,7 @@ static int work(void *unused)
 		must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
 	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close_range");
 	priority_open(payload >= 0);
+	oom_open();
 	keep_capabilities(INIT_CAPABILITIES);
 	int asked = seccomp_enter();
 	must(asked == -EBUSY ? 0 : asked, "seccomp");
@@ -421,6 +422,7 @@ _Noreturn void sandbox_enter(const struct slot *slot)
 	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
 	control = CONTROL_FD;
 	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "weight");
+	must_call(dup3(HANDED_OOM, OOM_FD, O_CLOEXEC), "memory events");
 	must_call(clone(work, stack + sizeof stack,
 			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
 		  "thread");

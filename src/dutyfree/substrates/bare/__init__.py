@@ -7,9 +7,12 @@ the sandbox is left.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import secrets
+import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -23,13 +26,22 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, check_mode
-from dutyfree.errors import CleanupError, CreateError, SandboxClosed, Unavailable
+from dutyfree.arguments import (
+    Unrunnable,
+    check_bytes,
+    check_command,
+    check_mode,
+    check_runnable,
+    encoded_path,
+)
+from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span
+from dutyfree.errors import ActionError, CleanupError, CreateError, SandboxClosed, Unavailable, file_error
 from dutyfree.substrates import command as commands
 from dutyfree.substrates import stages
 from dutyfree.substrates.bare import files
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.editing import replace_once
+from dutyfree.substrates.kinds import KINDS, local_special
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER, Moment, Reaper, kill_marked, remove_owned, remove_tree
 
@@ -233,6 +245,12 @@ class BareSandbox:
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
+        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        try:
+            check_runnable(command, cwd=cwd, env=env, user=user)
+        except Unrunnable as error:
+            self._check()
+            return error.observation
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
         env = {**self._variables, **(env or {})}
         return await self._run(argv, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
@@ -268,33 +286,48 @@ class BareSandbox:
             self._running -= 1
 
     async def read(self, path: str) -> bytes:
-        return await self._file(partial(files.read, self._path(path)))
+        return await self._file(partial(files.read, self._path(path)), path)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         check_mode(mode)
-        await self._file(partial(files.write, self._path(path), data, mode))
+        check_bytes(data)
+        await self._file(partial(files.write, self._path(path), data, mode), path)
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
-        await self._file(partial(replace_once, self._path(path), files.read, path, old, new))
+        await self._file(partial(replace_once, self._path(path), files.read, path, old, new), path)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        return await self._file(partial(files.entries, self._path(path)))
+        return await self._file(partial(files.entries, self._path(path)), path)
 
     async def remove(self, path: str) -> None:
-        await self._file(partial(files.remove, self._path(path)))
+        await self._file(partial(files.remove, self._path(path)), path)
 
     async def upload(self, source: Path, path: str) -> None:
-        await self._file(partial(files.copy, Path(source), self._path(path)))
+        found = await anyio.to_thread.run_sync(Path(source).lstat)  # raises FileNotFoundError: the program's
+        if stat.S_IFMT(found.st_mode) not in KINDS:
+            raise local_special(Path(source))
+        await self._file(partial(files.copy, Path(source), self._path(path)), path)
 
     async def download(self, path: str, target: Path) -> None:
-        await self._file(partial(files.copy, self._path(path), Path(target)))
+        parent = Path(target).parent
+        await anyio.to_thread.run_sync(partial(parent.mkdir, parents=True, exist_ok=True))
+        await self._file(partial(files.copy, self._path(path), Path(target)), path)
 
-    async def _file(self, operation: Callable[[], T]) -> T:
+    async def _file(self, operation: Callable[[], T], path: str) -> T:
         self._check()
-        return await anyio.to_thread.run_sync(operation)
+        try:
+            return await anyio.to_thread.run_sync(operation)
+        except ActionError:
+            raise
+        except RecursionError:
+            raise file_error(errno.ENAMETOOLONG, path) from None
+        except shutil.Error as error:  # of a tree: several, each with its own reason
+            raise ActionError(f"{path}: {error}") from error
+        except OSError as error:
+            raise file_error(error.errno or errno.EIO, error.filename or path) from error
 
     def _path(self, path: str) -> Path:
-        return Path(self.workdir, path)
+        return Path(self.workdir, os.fsdecode(encoded_path(path)))
 
     def _check(self) -> None:
         if self._closed:

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from dutyfree.contract import Entry
-from dutyfree.substrates.kinds import KINDS, entry, special
+from dutyfree.errors import SpecialFile
+from dutyfree.substrates.kinds import KINDS, entry
 
 
 def read(path: Path) -> bytes:
@@ -34,14 +35,14 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> int:
     except OSError as error:
         if error.errno != errno.ENXIO:  # a pipe that nobody reads, a socket
             raise
-        raise special(path) from error
+        raise SpecialFile(str(path)) from error
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind == stat.S_IFREG:
         return fd
     os.close(fd)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise special(path)
+    raise SpecialFile(str(path))
 
 
 def entries(path: Path) -> tuple[Entry, ...]:
@@ -62,7 +63,7 @@ def copy(source: Path, target: Path) -> None:
     found = source.lstat()
     kind = stat.S_IFMT(found.st_mode)
     if kind not in KINDS:
-        raise special(source)
+        raise SpecialFile(str(source))
     with suppress(FileNotFoundError, NotADirectoryError):
         if os.path.samestat(found, target.lstat()):
             raise shutil.SameFileError(f"{source} is {target}")

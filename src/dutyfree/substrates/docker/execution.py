@@ -20,8 +20,16 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from dutyfree.arguments import not_started
 from dutyfree.contract import KILLED, Cut, Observation, Span
-from dutyfree.errors import CollectError, DispatchError, ExecError, SandboxClosed, SubstrateError
+from dutyfree.errors import (
+    CollectError,
+    DispatchError,
+    ExecError,
+    SandboxClosed,
+    SandboxGone,
+    SubstrateError,
+)
 from dutyfree.substrates.docker.http import CHUNK, Connection, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.processes import KEEPER, kill_tree
 from dutyfree.substrates.output import Collector
@@ -105,7 +113,7 @@ class Execution:
                 with anyio.CancelScope(shield=True):
                     facts = await self._end()
         except BaseException:
-            with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
+            with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError, SandboxGone):
                 await self._end()
             raise
         finally:
@@ -128,6 +136,8 @@ class Execution:
         try:
             made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)
         except EngineError as error:
+            if error.status == 409:
+                await self._require_running()
             raise refusal(error, self._container) from error
         except EngineLost as error:
             raise DispatchError(str(error)) from error
@@ -235,15 +245,14 @@ class Execution:
         except EngineLost as error:
             raise ExecError(f"the Docker engine went away: {error}") from error
         if not (state := facts["State"])["Running"]:
-            reason = "for want of memory" if state.get("OOMKilled") else f"with code {state['ExitCode']}"
-            raise SandboxClosed(f"the container {self._container[:12]} ended {reason}")
+            raise _ended(self._container, state)
 
     async def _end(self) -> dict[str, Any] | None:
         """Kill the command, however far it came, and take what it still said."""
         if self._connection is None:
             return None
         facts: dict[str, Any] | None = None
-        failure: SubstrateError | None = None
+        failure: SubstrateError | SandboxGone | None = None
         with anyio.move_on_after(KILL_SECONDS):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._kill)
@@ -252,7 +261,7 @@ class Execution:
                         await self._accept()
                     await self._receive()
                     facts = await self._inspect()
-                except SubstrateError as error:
+                except (SubstrateError, SandboxGone) as error:
                     failure = error
                 tasks.cancel_scope.cancel()
         with anyio.move_on_after(KILL_SECONDS, shield=True):
@@ -304,7 +313,8 @@ class Execution:
         stdout, stderr = (self._streams[number].value() for number in (1, 2))
         if facts and facts["Pid"] == 0 and not timed_out:
             # It never ran: the engine tells why on its stdout.
-            code, stdout, stderr = _unstarted(stdout), b"", stdout.replace(b"\r\n", b"\n")
+            reason = stdout.replace(b"\r\n", b"\n").decode(errors="surrogateescape").rstrip("\n")
+            return not_started(reason, _unstarted(stdout), time.perf_counter() - clock.zero)
         return Observation(
             exit_code=code,
             signal=code - KILLED if KILLED < code <= KILLED + 64 else None,
@@ -321,6 +331,16 @@ def _unstarted(reason: bytes) -> int:
     """The shell's code for a program that could not be started; engines differ in theirs."""
     missing = (b"executable file not found", b"no such file or directory")
     return 127 if any(text in reason.lower() for text in missing) else 126
+
+
+def _ended(container: str, state: Mapping[str, Any]) -> SubstrateError | SandboxGone:
+    """Why a container runs no more. Nothing in it can send SIGKILL to its first process."""
+    name, code = f"the container {container[:12]}", state.get("ExitCode")
+    if state.get("OOMKilled"):
+        return SandboxGone(f"{name} ended for want of memory")
+    if code == KILLED + 9:
+        return SandboxClosed(f"{name} was killed from outside")
+    return SandboxGone(f"{name} ended with code {code}")
 
 
 def refusal(error: EngineError, container: str) -> DispatchError:

@@ -18,20 +18,42 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
 from dutyfree.contract import Entry, Observation
-from dutyfree.errors import ExecError
-from dutyfree.substrates.kinds import entry, special
+from dutyfree.errors import ActionError, ActionKind, SpecialFile, file_error
+from dutyfree.substrates.kinds import entry, local_special, unpackable
 
 ERRNO = 64
 
+# How the shell's or a tool's complaint becomes an exit code.
+_FAIL = """
+fail() {
+  case $1 in
+    *'o space'* | *quota*) exit 92 ;;
+    *'ame too long'*) exit 100 ;;
+    *'levels of symbolic'* | *'ymbolic link loop'*) exit 104 ;;
+    *'s a directory'*) exit 85 ;;
+    *'ot a directory'* | *'ile exists'*) exit 84 ;;
+    *enied* | *'ot permitted'* | *'ead-only'*) exit 77 ;;
+  esac
+  printf '%s\\n' "$1" >&2
+  exit 1
+}
+export LC_ALL=C
+"""
+
 # Where a path leads nowhere: is its parent closed to us, no directory, or is the name just not there?
-_MISSING = """
+_MISSING = (
+    _FAIL
+    + """
 missing() {
   parent=${1%/*}; parent=${parent:-/}
   [ -d "$parent" ] && [ ! -x "$parent" ] && exit 77
   [ -e "$parent" ] && [ ! -d "$parent" ] && exit 84
+  reason=$( { true <"$1"; } 2>&1 )
+  case $reason in *'o such file'* | *nonexistent*) ;; *) [ -n "$reason" ] && fail "$reason" ;; esac
   exit 66
 }
 """
+)
 
 READ = (
     _MISSING
@@ -44,33 +66,24 @@ exec cat <"$1"
 """
 )
 
-WRITE = """
+WRITE = (
+    _FAIL
+    + """
 [ -d "$1" ] && exit 85
 [ -e "$1" ] && [ ! -f "$1" ] && exit 86
 parent=${1%/*}; parent=${parent:-/}
-if [ ! -d "$parent" ]; then
-  reason=$(LC_ALL=C mkdir -p -- "$parent" 2>&1) || case $reason in
-    *'ot a directory'* | *'ile exists'*) exit 84 ;;
-    *'No space'*) exit 92 ;;
-    *) exit 77 ;;
-  esac
-fi
-{ true >"$1"; } 2>/dev/null || exit 77
-reason=$(LC_ALL=C cat 2>&1 >"$1") || case $reason in
-  *'No space'*) exit 92 ;;
-  *) printf '%s\\n' "$reason" >&2; exit 1 ;;
-esac
-chmod "$2" "$1" 2>/dev/null || exit 77
+[ -d "$parent" ] || reason=$(mkdir -p -- "$parent" 2>&1) || fail "$reason"
+reason=$( { true >"$1"; } 2>&1 ) || fail "$reason"
+reason=$(cat 2>&1 >"$1") || fail "$reason"
+reason=$(chmod "$2" "$1" 2>&1) || fail "$reason"
 """
+)
 
 REMOVE = (
     _MISSING
     + """
 [ -e "$1" ] || [ -L "$1" ] || missing "$1"
-reason=$(LC_ALL=C rm -rf -- "$1" 2>&1) || case $reason in
-  *denied* | *'not permitted'* | *Read-only*) exit 77 ;;
-  *) printf '%s\\n' "$reason" >&2; exit 1 ;;
-esac
+reason=$(rm -rf -- "$1" 2>&1) || fail "$reason"
 """
 )
 
@@ -104,17 +117,40 @@ def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", text, "sh", path, *arguments)
 
 
+_TOLD = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOSPC,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+
+
 def check(observation: Observation, path: str) -> None:
-    """Raises the OSError that a script told of, and ExecError when the script itself failed."""
-    code = observation.exit_code
+    """Raises what a script told of, and ActionError when the script itself failed.
+
+    It runs in the container, with the container's tools, among what the agent left there: if they fail, that
+    is the reason.
+    """
+    code, ran = observation.exit_code, observation.started
     if code == 0:
         return
-    if code == ERRNO + errno.EINVAL:
-        raise special(path)
-    if ERRNO < code < ERRNO + 62:
-        raise OSError(code - ERRNO, os.strerror(code - ERRNO), path)
-    reason = observation.stderr.decode(errors="replace").strip()
-    raise ExecError(f"the container's tools failed on {path!r}: {reason or f'exit code {code}'}")
+    if ran and code == ERRNO + errno.EINVAL:
+        raise SpecialFile(path)
+    if ran and code - ERRNO in _TOLD:
+        raise file_error(code - ERRNO, path)
+    reason = observation.stderr.decode(errors="replace").strip() or f"exit code {code}"
+    raise ActionError(f"the container's tools failed on {path!r}: {reason}", kind=_kind(observation, reason))
+
+
+def _kind(observation: Observation, reason: str) -> ActionKind:
+    if observation.signal == 9:
+        return "killed"
+    if "temporarily unavailable" in reason or "init-p" in reason or "Cannot fork" in reason:
+        return "no_processes"
+    return "no_memory" if "annot allocate memory" in reason else "refused"
 
 
 def entries(observation: Observation) -> tuple[Entry, ...]:
@@ -147,7 +183,7 @@ def pack(source: Path, name: str, target: BinaryIO) -> None:
         if member.isreg() or member.isdir() or member.issym() or member.islnk():
             return member
         if member.name == name:
-            raise special(source)
+            raise local_special(source)
         return None
 
     # GNU's format keeps names as bytes, so that those which are not UTF-8 survive.
@@ -168,28 +204,43 @@ def unpack(source: BinaryIO, target: Path) -> None:
     directories: dict[Path, int] = {}
     with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as tar:
         for member in tar:
-            path = _place(member.name, target, directories)
-            if member.isdir():
-                _make_directory(path)
-                directories[path] = member.mode
-            elif member.issym():
-                links.append((path, member.linkname))
-            elif member.islnk():
-                original = _place(member.linkname, target, directories)
-                path.unlink(missing_ok=True)
-                shutil.copy2(original, path, follow_symlinks=False)
-            elif member.isreg():
-                content = tar.extractfile(member)
-                assert content is not None
-                _write(content, path, member.mode)
-            elif path == target:
-                raise special(member.name)
+            try:
+                _unpack_member(tar, member, target, directories, links)
+            except OSError as error:
+                if isinstance(error, ActionError) or not directories:
+                    raise  # the target itself, which the program chose
+                raise unpackable(error, member.name) from error
     for path, mode in reversed(directories.items()):
         path.chmod(mode & 0o777)
     for path, destination in links:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
         path.symlink_to(destination)
+
+
+def _unpack_member(
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    target: Path,
+    directories: dict[Path, int],
+    links: list[tuple[Path, str]],
+) -> None:
+    path = _place(member.name, target, directories)
+    if member.isdir():
+        _make_directory(path)
+        directories[path] = member.mode
+    elif member.issym():
+        links.append((path, member.linkname))
+    elif member.islnk():
+        original = _place(member.linkname, target, directories)
+        path.unlink(missing_ok=True)
+        shutil.copy2(original, path, follow_symlinks=False)
+    elif member.isreg():
+        content = tar.extractfile(member)
+        assert content is not None
+        _write(content, path, member.mode)
+    elif path == target:
+        raise SpecialFile(member.name)
 
 
 def _place(name: str, target: Path, directories: Mapping[Path, int]) -> Path:

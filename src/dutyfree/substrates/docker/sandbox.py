@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import posixpath
 import sys
 import tarfile
@@ -13,14 +14,38 @@ from typing import BinaryIO, cast
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from dutyfree.contract import Command, Entry, Limits, Observation, Span, check_mode
-from dutyfree.errors import CollectError, DispatchError, SandboxClosed, UsageError
+from dutyfree.arguments import (
+    Unrunnable,
+    check_bytes,
+    check_command,
+    check_mode,
+    check_runnable,
+    encoded_path,
+)
+from dutyfree.contract import Command, Entry, Limits, Observation, Span
+from dutyfree.errors import ActionError, CollectError, DispatchError, SandboxClosed, file_error
 from dutyfree.substrates.docker import files
 from dutyfree.substrates.docker.execution import Execution, Request, refusal
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.memory import OutOfMemory
 
 WORKDIR = "/workspace"
+_ARCHIVE_ERRORS = {
+    "no such file": errno.ENOENT,
+    "cannot overwrite directory": errno.EISDIR,
+    "not a directory": errno.ENOTDIR,
+    "cannot overwrite non-directory": errno.ENOTDIR,
+    "permission denied": errno.EACCES,
+    "read-only": errno.EROFS,
+    "file name too long": errno.ENAMETOOLONG,
+    "no space left": errno.ENOSPC,
+    "too many levels": errno.ELOOP,
+    "file exists": errno.EEXIST,
+}
+"""What the engine says of a path in a container, in lower case."""
+
 SPOOL = 8 << 20
 """Archives above this size go through a file on disk."""
 
@@ -43,6 +68,7 @@ class DockerSandbox:
         self._spans = spans
         self._closed = False
         self._running = 0
+        self._oom = OutOfMemory(engine, container, limited=limits.memory is not None)
 
     def __repr__(self) -> str:
         return f"<DockerSandbox {self.id}{' closed' if self._closed else ''}>"
@@ -73,9 +99,15 @@ class DockerSandbox:
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
-        return await self._run(
+        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        try:
+            check_runnable(command, cwd=cwd, env=env, user=user)
+        except Unrunnable as error:
+            self._require_open()
+            return error.observation
+        seen = await self._run(
             Request(
-                command=_checked(command if isinstance(command, str) else tuple(command)),
+                command=command if isinstance(command, str) else tuple(command),
                 cwd=self._absolute(cwd or "."),
                 env={**self._variables, **(env or {})},
                 stdin=stdin,
@@ -85,25 +117,28 @@ class DockerSandbox:
                 lone=self._running == 0,
             )
         )
+        return msgspec.structs.replace(seen, oom=True) if await self._oom.grew(seen.signal == 9) else seen
 
     async def read(self, path: str) -> bytes:
         return (await self._script(files.READ, path)).stdout
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         check_mode(mode)
+        check_bytes(data)
         await self._script(files.WRITE, path, f"{mode:o}", stdin=bytes(data))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         for _ in range(5):
             with contextlib.suppress(ValueError):  # entries came or went between two looks
                 return files.entries(await self._script(files.LIST, path))
-        raise CollectError(f"the directory {path!r} changes too fast to be listed")
+        raise ActionError(f"the directory {path!r} changes too fast to be listed")
 
     async def remove(self, path: str) -> None:
         await self._script(files.REMOVE, path)
 
     async def upload(self, source: Path, path: str) -> None:
         self._require_open()
+        encoded_path(path)
         # From the root on, so that the engine makes missing parents and takes links that lead upwards.
         name = posixpath.normpath(self._absolute(path)).lstrip("/")
         async with _spool() as spool:
@@ -120,6 +155,7 @@ class DockerSandbox:
 
     async def download(self, path: str, target: Path) -> None:
         self._require_open()
+        encoded_path(path)
         async with _spool() as spool:
             try:
                 streamed = self._engine.stream("GET", self._archive, query={"path": self._absolute(path)})
@@ -156,8 +192,7 @@ class DockerSandbox:
             raise DispatchError(str(error)) from error
 
     async def _script(self, text: str, path: str, *rest: str, stdin: bytes | None = None) -> Observation:
-        if "\0" in path:
-            raise ValueError("embedded null byte in a path")
+        encoded_path(path)
         argv = files.script(text, self._absolute(path), *rest)
         observation = await self._run(self._request(argv, stdin))
         files.check(observation, path)
@@ -191,23 +226,12 @@ class DockerSandbox:
         # A missing path is "no such container:path: ..." to some engines.
         if error.status == 404 and "no such container: " in message:
             return refusal(error, self._container)
-        if error.status == 404 or "no such file" in message:
-            return FileNotFoundError(2, "No such file or directory", path)
-        if "cannot overwrite directory" in message:
-            return IsADirectoryError(21, "Is a directory", path)
-        if "not a directory" in message or "cannot overwrite non-directory" in message:
-            return NotADirectoryError(20, "Not a directory", path)
-        if "permission denied" in message or "read-only" in message:
-            return PermissionError(13, "Permission denied", path)
+        if error.status == 404:
+            return file_error(errno.ENOENT, path)
+        for text, number in _ARCHIVE_ERRORS.items():
+            if text in message:
+                return file_error(number, path)
         return refusal(error, self._container)
-
-
-def _checked(command: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    if not command and not isinstance(command, str):
-        raise UsageError("a command needs at least a program")
-    if any("\0" in word for word in command):
-        raise ValueError("embedded null byte in a command")
-    return command
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,9 @@ import anyio
 
 from dutyfree import actions as performing
 from dutyfree.abilities import BackgroundProcesses, Change, Process
-from dutyfree.contract import KILLED, Action, Command, Found, Match, Observation, Result, Sandbox
-from dutyfree.errors import LimitError
+from dutyfree.arguments import check_search, encoded
+from dutyfree.contract import KILLED, Action, Command, Found, Match, Observation, Result, Sandbox, Search
+from dutyfree.errors import InputClosed, LimitError, RequestError
 from dutyfree.substrates.scripted.files import Files, Kind, Node
 from dutyfree.substrates.scripted.processes import ScriptedProcess
 
@@ -54,16 +55,16 @@ class ScriptedActions(ABC):
         width: int = 500,
         timeout: float | None = 60.0,
     ) -> Found:
+        check_search(Search(path, text, names=tuple(names), skip=tuple(skip), limit=limit, timeout=timeout))
         await self.touch()
         expression = None
-        if text == "":
-            raise ValueError("the text to search for is empty: leave it out to find names")
         if text is not None:
             try:
-                pattern = text.encode() if regex else re.escape(text.encode())
+                words = encoded(text, "a search")
+                pattern = words if regex else re.escape(words)
                 expression = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
             except re.error as error:
-                raise ValueError(f"not a regular expression: {text!r}: {error}") from error
+                raise RequestError(f"not a regular expression: {text!r}: {error}", kind="pattern") from error
         matches, unseen = [], 0
         for name, node in self.files.tree(path):
             parts = name.split("/")
@@ -191,7 +192,7 @@ class ScriptedTerminal:
 
     async def write(self, data: bytes) -> None:
         if self._end is not None:
-            raise BrokenPipeError("the command has ended")
+            raise InputClosed("the command has ended")
         self._output += data.replace(b"\n", b"\r\n")
         self._typed += data
         self._wake()

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
+from dutyfree.arguments import encoded_path
 from dutyfree.contract import Entry
+from dutyfree.errors import file_error
 
 WORKDIR = "/work"
+NAME_MAX = 255
 
 
 Kind: TypeAlias = Literal["created", "modified", "deleted"]
@@ -36,7 +39,7 @@ class Files:
     def read(self, path: str) -> bytes:
         _, node = self._find(path)
         if node.kind == "directory":
-            raise _oserror(errno.EISDIR, path)
+            raise file_error(errno.EISDIR, path)
         return node.data
 
     def mode(self, path: str) -> int:
@@ -47,7 +50,7 @@ class Files:
         at = self._resolve(path, follow=node.kind == "file")
         there = self.nodes.get(at)
         if there is not None and there.kind == "directory" and node.kind != "directory":
-            raise _oserror(errno.EISDIR, path)
+            raise file_error(errno.EISDIR, path)
         parent = posixpath.dirname(at)
         missing = []
         while parent not in self.nodes:
@@ -90,16 +93,17 @@ class Files:
         """Where it really is. Raises FileNotFoundError or NotADirectoryError."""
         at, node = self._find(path)
         if node.kind != "directory":
-            raise _oserror(errno.ENOTDIR, path)
+            raise file_error(errno.ENOTDIR, path)
         return at
 
     def _find(self, path: str, *, follow: bool = True) -> tuple[str, Node]:
         at = self._resolve(path, follow=follow)
         if at not in self.nodes:
-            raise _oserror(errno.ENOENT, path)
+            raise file_error(errno.ENOENT, path)
         return at, self.nodes[at]
 
     def _resolve(self, path: str, *, follow: bool) -> str:
+        encoded_path(path)
         at, links = "/", 0
         ahead = posixpath.join(WORKDIR, path).split("/")[::-1]
         while ahead:
@@ -108,21 +112,19 @@ class Files:
             if part in ("", "."):
                 continue
             if node is not None and node.kind == "file":
-                raise _oserror(errno.ENOTDIR, path)
+                raise file_error(errno.ENOTDIR, path)
+            if len(os.fsencode(part)) > NAME_MAX:
+                raise file_error(errno.ENAMETOOLONG, path)
             at = posixpath.dirname(at) if part == ".." else posixpath.join(at, part)
             node = self.nodes.get(at)
             if node is not None and node.kind == "link" and (ahead or follow):
                 if (links := links + 1) > 40:
-                    raise _oserror(errno.ELOOP, path)
+                    raise file_error(errno.ELOOP, path)
                 at = posixpath.dirname(at)
                 target = os.fsdecode(node.data)
                 at = "/" if target.startswith("/") else at
                 ahead += target.split("/")[::-1]
         return at
-
-
-def _oserror(code: int, path: str) -> OSError:
-    return OSError(code, os.strerror(code), path)
 
 
 def load(source: Path) -> list[tuple[str, Node]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from dutyfree.abilities import Piece
 from dutyfree.contract import KILLED, Command, Observation
-from dutyfree.errors import LimitError
+from dutyfree.errors import ArgumentError, InputClosed, LimitError
 
 
 class Collecting(Protocol):
@@ -87,9 +87,9 @@ class ScriptedProcess:
     async def write(self, data: bytes) -> None:
         await anyio.lowlevel.checkpoint()
         if self._answered is None:
-            raise ValueError("the process was started without a stdin: give start(stdin=True)")
+            raise ArgumentError("the process was started without a stdin", remedy="give start(stdin=True)")
         if not self.running:
-            raise BrokenPipeError("the process has ended")
+            raise InputClosed("the process has ended")
         self._input += data
 
     async def close_stdin(self) -> None:

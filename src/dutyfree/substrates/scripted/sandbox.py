@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import posixpath
 import shlex
@@ -16,6 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.abilities import Chunk
+from dutyfree.arguments import Unrunnable, check_bytes, check_command, check_mode, check_runnable
 from dutyfree.contract import (
     Command,
     Cut,
@@ -26,9 +26,8 @@ from dutyfree.contract import (
     Observation,
     Recipe,
     Span,
-    check_mode,
 )
-from dutyfree.errors import SandboxClosed, UsageError
+from dutyfree.errors import PortClosed, SandboxClosed, UsageError
 from dutyfree.substrates.output import Collector
 from dutyfree.substrates.scripted.actions import ScriptedActions
 from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
@@ -77,6 +76,12 @@ class ScriptedSandbox(ScriptedActions):
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
+        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        try:
+            check_runnable(command, cwd=cwd, env=env, user=user)
+        except Unrunnable as error:
+            await self.touch()
+            return error.observation
         asked = Exec(_plain(command), cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
         return await (await self._launch(asked)).wait()
 
@@ -85,8 +90,9 @@ class ScriptedSandbox(ScriptedActions):
         return self.files.read(path)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self.touch()
         check_mode(mode)
+        check_bytes(data)
+        await self.touch()
         self.files.write(path, Node("file", mode, bytes(data)))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
@@ -141,7 +147,7 @@ class ScriptedSandbox(ScriptedActions):
     async def connect(self, port: int) -> ScriptedStream:
         await self.touch()
         if port not in self._owner.servers:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on port {port}")
+            raise PortClosed(port)
         return ScriptedStream(self._owner.servers[port])
 
     @asynccontextmanager
@@ -157,6 +163,8 @@ class ScriptedSandbox(ScriptedActions):
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
     ) -> ScriptedProcess:
+        check_command(command, cwd=cwd, env=env)
+        check_runnable(command, cwd=cwd, env=env)
         process = await self._launch(Exec(_plain(command), cwd=cwd, env=env), stdin=stdin)
         self.started[process.id] = process
         return process
