@@ -68,7 +68,7 @@ def _control_groups(dry_run: bool) -> Iterator[Leftover]:
     groups = list(_groups())
     living = {number for launcher in census.launchers() for number in launcher.numbers}
     for group in groups:
-        if int(group.name.rpartition("-")[2]) in living:
+        if int(group.name.split("-")[1]) in living:
             continue
         with _held(group, os.O_DIRECTORY) as dead:
             if dead:
@@ -95,7 +95,7 @@ def _groups() -> Iterator[Path]:
         if right.split()[0] not in ("cgroup", "cgroup2"):
             continue
         for directory, names, _ in os.walk(left.split()[4]):
-            mine = [name for name in names if re.fullmatch(r"dutyfree-\d+", name)]
+            mine = [name for name in names if re.fullmatch(r"dutyfree-\d+(-[0-9a-f]+)?", name)]
             yield from (Path(directory, name) for name in mine)
             names[:] = [name for name in names if name not in mine]
 

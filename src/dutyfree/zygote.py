@@ -21,7 +21,6 @@ import gc
 import importlib
 import importlib.machinery
 import os
-import resource
 import runpy
 import signal
 import socket
@@ -32,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 CONTROL = 3
-MARK = struct.Struct("=Q")
+ASKED = 8
 EXEC = struct.Struct("=QIIIII4x")
 
 SETTLED = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "HOME", "PATH", "TZ")
@@ -186,7 +185,7 @@ class Preloaded:
 # --- A fork ---------------------------------------------------------------------------------------------
 
 
-def fork(connected: socket.socket, mark: int) -> bool:
+def fork() -> bool:
     """A copy of us whose parent is PID 1; whether we are it. Raises OSError."""
     orphaned, held = os.pipe()
     try:
@@ -205,7 +204,6 @@ def fork(connected: socket.socket, mark: int) -> bool:
         os.read(orphaned, 1)
         os.close(CONTROL)
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_RTTIME, (mark, mark))
         return True
     finally:
         os.close(orphaned)
@@ -342,12 +340,12 @@ def serve() -> socket.socket:
     """Fork whenever PID 1 asks; returns in the forks alone, with the socket of each."""
     control = socket.socket(fileno=CONTROL)
     while True:
-        data, descriptors = receive(control, MARK.size, 1)
+        data, descriptors = receive(control, ASKED, 1)
         if not data:
             os._exit(0)
         connected = socket.socket(fileno=descriptors[0])
         try:
-            if fork(connected, MARK.unpack(data)[0]):
+            if fork():
                 control.detach()
                 return connected
         except OSError as error:  # no room for it: PID 1 sees that nobody holds its socket

@@ -321,8 +321,13 @@ def test_ps_is_not_fooled_by_a_name():
 
 
 def _groups_of(launcher: int) -> list[Path]:
-    name = f"dutyfree-{launcher}"
-    return [Path(directory, name) for directory, names, _ in os.walk("/sys/fs/cgroup") if name in names]
+    prefix = f"dutyfree-{launcher}-"
+    return [
+        Path(directory, name)
+        for directory, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith(prefix)
+    ]
 
 
 def _launcher_of(owner: int) -> int:

@@ -50,10 +50,10 @@ class Family:
 
     def groups(self) -> set[str]:
         """Control groups in all hierarchies."""
-        names = tuple(f"dutyfree-{launcher}" for launcher in self.launchers)
+        names = tuple(f"dutyfree-{launcher}-" for launcher in self.launchers)
         found = set()
         for directory, inside, _ in os.walk("/sys/fs/cgroup"):
-            if directory.endswith(names):
+            if Path(directory).name.startswith(names):
                 found |= {directory, *(f"{directory}/{name}" for name in inside)}
         return found
 

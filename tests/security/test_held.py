@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -25,6 +26,7 @@ from dutyfree.engine.protocol import Frame
 from dutyfree.errors import ActionError
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
+from tests.engine import counts
 
 pytestmark = pytest.mark.anyio
 
@@ -58,6 +60,22 @@ async def test_no_descriptor_of_init_leads_out(native: Substrate) -> None:
             "/proc/self/ns/net",
         ):
             await refused(sandbox, name)
+
+
+def shared_memory(owner: int) -> list[str]:
+    """What the first processes of its sandboxes share with others, of those that wait to become one too."""
+    children = {child for launcher in counts.children(owner) for child in counts.children(launcher)}
+    inits = children & set(counts.processes(("dutyfree-init", "dutyfree-blank")))
+    maps = [Path(f"/proc/{init}/maps").read_text() for init in inits]
+    assert len([text for text in maps if text]) >= 2
+    return [line for text in maps for line in text.splitlines() if line.split()[1][3] == "s"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others' memory cannot be looked at: run as root")
+async def test_no_memory_is_shared_with_the_launcher(native: Substrate) -> None:
+    """A PID 1 that was taken over could write there, and keep other sandboxes from being made."""
+    async with native.sandbox(), native.sandbox():
+        assert shared_memory(os.getpid()) == []
 
 
 async def test_nobody_else_calls_clone3(native: Substrate) -> None:

@@ -102,7 +102,7 @@ def group_files(launcher: int, names: tuple[str, ...]) -> list[Path]:
     """Of its sandboxes, in whatever hierarchy."""
     found = []
     for directory, _, files in os.walk("/sys/fs/cgroup"):
-        if directory.rpartition("/")[0].endswith(f"/dutyfree-{launcher}"):
+        if Path(directory).parent.name.startswith(f"dutyfree-{launcher}-"):
             found += [Path(directory, name) for name in names if name in files]
     return [path for path in found if path.parent.name != "init"]
 

@@ -1,9 +1,9 @@
 /* Commands that are forks of a process that runs already: a service, such as an interpreter with its modules loaded.
  *
- * The service has a socket to us. One fork is asked for ahead of time, with a mark and a socket of its own. The
- * service forks twice, so that the fork becomes our child; that takes the mark, leads a session, and says so. What
- * we believe is what the kernel tells: who said it, that it is our child, and which mark it bears. From then on it is
- * a command like any other: handed its streams and what to do, killed by its mark, and reaped by us. */
+ * The service has a socket to us. One fork is asked for ahead of time, with a socket of its own. The service forks
+ * twice, so that the fork becomes our child; that leads a session, and says so. What we believe is what the kernel
+ * tells: who said it, and that it is our child. Then it gets a mark from us, and from then on it is a command like
+ * any other: handed its streams and what to do, killed by its mark, and reaped by us. */
 #define _GNU_SOURCE
 #include "command.h"
 #include "sys.h"
@@ -14,7 +14,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +26,7 @@ struct server {
 	int socket;
 	int fork;      /* the socket of the fork that was asked for, -1 for none */
 	pid_t pid;     /* of the fork, once it is ready; else 0 */
-	uint64_t mark; /* that it has, or is to take */
+	uint64_t mark; /* that it has, or will get */
 	unsigned failures; /* forks in a row that came to nothing */
 };
 
@@ -115,14 +114,13 @@ static pid_t hear_fork(int fd)
 	return 0;
 }
 
-/* Whether it is ours to wait for, nobody else's, and can be found again by the mark. */
-static bool is_good(pid_t pid, uint64_t mark)
+/* Whether it is ours to wait for, nobody else's, and can be found again by the mark that it has now. */
+static bool take_fork(pid_t pid, uint64_t mark)
 {
 	siginfo_t state = {.si_pid = 0};
-	struct rlimit limit;
 
 	return pid > 1 && !command_is(0, pid) && waitid(P_PID, (id_t)pid, &state, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-	       state.si_pid == 0 && prlimit(pid, RLIMIT_RTTIME, NULL, &limit) == 0 && limit.rlim_max == mark;
+	       state.si_pid == 0 && process_set_mark(pid, mark) == 0;
 }
 
 /* --- Calls -------------------------------------------------------------------------------------------- */
@@ -200,7 +198,7 @@ void calls_event(uint64_t index)
 	pid_t said = hear_fork(server->fork);
 	if (said < 0)
 		return;
-	if (!server->pid && is_good(said, server->mark))
+	if (!server->pid && take_fork(said, server->mark))
 		server->pid = said;
 	else
 		count_failure(server); /* it has ended, says too much, or is none */

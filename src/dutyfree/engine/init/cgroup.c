@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -28,7 +29,7 @@ static bool unified;
 /* Beside version 1, version 2 serves to freeze: where our group of it is made, and our group. */
 static int freezer_parent = -1, freezer_ours = -1;
 static int view = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
-static char name[32];
+static char name[48];
 
 bool cgroup_listed(const char *list, const char *word, char separator)
 {
@@ -164,44 +165,100 @@ static bool is_there(int parent, int group)
 	return fstat(group, &held) == 0 && fstatat(parent, name, &found, 0) == 0 && held.st_ino == found.st_ino;
 }
 
-/* Our group, locked. Whoever sees no process of our number may have taken it for a dead one's before. */
+/* Whether two descriptors are of the same directory, as those of version 1's controllers that are mounted together. */
+static bool is_same(int a, int b)
+{
+	struct stat one, other;
+
+	return a >= 0 && b >= 0 && fstat(a, &one) == 0 && fstat(b, &other) == 0 && one.st_ino == other.st_ino &&
+	       one.st_dev == other.st_dev;
+}
+
+/* Our group, locked. Whoever sees no process of our number may have taken it for a dead one's before. One that is
+ * there already is another launcher's: -EEXIST. */
 static int make_ours(int parent)
 {
 	int group = -1;
 
 	for (int patience_ms = 1000; patience_ms > 0; patience_ms--) {
-		if (mkdirat(parent, name, 0755) < 0 && errno != EEXIST)
+		if (mkdirat(parent, name, 0755) < 0)
 			return -errno;
 		group = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		if (group < 0 && errno != ENOENT)
 			return -errno;
-		/* Shared: the same group may be there for several. Without a lock it does as well, but for gc. */
+		/* Without a lock it does as well, but for gc. */
 		bool locked = group >= 0 && (flock(group, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK);
 		if (group >= 0 && (locked || patience_ms == 1) && is_there(parent, group))
 			return group;
 		close_fd(&group);
+		unlinkat(parent, name, AT_REMOVEDIR);
 		usleep(1000);
 	}
 	return -EBUSY;
 }
 
-static int open_ours(void)
+/* The kind before this one whose groups are the same directories; the kind itself if there is none. */
+static int first_alike(int kind)
+{
+	for (int before = 0; before < kind; before++)
+		if (is_same(parents[before], parents[kind]))
+			return before;
+	return kind;
+}
+
+static void remove_ours(void)
+{
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		if (ours[kind] >= 0) {
+			unlinkat(parents[kind], name, AT_REMOVEDIR);
+			close_fd(&ours[kind]);
+		}
+}
+
+static int dup_fd(int fd)
+{
+	int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+	return copy < 0 ? -errno : copy;
+}
+
+static int make_all_ours(void)
 {
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
+		int alike = first_alike(kind);
 		if (parents[kind] < 0)
 			continue;
-		sweep_dead(parents[kind]);
-		int made = make_ours(parents[kind]);
+		int made = alike < kind ? dup_fd(ours[alike]) : make_ours(parents[kind]);
 		if (made < 0)
 			return made;
 		ours[kind] = made;
 	}
-	if (freezer_parent >= 0) {
+	return 0;
+}
+
+/* With a name that nobody else has: in another pid namespace another launcher may have our number. */
+static int open_ours(void)
+{
+	uint32_t suffix;
+	int error = -EEXIST;
+
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		if (parents[kind] >= 0)
+			sweep_dead(parents[kind]);
+	for (int attempt = 0; error == -EEXIST && attempt < 8; attempt++) {
+		if (getrandom(&suffix, sizeof suffix, 0) != sizeof suffix)
+			return -errno;
+		snprintf(name, sizeof name, "%s%d-%08x", prefix, getpid(), suffix);
+		error = make_all_ours();
+		if (error)
+			remove_ours();
+	}
+	if (!error && freezer_parent >= 0) {
 		sweep_dead(freezer_parent);
 		int made = make_ours(freezer_parent);
 		freezer_ours = made < 0 ? -1 : made; /* one can do without */
 	}
-	return 0;
+	return error;
 }
 
 /* Our group where there is one for all. */
@@ -239,7 +296,6 @@ int cgroup_open(int proc)
 	int error = find_all(proc);
 	if (error)
 		return error;
-	snprintf(name, sizeof name, "%s%d", prefix, getpid());
 	error = open_ours();
 	if (!error && unified_group() >= 0) {
 		error = unified_divide(unified_group(), proc);
@@ -284,7 +340,7 @@ int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 	*group = (struct cgroup){.number = number, .unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	snprintf(path, sizeof path, "s%u", number);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		if (ours[kind] >= 0 && mkdirat(ours[kind], path, 0755) < 0 && errno != EEXIST)
+		if (ours[kind] >= 0 && first_alike(kind) == kind && mkdirat(ours[kind], path, 0755) < 0)
 			return -errno;
 	if (unified_group() >= 0) {
 		/* Init is no more than this id when it starts processes in there, and needs nothing else of it. */
@@ -294,7 +350,7 @@ int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
 		if (fchownat(unified_group(), path, owner, owner, 0) < 0)
 			return -errno;
 	}
-	if (freezer_ours >= 0 && mkdirat(freezer_ours, path, 0755) < 0 && errno != EEXIST)
+	if (freezer_ours >= 0 && mkdirat(freezer_ours, path, 0755) < 0)
 		return -errno;
 	/* On version 1 what lies in buffers of TCP is counted apart, and without a limit here for the whole host. */
 	snprintf(path, sizeof path, "s%u/memory.kmem.tcp.limit_in_bytes", number);

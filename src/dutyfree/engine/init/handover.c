@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static int null; /* fills the places that are not in use */
-static _Atomic uint32_t *received; /* shared with the clone */
+static _Atomic uint32_t *received; /* shared with the clone, until that has its descriptors */
 
 static void hand(int fd, int place)
 {
@@ -73,6 +73,9 @@ int handover_receive(const struct slot *slot, struct slot *handed)
 		return -errno;
 	*received = 1;
 	syscall(SYS_futex, received, FUTEX_WAKE, 1, NULL, NULL, 0);
+	/* Who takes over PID 1 must find nothing that the launcher, and with it others' sandboxes, looks at. */
+	if (munmap((void *)received, sizeof *received) < 0)
+		return -errno;
 	*handed = *slot;
 	handed->user_namespace = HANDED_USER;
 	handed->network = HANDED_NETWORK;

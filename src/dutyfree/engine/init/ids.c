@@ -7,6 +7,7 @@
 #include "sys.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,10 @@ int ids_open(void)
 
 	if (host.rootless)
 		return 0;
-	next = (unsigned)getpid() * 61u % RANGES; /* where nobody else is likely to be */
+	/* Where nobody else is likely to be: launchers with a /run of their own know nothing of each other. */
+	if (getrandom(&next, sizeof next, 0) != sizeof next)
+		return -errno;
+	next %= RANGES;
 	file = open(REGISTER, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 	/* A host that lets nothing be written there has but this likelihood. */
 	if (file < 0)

@@ -99,6 +99,7 @@ struct start {
 
 pid_t process_start(struct start *start); /* -1 with flags and error set */
 uint64_t process_mark(void);              /* one that no process has had */
+int process_set_mark(pid_t pid, uint64_t mark); /* on it, 0 for ourselves: 0 or -errno */
 void process_kill_marked(uint64_t mark, pid_t spared); /* all of them but one, at once */
 
 /* --- Files (files.c, archive.c) --------------------------------------------------------------------- */

@@ -1,13 +1,14 @@
 /* How a command's process is started, and how it and all that came from it are found again.
  *
- * Every descendant carries a mark that it inherits and cannot shed: the hard limit RLIMIT_RTTIME, which
- * has no effect on processes without a real-time priority. Raising it takes a capability that nobody
- * here has. Marks are given out downwards, so lowering it leads to one that was never given, and
- * whoever bears such a mark is killed along with the first command that must be. Neither another
- * session nor another parent, environment, user or name hides a process. */
+ * Every descendant carries a mark that it inherits and cannot change: the hard limit RLIMIT_RTTIME, which
+ * has no effect on processes without a real-time priority. Raising it takes a capability that nobody here
+ * has, and the seccomp filter lets init alone lower it: anyone may read the marks of others
+ * (/proc/PID/limits), so a process that could lower its own could take that of a newer command. Neither
+ * another session nor another parent, environment, user or name hides a process. */
 #define _GNU_SOURCE
 #include "host.h"
 #include "init.h"
+#include "seccomp.h"
 #include "sys.h"
 
 #include <ctype.h>
@@ -34,6 +35,14 @@ static uint64_t last_mark = FIRST_MARK;
 uint64_t process_mark(void)
 {
 	return --last_mark;
+}
+
+int process_set_mark(pid_t pid, uint64_t mark)
+{
+	const struct rlimit limit = {mark, mark};
+
+	/* With the pass that the filter wants to see. */
+	return syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_pass[0], seccomp_pass[1]) < 0 ? -errno : 0;
 }
 
 /* --- Starting --------------------------------------------------------------------------------------- */
@@ -149,13 +158,12 @@ static int child(void *argument)
 	struct start *start = argument;
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
 	struct __user_cap_data_struct data[2] = {{COMMAND_CAPABILITIES, COMMAND_CAPABILITIES, 0}, {0, 0, 0}};
-	const struct rlimit mark = {start->mark, start->mark};
 	sigset_t none;
 
 	setsid();
 	start->flags = EXIT_NO_PROCESS;
 	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
-	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || setrlimit(RLIMIT_RTTIME, &mark) < 0)
+	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || process_set_mark(0, start->mark) < 0)
 		goto failed;
 	if (start->terminal && ioctl(0, TIOCSCTTY, 0) < 0)
 		goto failed;
@@ -245,7 +253,7 @@ static bool bears(pid_t pid, uint64_t mark)
 
 	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) < 0)
 		return false;
-	return found.rlim_max == mark || found.rlim_max < last_mark;
+	return found.rlim_max == mark;
 }
 
 /* Signals all who bear the mark; how many of them live. */

@@ -213,9 +213,9 @@ struct exec {
 };
 
 /* What init and a service say to each other, on a socket that keeps messages apart:
- * init → service: u64, a mark; fd: the fork's socket. The service forks, so that the fork becomes init's child. The
- * fork leads a session, makes the mark its hard and soft RLIMIT_RTTIME, and sends one byte on its socket, which
- * init takes for its word alone if the kernel says so. Then it waits.
+ * init → service: u64, of no use to it; fd: the fork's socket. The service forks, so that the fork becomes init's
+ * child. The fork leads a session, and sends one byte on its socket, which init takes for its word alone if the
+ * kernel says so: then init marks it. The fork waits.
  * init → fork: one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings.
  * fork → init: one byte before it begins. If it ends without, another one gets the same. */
 struct calling {

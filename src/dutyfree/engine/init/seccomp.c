@@ -88,6 +88,8 @@ static const struct rule {
 	{SYS_ioctl, 1, BPF_JEQ, TIOCLINUX_, ERRNO(EPERM)},
 	/* Core files are off; a program that lowers it further has what it wants. */
 	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_CORE, ERRNO(0)},
+	/* By which init finds a command's processes (process.c). Nobody here has the priority that it limits. */
+	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_RTTIME, ERRNO(0)},
 	/* Pages that the host's root keeps for a program of its own. On other hosts there are none either. */
 	{SYS_mmap, 3, BPF_JSET, MAP_HUGETLB_, ERRNO(ENOMEM)},
 	{SYS_memfd_create, 1, BPF_JSET, MFD_HUGETLB_, ERRNO(ENOMEM)},
@@ -356,9 +358,11 @@ static void place_verdict(unsigned verdict)
 		answer(ERRNO(EPERM));
 		answer(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set, and that of core files not at all */
+	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set, but not of core files, nor the mark */
 		load(ARGUMENT(1));
-		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 0, 5);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_RTTIME, 1, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 9, 14);
+		place_pass(4);
 		load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
 		load(ARGUMENT(2) + 4);

@@ -9,7 +9,8 @@ unsigned seccomp_prepare(void); /* builds the program, once: of so many steps */
 int seccomp_enter(void);
 
 /* Some calls are for whoever knows this: init, which starts commands in a control group of their own, makes sockets,
- * and lengthens turns on the processor. No process of the sandbox can read it, neither in init's memory nor in the filter. */
+ * lengthens turns on the processor, and marks processes. No process of the sandbox can read it, neither in init's memory
+ * nor in the filter. */
 extern uint64_t seccomp_pass[2];
 
 #endif
