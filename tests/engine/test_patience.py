@@ -17,8 +17,6 @@ from dutyfree.engine.protocol import Frame
 from dutyfree.errors import DutyfreeError, ExecError
 from tests.engine import virtual
 
-OTHER = 999
-
 
 @contextlib.contextmanager
 def connected() -> Iterator[tuple[Channel, socket.socket, list[str]]]:
@@ -33,18 +31,19 @@ def connected() -> Iterator[tuple[Channel, socket.socket, list[str]]]:
 
 
 @contextlib.asynccontextmanager
-async def speaking(init: socket.socket) -> AsyncIterator[None]:
+async def speaking(owner: Channel, init: socket.socket) -> AsyncIterator[None]:
+    other, _ = owner.exec(b"")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(speak, init)
+        tasks.start_soon(speak, init, other)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def speak(init: socket.socket) -> None:
-    """As init does that is at work on something else, until nobody listens."""
+async def speak(init: socket.socket, other: int) -> None:
+    """As init does that is at work on another command, until nobody listens."""
     with contextlib.suppress(BrokenPipeError):
         while True:
-            init.send(protocol.frame(Frame.DONE, OTHER, protocol.ERROR.pack(0)))
+            init.send(protocol.frame(Frame.OUTPUT, other, b"x", 1))
             await anyio.sleep(0.5)
 
 
@@ -89,7 +88,7 @@ def test_a_slow_init_is_waited_for() -> None:
         with connected() as (owner, init, destroyed):
             identity, running = owner.exec(b"")
             owner.kill(identity)
-            async with speaking(init):
+            async with speaking(owner, init):
                 await anyio.sleep(3 * waiting.PATIENCE)
                 init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
                 await running.ended
@@ -103,7 +102,7 @@ def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
         with connected() as (owner, init, destroyed):
             identity, running = owner.exec(b"")
             owner.kill(identity)
-            async with speaking(init):
+            async with speaking(owner, init):
                 with pytest.raises(ExecError, match="stopped answering"):
                     await running.ended
             assert destroyed == ["test"]

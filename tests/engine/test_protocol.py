@@ -184,7 +184,7 @@ def test_frames_at_random(launcher: Launcher) -> None:
         payload = chance.randbytes(chance.choice([0, 1, 4, 5, 31, 32, 33, 100, 70_000]))
         if kind in (Frame.READ, Frame.WRITE, Frame.LIST, Frame.REMOVE, Frame.EXEC) and chance.random() < 0.5:
             payload = chance.choice([b"\0\0\0\0", b"", bytes(12)]) + b"/workspace/" + payload[:100]
-        flags = chance.choice([0, protocol.WITH_FD, protocol.MORE, 0xFFFF])
+        flags = chance.choice([0, protocol.WITH_FD, 0x200, 0xFFFF])
         channel.sendall(protocol.FRAME.pack(len(payload), kind, flags, number) + payload)
     assert answers(channel)
 

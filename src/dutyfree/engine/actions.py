@@ -80,7 +80,7 @@ class ActingSandbox(ServingSandbox):
             if data is None:
                 return None
             # Only what was taken makes room for more: a slow reader's changes wait in the sandbox.
-            channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(data)))
+            channel.credit(identity, len(data) + protocol.FRAME_COST)
             return records.add(data)
 
         async def changes() -> AsyncIterator[Change]:

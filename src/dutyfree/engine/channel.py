@@ -23,6 +23,7 @@ from dutyfree.errors import CollectError, CreateError, DispatchError, ExecError,
 _CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
 
+_TOLD = 200  # bytes of a reason that init gives
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
@@ -79,7 +80,9 @@ class Channel(Unanswered):
         kind: Frame = Frame.EXEC,
     ) -> tuple[int, Running]:
         """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
-        identity, running = self._post(kind, payload, stdin, Running(self._loop))
+        identity, running = self._post(
+            kind, payload, stdin, Running(self._loop, protocol.room(kind, payload))
+        )
         if timeout is not None:
             self.expect(running, timeout)
         return identity, running
@@ -100,7 +103,8 @@ class Channel(Unanswered):
         """Whether nothing runs in the sandbox; then what is asked of it waits, until ``carry_on``."""
         if self._waiting or self._unsent or self._closed is not None:
             return False
-        _, answer = self._post(Frame.SIGNAL, protocol.NUMBER.pack(0), None, Answer(self._loop))
+        nothing = protocol.NUMBER.pack(0)
+        _, answer = self._post(Frame.SIGNAL, nothing, None, Answer(self._loop, protocol.INLINE_MAX))
         self.expect(answer, 0.0)
         self._detained = True
         try:
@@ -135,11 +139,20 @@ class Channel(Unanswered):
         if self._closed is None:
             self._send(protocol.frame(kind, identity, payload, flags), None)
 
+    def credit(self, identity: int, size: int) -> None:
+        """So much more of its output may be sent: what was taken of it, with FRAME_COST for each frame."""
+        waiting = self._waiting.get(identity)
+        if waiting is not None:
+            waiting.room += size
+            self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
+
     async def ask(
         self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
     ) -> Answer:
         """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
-        identity, answer = self._post(kind, payload, descriptor, Answer(self._loop))
+        identity, answer = self._post(
+            kind, payload, descriptor, Answer(self._loop, protocol.room(kind, payload))
+        )
         if timeout is not None:
             self.expect(answer, timeout)
         try:
@@ -153,7 +166,7 @@ class Channel(Unanswered):
 
     def begin(self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]) -> tuple[int, Answer]:
         """An operation that says much before it is done. Raises DispatchError."""
-        answer = Answer(self._loop)
+        answer = Answer(self._loop, protocol.room(kind, payload))
         answer.on_output = on_output
         return self._post(kind, payload, None, answer)
 
@@ -173,7 +186,8 @@ class Channel(Unanswered):
         rider: int | None = None
         for kind, payload, descriptor, flags in frames:
             identity = next(self._identities) & 0xFFFFFFFF
-            waiting = Running(self._loop) if kind == Frame.EXEC else Answer(self._loop)
+            room = protocol.room(kind, payload)
+            waiting = Running(self._loop, room) if kind == Frame.EXEC else Answer(self._loop, room)
             self._waiting[identity] = waiting
             posted.append((identity, waiting))
             if descriptor is not None:
@@ -267,7 +281,7 @@ class Channel(Unanswered):
             size, what, flags, identity = FRAME.unpack_from(buffer, at)
             begin = at + FRAME.size
             if size > protocol.FRAME_MAX:
-                self._fail(CollectError(f"sandbox {self._name} sent a frame that cannot be"))
+                self._violated("a frame that cannot be")
                 return
             if end - begin < size:
                 break
@@ -279,10 +293,15 @@ class Channel(Unanswered):
             self._received += memoryview(buffer)[at:]
         # At most that of a frame that is not all here yet; more would fill our table of descriptors.
         if len(self._arrived) > 1:
-            self._fail(CollectError(f"sandbox {self._name} sent descriptors that nobody asked for"))
+            self._violated("descriptors that nobody asked for")
 
     def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
         waiting = self._waiting.get(identity)
+        if waiting is not None:
+            waiting.room -= len(payload) + protocol.FRAME_COST
+            if waiting.room < 0:
+                self._violated("more than it was asked for")
+                return
         if kind == _OUTPUT and isinstance(waiting, Running):
             stream = flags & 3
             if waiting.on_output is not None:
@@ -293,47 +312,53 @@ class Channel(Unanswered):
             self._forget(identity)
             if not waiting.ended.done():
                 waiting.ended.set_result(protocol.EXIT.unpack(payload))
-        elif kind == Frame.DONE and len(payload) >= protocol.ERROR.size:
+        elif kind == Frame.DONE and waiting is not None and len(payload) >= protocol.ERROR.size:
             self._done(waiting, flags, identity, payload)
+        elif kind == _OUTPUT and isinstance(waiting, Answer):
+            self._hear(waiting, identity, payload)
+        elif kind == Frame.STARTED and isinstance(waiting, Running):
+            self._started(waiting, flags, identity)
         elif kind == Frame.READY and len(payload) == protocol.READY.size and not self.ready.done():
             self.ready.set_result(protocol.READY.unpack(payload))
         elif kind == Frame.FATAL and len(payload) >= protocol.ERROR.size:
             (error,) = protocol.ERROR.unpack_from(payload)
-            step = payload[protocol.ERROR.size :].decode(errors="replace")
+            step = payload[protocol.ERROR.size :][:_TOLD].decode(errors="replace")
             self._fail(CreateError(f"the sandbox could not be set up: {step}: {os.strerror(error)}"))
-        elif kind == _OUTPUT and isinstance(waiting, Answer):
-            self._hear(waiting, identity, payload)
-        elif flags & protocol.WITH_FD and self._arrived:
-            descriptor = self._arrived.popleft()
-            if kind == Frame.STARTED and isinstance(waiting, Running) and waiting.on_started is not None:
-                waiting.on_started(descriptor)
-            else:
-                os.close(descriptor)
-        elif kind == Frame.STARTED and isinstance(waiting, Running):
+        else:
+            self._violated("a frame that nobody asked for")
+
+    def _violated(self, what: str) -> None:
+        """Init is not ours any more: whatever runs in its place is heard no further."""
+        if self._closed is None:
+            self._fail(CollectError(f"sandbox {self._name} sent {what}, and was destroyed"))
+            self._destroy()
+
+    def _started(self, waiting: Running, flags: int, identity: int) -> None:
+        if not (flags & protocol.WITH_FD and self._arrived):
             self.kill(identity)  # its terminal could not be handed over
+        elif waiting.on_started is not None:
+            waiting.on_started(self._arrived.popleft())
+        else:
+            os.close(self._arrived.popleft())
 
     def _hear(self, waiting: Answer, identity: int, payload: bytes) -> None:
         if waiting.on_output is not None:
             waiting.on_output(payload)
         else:
             waiting.data.append(payload)
-            self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload)))
+            self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload) + protocol.FRAME_COST))
 
-    def _done(self, waiting: Running | Answer | None, flags: int, identity: int, payload: bytes) -> None:
+    def _done(self, waiting: Running | Answer, flags: int, identity: int, payload: bytes) -> None:
         descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
         (error,) = protocol.ERROR.unpack_from(payload)
+        self._forget(identity)
         if isinstance(waiting, Answer) and not waiting.done.cancelled():
             waiting.descriptor = descriptor
             waiting.data.append(payload[protocol.ERROR.size :])
-            if not flags & protocol.MORE:
-                self._forget(identity)
-                waiting.done.set_result(error)
+            waiting.done.set_result(error)
             return
         if descriptor is not None:
             os.close(descriptor)
-        if flags & protocol.MORE:
-            return
-        self._forget(identity)
         if isinstance(waiting, Running) and not waiting.ended.done():
             waiting.ended.set_exception(refused(error))
 

@@ -118,11 +118,11 @@ class NativeProcess:
     def _hear(self, stream: int, data: bytes) -> None:
         self._log.add("stdout" if stream == 1 else "stderr", data)
         self._kept[stream != 1].add(data)
-        self._debt.add(len(data))
+        self._debt.add(len(data) + protocol.FRAME_COST)
 
     def _pay(self, owed: int) -> None:
         if self.running:
-            self._channel.tell(Frame.CREDIT, self._identity, protocol.NUMBER.pack(owed))
+            self._channel.credit(self._identity, owed)
 
     def _ended(self, _: asyncio.Future[tuple[int, ...]]) -> None:
         self._log.end()

@@ -79,7 +79,6 @@ class Frame(IntEnum):
 
 SPARE = 1
 WITH_FD = 0x100
-MORE = 0x200
 AFTER = 0x400
 IF_OK = 0x800
 EXEC_STREAM = 1
@@ -130,6 +129,9 @@ ERROR_PATTERN = errno.EILSEQ
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
+LISTED_MAX = 32 << 20
+FRAME_COST = 128
+"""What a frame of output costs beyond its bytes, where these are counted: they may come one by one."""
 FOREVER = 1e9
 """Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
 FIRST_ID = 1 << 30
@@ -172,6 +174,12 @@ PORT = struct.Struct("=HH")
 ENTRY = struct.Struct("=QII")
 MEMBER = struct.Struct("=QII")
 
+_SLACK = 4 << 20  # what lies in two pipes when their process ends, and the last reads
+_KEPT = struct.Struct("=8xII")
+_BEFORE_EXEC = {Frame.TERMINAL: WINDOW.size, Frame.CALL: CALLING.size}
+_COMMANDS = (Frame.EXEC, Frame.CALL, Frame.SERVICE, Frame.TERMINAL)
+_ROOM = {Frame.LIST: LISTED_MAX + _SLACK, Frame.SEARCH: LISTED_MAX + _SLACK}
+
 Tree = tuple[str, tuple[int, ...]]
 """Where it is mounted, relative to the root ("" for it), and its layers, uppermost first."""
 
@@ -197,6 +205,17 @@ def label(number: int, image: str) -> bytes:
     # Of a path, the sandbox, which can read this, need not know more than the end.
     name = image.rstrip("/").rpartition("/")[2].encode(errors="replace").replace(b"\0", b"?")
     return f"{number} {int(time.time())} ".encode() + name[: LABEL_MAX - 32] + b"\0"
+
+
+def room(kind: Frame, payload: bytes) -> int:
+    """At most so many bytes, and FRAME_COST for each frame, are said in answer to this."""
+    at = _BEFORE_EXEC.get(kind, 0)
+    if kind in _COMMANDS and len(payload) >= at + EXEC.size:
+        head: int
+        tail: int
+        head, tail = _KEPT.unpack_from(payload, at)
+        return 2 * (head + tail) + (head + tail) // 64 + _SLACK
+    return _ROOM.get(kind, INLINE_MAX + _SLACK)
 
 
 def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:

@@ -222,7 +222,7 @@ class NativeSandbox:
             try:
                 while (chunk := await arrived.get()) is not None:
                     yield chunk
-                    channel.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(chunk.data)))
+                    channel.credit(identity, len(chunk.data) + protocol.FRAME_COST)
             finally:
                 if not running.ended.done():
                     await _kill(channel, identity, running)

@@ -148,7 +148,7 @@ class NativeShell:
             await self._end.wait()
 
     def _hear(self, stream: int, data: bytes) -> None:
-        self._channel.tell(Frame.CREDIT, self._identity, protocol.NUMBER.pack(len(data)))
+        self._channel.credit(self._identity, len(data) + protocol.FRAME_COST)
         self._streams[stream - 1].add(data)
         if all(part.ended for part in self._streams):
             self._end.set()

@@ -46,9 +46,11 @@ def refused(number: int) -> Refused | Unstarted:
 class Running:
     """A command under way, as its frames tell."""
 
-    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "stderr", "stdout")
+    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "room", "stderr", "stdout")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
+        self.room = room
+        """So many bytes init may still say about it."""
         self.stdout: list[bytes] = []
         self.stderr: list[bytes] = []
         self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
@@ -61,9 +63,10 @@ class Running:
 class Answer:
     """A file operation under way."""
 
-    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue")
+    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue", "room")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
+        self.room = room
         self.data: list[bytes] = []
         self.descriptor: int | None = None
         self.done: asyncio.Future[int] = loop.create_future()

@@ -12,7 +12,7 @@ from dutyfree.contract import KILLED
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.pacing import Debt
-from dutyfree.engine.protocol import Exit, Frame
+from dutyfree.engine.protocol import Exit
 from dutyfree.engine.waiting import Running
 from dutyfree.errors import SubstrateError
 from dutyfree.services import Service, ServiceState
@@ -58,11 +58,11 @@ class Warm:
             self._unmatched[stream] = seen[max(0, len(seen) - len(self._wanted) + 1) :]
             if self._wanted in seen:
                 self.printed.set_result(None)
-        self._debt.add(len(data))
+        self._debt.add(len(data) + protocol.FRAME_COST)
 
     def _pay(self, running: Running, owed: int) -> None:
         if running is self._running and self.running:
-            self._channel.tell(Frame.CREDIT, self.identity, protocol.NUMBER.pack(owed))
+            self._channel.credit(self.identity, owed)
 
     @property
     def running(self) -> bool:

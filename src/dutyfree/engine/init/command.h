@@ -28,7 +28,8 @@ struct command {
 	bool worker;
 	struct call *call;
 	struct exec wanted;
-	uint64_t mark, deadline, credit;
+	uint64_t mark, deadline;
+	int64_t credit; /* less than nothing after a read of more than was left */
 	uint64_t oom; /* how many processes the memory limit had killed before, as far as the owner knows */
 	struct exit result;
 	struct stream streams[2];

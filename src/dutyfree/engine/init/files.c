@@ -17,7 +17,6 @@
 
 #define DEPTH_MAX 2048
 #define LIST_PART (48u << 10) /* a directory whose list is longer is read by a process of its own */
-#define LIST_MAX (32u << 20)  /* and one whose list is longer than this is too large for its reader */
 #define ENTRY_MAX (sizeof(struct entry) + 256)
 
 /* The open failed: because there is nothing to open, or nothing that could be? */
@@ -177,7 +176,7 @@ static int list_all(const char *path, int fd)
 		used = put_entry(answer, used, dirfd(directory), found->d_name);
 		if (used > LIST_PART) {
 			sent += used;
-			error = sent > LIST_MAX ? -EFBIG : write_all(fd, answer, used);
+			error = sent > LISTED_MAX ? -EFBIG : write_all(fd, answer, used);
 			used = 0;
 		}
 	}

@@ -68,7 +68,7 @@ void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, siz
 	if (kind == FRAME_EXIT) {
 		const struct exit *result = a;
 		queue_ended(id, result->status == 0 && result->flags == 0);
-	} else if (kind == FRAME_DONE && !(flags & FRAME_MORE)) {
+	} else if (kind == FRAME_DONE) {
 		int32_t error;
 		memcpy(&error, a, sizeof error);
 		queue_ended(id, error == 0);

@@ -47,7 +47,7 @@ static void accept_output(struct command *command, int number, const char *data,
 	if (command->wanted.flags & EXEC_STREAM) {
 		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, data, size, NULL, 0);
 		stream->passed += size;
-		command->credit -= size < command->credit ? size : command->credit;
+		command->credit -= (int64_t)(size + FRAME_COST);
 		return;
 	}
 	uint64_t room = command->wanted.head - stream->passed;
@@ -108,7 +108,7 @@ static void drain(struct command *command, int number)
 
 	/* No more than a pipe holds: a child in the background may write on and on. */
 	for (size_t size; command->streams[number].fd >= 0 && left > 0 && (size = output_read(command, number)) > 0;)
-		left -= size < left ? size : left;
+		left -= size + FRAME_COST < left ? size + FRAME_COST : left;
 }
 
 void output_finish(struct command *command, int number)

@@ -144,12 +144,14 @@ struct port {
 
 #define FRAME_MAX (4u << 20) /* payload of one frame: above any argument list the kernel takes */
 #define INLINE_MAX (256u << 10) /* files up to this size travel in a frame, larger ones as descriptors */
+#define LISTED_MAX (32u << 20) /* the list of a directory, or what a search found, is no longer */
+#define FRAME_COST 128u /* of output: what a frame costs its reader beyond its bytes, which may come one by one */
 
 enum frame_kind {
 	/* owner → init */
 	FRAME_EXEC = 1,    /* struct exec, then strings: user, cwd, argv…, environment…; fd: stdin */
 	FRAME_KILL = 2,    /* the command's whole tree; flags: FRAME_SPARE for all but its first process */
-	FRAME_CREDIT = 3,  /* u32: so many more bytes of output may be sent */
+	FRAME_CREDIT = 3,  /* u32: so many more bytes of output may be sent, with FRAME_COST for each frame */
 	FRAME_READ = 4,    /* path */
 	FRAME_WRITE = 5,   /* struct write, path, data; or fd: a file to copy */
 	FRAME_LIST = 6,    /* path */
@@ -174,7 +176,7 @@ enum frame_kind {
 	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */
 	FRAME_OUTPUT = 34, /* flags: the stream, 1 or 2 */
 	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
-	FRAME_DONE = 36,   /* i32 errno, then the answer; flags: FRAME_MORE if another one follows */
+	FRAME_DONE = 36,   /* i32 errno, then the answer */
 	FRAME_STARTED = 37, /* fd: the owner's side of the command's terminal */
 };
 
@@ -187,7 +189,6 @@ enum frame_kind {
 enum frame_flags {
 	FRAME_SPARE = 1,
 	FRAME_WITH_FD = 0x100,
-	FRAME_MORE = 0x200,
 	FRAME_AFTER = 0x400, /* not before what the frame before this one asks for has ended */
 	FRAME_IF_OK = 0x800, /* nor at all, but answered with ECANCELED, if that failed */
 };
@@ -253,7 +254,8 @@ enum search_flags {
 };
 
 /* Without a pattern, files are found by their names alone. The answer: FRAME_OUTPUT with matches, each with
- * its path and its line; the last has neither, and counts as `line` the files that were not looked into. */
+ * its path and its line, LISTED_MAX in all; the last has neither, and counts as `line` the files that were not
+ * looked into. */
 struct search {
 	uint64_t timeout; /* nanoseconds, 0 for none */
 	uint32_t flags;

@@ -27,7 +27,7 @@ static size_t pattern_size;
 static regex_t expression;
 
 static char out[OUT], path[PATH_MAX];
-static size_t out_used;
+static size_t out_used, reported;
 static int out_fd;
 static uint32_t found_count, unseen;
 static bool full;
@@ -56,13 +56,14 @@ static int report(uint32_t line, const char *text, size_t size)
 	struct match match = {.line = line, .path_size = (uint32_t)strlen(path)};
 	int error;
 
-	if (found_count == wanted.matches) {
+	match.flags = size > wanted.width ? MATCH_CUT : 0;
+	match.text_size = (uint32_t)(size > wanted.width ? wanted.width : size);
+	reported += sizeof match + match.path_size + match.text_size;
+	if (found_count == wanted.matches || reported > LISTED_MAX) {
 		full = true;
 		return 0;
 	}
 	found_count++;
-	match.flags = size > wanted.width ? MATCH_CUT : 0;
-	match.text_size = (uint32_t)(size > wanted.width ? wanted.width : size);
 	error = put(&match, sizeof match);
 	error = error ? error : put(path, match.path_size);
 	return error ? error : put(text, match.text_size);

@@ -1,0 +1,155 @@
+"""A PID 1 that was taken over: whatever it says to its owner costs nothing but its own sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from dutyfree.engine import protocol
+from dutyfree.engine.channel import Channel
+from dutyfree.engine.protocol import FRAME_COST, Frame
+from dutyfree.errors import CollectError, SandboxClosed
+
+pytestmark = pytest.mark.anyio
+
+OUTPUT = 1 << 20
+EXEC = protocol.EXEC.pack(0, OUTPUT, 0, 0, 1, 0) + b"\0\0x\0"
+MUCH = 256 << 20
+"""Bytes that no answer to these questions may have."""
+
+
+class Hostile:
+    """An init's end of the socket, and what became of the sandbox."""
+
+    def __init__(self) -> None:
+        ours, self.socket = socket.socketpair()
+        self.destroyed = 0
+        self.owner = Channel(ours, "hostile", self._destroy)
+
+    def _destroy(self) -> None:
+        self.destroyed += 1
+
+    async def say(self, frame: bytes, most: int = MUCH) -> int:
+        """Again and again until nobody listens; how many bytes were taken."""
+        part = frame * max(1, (1 << 16) // len(frame))
+        return await anyio.to_thread.run_sync(self._say, part, most)
+
+    def _say(self, part: bytes, most: int) -> int:
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < most:
+                self.socket.sendall(part)
+                sent += len(part)
+        return sent
+
+
+@contextlib.contextmanager
+def hostile() -> Iterator[Hostile]:
+    made = Hostile()
+    try:
+        yield made
+    finally:
+        made.owner.close()
+        made.socket.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16])
+async def test_output_without_end(size: int) -> None:
+    """Of a command that is to give a MiB: neither large pieces nor small ones fill the memory."""
+    with hostile() as init:
+        identity, running = init.owner.exec(EXEC)
+        frame = protocol.frame(Frame.OUTPUT, identity, bytes(size), 1)
+        taken = await init.say(frame)
+        assert taken < MUCH
+        with pytest.raises(CollectError, match="more than it was asked for"):
+            await running.ended
+        assert len(running.stdout) * (size + FRAME_COST) < 8 * OUTPUT
+        assert init.destroyed == 1
+        with pytest.raises(SandboxClosed):
+            init.owner.exec(EXEC)
+
+
+@pytest.mark.parametrize("kind", [Frame.READ, Frame.LIST, Frame.SEARCH, Frame.VERIFY, Frame.REMOVE])
+async def test_an_answer_without_end(kind: Frame) -> None:
+    with hostile() as init:
+        identity, answer = init.owner.begin(kind, b"/\0", lambda _: None)
+        answer.on_output = None  # as of what is asked for as a whole
+        taken = await init.say(protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1))
+        assert taken < MUCH
+        with pytest.raises(CollectError, match="more than it was asked for"):
+            await answer.done
+        assert sum(map(len, answer.data)) < 2 * protocol.LISTED_MAX
+        assert init.destroyed == 1
+
+
+async def test_a_stream_that_nobody_takes() -> None:
+    """More than the credit allows is not kept for a reader that is slow."""
+    with hostile() as init:
+        identity, running = init.owner.exec(EXEC)
+        kept: list[bytes] = []
+        running.on_output = lambda _, data: kept.append(data)
+        await init.say(protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1))
+        with pytest.raises(CollectError, match="more than it was asked for"):
+            await running.ended
+        assert sum(map(len, kept)) < 8 * OUTPUT
+
+
+async def test_a_stream_that_is_taken_goes_on() -> None:
+    with hostile() as init:
+        identity, running = init.owner.exec(EXEC)
+        running.on_output = lambda _, data: init.owner.credit(identity, len(data) + FRAME_COST)
+        frame = protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1)
+        assert await init.say(frame, 64 * OUTPUT) >= 64 * OUTPUT
+        init.socket.sendall(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
+        await running.ended
+        assert not init.destroyed
+
+
+def _exit(identity: int) -> bytes:
+    return protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size))
+
+
+def _done(identity: int) -> bytes:
+    return protocol.frame(Frame.DONE, identity, protocol.ERROR.pack(0))
+
+
+VIOLATIONS: dict[str, Callable[[int], bytes]] = {
+    "about a command that never was": lambda one: protocol.frame(Frame.OUTPUT, one + 1, b"x", 1),
+    "an end that never began": lambda one: _exit(one + 1),
+    "an answer to no question": lambda one: _done(one + 1),
+    "a terminal of nobody's": lambda one: protocol.frame(Frame.STARTED, one + 1, b"", protocol.WITH_FD),
+    "two ends": lambda one: _exit(one) * 2,
+    "an end after an answer": lambda one: _done(one) + _exit(one),
+    "an end that is too short": lambda one: protocol.frame(Frame.EXIT, one, b"x"),
+    "an answer that is too short": lambda one: protocol.frame(Frame.DONE, one, b"x"),
+    "a readiness that is too short": lambda one: protocol.frame(Frame.READY, 0, b"x"),
+    "an order to the owner": lambda one: protocol.frame(Frame.EXEC, one, EXEC),
+    "a kind that is none": lambda one: protocol.frame(0xFFFF, one, b""),
+    "a frame that is too long": lambda one: protocol.FRAME.pack(0xFFFFFFFF, Frame.OUTPUT, 1, one),
+}
+
+
+@pytest.mark.parametrize("violation", list(VIOLATIONS))
+async def test_what_nobody_asked_for_ends_the_sandbox(violation: str) -> None:
+    with hostile() as init:
+        _, other = init.owner.exec(EXEC)
+        identity, _ = init.owner.exec(EXEC)
+        init.socket.sendall(VIOLATIONS[violation](identity))
+        with anyio.fail_after(60), pytest.raises(CollectError, match=r"sent (a frame|more)"):
+            await other.ended
+        assert init.destroyed == 1
+        assert init.owner.closed
+
+
+async def test_reasons_are_short() -> None:
+    """Nor does one fill a log, or a terminal."""
+    with hostile() as init:
+        await init.say(protocol.frame(Frame.FATAL, 0, protocol.ERROR.pack(5) + b"x" * (1 << 20)), 1)
+        with anyio.fail_after(60), pytest.raises(Exception, match="could not be set up") as failed:
+            await init.owner.ready
+        assert len(str(failed.value)) < 1000
