@@ -120,6 +120,8 @@ def _done(identity: int) -> bytes:
 
 VIOLATIONS: dict[str, Callable[[int], bytes]] = {
     "about a command that never was": lambda one: protocol.frame(Frame.OUTPUT, one + 1, b"x", 1),
+    "output of no stream": lambda one: protocol.frame(Frame.OUTPUT, one, b"x", 3),
+    "output of stdin": lambda one: protocol.frame(Frame.OUTPUT, one, b"x", 0),
     "an end that never began": lambda one: _exit(one + 1),
     "an answer to no question": lambda one: _done(one + 1),
     "a terminal of nobody's": lambda one: protocol.frame(Frame.STARTED, one + 1, b"", protocol.WITH_FD),
@@ -140,7 +142,7 @@ async def test_what_nobody_asked_for_ends_the_sandbox(violation: str) -> None:
         _, other = init.owner.exec(EXEC)
         identity, _ = init.owner.exec(EXEC)
         init.socket.sendall(VIOLATIONS[violation](identity))
-        with anyio.fail_after(60), pytest.raises(CollectError, match=r"sent (a frame|more)"):
+        with anyio.fail_after(60), pytest.raises(CollectError, match=r"sent (a frame|output of no stream)"):
             await other.ended
         assert init.destroyed == 1
         assert init.owner.closed

@@ -19,12 +19,15 @@ from dutyfree.contract import Action, Command, Found, Result, Search
 from dutyfree.engine import batch, contents, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.observing import check, observe
-from dutyfree.engine.processes import NativeProcess, Registry
+from dutyfree.engine.processes import Log, NativeProcess, Registry
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.sandbox import NetworkedSandbox
 from dutyfree.engine.serving import ServingSandbox
 from dutyfree.engine.terminal import NativeTerminal, check_size
-from dutyfree.errors import ActionError
+from dutyfree.errors import ActionError, CollectError
+
+EARLY = 1 << 16
+"""Changes that are kept until a watch has begun."""
 
 
 class ActingSandbox(ServingSandbox):
@@ -98,6 +101,8 @@ class ActingSandbox(ServingSandbox):
                     check(answer.done.result(), path)
                     return
                 early += taken[0]
+                if len(early) > EARLY:
+                    raise CollectError("the sandbox tells of changes, and of no beginning")
                 begun = taken[1]
             yield changes()
         finally:
@@ -132,7 +137,7 @@ class ActingSandbox(ServingSandbox):
             identity,
             running,
             partial(observe, command, self._usual.user, cwd, running, asked=asked),
-            self._head + self._tail,
+            Log(self._head + self._tail, self._registry.shelf),
             None if ours is None else Descriptor(ours),
         )
         self._registry.add(process)

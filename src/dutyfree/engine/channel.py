@@ -303,11 +303,12 @@ class Channel(Unanswered):
                 self._violated("more than it was asked for")
                 return
         if kind == _OUTPUT and isinstance(waiting, Running):
-            stream = flags & 3
-            if waiting.on_output is not None:
-                waiting.on_output(stream, payload)
+            if flags not in (1, 2):
+                self._violated("output of no stream")
+            elif waiting.on_output is not None:
+                waiting.on_output(flags, payload)
             else:
-                (waiting.stdout if stream == 1 else waiting.stderr).append(payload)
+                (waiting.stdout if flags == 1 else waiting.stderr).append(payload)
         elif kind == _EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
             self._forget(identity)
             if not waiting.ended.done():

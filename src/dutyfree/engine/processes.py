@@ -19,36 +19,92 @@ from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import Running
 from dutyfree.errors import ArgumentError, LimitError
-from dutyfree.substrates.output import Collector
 
-LOG = 1 << 20
-"""So much of the latest output of each process can be read again."""
+MOST = 1 << 20
+"""Bytes of output that all processes of a sandbox may have kept together, beyond twice what one may have."""
 
 ENDED = 64
 """So many processes that have ended can still be found."""
 
 
+class Shelf:
+    """What the background processes of one sandbox printed, within a bound for all of them together.
+
+    If it is reached, those that have ended lose their output first, the oldest of them before others; then
+    whichever has the most.
+    """
+
+    def __init__(self) -> None:
+        self._limit = MOST
+        self._logs: list[Log] = []
+        self._kept = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes, with what each piece costs."""
+        return self._kept
+
+    def add(self, log: Log) -> None:
+        self._logs.append(log)
+        self._limit = 2 * log.limit + MOST
+
+    def clear(self) -> None:
+        self._logs.clear()
+        self._kept = 0
+
+    def grew(self, size: int) -> None:
+        self._kept += size
+        while self._kept > self._limit and (victim := self._victim()) is not None:
+            victim.shorten()
+
+    def shrank(self, size: int) -> None:
+        self._kept -= size
+
+    def _victim(self) -> Log | None:
+        self._logs = [log for log in self._logs if log.kept or not log.ended]
+        ended = next((log for log in self._logs if log.ended), None)
+        return ended or max(self._logs, key=lambda log: log.kept, default=None)
+
+
 class Log:
     """The latest pieces of what was printed, in the order in which they came."""
 
-    def __init__(self, limit: int = LOG) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, shelf: Shelf) -> None:
+        self.limit = limit
+        """Bytes of both streams."""
+        self._shelf = shelf
         self._pieces: deque[Piece] = deque()
-        self._kept = 0
+        self._totals = {"stdout": 0, "stderr": 0}
+        self.kept = 0
+        """Bytes, with what each piece costs."""
         self._position = 0
-        self._ended = False
+        self.ended = False
         self._more: asyncio.Future[None] | None = None
+        shelf.add(self)
 
     def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         self._pieces.append(Piece(self._position, stream, data))
         self._position += len(data)
-        self._kept += len(data)
-        while self._kept > self._limit and len(self._pieces) > 1:
-            self._kept -= len(self._pieces.popleft().data)
+        self._totals[stream] += len(data)
+        self.kept += len(data) + protocol.FRAME_COST
+        while self.kept - len(self._pieces) * protocol.FRAME_COST > self.limit and len(self._pieces) > 1:
+            self.shorten()
+        self._shelf.grew(len(data) + protocol.FRAME_COST)
         self._tell()
 
+    def shorten(self) -> None:
+        """Drop the oldest piece."""
+        size = len(self._pieces.popleft().data) + protocol.FRAME_COST
+        self.kept -= size
+        self._shelf.shrank(size)
+
+    def of(self, stream: str) -> tuple[bytes, int]:
+        """What is kept of it, and how much is not."""
+        kept = b"".join(piece.data for piece in self._pieces if piece.stream == stream)
+        return kept, self._totals[stream] - len(kept)
+
     def end(self) -> None:
-        self._ended = True
+        self.ended = True
         self._tell()
 
     def _tell(self) -> None:
@@ -75,7 +131,7 @@ class Log:
                 yield piece
             if self.following(after):
                 continue
-            if self._ended:
+            if self.ended:
                 return
             if self._more is None:
                 self._more = asyncio.get_running_loop().create_future()
@@ -94,7 +150,7 @@ class NativeProcess:
         identity: int,
         running: Running,
         observe: Callable[[tuple[int, ...]], Observation],
-        limit: int,
+        log: Log,
         stdin: Descriptor | None,
     ) -> None:
         self.id = name
@@ -104,8 +160,7 @@ class NativeProcess:
         self._running = running
         self._observe = observe
         self._stdin = stdin
-        self._log = Log(min(limit, LOG))
-        self._kept = (Collector(limit), Collector(limit))
+        self._log = log
         self._debt = Debt(self._pay)
         self._seen: Observation | None = None
         running.on_output = self._hear
@@ -117,7 +172,6 @@ class NativeProcess:
 
     def _hear(self, stream: int, data: bytes) -> None:
         self._log.add("stdout" if stream == 1 else "stderr", data)
-        self._kept[stream != 1].add(data)
         self._debt.add(len(data) + protocol.FRAME_COST)
 
     def _pay(self, owed: int) -> None:
@@ -136,13 +190,11 @@ class NativeProcess:
         if self._seen is None:
             # Several may wait, and one that is cancelled must not cancel the others.
             ended = await asyncio.shield(self._running.ended)
-            out, err = self._kept
-            self._seen = self._seen or msgspec.structs.replace(
-                self._observe(ended), cut=Cut(out.cut, err.cut)
-            )
-            if out.value() or err.value():  # else a refusal has its own words
-                self._seen = msgspec.structs.replace(self._seen, stdout=out.value(), stderr=err.value())
-        return self._seen
+            self._seen = self._seen or self._observe(ended)
+        (out, out_cut), (err, err_cut) = self._log.of("stdout"), self._log.of("stderr")
+        if not (out or err or out_cut or err_cut):  # a refusal has its own words
+            return self._seen
+        return msgspec.structs.replace(self._seen, stdout=out, stderr=err, cut=Cut(out_cut, err_cut))
 
     async def kill(self) -> None:
         if self.running:
@@ -172,6 +224,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._all: dict[str, NativeProcess] = {}
+        self.shelf = Shelf()
 
     def add(self, process: NativeProcess) -> None:
         ended = [name for name, one in self._all.items() if not one.running]
@@ -188,3 +241,4 @@ class Registry:
 
     def clear(self) -> None:
         self._all.clear()
+        self.shelf.clear()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
@@ -31,6 +32,8 @@ from dutyfree.substrates.output import Collector
 
 GRACE = 2.0
 """So long the shell has to come back after what it waits for was killed."""
+
+_CODE = 16  # bytes of what stands for an exit code
 
 Write = Callable[[str, bytes], Awaitable[None]]
 Remove = Callable[[str], Awaitable[None]]
@@ -94,6 +97,8 @@ class NativeShell:
             done = perf_counter()
             self._channel.check()
             seen = self._observe(timed_out, asked, began, done)
+            for stream in self._streams:
+                stream.begin()  # a shell that waits keeps nothing of its last command
             # Only then: init is asked for nothing else after each command.
             killed = not timed_out and seen.exit_code == KILLED + signal.SIGKILL
             return msgspec.structs.replace(seen, oom=True) if killed and await self._oom() else seen
@@ -185,7 +190,9 @@ class _Stream:
     """What comes on one stream, up to the mark."""
 
     def __init__(self, token: str, limit: int) -> None:
-        self._mark = f"\n{token} ".encode()
+        # The command can redefine what prints the mark: its line has an end, or it is output as any other.
+        self._mark = re.compile(rb"\n%b ([^\n]{0,%d})\n" % (token.encode(), _CODE))
+        self._longest = len(token) + _CODE + 3
         self._limit = limit
         self.begin()
 
@@ -197,19 +204,17 @@ class _Stream:
 
     def add(self, data: bytes) -> None:
         self._pending += data
-        at = self._pending.find(self._mark)
-        after = at + len(self._mark)
-        if at >= 0 and (end := self._pending.find(b"\n", after)) >= 0:
-            # The command can redefine what prints the mark.
-            code = bytes(self._pending[after:end])
-            self.code = int(code) & 0xFF if code.isdigit() and len(code) < 4 else 1
+        if found := self._mark.search(self._pending):
+            self.code = int(found[1]) & 0xFF if found[1].isdigit() and len(found[1]) < 4 else 1
             self.ended = True
-            del self._pending[at:]
+            begin = found.start()
+            del found  # it holds the buffer
+            del self._pending[begin:]
             self.finish()
-        elif at < 0 and len(self._pending) > len(self._mark):
+        elif len(self._pending) > self._longest:
             # Its end may be the beginning of the mark.
-            self.kept.add(self._pending[: -len(self._mark)])
-            del self._pending[: -len(self._mark)]
+            self.kept.add(self._pending[: -self._longest])
+            del self._pending[: -self._longest]
 
     def finish(self) -> None:
         """Nothing more comes."""
