@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import comparisons
 import native
 import network
 import paused
@@ -72,6 +73,7 @@ Part = tuple[str | None, Callable[[int], Awaitable[list[Row]]], Callable[[int], 
 PARTS: dict[str, Part] = {
     "import": (None, importing, lambda rounds: max(5, rounds // 10)),
     "bare": (None, bare, lambda rounds: rounds),
+    "comparisons": (None, comparisons.comparisons, lambda rounds: max(5, rounds // 10)),
     "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),
     "exec": ("native", native.actions, lambda rounds: 2 * rounds),
     "floor": ("native", native.the_floor, lambda rounds: rounds),

@@ -1,0 +1,230 @@
+"""How often comparisons are wrong: the same thing twice, and a seeded delay, again and again.
+
+Each repetition measures one ``ab`` study, and six runs in turn (A, B, A, B, A, B). A is bare; B is bare as well, or
+bare that takes so many milliseconds longer to create a sandbox. Four ways to judge them are counted:
+
+- ``ab``: the rounds of the study;
+- ``in turn``: ``compare`` of the three runs of A with the three of B;
+- ``one after the other``: ``compare`` of A, A, A with B, B, B; only of the same thing, where the first three of
+  the six runs are one side;
+- ``trials``: a run with the next one, by their trials alone (a Mann-Whitney test, bootstrap intervals), as one
+  would without knowing better.
+
+    python bench/comparisons.py --repetitions 30 --delays 0 5
+    python bench/run.py comparisons
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+import anyio
+import msgspec
+from measuring import Row, figure
+
+from dutyfree import substrates
+from dutyfree.analysis.cells import samples
+from dutyfree.analysis.comparison import compare
+from dutyfree.analysis.decomposition import Decomposer
+from dutyfree.analysis.interleaved import interleaved
+from dutyfree.analysis.statistics import ALPHA, holm, judge
+from dutyfree.analysis.verdicts import METRICS, Comparison
+from dutyfree.study import runner
+from dutyfree.study.plan import Plan
+from dutyfree.study.records import Records, Trial
+from dutyfree.substrates.bare import Bare, BareConfig, BareSandbox
+
+RUNS = 3
+"""On each side."""
+WAYS = ("ab", "in turn", "one after the other", "trials")
+
+
+class DelayedConfig(BareConfig, frozen=True):
+    milliseconds: float = 0.0
+
+
+class Delayed(Bare):
+    """Bare, but creating a sandbox takes so much longer."""
+
+    Config: ClassVar[type[msgspec.Struct]] = DelayedConfig
+
+    def __init__(self, config: DelayedConfig) -> None:
+        super().__init__(config)
+        self._delay = config.milliseconds / 1e3
+
+    @asynccontextmanager
+    async def sandbox(self, *asked: Any, **more: Any) -> AsyncIterator[BareSandbox]:
+        if self._delay:
+            await anyio.sleep(self._delay)
+        async with super().sandbox(*asked, **more) as sandbox:
+            yield sandbox
+
+
+substrates.BUILT_IN["delayed"] = f"{__name__}:Delayed"
+
+
+class Silent:
+    def note(self, text: str) -> None: ...
+
+    def begin(self, done: int, total: int) -> None: ...
+
+    def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None: ...
+
+
+async def study(workload: str, trials: int, delays: dict[str, float]) -> Records:
+    """One study of a substrate for each label."""
+    plan = Plan(
+        name="comparisons",
+        substrates=list(delays),
+        options={label: {"use": "delayed", "milliseconds": delay} for label, delay in delays.items()},
+        workloads={workload: trials},
+        seed=random.randrange(1 << 31),  # noqa: S311 (an order, not a secret)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return await runner.run(plan, Path(folder), resume=False, progress=Silent())
+
+
+def verdict(found: Comparison) -> str:
+    """Of the whole comparison: that of the whole rollout, unless another metric is told apart."""
+    told = {change.metric: change.verdict for change in found.changes}
+    return next(
+        (one for one in told.values() if one in ("slower", "faster")), told.get("total", "cannot tell")
+    )
+
+
+def by_trials(a: Records, b: Records) -> str:
+    before, after = (next(iter(samples(one, Decomposer(one)).values())) for one in (a, b))
+    judged = [judge(values(after), values(before)) for values in METRICS.values()]
+    for judgement, p in zip(judged, holm([one.p for one in judged]), strict=True):
+        ratio = judgement.ratio
+        if p is not None and p <= ALPHA and ratio and ratio.low is not None and ratio.high is not None:
+            if ratio.low > 1:
+                return "slower"
+            if ratio.high < 1:
+                return "faster"
+    return "no difference shown"
+
+
+class Counted(msgspec.Struct):
+    """What was said of one delay."""
+
+    delay: float
+    verdicts: dict[str, Counter[str]] = msgspec.field(
+        default_factory=lambda: {way: Counter() for way in WAYS}
+    )
+    apart: list[float] = msgspec.field(default_factory=list)
+    """How far the p50s of two consecutive runs lie apart, as a share; of runs of A alone."""
+    seconds: list[float] = msgspec.field(default_factory=list)
+    """p50 of A in each ab."""
+    loads: list[float] = msgspec.field(default_factory=list)
+
+    def rate(self, way: str, *verdicts: str) -> float:
+        counted = self.verdicts[way]
+        return sum(counted[one] for one in verdicts) / max(1, counted.total())
+
+
+async def repeat(workload: str, trials: int, delay: float, repetitions: int) -> Counted:
+    counted = Counted(delay)
+    for _ in range(repetitions):
+        counted.loads.append(os.getloadavg()[0])
+        both = interleaved(await study(workload, trials, {"A": 0.0, "B": delay}))
+        counted.verdicts["ab"][verdict(both)] += 1
+        counted.seconds += [change.a for change in both.changes if change.metric == "total" and change.a]
+        runs = [
+            await study(workload, trials, {"delayed": 0.0 if number % 2 == 0 else delay})
+            for number in range(2 * RUNS)
+        ]
+        counted.verdicts["in turn"][verdict(compare(runs[::2], runs[1::2]))] += 1
+        if not delay:
+            counted.verdicts["one after the other"][verdict(compare(runs[:RUNS], runs[RUNS:]))] += 1
+            middles = [statistics.median(one.total for one in run.measured) for run in runs]
+            counted.apart += [abs(y / x - 1) for x, y in pairwise(middles)]
+        for before, after in zip(runs[::2], runs[1::2], strict=True):
+            counted.verdicts["trials"][by_trials(before, after)] += 1
+    return counted
+
+
+def table(found: Sequence[Counted], workload: str, trials: int) -> str:
+    lines = [
+        "| trials | B | judged by | comparisons | slower or faster | no difference shown | cannot tell |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
+    for counted in found:
+        what = f"{counted.delay:g} ms slower" if counted.delay else "the same"
+        for way, verdicts in counted.verdicts.items():
+            if verdicts:
+                told = verdicts["slower"] + verdicts["faster"]
+                wrong = f" ({verdicts['faster']} faster)" if counted.delay and verdicts["faster"] else ""
+                lines.append(
+                    f"| {trials} of {workload} | {what} | {way} | {verdicts.total()} | {told}{wrong} | "
+                    f"{verdicts['no difference shown']} | {verdicts['cannot tell']} |"
+                )
+    return "\n".join(lines)
+
+
+def circumstances(found: Sequence[Counted]) -> str:
+    loads = [load for counted in found for load in counted.loads]
+    apart = [share for counted in found for share in counted.apart]
+    lines = [
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "
+        f"load {statistics.median(loads):.1f} (from {min(loads):.1f} to {max(loads):.1f}); A takes "
+        f"{statistics.median(one for counted in found for one in counted.seconds) * 1e3:.1f} ms"
+    ]
+    if apart:
+        lines.append(
+            f"p50s of consecutive runs of the same thing lie {statistics.median(apart):.1%} apart (median), and "
+            f"more than {statistics.quantiles(apart, n=10)[-1]:.1%} in a tenth of cases"
+        )
+    return "\n".join(lines)
+
+
+async def comparisons(repetitions: int) -> list[Row]:
+    """The part of bench/run.py."""
+    began = perf_counter()
+    same, slower = [await repeat("T0", 20, delay, repetitions) for delay in (0.0, 5.0)]
+    spent = [perf_counter() - began]
+    told = ("slower", "faster")
+    return [
+        figure("C1", "ab: the same told apart, share", same.rate("ab", *told), spent, at_most=0.15),
+        figure("C2", "ab: 5 ms slower found, share", slower.rate("ab", "slower"), spent, at_least=0.8),
+        figure("C3", "compare by run: the same told apart", same.rate("in turn", *told), spent, at_most=0.15),
+        figure("C4", "compare by run: 5 ms slower found", slower.rate("in turn", "slower"), spent),
+        figure("C5", "by trials: the same told apart", same.rate("trials", *told), spent),
+    ]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=20, help="in each run, and of each side of an ab")
+    parser.add_argument("--workload", default="T0")
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 5.0], help="milliseconds")
+    asked = parser.parse_args()
+    found = []
+    for delay in asked.delays:
+        print(f"measuring: a delay of {delay:g} ms", file=sys.stderr)
+        found.append(await repeat(asked.workload, asked.trials, delay, asked.repetitions))
+    print(table(found, asked.workload, asked.trials))
+    print(circumstances(found))
+
+
+if __name__ == "__main__":
+    # Its own name, or the substrate would be a class of another module than the one that is imported by name.
+    import comparisons
+
+    asyncio.run(comparisons.main())
