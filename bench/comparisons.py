@@ -1,14 +1,14 @@
 """How often comparisons are wrong: the same thing twice, and a seeded delay, again and again.
 
-Each repetition measures one ``ab`` study, and six runs in turn (A, B, A, B, A, B). A is bare; B is bare as well, or
-bare that takes so many milliseconds longer to create a sandbox. Four ways to judge them are counted:
+Each repetition measures one ``ab`` study, and six runs in turn (A, B, A, B, A, B). A is bare; B is bare as
+well, or bare that takes so many milliseconds longer to create a sandbox. Four ways to judge them are counted:
 
 - ``ab``: the rounds of the study;
 - ``in turn``: ``compare`` of the three runs of A with the three of B;
-- ``one after the other``: ``compare`` of A, A, A with B, B, B; only of the same thing, where the first three of
-  the six runs are one side;
-- ``trials``: a run with the next one, by their trials alone (a Mann-Whitney test, bootstrap intervals), as one
-  would without knowing better.
+- ``one after the other``: ``compare`` of A, A, A with B, B, B; only of the same thing, where the first three
+  of the six runs are one side;
+- ``trials``: a run with the next one, by their trials alone (a Mann-Whitney test, bootstrap intervals), as
+  one would without knowing better.
 
     python bench/comparisons.py --repetitions 30 --delays 0 5
     python bench/run.py comparisons
@@ -187,8 +187,8 @@ def circumstances(found: Sequence[Counted]) -> str:
     ]
     if apart:
         lines.append(
-            f"p50s of consecutive runs of the same thing lie {statistics.median(apart):.1%} apart (median), and "
-            f"more than {statistics.quantiles(apart, n=10)[-1]:.1%} in a tenth of cases"
+            f"p50s of consecutive runs of the same thing lie {statistics.median(apart):.1%} apart (median), "
+            f"and more than {statistics.quantiles(apart, n=10)[-1]:.1%} in a tenth of cases"
         )
     return "\n".join(lines)
 

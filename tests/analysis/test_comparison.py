@@ -93,8 +93,7 @@ def test_noisy_runs_cannot_tell_rather_than_show_no_difference():
     before = [records(*cold("bare", [value] * 9)) for value in (1.0, 2.0, 3.0)]
     after = [records(*cold("bare", [value] * 9)) for value in (1.1, 2.1, 3.1)]
     for change in compare(before, after).changes:
-        assert change.verdict == "cannot tell"
-        assert "too noisy" in change.why
+        assert (change.verdict, change.why) == ("cannot tell", "too noisy")
 
 
 def test_the_correction_counts_all_that_was_compared():
@@ -109,7 +108,7 @@ def test_the_correction_counts_all_that_was_compared():
         assert change.ratio.low > 1
         assert change.p is not None
         assert change.p > 0.05
-        assert (change.verdict, change.why) == ("cannot tell", "may be chance among 24 comparisons")
+        assert (change.verdict, change.why) == ("cannot tell", "may be chance")
 
 
 values = st.lists(st.floats(0.001, 100), min_size=1, max_size=4, unique=True)
@@ -245,7 +244,7 @@ def test_markdown_has_one_row_a_change_and_escapes_labels():
     rows = [line for line in text.splitlines() if line.startswith("| T0")]
     assert len(rows) == len(found.changes) == 2
     assert "<script>" not in text
-    assert all(row.replace("\\|", "").count("|") == 13 for row in rows)
+    assert all(row.replace("\\|", "").count("|") == 12 for row in rows)
 
 
 def test_nothing_in_common():

@@ -65,8 +65,9 @@ def test_few_rounds_and_much_noise_cannot_tell():
     random = np.random.default_rng(4)
     ours, theirs = (list(random.lognormal(0, 1.0, 20)) for _ in range(2))
     noisy = interleaved(measured(*cold("one", ours), *cold("two", theirs)))
-    assert all(change.verdict == "cannot tell" and "too noisy" in change.why for change in noisy.changes)
-    assert "cannot tell (too noisy" in as_markdown(noisy)
+    assert {(change.verdict, change.why) for change in noisy.changes} == {("cannot tell", "too noisy")}
+    assert "T0: cannot tell, too noisy: B ÷ A is" in as_markdown(noisy)
+    assert "could hide in the interval" in as_markdown(noisy)
 
 
 def test_equal_times_show_no_difference():

@@ -24,6 +24,7 @@ from dutyfree.analysis.statistics import as_sample, judge_runs
 from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple, percent, plural
 from dutyfree.analysis.verdicts import (
     METRICS,
+    REASONS,
     UNCOMPARED,
     Change,
     Comparison,
@@ -285,6 +286,8 @@ def as_markdown(comparison: Comparison) -> str:
     ]
     if comparison.changes:
         lines += [*_table(comparison), ""]
+    reasons = dict.fromkeys(change.why for change in comparison.changes if change.why)
+    lines += [f"- {why}: {REASONS[why]}" for why in reasons]
     for change in comparison.failures:
         lines.append(
             f"- {markdown(change.workload)} on {markdown(change.substrate)}: {change.failed_a} of "
@@ -319,7 +322,7 @@ def sentence(change: Change) -> str:
     if change.verdict in ("slower", "faster"):
         return f"{about}: B is **{change.verdict}** than A: B ÷ A is {measured}"
     if change.verdict == "cannot tell":
-        return f"{about}: cannot tell ({change.why}): B ÷ A is {measured}"
+        return f"{about}: cannot tell, {change.why}: B ÷ A is {measured}"
     assert change.ratio is not None
     assert change.ratio.low is not None
     assert change.ratio.high is not None
@@ -329,6 +332,9 @@ def sentence(change: Change) -> str:
 
 def _table(comparison: Comparison) -> list[str]:
     rows = [_row(change, comparison.unit) for change in comparison.changes]
+    if all(change.parallel == 1 for change in comparison.changes):
+        for row in rows:
+            del row["at once"]
     rule = ["--:" if name in NUMBERS else "---" for name in rows[0]]
     lines = [list(rows[0]), rule, *([*row.values()] for row in rows)]
     return [f"| {' | '.join(fields)} |" for fields in lines]
@@ -338,7 +344,7 @@ NUMBERS = {"at once", "A p50", "B p50", "rounds", "B ÷ A", "p", "runs, trials o
 
 
 def _row(change: Change, unit: Unit) -> dict[str, str]:
-    verdict = f"{change.verdict} ({change.why})" if change.why else change.verdict
+    verdict = f"{change.verdict}: {change.why}" if change.why else change.verdict
     counts = (
         {"rounds": str(change.units_b)}
         if unit == "round"

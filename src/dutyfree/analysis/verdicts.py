@@ -16,7 +16,7 @@ import numpy as np
 from dutyfree.analysis.cells import Key, Sample
 from dutyfree.analysis.model import Caution, CautionKind, Metric
 from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm
-from dutyfree.analysis.units import percent, plural
+from dutyfree.analysis.units import percent
 
 Verdict = Literal["slower", "faster", "no difference shown", "cannot tell"]
 Unit = Literal["round", "run"]
@@ -28,6 +28,17 @@ METRICS: dict[Metric, Callable[[Sample], Floats]] = {
 }
 TOO_WIDE = 1.25
 """An interval that reaches beyond this ratio, or its inverse, is too wide to say "no difference shown"."""
+
+REASONS = {
+    "not compared": "the plans had the cell do different things",
+    "nothing to divide": "one side has no successful trial, or a time of 0",
+    "too few rounds": "no outcome could have been significant; measure more",
+    "too few runs": "how much runs differ by themselves is not known; repeat both sides, in turn",
+    "may be chance": "alone it would count, but not among so many comparisons; ask fewer, or measure more",
+    "too noisy": f"a difference of {percent(TOO_WIDE - 1)} could hide in the interval; measure more, or on a "
+    "quieter machine",
+}
+"""Why it cannot be told, at more length."""
 
 UNCOMPARED = Judgement(ratio=None, p=None, least_p=1.0)
 
@@ -55,7 +66,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Holm-corrected; None where no test was possible."""
     verdict: Verdict
     why: str = ""
-    """Why it cannot be told."""
+    """Why it cannot be told: one of REASONS."""
     cautions: list[CautionKind] = []
     """That qualify the cell, in any of the runs."""
 
@@ -151,10 +162,10 @@ def _verdict(judgement: Judgement, p: float | None, tests: int, unit: Unit) -> t
         return "cannot tell", f"too few {unit}s"
     if ratio.low > 1 or ratio.high < 1:
         if p > ALPHA:
-            return "cannot tell", f"may be chance among {plural(tests, 'comparison')}"
+            return "cannot tell", "may be chance"
         return ("slower" if ratio.low > 1 else "faster"), ""
     if ratio.low < 1 / TOO_WIDE or ratio.high > TOO_WIDE:
-        return "cannot tell", f"too noisy: a difference of {percent(TOO_WIDE - 1)} is possible"
+        return "cannot tell", "too noisy"
     return "no difference shown", ""
 
 

@@ -88,6 +88,11 @@ def ab(
         if a is not None:
             raise UsageError("--resume goes on with the configurations on record", remedy="leave A and B out")
         plan = recorded(directory, remedy="name A and B, without --resume")
+        if len(plan.substrates) != 2:
+            raise UsageError(
+                f"{directory} holds a study that compares no A with a B",
+                remedy=f"go on with it by: dutyfree study --resume --out {directory}",
+            )
     else:
         plan = _plan(a, b, _workloads(workloads, trials), full_tests)
     directory = directory or FOLDER / f"{NAME}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
