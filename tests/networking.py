@@ -136,6 +136,26 @@ class Neighbour:
         ):
             subprocess.run(["ip", *command], check=True, capture_output=True)
 
+    def answer_to(self, address: str) -> None:
+        """Have one more address, and this machine a route to it."""
+        family, bits = ("-6", 128) if ":" in address else ("-4", 32)
+        inside = [
+            "ip",
+            "netns",
+            "exec",
+            self._name,
+            "ip",
+            family,
+            "addr",
+            "add",
+            f"{address}/{bits}",
+            "dev",
+            "eth0",
+        ]
+        subprocess.run([*inside, "nodad"] if bits == 128 else inside, check=True, capture_output=True)
+        route = ["ip", family, "route", "append", f"{address}/{bits}", "dev", self._name]
+        subprocess.run(route, check=True, capture_output=True)
+
     def greet(self, port: int) -> None:
         """Start a server there, on every address, that says "neighbour"."""
         program = (

@@ -37,6 +37,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		policy_judge(&policy, &tried.address, tried.port, 1);
 	}
 	claim(policy_judge(&policy, &tried.address, tried.port, 1000) == before, "what was learnt is forgotten in time");
+	/* What leads to an address that nobody reaches is not reached either, whatever the rules say. */
+	struct in6_addr inner[EMBEDDED_MAX];
+	unsigned count = policy_embedded(&tried.address, inner);
+	claim(count <= EMBEDDED_MAX, "as many as there is room for");
+	for (unsigned i = 0; i < count && before == ALLOWED; i++)
+		claim(IN6_IS_ADDR_V4MAPPED(&inner[i]) && !policy_never(&inner[i]), "nor by a tunnel");
 	policy_drop(&policy);
 	return 0;
 }

@@ -104,6 +104,35 @@ async def test_the_metadata_address_is_not_reached(networked: Native) -> None:
             assert b"No route to host" in seen.stderr, address
 
 
+METADATA = ("100.100.100.200", "192.0.0.192", "fd00:42::42", "fd00:c1::a9fe:a9fe", "fd00:100::100:200")
+EMBEDDED = (
+    "2002:a9fe:a9fe::1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::a9fe:a9fe",
+    "2001:db8::5efe:a9fe:a9fe",
+    "fec0::77",
+)
+
+
+async def test_metadata_services_next_door(networked: Native, resolver: Resolver) -> None:
+    """They answer to this machine, and to no sandbox: by address, by name, or through a tunnel."""
+    with networking.neighbour() as neighbour:
+        await anyio.to_thread.run_sync(neighbour.greet, 8480)
+        for address in (*METADATA, *EMBEDDED, "2002:808:808::1"):
+            await anyio.to_thread.run_sync(neighbour.answer_to, address)
+            with socket.create_connection((address, 8480), 60) as from_here:
+                assert from_here.recv(9) == b"neighbour", address
+        for policy in ("on", ALL, ("bad.test", "0.0.0.0/1", "::/0")):
+            async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
+                for address in (*METADATA, *EMBEDDED):
+                    resolver.names = {"bad.test": (address,)}
+                    for target in (address, "bad.test"):
+                        seen = await sandbox.exec(reach(target, 8480), timeout=60)
+                        assert (seen.stdout, seen.timed_out) == (b"", False), (policy, target, address)
+                seen = await sandbox.exec(reach("2002:808:808::1", 8480), timeout=60)
+                assert seen.stdout == b"neighbour\n", seen
+
+
 @pytest.mark.parametrize("policy", ["on", ("bad.test",), ALL])
 async def test_a_name_that_leads_to_the_host(
     networked: Native, resolver: Resolver, everywhere: Greeter, policy: NetworkPolicy

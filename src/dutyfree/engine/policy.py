@@ -25,22 +25,11 @@ HOST = "169.254.1.2"
 """What stands for this machine's loopback in it."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_NEVER = tuple(
+NEVER = tuple(
     ipaddress.ip_network(text)
-    for text in (
-        "100.100.100.200",
-        "168.63.129.16",
-        "fd00:ec2::/32",
-        "fd20:ce::/32",
-        "0.0.0.0/8",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "224.0.0.0/3",
-        "::/32",
-        "fe80::/10",
-        "ff00::/8",
-    )
+    for text in re.findall(r'NEVER\("(.+?)"', (Path(__file__).parent / "init" / "never.h").read_text("utf-8"))
 )
+"""The networks that no sandbox reaches: the C program's own list."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -119,9 +108,11 @@ def _split(entry: str) -> tuple[str, int]:
 
 def _address(entry: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network, port: int) -> bytes:
     first = network.network_address
-    if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped:
+    if isinstance(first, ipaddress.IPv6Address) and first.ipv4_mapped:
         raise ValueError(f"{entry!r}: write addresses of IPv4 as such")
-    if any(network.version == one.version and network.subnet_of(one) for one in _NEVER):  # type: ignore[arg-type]
+    if isinstance(first, ipaddress.IPv6Address) and first.scope_id:
+        raise ValueError(f"{entry!r}: only link-local addresses have a zone, and these are never in reach")
+    if any(network.version == one.version and network.subnet_of(one) for one in NEVER):  # type: ignore[arg-type]
         raise ValueError(f"{entry!r} is never in reach of a sandbox (this machine's loopback is `host`)")
     bits = network.prefixlen + (96 if network.version == 4 else 0)
     return protocol.RULE.pack(_mapped(first), port, Rule.ADDRESS, bits, 0)

@@ -92,7 +92,7 @@ socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct s
 }
 
 /* The kernel's own word on where packets to this address go: no list of ours could be up to date. */
-bool host_is_reached_by(const struct in6_addr *address)
+static bool leads_here(const struct in6_addr *address)
 {
 	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
 	uint16_t size = v4 ? 4 : 16;
@@ -123,6 +123,16 @@ bool host_is_reached_by(const struct in6_addr *address)
 	if (answer.head.nlmsg_type != RTM_NEWROUTE)
 		return false;
 	return ((const struct rtmsg *)NLMSG_DATA(&answer.head))->rtm_type != RTN_UNICAST;
+}
+
+bool host_is_reached_by(const struct in6_addr *address)
+{
+	struct in6_addr inner[EMBEDDED_MAX];
+	bool here = leads_here(address);
+
+	for (unsigned count = policy_embedded(address, inner); !here && count > 0; count--)
+		here = leads_here(&inner[count - 1]);
+	return here;
 }
 
 /* --- Clients ------------------------------------------------------------------------------------------ */

@@ -59,45 +59,6 @@ void policy_drop(struct policy *policy)
 	memset(policy, 0, sizeof *policy);
 }
 
-/* IPv4: this network, loopback, link-local, multicast and what is reserved; ourselves; and the services of
- * clouds for their machines that are not link-local (Alibaba's and Oracle's metadata, Azure's wire server). */
-static bool never_v4(const uint8_t *a)
-{
-	uint32_t number = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
-
-	return a[0] == 0 || a[0] == 127 || a[0] >= 224 || number >> 16 == 0xa9fe || number == ADDRESS_SELF ||
-	       number == 0x646464c8u || number == 0xa83f8110u || number == 0xc00000c0u;
-}
-
-/* The host, what lies on its links, and what is no destination: whatever the rules say. The host's other
- * addresses are known to its routes, and refused by whoever connects. */
-static bool never(const struct in6_addr *address)
-{
-	const uint8_t *a = address->s6_addr;
-	uint32_t first = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
-
-	if (IN6_IS_ADDR_V4MAPPED(address))
-		return never_v4(a + 12);
-	switch (first) {
-	case 0: /* the loopback, none, and forms of IPv4 that nobody routes */
-	case SELF_FIRST << 16 | SELF_SECOND:
-	case 0xfd000ec2u: /* metadata: Amazon's */
-	case 0xfd2000ceu: /* and Google's */
-		return true;
-	case 0x0064ff9bu: /* IPv4 behind a translator */
-		return never_v4(a + 12);
-	}
-	return a[0] == 0xff || (a[0] == 0xfe && (a[1] & 0xc0) == 0x80);
-}
-
-static bool is_v4(const struct in6_addr *address, uint32_t number)
-{
-	uint32_t found;
-
-	memcpy(&found, address->s6_addr + 12, sizeof found);
-	return IN6_IS_ADDR_V4MAPPED(address) && ntohl(found) == number;
-}
-
 static bool begins(const uint8_t *address, const uint8_t *prefix, unsigned bits)
 {
 	unsigned whole = bits / 8, rest = bits % 8;
@@ -105,6 +66,105 @@ static bool begins(const uint8_t *address, const uint8_t *prefix, unsigned bits)
 	if (memcmp(address, prefix, whole) != 0)
 		return false;
 	return !rest || ((address[whole] ^ prefix[whole]) >> (8 - rest)) == 0;
+}
+
+/* --- Addresses that nobody reaches ---------------------------------------------------------------------- */
+
+#define NEVER(network, why) network,
+static const char *const never[] = {
+#include "never.h"
+};
+#undef NEVER
+#define NEVERS (sizeof never / sizeof *never)
+
+struct prefix {
+	struct in6_addr address;
+	unsigned bits;
+	bool v4;
+};
+
+static struct prefix parse(const char *text)
+{
+	struct prefix made = {.v4 = !strchr(text, ':')};
+	char address[INET6_ADDRSTRLEN];
+	size_t length = strcspn(text, "/");
+
+	if (length >= sizeof address)
+		abort();
+	memcpy(address, text, length);
+	address[length] = 0;
+	made.bits = (unsigned)atoi(text + length + 1) + (made.v4 ? 96 : 0);
+	if (made.v4)
+		memset(made.address.s6_addr + 10, 0xff, 2);
+	if (inet_pton(made.v4 ? AF_INET : AF_INET6, address, made.address.s6_addr + (made.v4 ? 12 : 0)) != 1)
+		abort(); /* the list is ours */
+	return made;
+}
+
+static bool listed(const struct in6_addr *address)
+{
+	static struct prefix prefixes[NEVERS];
+	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
+
+	for (size_t i = 0; !prefixes[NEVERS - 1].bits && i < NEVERS; i++)
+		prefixes[i] = parse(never[i]);
+	for (size_t i = 0; i < NEVERS; i++)
+		if (prefixes[i].v4 == v4 && begins(address->s6_addr, prefixes[i].address.s6_addr, prefixes[i].bits))
+			return true;
+	return false;
+}
+
+static struct in6_addr mapped(uint8_t first, uint8_t second, uint8_t third, uint8_t fourth)
+{
+	return (struct in6_addr){.s6_addr = {[10] = 0xff, 0xff, first, second, third, fourth}};
+}
+
+unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[EMBEDDED_MAX])
+{
+	const uint8_t *a = address->s6_addr;
+	uint32_t first = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
+	unsigned count = 0;
+
+	if (first == 0x0064ff9bu && a[4] == 0 && a[5] == 1) {
+		/* A translator of somebody's own. Nobody knows how long its prefix is, which says where the address lies;
+		 * where it does not lie there are zeros, before it or after it. */
+		static const uint8_t places[][4] = {{6, 7, 9, 10}, {7, 9, 10, 11}, {9, 10, 11, 12}, {12, 13, 14, 15}};
+		for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
+			if (a[places[i][0]] && a[places[i][3]])
+				found[count++] = mapped(a[places[i][0]], a[places[i][1]], a[places[i][2]], a[places[i][3]]);
+	} else if (first == 0x0064ff9bu) /* NAT64 */
+		found[count++] = mapped(a[12], a[13], a[14], a[15]);
+	else if (first >> 16 == 0x2002) /* 6to4 */
+		found[count++] = mapped(a[2], a[3], a[4], a[5]);
+	else if (first == 0x20010000u) { /* Teredo: its server, and its client, inverted */
+		found[count++] = mapped(a[4], a[5], a[6], a[7]);
+		found[count++] = mapped((uint8_t)~a[12], (uint8_t)~a[13], (uint8_t)~a[14], (uint8_t)~a[15]);
+	}
+	if ((a[8] & ~2) == 0 && a[9] == 0 && a[10] == 0x5e && a[11] == 0xfe && first) /* ISATAP */
+		found[count++] = mapped(a[12], a[13], a[14], a[15]);
+	return count;
+}
+
+bool policy_never(const struct in6_addr *address)
+{
+	struct in6_addr inner[EMBEDDED_MAX];
+
+	if (listed(address))
+		return true;
+	for (unsigned count = policy_embedded(address, inner); count > 0; count--)
+		if (listed(&inner[count - 1]))
+			return true;
+	return false;
+}
+
+/* --- Judging -------------------------------------------------------------------------------------------- */
+
+static bool is_v4(const struct in6_addr *address, uint32_t number)
+{
+	uint32_t found;
+
+	memcpy(&found, address->s6_addr + 12, sizeof found);
+	return IN6_IS_ADDR_V4MAPPED(address) && ntohl(found) == number;
 }
 
 static bool port_fits(uint16_t wanted, uint16_t port)
@@ -122,7 +182,7 @@ enum verdict_kind policy_judge(const struct policy *policy, const struct in6_add
 		return ALLOWED_RESOLVER;
 	if (host && all)
 		return ALLOWED_HOST;
-	if (!host && never(address))
+	if (!host && policy_never(address))
 		return REFUSED;
 	if (all)
 		return ALLOWED;

@@ -31,6 +31,12 @@ enum verdict_kind { REFUSED, ALLOWED, ALLOWED_HOST /* its loopback */, ALLOWED_R
 int policy_take(struct policy *policy, const void *body, size_t size);
 void policy_drop(struct policy *policy);
 
+/* The host, what lies on its links, metadata services of clouds, and what is no destination: whatever the rules say. */
+bool policy_never(const struct in6_addr *address);
+/* IPv4 addresses that this address of IPv6 leads to by a translator or a tunnel, as ::ffff:…, but for one that is
+ * nothing else: how many. */
+#define EMBEDDED_MAX 5
+unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[EMBEDDED_MAX]);
 enum verdict_kind policy_judge(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment);
 bool policy_allows_name(const struct policy *policy, const char *name, size_t size);
 /* The name, which is allowed, led to an address. */
