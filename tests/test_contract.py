@@ -7,14 +7,17 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Span, Stage, Write
+import dutyfree
+from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Span, Stage, Write, limited
 from dutyfree.errors import DutyfreeError, LimitError, SandboxClosed, SubstrateError
 from dutyfree.recipe import tree_digest
 from dutyfree.workloads.workload import Expect
@@ -193,6 +196,62 @@ def test_limits_that_cannot_be(name, values):
     for value in values:
         with pytest.raises(LimitError, match=f"^{name} must be .*, not "):
             Limits(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("512M", 512 << 20), ("1.5G", 3 << 29), ("4096", 4096), ("2 KiB", 2048), ("1t", 1 << 40)],
+)
+def test_sizes_may_be_texts(text, count):
+    for name in ("memory", "disk"):
+        assert getattr(Limits(**{name: text}), name) == count
+    assert Limits(memory=text) == Limits(memory=count)
+    assert hash(Limits(memory=text)) == hash(Limits(memory=count))
+    assert limited({"memory": text}, Limits()) == Limits(memory=count)
+    assert Limits(output="4K").output == 4096
+
+
+@pytest.mark.parametrize("name", ["memory", "disk", "output", "pids", "cpus"])
+@pytest.mark.parametrize("value", ["much", "-1M", "", [1], "1.5.2G", "٣M"])
+def test_what_is_no_size_is_told_in_words(name, value):
+    with pytest.raises(LimitError, match=name):
+        Limits(**{name: value})
+    with pytest.raises(LimitError, match=f"limits: .*{name}"):
+        limited({name: value}, Limits())
+
+
+def test_whole_numbers_are_wanted_of_sizes():
+    with pytest.raises(LimitError, match=r"memory must be a whole number, not 1.5 \(write memory=\"512M\""):
+        Limits(memory=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["scripted", "bare"])
+async def test_a_sandbox_takes_its_limits_as_a_table_or_says_what_it_wants(name):
+    async with dutyfree.open(name) as opened:
+        substrate: Any = opened
+        async with substrate.sandbox(limits={"output": "1K"}) as sandbox:
+            assert sandbox._limits == Limits(output=1024)
+        for wrong, told in (({"memroy": 1}, "did you mean 'memory'"), ("512M", "write Limits")):
+            with pytest.raises(LimitError, match=told):
+                async with substrate.sandbox(limits=wrong):
+                    pass
+
+
+@pytest.mark.anyio
+@pytest.mark.native
+async def test_sandboxes_and_groups_of_native_take_tables_too():
+    async with dutyfree.open("native", limits={"memory": "256M"}) as opened:
+        substrate: Any = opened
+        assert substrate._config.limits.memory == 256 << 20
+        async with substrate.sandbox(limits={"output": "1K"}) as sandbox:
+            assert len((await sandbox.exec("seq 10000")).stdout) <= 1024
+        async with substrate.group(Recipe(), 2, limits={"output": "1K"}) as sandboxes:
+            assert len((await sandboxes[1].exec("seq 10000")).stdout) <= 1024
+        for use in (substrate.sandbox, partial(substrate.group, Recipe(), 2)):
+            with pytest.raises(LimitError, match="write Limits"):
+                async with use(limits=7):
+                    pass
 
 
 def test_the_examples_of_the_documentation_run(tmp_path):

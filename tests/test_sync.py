@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -70,6 +72,25 @@ def test_opening_fails_as_in_async_code():
         pass
     with pytest.raises(errors.Unavailable), dutyfree.sync.open("bare", directory="/proc/nowhere"):
         pass
+
+
+def test_what_is_unknown_is_told_before_it_is_entered():
+    with pytest.raises(errors.OptionError, match="did you mean 'native'"):
+        dutyfree.sync.open("natvie")
+    with pytest.raises(errors.OptionError, match="did you mean 'seed'"):
+        dutyfree.sync.open("scripted", sed=1)
+
+
+def test_it_is_there_after_a_plain_import():
+    script = """
+import sys
+import dutyfree
+assert "dutyfree.sync" not in sys.modules
+with dutyfree.sync.open("scripted") as substrate, substrate.sandbox() as sandbox:
+    print(sandbox.exec("echo hello").stdout)
+assert dutyfree.recipes.pip and dutyfree.layers.ls and dutyfree.abilities.Leasing
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_from_several_threads(substrate):

@@ -8,7 +8,7 @@
 
 TYPE_CHECKING = False  # not typing's: that alone takes longer than all else here
 if TYPE_CHECKING:
-    from dutyfree import errors
+    from dutyfree import abilities, errors, layers, recipes, sync
     from dutyfree.contract import (
         Action,
         Availability,
@@ -39,11 +39,11 @@ else:
         """Load what is asked for when it is first asked for: so the command line is there at once."""
         from importlib import import_module
 
-        if name in __all__ or name in _HOMES:
+        if name in _MODULES:
+            return import_module(f"dutyfree.{name}")
+        if name in __all__:
             for home in _HOMES:
                 module = import_module(f"dutyfree.{home}")
-                if name == home:
-                    return module
                 if hasattr(module, name):
                     return globals().setdefault(name, getattr(module, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -52,7 +52,8 @@ else:
         return sorted({*globals(), *__all__})
 
 
-_HOMES = ("errors", "contract", "services", "substrates")
+_HOMES = ("contract", "services", "substrates")
+_MODULES = (*_HOMES, "abilities", "errors", "layers", "recipes", "sync")
 __version__ = "0.1.0"
 
 __all__ = [
@@ -78,6 +79,10 @@ __all__ = [
     "Substrate",
     "Usage",
     "Write",
+    "abilities",
     "errors",
+    "layers",
     "open",
+    "recipes",
+    "sync",
 ]

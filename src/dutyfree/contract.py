@@ -10,9 +10,9 @@ not be able to do everywhere is an *ability*: see ``dutyfree.abilities``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -31,7 +31,7 @@ of them (``10.0.0.0/8``), or ``host``: this machine, by the substrate's ``host_a
 port (``example.org:443``).
 """
 
-Bytes: TypeAlias = Annotated[int, msgspec.Meta(description="a number of bytes")]
+Bytes: TypeAlias = Annotated[int, msgspec.Meta(description="a number of bytes or a size such as '512M'")]
 
 KILLED = 128
 """Exit codes of a command killed by signal n are KILLED + n, as shells have it."""
@@ -100,8 +100,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a sandbox may use. None leaves a resource to the substrate's default.
 
-    A substrate that cannot enforce a limit it is asked for refuses with CreateError. Raises LimitError for
-    one that is none: zero or less, or more than any machine has.
+    Sizes may be given as texts: ``Limits(memory="512M")``. A substrate that cannot enforce a limit it is
+    asked for refuses with CreateError. Raises LimitError for one that is none: zero or less, or more than
+    any machine has.
     """
 
     cpus: float | None = None
@@ -114,16 +115,90 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: Bytes = 16 << 20
     """Kept of each stream: the head and the tail; the middle is counted and dropped."""
 
+    if TYPE_CHECKING:
+        # Sizes may be texts, such as "512M"; the attributes are numbers all the same.
+        def __init__(
+            self,
+            cpus: float | None = None,
+            memory: int | str | None = None,
+            pids: int | None = None,
+            disk: int | str | None = None,
+            network: NetworkPolicy | None = None,
+            output: int | str = 16 << 20,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
             value = getattr(self, name)
+            if value is None:
+                continue
+            if type(value) is not int:
+                value = _number(name, value)
+                msgspec.structs.force_setattr(self, name, value)
             least, few = (-1, "at least nothing") if name == "output" else (0, "more than nothing")
-            if value is not None and not least < value <= most:
+            if not least < value <= most:
                 raise LimitError(f"{name} must be {few} and at most {most}, not {value}")
 
 
 _MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
 """What the kernel can count."""
+
+SIZES = ("memory", "disk", "output")
+"""Limits in bytes."""
+
+
+def _number(name: str, value: object) -> float:
+    """A limit that is no int. Raises LimitError."""
+    if name in SIZES and isinstance(value, str):
+        return size(value, name)
+    if name == "cpus" and isinstance(value, float):
+        return value
+    wanted = "a number" if name == "cpus" else "a whole number"
+    remedy = f'write {name}="512M", or the bytes' if name in SIZES else ""
+    raise LimitError(f"{name} must be {wanted}, not {value!r}", remedy=remedy)
+
+
+def size(text: str, of: str) -> int:
+    """Bytes as people write them: ``512M``, ``1.5G``, ``4096``. Raises LimitError."""
+    import re
+
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise LimitError(f"{of}: {text!r} is not a size", remedy="write it as 512M or 1.5G")
+    return int(float(found[1]) * units[found[2].upper()])
+
+
+def limited(given: Limits | Mapping[str, object] | None, usual: Limits) -> Limits:
+    """The limits that a caller gives, also as a table such as ``{"memory": "512M"}``; else the usual ones.
+
+    Raises LimitError.
+    """
+    if given is None:
+        return usual
+    if isinstance(given, Limits):
+        return given
+    if not isinstance(given, Mapping):
+        raise LimitError(f"limits must be Limits, not {given!r}", remedy='write Limits(memory="512M")')
+    table = sized(given)
+    try:
+        return msgspec.convert(table, Limits)
+    except msgspec.ValidationError as error:
+        from dutyfree import validation  # only for an error
+
+        mistake = validation.explain(error, table, Limits)
+        raise LimitError(f"limits: {mistake.message}", remedy=mistake.remedy) from error
+
+
+def sized(table: Mapping[str, object]) -> dict[str, object]:
+    """A table of limits, or of a budget, with numbers for the sizes; what is no size stays as it is."""
+    found = dict(table)
+    for name in SIZES:
+        value = table.get(name)
+        if isinstance(value, str):
+            with suppress(LimitError):
+                found[name] = size(value, name)
+    return found
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -40,16 +40,22 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     kind: str
     image: str
+    identity: str
+    """What the image is: its name may mean another later."""
     recipe: str
     """The key of the recipe's prefix that ends with it, if it is of one."""
     below: int
     """Layers between it and the image."""
+    parent: str
+    """The key of the next one below it that is listed; none if it stands upon the image."""
     size: int
     """Bytes of its own."""
     seconds: float
     """That making it took."""
     made: float
     used: float
+    in_use: bool
+    """Whether an open substrate uses it just now."""
     commit: str = ""
     """What a repository was at when it was cloned."""
     commands: tuple[str, ...] = ()
@@ -64,37 +70,39 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def ls() -> list[Kept]:
-    """All of them, those upon the same image together."""
+    """All of them, those upon the same image together, each after what it stands on."""
     from dutyfree.engine.travel import chains
 
     store = _store()
     named = {snapshot.layer: snapshot.name for snapshot in store.snapshots.all()}
+    there = {facts.key: (facts, told) for facts in store.layers() if (told := store.told(facts.key))}
+    listed = [
+        key for key in there if key in named or not (key.startswith(chains.SNAPSHOT) or store.is_loose(key))
+    ]
+    keys = set(listed)
     found = []
-    for facts in store.layers():
-        told = chains.read(store, facts.key)
-        is_of_use = facts.key in named or not (
-            facts.key.startswith(chains.SNAPSHOT) or store.is_loose(facts.key)
-        )
-        if told is None or not is_of_use:
-            continue
-        name = chains.SNAPSHOT + named[facts.key] if facts.key in named else facts.key
+    for key in listed:
+        facts, told = there[key]
         found.append(
             Kept(
-                name=name,
-                key=facts.key,
+                name=chains.SNAPSHOT + named[key] if key in named else key,
+                key=key,
                 kind=told.kind,
                 image=told.image,
+                identity=told.identity,
                 recipe=told.recipe,
                 below=len(told.below),
+                parent=next((below for below in reversed(told.below) if below in keys), ""),
                 size=facts.size,
                 seconds=told.seconds,
                 made=facts.made,
-                used=store.last_use(facts.key) or facts.made,
+                used=store.last_use(key) or facts.made,
+                in_use=store.is_used(key),
                 commit=told.commit,
                 commands=told.commands,
             )
         )
-    return sorted(found, key=lambda kept: (kept.image, kept.below, kept.made))
+    return sorted(found, key=lambda kept: (kept.image, kept.identity, kept.below, kept.made))
 
 
 def export(

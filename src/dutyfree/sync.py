@@ -35,10 +35,13 @@ _WRAPPED = (contract.Substrate, contract.Sandbox, abilities.Leasing)
 _DATA = (msgspec.Struct, bytes, str, int, float, dict, os.PathLike)
 
 
+def open(name: str, **options: Any) -> AbstractContextManager[Any]:  # noqa: A001
+    """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises, and when it does."""
+    return _opened(substrates.open(name, **options))
+
+
 @contextmanager
-def open(name: str, **options: Any) -> Iterator[Any]:  # noqa: A001
-    """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises."""
-    opened = substrates.open(name, **options)
+def _opened(opened: AbstractAsyncContextManager[contract.Substrate]) -> Iterator[Any]:
     owner = os.getpid()
     with start_blocking_portal() as portal:
         try:

@@ -79,6 +79,43 @@ def test_build_here_use_there(cli: Cli) -> None:
     assert "1 layer," in cli("third", "layer", "import", str(cli.root / "here"), "recipe.toml")
 
 
+def test_layers_are_listed_as_a_tree(cli: Cli) -> None:
+    other = RECIPE.replace('sum"', 'other"') + '[[stages]]\nkind = "setup"\ncommands = ["true"]\n'
+    (cli.root / "other.toml").write_text(other)
+    assert "no layer is kept" in cli("here", "layer", "ls")
+    for name in ("recipe.toml", "other.toml"):
+        cli("here", "layer", "build", name)
+    rows = json.loads(cli("here", "layer", "ls", "--json"))
+    parents = {row["commands"][0]: row["parent"] for row in rows}
+    first = next(row["key"] for row in rows if not row["parent"])
+    assert parents["sha256sum noise > sum"] == parents["sha256sum noise > other"] == first
+    assert not any(row["in_use"] for row in rows)
+    head, image, *tree = cli("here", "layer", "ls").splitlines()
+    assert head.split() == ["layer", "kind", "size", "took", "made", "used", "command"]
+    assert image.startswith("host (")
+    assert [line.rstrip().rpartition("  ")[2] for line in tree] == [
+        "head -c 2000000 /dev/urandom > noise",
+        "sha256sum noise > sum",
+        "sha256sum noise > other",
+        "true",
+    ]
+    assert [len(line) - len(line.lstrip("│├└─ ")) for line in tree] == [3, 6, 6, 9]
+    assert tree[0].startswith("└─ ")
+    assert tree[1].startswith("   ├─ ")
+    assert tree[3].startswith("      └─ ")
+
+
+def test_layers_in_use_are_listed_as_such(cli: Cli) -> None:
+    cli("here", "layer", "build", "recipe.toml")
+    process = cli.start("here", "run", "--recipe", "recipe.toml", "--", "sh", "-c", "echo up; cat")
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert all(row["in_use"] for row in json.loads(cli("here", "layer", "ls", "--json")))
+    assert cli("here", "layer", "ls").count("in use") == 2
+    process.communicate(timeout=300)
+    assert "in use" not in cli("here", "layer", "ls")
+
+
 def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
     (cli.root / "recipe.toml").write_text(RECIPE.replace('"head', '"sleep 0.3; head'))
     built, _, _ = cli("here", "layer", "build", "recipe.toml").partition("stage 1")

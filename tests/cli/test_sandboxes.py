@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -56,6 +57,9 @@ def test_streams_and_status_are_the_commands_own():
     dutyfree("run", "--", "sh", "-c", "kill -TERM $$", status=128 + signal.SIGTERM)
     for seconds in PATIENCE:
         done = dutyfree("run", "--timeout", seconds, "--", "sh", "-c", "echo begun; sleep 1000", status=124)
+        assert (
+            done.stderr == f"dutyfree: the command was killed after {seconds:g} s, its --timeout\n".encode()
+        )
         if done.stdout:
             break
     assert done.stdout == b"begun\n"
@@ -158,7 +162,7 @@ def test_other_substrates_run_too(substrate):
     ("arguments", "message"),
     [
         (["run"], "no command to run"),
-        (["run", "--memory", "much", "--", "true"], "is no size"),
+        (["run", "--memory", "much", "--", "true"], "is not a size"),
         (["run", "--network", "maybe", "--", "true"], "is no policy"),
         (["run", "--memroy", "1G", "--", "true"], "there is no option --memroy"),
         (["run", "--timeout", "nan", "--", "true"], "--timeout nan is no time"),
@@ -264,7 +268,46 @@ def test_a_shell_on_a_terminal_is_one():
     assert person.ends() == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_shell_is_bash_with_a_history_and_a_prompt_that_names_the_sandbox():
+    person = Person()
+    person.sees(b"native-%d-1:" % person.process.pid)
+    person.types(b"echo $0-$((6 * 7))-$TERM; cd /usr\n")
+    person.sees(b"bash-42-" + os.environ.get("TERM", "xterm").encode())
+    person.sees(b"native-%d-1:/usr# " % person.process.pid)
+    person.types(b"echo one-$((1 + 1))\n")
+    person.sees(b"one-2")
+    person.types(b"\x1b[A\n")  # what was typed last, again
+    person.sees(b"one-2")
+    person.types(b"echo ree\x1b[D\x1b[D\x1b[Dth\n")  # the cursor moves in the line
+    person.sees(b"\rthree")
+    person.types(b'[ -z "$PROMPT_COMMAND" ] && kill -KILL $$\n')
+    assert person.ends() == 128 + signal.SIGKILL
+
+
+@pytest.mark.skipif(not Path("/usr/bin/busybox").exists(), reason="apt-get install busybox-static")
+def test_a_shell_is_sh_where_there_is_no_bash(tmp_path):
+    for name in ("bin", "usr", "tmp", "proc", "dev", "sys", "etc", "root"):
+        (tmp_path / name).mkdir()
+    shutil.copy("/usr/bin/busybox", tmp_path / "bin/busybox")
+    (tmp_path / "bin/sh").symlink_to("busybox")
+    person = Person("--image", str(tmp_path))
+    person.sees(b"native-%d-1" % person.process.pid)
+    person.types(b"echo $0-$((6 * 7)); exit 4\n")
+    person.sees(b"sh-42")
+    assert person.ends() == 4
+
+
+def test_a_shell_whose_sandbox_dies_gives_the_terminal_back():
+    person = Person()
+    person.types(b"echo up-$((1 + 1))\n")
+    person.sees(b"up-2")
+    os.kill(_launcher_of(person.process.pid), signal.SIGKILL)
+    person.sees(b"\x1b[?25h")  # a cursor
+    person.sees(b"dutyfree: ")
+    assert person.ends() == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
 def test_a_terminal_is_restored_when_the_shell_is_ended(number):
     person = Person()
     person.types(b"echo up-$((1 + 1))\n")

@@ -76,7 +76,15 @@ def test_a_wrong_type(option, complaint):
     [
         ({"peers": "tcp://node-1:7400"}, 'peers must be a list, such as ["tcp://node-1:7400"], not'),
         ({"budget": {"sandbox": 4}}, "in [budget] there is no key 'sandbox' (did you mean 'sandboxes'? the"),
-        ({"limits": {"memory": "2G"}}, "[limits] memory must be a number of bytes, not '2G'"),
+        ({"limits": {"memroy": "2G"}}, "in [limits] there is no key 'memroy' (did you mean 'memory'? the"),
+        (
+            {"limits": {"memory": "much"}},
+            "[limits] memory must be a number of bytes or a size such as '512M', not",
+        ),
+        (
+            {"limits": {"memory": 1.5}},
+            "[limits] memory must be a number of bytes or a size such as '512M', not 1.5",
+        ),
         ({"limits": "2G"}, "limits must be a table, such as {cpus = …, memory = …}, not '2G'"),
         (
             {"limits": {"network": ["https://a.b"]}},

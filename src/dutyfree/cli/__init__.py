@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import (
+    App,
+    CycloptsError,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 import dutyfree
 from dutyfree.cli.interrupts import interruptible
 from dutyfree.errors import DutyfreeError, UsageError
+from dutyfree.suggest import suggestion
 
 
 class _Listing(App):
@@ -90,20 +100,63 @@ for path, summary in _COMMANDS.items():
 
 
 def main() -> int:
-    """Run a command. Exit status: 0 done, 1 it failed, 2 it was asked wrongly, 130 interrupted."""
+    """Run a command. Exit status: 0 done, 1 it failed, 2 it was asked wrongly, 130 interrupted.
+
+    141 says that nobody reads its output any more, as of a program that SIGPIPE has killed.
+    """
     try:
-        command, given, _ = app.parse_args()
+        status = _main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still to be written when Python ends goes nowhere, without a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _main() -> int:
+    try:
+        command, given, _ = app.parse_args(exit_on_error=False, print_error=False)
         with interruptible():
             return command(*given.args, **given.kwargs) or 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich ends the program by itself
+            raise error.__context__ from None
+        raise
+    except CycloptsError as error:
+        _say(_asked_wrongly(error))
+        return 2
     except DutyfreeError as error:
         _say(error)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("dutyfree: interrupted", file=sys.stderr)  # noqa: T201 (the command line speaks)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
-        return 1
+
+
+def _asked_wrongly(error: CycloptsError) -> UsageError:
+    """What the parser of the command line has to say, in a sentence of ours."""
+    of = " ".join(("dutyfree", *(error.command_chain or ())))
+    if isinstance(error, UnknownCommandError):
+        word = (error.unused_tokens or ("",))[0]
+        known = (name for name in error.app or () if not name.startswith("-"))
+        meant = suggestion(word, known)
+        return UsageError(f"there is no command {word!r}", remedy=meant or f"see: {of} --help")
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        known = (name for argument in error.argument_collection if argument.parse for name in argument.names)
+        return unknown_option(word, known, of)
+    if isinstance(error, UnusedCliTokensError):
+        said = f"{of} takes no argument {(error.unused_tokens or ('',))[0]!r}"
+    else:
+        said = str(error).strip().rstrip(".")
+    return UsageError(said, remedy=f"see: {of} --help")
+
+
+def unknown_option(word: str, known: Iterable[str], command: str) -> UsageError:
+    return UsageError(
+        f"there is no option {word}", remedy=suggestion(word, known) or f"see: {command} --help"
+    )
 
 
 def _say(error: DutyfreeError) -> None:

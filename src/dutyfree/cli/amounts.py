@@ -8,19 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dutyfree import contract
 from dutyfree.errors import UsageError
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def size(text: str | None, option: str) -> int | None:
     """``512M``, ``1.5G``, ``4096``. Raises UsageError."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise UsageError(f"{option} {text!r} is no size", remedy="write it as 512M or 1.5G")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return None if text is None else contract.size(text, option)
 
 
 def shown(count: float | None) -> str:

@@ -45,7 +45,7 @@ def _bars() -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     return Progress(
-        TextColumn("{task.fields[layer]} {task.description:<11}"),
+        TextColumn("{task.fields[layer]} {task.description:<11}", markup=False),
         BarColumn(bar_width=30),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from functools import partial
-
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from dutyfree.cli import amounts, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.running import run
+
+if TYPE_CHECKING:
+    from dutyfree.engine.census import Living
 
 
 def ps(*, json: bool = False) -> int:
@@ -41,26 +41,22 @@ def ps(*, json: bool = False) -> int:
         return 0
     labelled = any(living.labels for living in found)
     heads = ["sandbox", "image", "state", "processes", "memory", "since", *["labels"] * labelled, "owner"]
-    table = Table(*heads, box=None, pad_edge=False)
-    for column in table.columns[3:6]:
-        column.justify = "right"
-    for living in found:
-        labels = census.printable(" ".join(f"{name}={value}" for name, value in living.labels.items()))
-        table.add_row(
-            living.id,
-            escape(living.image),
-            living.state,
-            "?" if living.processes is None else str(living.processes),
-            shown(living.memory),
-            _ago(time.time() - living.since),
-            *[escape(labels)] * labelled,
-            Text(f"{living.owner} {living.program}", no_wrap=True, overflow="ellipsis"),
-        )
-    # Where room is short, the owner's long line yields, and is cut.
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    standard.table(table)
+    standard.table(heads, (_row(living, labelled) for living in found), right=range(3, 6), cut=True)
     return 0
+
+
+def _row(living: Living, labelled: bool) -> list[str]:
+    labels = " ".join(f"{name}={value}" for name, value in living.labels.items())
+    return [
+        living.id,
+        living.image,
+        living.state,
+        str(living.processes),
+        shown(living.memory),
+        _ago(time.time() - living.since),
+        *[labels] * labelled,
+        f"{living.owner} {living.program}",
+    ]
 
 
 def gc(
@@ -101,10 +97,10 @@ def gc(
         for left in found:
             size = "" if left.size is None else f", {shown(left.size)}"
             state = f"cannot be removed: {left.failure}" if left.failure else verb
-            print(f"{left.kind} {left.what}{size}: {state}")  # noqa: T201 (the command's output)
+            standard.show(f"{left.kind} {left.what}{size}: {state}")
         gone = [left for left in found if not left.failure]
         total = shown(sum(left.size or 0 for left in gone))
-        print(f"{len(gone)} {verb}, {total}" if found else "nothing was left")  # noqa: T201
+        standard.show(f"{len(gone)} {verb}, {total}" if found else "nothing was left")
     return 1 if any(left.failure for left in found) else 0
 
 

@@ -43,19 +43,16 @@ def build(
     force
         Build anew even if the cache has it.
     """
-    from rich.console import Console
-
     from dutyfree import image as images
     from dutyfree.cli.running import run
 
-    console = Console(stderr=True)
-    say = partial(console.print, highlight=False, markup=False)
+    say = standard.say
     if reference is not None:
         digest = run(partial(images.from_reference, reference, progress=say))
-        print(f"{images.REFERENCE} is now {reference} ({digest})")  # noqa: T201
+        standard.show(f"{images.REFERENCE} is now {reference} ({digest})")
         return 0
     made = run(partial(images.build, progress=say, force=force))
-    print(f"{made.tar} ({made.digest})")  # noqa: T201 (the command's output)
+    standard.show(f"{made.tar} ({made.digest})")
     return 0
 
 
@@ -148,9 +145,9 @@ def _added(held: Held, quiet: bool) -> int:
     image = held.image
     held.close()
     if quiet:
-        print(image.digest)  # noqa: T201 (the command's output)
+        standard.show(image.digest)
     else:
-        print(f"{image.name} ({image.digest}), {_layers(len(image.layers))}, {shown(image.size)}")  # noqa: T201
+        standard.show(f"{image.name} ({image.digest}), {_layers(len(image.layers))}, {shown(image.size)}")
     return 0
 
 
@@ -163,27 +160,25 @@ def list_(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from rich.table import Table
-
     from dutyfree.engine.images.store import Store
 
     store = Store()
     images = store.images()
     if json:
-        rows = [{**msgspec.to_builtins(image), "used": store.used(image)} for image in images]
-        standard.tell(rows)
+        standard.tell([{**msgspec.to_builtins(image), "used": store.used(image)} for image in images])
         return 0
-    table = Table("name", "digest", "size", "layers", "created", "used", box=None, pad_edge=False)
-    for found in images:
-        table.add_row(
-            standard.cell(found.name),
+    rows = (
+        (
+            found.name,
             found.digest.partition(":")[2][:12],
             shown(found.size),
             str(len(found.layers)),
-            standard.cell(found.created[:10]),
+            found.created[:10],
             f"{amounts.age(time.time() - store.used(found))} ago",
         )
-    standard.table(table)
+        for found in images
+    )
+    standard.table(("name", "digest", "size", "layers", "created", "used"), rows, right=(2, 3))
     return 0
 
 
@@ -213,7 +208,7 @@ def remove(
         full = name if store.image(name) else str(reference.parse(name))
         if not store.forget(full):
             raise UsageError(f"there is no image {full}", remedy="see `dutyfree image ls`")
-        print(f"removed {full}")  # noqa: T201
+        standard.show(f"removed {full}")
     return 0 if keep_layers else gc()
 
 
@@ -239,7 +234,7 @@ def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = F
     verb = "would remove" if dry_run else "removed"
     half = f", and {shown(done.half)} half made" if done.half else ""
     in_use = f"; {done.in_use} more are in use" if done.in_use else ""
-    print(f"{verb} {_layers(done.layers)}, {shown(done.size)}{half}{in_use}")  # noqa: T201
+    standard.show(f"{verb} {_layers(done.layers)}, {shown(done.size)}{half}{in_use}")
     return 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +60,7 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     found = [known.get(key) for key in wanted.keys()[1:]]
     for stage, kept in zip(wanted.stages, found, strict=True):
         told = "not kept on the disk: see docs/recipes.md" if kept is None else _told(kept)
-        print(f"{stage.kind:<12} {told}")  # noqa: T201 (the command's output)
+        standard.show(f"{stage.kind:<12} {told}")
     return 1 if None in found[:DEEPEST] else 0
 
 
@@ -81,35 +83,55 @@ def _told(kept: layers.Kept) -> str:
 
 @layer.command(name="ls")
 def list_(*, json: bool = False) -> int:
-    """List the layers of recipes and snapshots that are kept.
+    """List the layers of recipes and snapshots that are kept, as trees: an image, and what stands on it.
+
+    On a terminal long commands are cut at its width; a pipe gets them whole.
 
     Parameters
     ----------
     json
-        Print JSON on standard output: also the commands, and the whole keys.
+        Print JSON on standard output: also the whole keys, and commits.
     """
-    from rich.table import Table
-
     found = layers.ls()
     if json:
         standard.tell([msgspec.to_builtins(kept) for kept in found])
-        return 0
-    table = Table(
-        "layer", "kind", "upon", "size", "took", "commit", "used", box=None, pad_edge=False, highlight=False
-    )
-    for kept in found:
-        below = f" + {kept.below}" if kept.below else ""
-        table.add_row(
-            _digits(kept),
-            standard.cell(kept.kind),
-            standard.cell(f"{kept.image}{below}"),
-            shown(kept.size),
-            f"{kept.seconds:.1f} s",
-            standard.cell(kept.commit[:12]),
-            f"{amounts.age(time.time() - kept.used)} ago",
-        )
-    standard.table(table)
+    elif not found:
+        standard.say("no layer is kept: 'dutyfree layer build' makes those of a recipe")
+    else:
+        heads = ("layer", "kind", "size", "took", "made", "used", "command")
+        standard.table(heads, _tree(found), right=(2, 3), cut=True)
     return 0
+
+
+def _tree(found: Sequence[layers.Kept]) -> Iterator[tuple[str, ...]]:
+    """Rows: each image, and below it what stands on it."""
+    upon: dict[tuple[str, str, str], list[layers.Kept]] = {}
+    for kept in found:
+        upon.setdefault((kept.image, kept.identity, kept.parent), []).append(kept)
+
+    def branch(image: str, identity: str, parent: str, indent: str) -> Iterator[tuple[str, ...]]:
+        children = upon.get((image, identity, parent), [])
+        for kept in children:
+            is_last = kept is children[-1]
+            yield _row(kept, indent + ("└─ " if is_last else "├─ "))
+            yield from branch(image, identity, kept.key, indent + ("   " if is_last else "│  "))
+
+    for image, identity in dict.fromkeys((kept.image, kept.identity) for kept in found):
+        yield (f"{image} ({re.split('[: ]', identity)[-1][:12]})", *[""] * 6)
+        yield from branch(image, identity, "", "")
+
+
+def _row(kept: layers.Kept, indent: str) -> tuple[str, ...]:
+    used = "in use" if kept.in_use else f"{amounts.age(time.time() - kept.used)} ago"
+    return (
+        indent + _digits(kept),
+        kept.kind,
+        shown(kept.size),
+        f"{kept.seconds:.1f} s",
+        f"{amounts.age(time.time() - kept.made)} ago",
+        used,
+        "; ".join(kept.commands) or (f"at {kept.commit}" if kept.commit else ""),
+    )
 
 
 @layer.command
@@ -181,7 +203,7 @@ def import_(
     for done in fetched:
         count = "1 layer" if done.layers == 1 else f"{done.layers} layers"
         came = f"{count}, {shown(done.size)}" if done.layers else "all of it was here"
-        print(f"{done.chain.name}: {came}")  # noqa: T201 (the command's output)
+        standard.show(f"{done.chain.name}: {came}")
     return 0
 
 
@@ -229,7 +251,7 @@ def remove(what: tuple[str, ...], /) -> int:
         snapshot:NAME, digits, or recipes' files (their last stage).
     """
     for name in layers.remove(_meant(what)):
-        print(f"removed {name}")  # noqa: T201
+        standard.show(f"removed {name}")
     return 0
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from dutyfree.cli import standard
 from dutyfree.cli.running import run
@@ -37,17 +37,38 @@ def substrates(*, json: bool = False) -> int:
     if json:
         standard.tell(rows)
         return 0
-    table = Table("substrate", "what it is", "here", "how to enable it", box=None, pad_edge=False)
-    details = {row["name"]: row["detail"] for row in rows}
-    for row in rows:
-        kin = str(row["name"]).partition("-")[0]
-        if kin != row["name"] and details.get(kin) == row["detail"]:
-            row["detail"] = f"as {kin}"
-        mark = "[green]yes[/]" if row["available"] else "[red]no[/]"
-        enable = "" if row["available"] else str(row["remedy"])
-        table.add_row(str(row["name"]), str(row["summary"]), f"{mark}: {row['detail']}", enable)
-    Console().print(table)
+    _show(
+        (
+            "✓" if row["available"] else "✗",
+            "green" if row["available"] else "red",
+            str(row["name"]),
+            f"{row['summary']} ({row['detail']})",
+            "" if row["available"] else str(row["remedy"]),
+        )
+        for row in _shortened(rows)
+    )
     return 0
+
+
+def _shortened(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """What is true of native at one warmth is true of the others, too: it is said once."""
+    details = {row["name"]: row["detail"] for row in rows}
+    kin = [str(row["name"]).partition("-")[0] for row in rows]
+    return [
+        {**row, "detail": f"as {of}"} if of != row["name"] and details.get(of) == row["detail"] else row
+        for of, row in zip(kin, rows, strict=True)
+    ]
+
+
+def _show(findings: Iterable[tuple[str, standard.Colour, str, str, str]]) -> None:
+    """A mark, what was looked at, what was found; and below it, whole and alone on its line, the remedy."""
+    found = list(findings)
+    width = max(len(what) for _, _, what, _, _ in found)
+    for mark, colour, what, detail, remedy in found:
+        said = standard.line(f"{what:<{width}}  {detail}").rstrip()
+        print(f"{standard.coloured(mark, colour)} {said}")  # noqa: T201 (the command's output)
+        if remedy:
+            standard.show(f"  → {remedy}")
 
 
 def doctor(*, json: bool = False) -> int:
@@ -71,14 +92,14 @@ def doctor(*, json: bool = False) -> int:
     if json:
         standard.tell(findings)
     else:
-        table = Table("", "what", "found", "remedy", box=None, pad_edge=False)
-        for finding in findings:
-            bad = "[red]✗[/]" if finding.needed else "[yellow]![/]"
-            table.add_row(
-                "[green]✓[/]" if finding.fine else bad,
+        _show(
+            (
+                "✓" if finding.fine else "✗" if finding.needed else "!",
+                "green" if finding.fine else "red" if finding.needed else "yellow",
                 finding.what,
                 finding.detail,
                 "" if finding.fine else finding.remedy,
             )
-        Console().print(table)
+            for finding in findings
+        )
     return 1 if any(ailing(findings)) else 0

@@ -18,6 +18,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from dutyfree.cli import standard
+from dutyfree.errors import plain
 from dutyfree.study.records import Trial
 
 QUIET_SECONDS = 30.0
@@ -36,7 +38,7 @@ class Watcher:
         if console.is_terminal:
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
@@ -61,10 +63,10 @@ class Watcher:
     def detail(self, text: str) -> None:
         """What long work is at just now; only worth seeing while it lasts."""
         if self._bar and self._task is not None:
-            self._bar.update(self._task, description=text[:60])
+            self._bar.update(self._task, description=standard.line(text)[:60])
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(plain(text), highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, done: int, total: int) -> None:
         if self._bar and self._task is not None:

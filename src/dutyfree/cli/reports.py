@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.table import Table
 
 from dutyfree.analysis.export import Format
 from dutyfree.analysis.model import CautionKind, Cell, Summary
 from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.analysis.verdicts import Comparison
+from dutyfree.cli import standard
 from dutyfree.cli.interrupts import loading
-from dutyfree.errors import UsageError
+from dutyfree.errors import UsageError, plain
 from dutyfree.report.wording import Note, notes
 
 
@@ -103,12 +101,10 @@ COMPARING = "such as: dutyfree compare --before out/a1 out/a2 --after out/b1 out
 
 def show_comparison(found: Comparison, *, as_json: bool) -> int:
     """Print it, and return the exit status: 1 if something is slower, or there is nothing to compare."""
-    import msgspec
-
     from dutyfree.analysis import comparison
 
     if as_json:
-        Console().print_json(msgspec.json.encode(found).decode())
+        standard.tell(found)
     else:
         _print_markdown(comparison.as_markdown(found))
     return 1 if found.slower or not found.changes else 0
@@ -135,7 +131,7 @@ def export(directory: Path, /, *, format: Format = "csv", out: Path | None = Non
     from dutyfree.study import records
 
     for path in write(records.read(directory), out or records.home(directory) / "export", format):
-        print(path)  # noqa: T201 (the command's output)
+        standard.show(str(path))
     return 0
 
 
@@ -146,23 +142,20 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
 
         print(encode(summary).decode())  # noqa: T201 (the command's output)
         return
-    console = Console()
     headings = ("workload", "substrate", "first p50", "whole p50", "whole p95", "tax", "trials")
-    table = Table(*headings, box=None, padding=(0, 1, 0, 0), pad_edge=False)  # within 80 columns
-    for column in table.columns[2:]:
-        column.justify = "right"
     rates = {(tax.workload, tax.substrate, tax.parallel): tax.rate for tax in summary.taxes}
+    rows = []
     for cell in summary.cells:
         rate = rates.get(cell.key)
-        table.add_row(*_row(cell), percent(rate.value) if rate else UNKNOWN, _trials(cell))
-    console.print(table)
+        rows.append((*_row(cell), percent(rate.value) if rate else UNKNOWN, _trials(cell)))
+    standard.table(headings, rows, right=range(2, 7))
     for alike in _by_kind(notes(summary.cautions)):
         first, more = alike[0], len(alike) - 1
         where = f" ({first.about})" if first.cells else ""
         others = f"; {more} more of the kind in the report" if more else ""
         text = f"caution, {first.kind}: {first.text}{where}{others}"
-        console.print(text, style="yellow", highlight=False, markup=False)
-    print(f"report: {directory / 'report.html'}")  # noqa: T201 (whole, for copying)
+        print(standard.coloured(standard.line(text), "yellow"))  # noqa: T201 (the command's output)
+    standard.show(f"report: {directory / 'report.html'}")
 
 
 def _by_kind(found: Iterable[Note]) -> Iterable[list[Note]]:
@@ -189,8 +182,11 @@ def _trials(cell: Cell) -> str:
 
 
 def _print_markdown(text: str) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
     console = Console()
     if console.is_terminal:
-        console.print(Markdown(text))
+        console.print(Markdown(plain(text)))
     else:
-        print(text)  # noqa: T201 (the command's output)
+        print(plain(text))  # noqa: T201 (the command's output)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run to the end. SIGTERM and SIGHUP end it as Ctrl-C does: cancelled, and cleaned up.
+    """Run to the end. SIGTERM, SIGHUP and SIGQUIT end it as Ctrl-C does: cancelled, and cleaned up.
 
     Raises KeyboardInterrupt for each of them.
     """
@@ -27,7 +27,7 @@ def run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
             task.cancel()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             loop.add_signal_handler(number, stop)
         try:
             return await start()

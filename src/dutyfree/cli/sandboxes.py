@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +16,9 @@ from cyclopts import Parameter
 import dutyfree
 from dutyfree import recipes
 from dutyfree.abilities import Chunk, Programmed, Streaming
-from dutyfree.cli import amounts, making, standard
+from dutyfree.cli import amounts, making, standard, unknown_option
 from dutyfree.cli.running import run as run_to_the_end
-from dutyfree.contract import Limits, Observation, Recipe, Sandbox
+from dutyfree.contract import Limits, Observation, Recipe, Sandbox, limited
 from dutyfree.errors import UsageError
 
 TIMED_OUT = 124
@@ -87,12 +87,7 @@ class Wanted:
             "disk": amounts.size(self.disk, "--disk"),
             "network": _network(self.network),
         }
-        try:
-            return msgspec.convert(
-                {name: value for name, value in asked.items() if value is not None}, Limits
-            )
-        except msgspec.ValidationError as error:
-            raise UsageError(f"not a limit that can be had: {error}") from error
+        return limited({name: value for name, value in asked.items() if value is not None}, Limits())
 
     def state(self) -> Recipe:
         """What the sandbox starts from. Raises UsageError."""
@@ -186,7 +181,8 @@ def run(
         Print what was observed, with where the time went, as JSON on standard output instead.
     """
     if command and command[0].startswith("-"):
-        raise UsageError(f"there is no option {command[0]}", remedy="see: dutyfree run --help")
+        known = ("--timeout", "--json", *(f"--{field.name}" for field in fields(Wanted)))
+        raise unknown_option(command[0].partition("=")[0], known, "dutyfree run")
     if timeout is not None and not timeout > 0:
         raise UsageError(f"--timeout {timeout:g} is no time", remedy="write seconds, such as 60 or 0.5")
     return run_to_the_end(partial(_run, command, wanted, timeout, json))
@@ -209,6 +205,8 @@ async def _run(command: tuple[str, ...], wanted: Wanted, timeout: float | None, 
         else:
             seen = await _stream(sandbox, command, wanted, environment, timeout)
         status = TIMED_OUT if seen.timed_out else seen.exit_code
+        if seen.timed_out and timeout is not None:
+            standard.say(f"dutyfree: the command was killed after {timeout:g} s, its --timeout")
         try:
             await fetch(sandbox, wanted)
         except UsageError as error:

@@ -17,7 +17,8 @@ from dutyfree.errors import ExecError, UsageError
 def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
     """Open a shell in a fresh sandbox. It ends with 'exit' or Ctrl-D, and nothing of it is left.
 
-    On a terminal it is one in the sandbox too: editors and Ctrl-C work, and the size follows the window.
+    On a terminal it is one in the sandbox too: bash if the sandbox has it, else sh; editors and Ctrl-C work,
+    and the size follows the window. The prompt names the sandbox, as 'dutyfree ps' does.
     Lines from a pipe are run one after the other, and variables, functions and the directory live on. The
     exit status is the last command's.
 
@@ -35,7 +36,9 @@ async def _shell(wanted: Wanted) -> int:
     environment = wanted.environment()
     async with opened(wanted) as sandbox:
         if os.isatty(0) and os.isatty(1) and isinstance(sandbox, Terminals):
-            seen = await terminal.attach(sandbox, cwd=wanted.cwd, env=environment, user=wanted.user)
+            seen = await terminal.attach(
+                sandbox, sandbox.id, cwd=wanted.cwd, env=environment, user=wanted.user
+            )
             await fetch(sandbox, wanted)
             return seen.exit_code
         if wanted.user is not None:
@@ -61,7 +64,7 @@ async def _lines(sandbox: Sandbox, held: Shell, wanted: Wanted) -> int:
     reader = _Lines()
     while True:
         if person:
-            await standard.write(sys.stderr, b"sandbox$ ")
+            await standard.write(sys.stderr, f"{sandbox.id}$ ".encode())
         line = await reader.next()
         if line is None:
             return status

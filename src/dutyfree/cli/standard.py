@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Literal, TextIO
 
 import anyio.to_thread
 import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dutyfree.errors import plain
 
@@ -65,19 +63,78 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def tell(value: object) -> None:
-    """One JSON document on standard output."""
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())  # noqa: T201 (the command's output)
+    """One JSON document on standard output; in its texts too nothing speaks to a terminal."""
+    text = msgspec.json.format(msgspec.json.encode(value)).decode()
+    print(_UNPRINTABLE.sub(_spelt, text))  # noqa: T201 (the command's output)
 
 
-def table(rows: Table) -> None:
-    """On standard output. A pipe has no width: whole lines, to be searched."""
-    console = Console()
-    (console if console.is_terminal else Console(width=1 << 16)).print(rows)
+_UNPRINTABLE = re.compile(r"[^\n\x20-\x7e]")
 
 
-def cell(text: str) -> str:
-    """Of a table: text from elsewhere, of which the terminal takes nothing for an order, nor the table."""
-    return escape(plain(text))
+def _spelt(found: re.Match[str]) -> str:
+    """As JSON spells what is not printed, in units of UTF-16."""
+    if found[0].isprintable():
+        return found[0]
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def show(text: str) -> None:
+    """One line of a command's output, whole: a terminal wraps it so that it can still be copied."""
+    print(line(text))  # noqa: T201 (the command's output)
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Container[int] = (),
+    cut: bool = False,
+) -> None:
+    """Columns on standard output; those in ``right`` are aligned there. A row is one whole line.
+
+    With ``cut`` the last column yields to the width of a terminal, if there is one.
+    """
+    lines = [tuple(map(line, row)) for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = _columns() if cut else 0
+    for cells in lines:
+        shown = (
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        text = "  ".join(shown).rstrip()
+        least = sum(widths[:-1]) + 2 * (len(widths) - 1) + SHORTEST
+        is_cut = room and len(text) > max(room, least)
+        print(f"{text[: max(room, least) - 1]}…" if is_cut else text)  # noqa: T201 (the command's output)
+
+
+SHORTEST = 16
+"""Characters that a column which yields keeps."""
+
+
+def _columns() -> int:
+    """Of the terminal that standard output is; 0 if it is none."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def coloured(text: str, colour: Colour) -> str:
+    """In that colour, where a person looks who has not asked for none."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
+Colour = Literal["red", "green", "yellow"]
+_COLOURS: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33}
+
+
+def line(text: str) -> str:
+    """Text from elsewhere as one line of which a terminal takes nothing for an order."""
+    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def say(text: str) -> None:

@@ -1,14 +1,15 @@
 """Which launchers and sandboxes live on this machine, of any owner: as /proc and the control groups tell.
 
-Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user; a sandbox
-by being its child, for what runs in a sandbox can call itself anything.
+Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user, and by not
+descending from another; a sandbox is its child. What runs in a sandbox can call itself anything, and so can
+other users: all texts here are theirs, to be shown with care.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,7 @@ class Living(msgspec.Struct, frozen=True, kw_only=True):
     init: int
     since: float
     """Seconds since the epoch."""
-    processes: int | None
+    processes: int
     memory: int | None
     """Bytes, of its processes and of what they wrote."""
     labels: dict[str, str] = {}
@@ -79,16 +80,24 @@ def sandboxes() -> list[Living]:
     parents = {found[init.parent].pid: found[init.parent] for init in inits}
     told = {pid: labelling.read(parent.owner, parent.numbers) for pid, parent in parents.items()}
     return [
-        _living(found[init.parent], init, inside.get(init.pid), groups, boot, told[init.parent])
+        _living(found[init.parent], init, inside[init.pid], groups, boot, told[init.parent])
         for init in sorted(inits, key=lambda init: (init.parent, init.started, init.pid))
     ]
 
 
 def _launchers(processes: dict[int, _Process]) -> list[Launcher]:
+    """Those that descend from no other: in a sandbox, whoever poses as one descends from its launcher."""
+    posing = {process.pid for process in processes.values() if process.name == LAUNCHER}
+    found = _likely(processes[pid] for pid in sorted(posing) if processes[pid].state != "Z")
+    pids = {launcher.pid for launcher in found}
+    return [
+        launcher for launcher in found if not any(pid in pids for pid in _ancestors(processes, launcher.pid))
+    ]
+
+
+def _likely(processes: Iterable[_Process]) -> list[Launcher]:
     found = []
-    for process in processes.values():
-        if process.name != LAUNCHER or process.state == "Z":
-            continue
+    for process in processes:
         status = _text(f"/proc/{process.pid}/status")
         user = _field(status, "Uid", "0").split()[0]
         if int(user) >= FIRST_ID or not _link(f"/proc/{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
@@ -98,10 +107,19 @@ def _launchers(processes: dict[int, _Process]) -> list[Launcher]:
     return found
 
 
+def _ancestors(processes: dict[int, _Process], pid: int) -> Iterator[int]:
+    """Parent, grandparent and so on; they were not all looked at in the same moment, so none comes twice."""
+    seen = {pid}
+    while (process := processes.get(pid)) is not None and process.parent not in seen:
+        pid = process.parent
+        seen.add(pid)
+        yield pid
+
+
 def _living(
     launcher: Launcher,
     init: _Process,
-    inside: list[_Process] | None,
+    inside: list[_Process],
     groups: dict[str, tuple[str, str]],
     boot: float,
     labels: dict[int, dict[str, str]],
@@ -112,7 +130,7 @@ def _living(
     state = "starting" if not label else "ending" if init.state in "ZX" else "running"
     if state == "running" and (init.state == "T" or _is_frozen(init.pid, groups)):
         state = "paused"
-    elif inside is not None and state == "running":
+    elif state == "running":
         state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state
     return Living(
         id=f"native-{launcher.owner}-{number or '?'}",
@@ -123,7 +141,7 @@ def _living(
         init=init.pid,
         # Its process may have waited for long to become a sandbox.
         since=int(since) if since.isdigit() else boot + init.started / os.sysconf("SC_CLK_TCK"),
-        processes=None if inside is None else len(inside),
+        processes=len(inside),
         memory=_memory(init.pid, groups),
         labels=labels.get(int(number), {}) if number.isdigit() else {},
         state=state,
@@ -131,13 +149,13 @@ def _living(
 
 
 def _inside(processes: dict[int, _Process], inits: set[int]) -> dict[int, list[_Process]]:
-    """By init, what runs beside it in its pid namespace, or in one below that."""
-    spaces = {space: init for init in inits if (space := _link(f"/proc/{init}/ns/pid"))}
-    found: dict[int, list[_Process]] = {init: [] for init in spaces.values()}
+    """By init, what descends from it: all that its pid namespace holds, and anybody may know of parents."""
+    found: dict[int, list[_Process]] = {init: [] for init in inits}
     for process in processes.values():
-        init = spaces.get(_link(f"/proc/{process.pid}/ns/pid"))
-        if init is not None and process.pid != init and process.state != "Z":
-            found[init].append(process)
+        if process.state != "Z":
+            init = next((pid for pid in _ancestors(processes, process.pid) if pid in found), None)
+            if init is not None:
+                found[init].append(process)
     return found
 
 
@@ -195,13 +213,7 @@ def _processes() -> dict[int, _Process]:
 
 
 def _command_line(pid: int) -> str:
-    text = _text(f"/proc/{pid}/cmdline").strip("\0").replace("\0", " ") or _text(f"/proc/{pid}/comm").strip()
-    return printable(text)
-
-
-def printable(text: str) -> str:
-    """What is shown on a terminal must not speak to it."""
-    return re.sub(r"[^\x20-\x7e\xa0-\U0010ffff]", "?", text)
+    return _text(f"/proc/{pid}/cmdline").strip("\0").replace("\0", " ") or _text(f"/proc/{pid}/comm").strip()
 
 
 def _field(status: str, name: str, default: str) -> str:

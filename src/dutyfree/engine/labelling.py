@@ -88,7 +88,8 @@ def read(owner: int, launcher: Iterable[int]) -> dict[int, dict[str, str]]:
         for file in Path(f"/proc/{owner}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 if os.readlink(file) in names:
-                    with file.open("rb") as opened:
-                        lines = opened.read(_LARGEST).splitlines()
+                    # What it leads to may have changed since, to a pipe that is never written to.
+                    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+                        lines = (opened.read(_LARGEST) or b"").splitlines()
                     found.update(msgspec.json.decode(line, type=tuple[int, dict[str, str]]) for line in lines)
     return found

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
-import msgspec
 from inspect_ai.tool import ToolError
 from inspect_ai.util import (
     ExecResult,
@@ -26,7 +25,8 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from pydantic import BaseModel, ConfigDict
 
 import dutyfree
-from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes, validation
+from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes
+from dutyfree.contract import limited
 from dutyfree.errors import ActionError, SubstrateError, UsageError
 
 NOT_EXECUTABLE = 126
@@ -68,10 +68,7 @@ class DutyfreeSandboxConfig(BaseModel):
         try:
             recipe = self._recipe()
             limits = {"output": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, **self.limits}
-            return recipe, msgspec.convert(limits, Limits)
-        except msgspec.ValidationError as error:
-            told = validation.explain(error, limits, Limits)
-            raise ValueError(f"the sandbox's config cannot be used: limits: {told.message}") from error
+            return recipe, limited(limits, Limits())
         except UsageError as error:
             raise ValueError(f"the sandbox's config cannot be used: {error}") from error
 

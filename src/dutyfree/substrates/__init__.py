@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from dutyfree import validation
-from dutyfree.contract import Availability, Provider, Substrate
+from dutyfree.contract import Availability, Provider, Substrate, sized
 from dutyfree.errors import OptionError
 from dutyfree.suggest import suggestion
 
@@ -68,6 +67,8 @@ def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Str
     try:
         return found, msgspec.convert(table, found.Config)
     except msgspec.ValidationError as error:
+        from dutyfree import validation  # only for an error
+
         mistake = validation.explain(error, table, found.Config)
         raise OptionError(f"substrate {name!r}: {mistake.message}", remedy=mistake.remedy) from error
 
@@ -79,7 +80,7 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
         given = options.get(field.name)
         usual = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         if isinstance(given, Mapping) and isinstance(usual, msgspec.Struct):
-            over[field.name] = {**msgspec.structs.asdict(usual), **given}
+            over[field.name] = {**msgspec.structs.asdict(usual), **sized(given)}
     return over
 
 

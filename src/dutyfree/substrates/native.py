@@ -25,7 +25,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Availability, Limits, Recipe, Stage
+from dutyfree.contract import Availability, Limits, Recipe, Stage, limited
 from dutyfree.engine import creation, features, labelling, policy, protocol, requests, requirements
 from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.box import Box
@@ -212,7 +212,7 @@ class Native(Pooled):
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
         self._check_entered()
-        recipe, limits = checked(recipe or NO_STAGES), limits or self._config.limits
+        recipe, limits = checked(recipe or NO_STAGES), limited(limits, self._config.limits)
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
         labelling.check(labels)

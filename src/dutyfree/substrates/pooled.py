@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from dutyfree.contract import Limits, Recipe, Stage
+from dutyfree.contract import Limits, Recipe, Stage, limited
 from dutyfree.engine import labelling, snapshots
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.disk import Base
@@ -132,7 +132,7 @@ class Pooled(ABC):
         """
         self._check_entered()
         recipe, count = checked(recipe), whole(count, 1)
-        limits = limits or self._options.limits
+        limits = limited(limits, self._options.limits)
         if self._is_pooled(recipe, limits):
             async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:
                 yield sandboxes

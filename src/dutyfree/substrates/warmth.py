@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Self
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Limits, Recipe
+from dutyfree.contract import Limits, Recipe, limited
 from dutyfree.engine import snapshots
 from dutyfree.engine.actions import ActingSandbox
 from dutyfree.engine.disk import Base
@@ -53,7 +53,7 @@ class BaseWarm(Native):
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
         del labels
-        return self._anew(recipe or NO_STAGES, limits or self._options.limits)
+        return self._anew(recipe or NO_STAGES, limited(limits, self._options.limits))
 
     @asynccontextmanager
     async def group(

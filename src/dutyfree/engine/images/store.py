@@ -294,6 +294,10 @@ class Store:
                     in_use += 1
         return Collected(removed, size, in_use, half)
 
+    def told(self, key: str) -> made.Made | None:
+        """What a layer says of itself, if it is there and of a stage or a snapshot."""
+        return self._standing.told(key)
+
     def is_loose(self, key: str) -> bool:
         """Whether it was made upon a run of a stage that is not here: nobody can use it."""
         return self._standing.is_loose(key)
@@ -327,6 +331,10 @@ class Store:
         except OSError:
             return False
         return True
+
+    def is_used(self, key: str) -> bool:
+        """Whether somebody holds a lease of it just now."""
+        return not self._unused(key) and self.path(key).exists()
 
     def remove(self, key: str) -> bool:
         """Remove a layer, whoever names it; not while somebody uses it. Whether it is gone by that."""

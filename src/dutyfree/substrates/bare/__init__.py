@@ -34,7 +34,7 @@ from dutyfree.arguments import (
     check_runnable,
     encoded_path,
 )
-from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span
+from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, limited
 from dutyfree.errors import ActionError, CleanupError, CreateError, SandboxClosed, Unavailable, file_error
 from dutyfree.substrates import command as commands
 from dutyfree.substrates import stages
@@ -128,7 +128,7 @@ class Bare:
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[BareSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
-        limits = limits or Limits()
+        limits = limited(limits, Limits())
         _refuse(limits)
         stages.refuse_services(recipe, "bare")
         asked = perf_counter()

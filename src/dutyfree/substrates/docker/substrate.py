@@ -18,7 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree import image as study
-from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate
+from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate, limited
 from dutyfree.errors import CleanupError, CreateError, Unavailable
 from dutyfree.substrates import stages
 from dutyfree.substrates.docker import images, reaching
@@ -128,10 +128,10 @@ class DockerSubstrate:
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[DockerSandbox]:
         stages.refuse_services(recipe, "docker")
-        recipe = recipe or Recipe()
+        recipe, limits = recipe or Recipe(), limited(limits, Limits())
         image = await self._images.of(recipe)
         variables = recipe.variables(WORKDIR, await self._images.path(image) if recipe.path else "")
-        made = self._container(image, limits or Limits(), labels or {}, "sandbox", variables)
+        made = self._container(image, limits, labels or {}, "sandbox", variables)
         async with made as sandbox:
             yield sandbox
 

@@ -32,7 +32,7 @@ import anyio
 import msgspec
 
 from dutyfree import errors
-from dutyfree.contract import Availability, Exec, Limits, Observation, Recipe, Span
+from dutyfree.contract import Availability, Exec, Limits, Observation, Recipe, Span, limited
 from dutyfree.errors import CreateError, Phase
 from dutyfree.substrates import stages
 from dutyfree.substrates.scripted.files import Files, Node
@@ -119,7 +119,7 @@ class Scripted:
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ScriptedSandbox]:
         """A sandbox in the recipe's state. Raises CreateError, ReadyError and CleanupError."""
-        recipe, limits = recipe or Recipe(), limits or Limits()
+        recipe, limits = recipe or Recipe(), limited(limits, Limits())
         if limits.disk is not None:
             raise CreateError("the scripted substrate cannot limit the disk", remedy="leave the limit out")
         create, ready = await self.spend("create"), self.latency("ready")
