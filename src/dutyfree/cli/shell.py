@@ -11,7 +11,7 @@ from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
 from dutyfree.cli.sandboxes import Wanted, fetch, opened
 from dutyfree.contract import Sandbox
-from dutyfree.errors import ExecError, UsageError
+from dutyfree.errors import ActionError, UsageError
 
 
 def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
@@ -72,7 +72,9 @@ async def _lines(sandbox: Sandbox, held: Shell, wanted: Wanted) -> int:
             continue
         try:
             status = await _run(held, line)
-        except ExecError:
+        except ActionError as error:
+            if error.kind != "ended":
+                raise
             return status
 
 
