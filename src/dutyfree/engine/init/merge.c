@@ -32,7 +32,7 @@ struct link {
 	char *path;
 };
 
-/* One name, looked up through the layers as the overlay does. */
+/* What one name of a directory is, through all layers. */
 struct found {
 	int dirs[MERGE_MAX]; /* of a directory: those that it merges, -1 elsewhere */
 	struct stat info;
@@ -40,11 +40,15 @@ struct found {
 	int parent;           /* where it lies there, and its name */
 	char leaf[NAME_MAX + 1];
 	int data;             /* of a file: its contents, -1 if they are below all layers */
-	bool alone;           /* of a file: without its contents, wherever they are */
-	bool ends;            /* nothing below belongs to it */
-	bool own_ends;        /* nothing below our own layers does */
-	char below[PATH_MAX]; /* where what does is, from the root */
-	char under[PATH_MAX]; /* the same below our own layers: others may lead elsewhere, as before */
+	bool own_ends;        /* nothing below our own layers belongs to it */
+	char under[PATH_MAX]; /* else: where what does lies there, from the root */
+	bool moved;           /* which is not where its own name in its directory leads to */
+};
+
+/* A lookup on its way down through the layers, as the kernel does it (ovl_lookup in fs/overlayfs/namei.c). */
+struct lookup {
+	char name[PATH_MAX]; /* for the next layer: a name in the same directory, or a path from the root */
+	bool ends;           /* no further layer is asked */
 };
 
 static bool is_whiteout(const struct stat *info)
@@ -66,77 +70,68 @@ static int fits(int printed)
 }
 
 /* Of a renamed directory, or a file of which only the metadata lie here: where it is below. A name alone is
- * one in the same directory. `end` is that of the part of the path that it stands for. */
-static int follow(int fd, char *path, size_t end)
+ * one in the same directory; a path counts from the root, even if a directory above it is opaque: what was
+ * moved there was elsewhere before. `rest` is what follows in the name after the part that is renamed. */
+static int follow(int fd, struct lookup *lookup, size_t rest)
 {
-	char value[PATH_MAX], rest[PATH_MAX];
+	char value[PATH_MAX], name[PATH_MAX];
+	size_t end = strlen(lookup->name) - rest, begin = end;
 
 	if (attribute(fd, redirect, value, sizeof value) <= 0)
 		return 0;
-	snprintf(rest, sizeof rest, "%s", path + end);
-	if (value[0] == '/')
-		return fits(snprintf(path, PATH_MAX, "%s%s", value, rest));
-	while (end > 0 && path[end - 1] != '/')
-		end--;
-	return strlen(value) + strlen(rest) + end < PATH_MAX ? (sprintf(path + end, "%s%s", value, rest), 0)
-							      : -ENAMETOOLONG;
+	while (begin > 0 && lookup->name[begin - 1] != '/')
+		begin--;
+	if (value[0] == '/') {
+		lookup->ends = false;
+		begin = 0;
+	}
+	int error = fits(snprintf(name, sizeof name, "%.*s%s%s", (int)begin, lookup->name, value, lookup->name + end));
+	if (!error)
+		strcpy(lookup->name, name);
+	return error;
 }
 
-/* The directory of a path in one layer, and its last name; the path is changed to what it is below this layer.
- * A descriptor, -1 if there is none here, or an error below that. */
-static int walk(int layer, char *path, char *leaf, bool *ends)
+static bool is_opaque(int fd)
 {
-	char whole[PATH_MAX], value[2];
-	int at = fcntl(roots[layer], F_DUPFD_CLOEXEC, 3);
-	size_t begin = 1;
+	char value[2];
 
-	snprintf(whole, sizeof whole, "%s", path);
-	for (char *slash; (slash = strchr(whole + begin, '/')); begin = (size_t)(slash - whole) + 1) {
-		struct stat info;
-		*slash = 0;
-		if (fstatat(at, whole + begin, &info, AT_SYMLINK_NOFOLLOW) < 0) {
-			close(at);
-			return -1;
-		}
-		int next = S_ISDIR(info.st_mode)
-				   ? openat(at, whole + begin, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
-				   : -1;
-		close(at);
-		at = next;
-		if (at < 0) {
-			*ends = true;
-			return -1;
-		}
-		if (attribute(at, opaque, value, sizeof value) > 0)
-			*ends = true;
-		/* As long as nothing above was renamed, places in both are the same. */
-		size_t end = strlen(path) - strlen(slash + 1) - 1;
-		int error = follow(at, path, end);
-		if (error) {
-			close(at);
-			return error - 1;
-		}
-		*slash = '/';
+	return attribute(fd, opaque, value, sizeof value) > 0;
+}
+
+/* One layer's directory on the way to the name: a descriptor, -1 if there is none, or an error below that. */
+static int enter(int at, const char *part, size_t rest, struct lookup *lookup)
+{
+	struct stat info;
+
+	if (fstatat(at, part, &info, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? -1 : -errno - 1;
+	if (!S_ISDIR(info.st_mode)) {
+		lookup->ends = true;
+		return -1;
 	}
-	if (strlen(whole + begin) > NAME_MAX) {
-		close(at);
-		return -ENAMETOOLONG - 1;
-	}
-	strcpy(leaf, whole + begin);
-	return at;
+	int fd = openat(at, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
+	if (fd < 0)
+		return -errno - 1;
+	if (is_opaque(fd))
+		lookup->ends = true;
+	else
+		error = follow(fd, lookup, rest);
+	if (error)
+		close(fd);
+	return error ? error - 1 : fd;
 }
 
 /* What one layer has of it: 0 or -errno. */
-static int look(int layer, int parent, const char *leaf, struct found *found)
+static int look(int layer, int parent, const char *leaf, struct lookup *lookup, struct found *found)
 {
 	struct stat info;
 	char value[LIST];
 
 	if (fstatat(parent, leaf, &info, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? 0 : -errno;
-	bool first = found->layer < 0;
-	if (!first && S_ISDIR(info.st_mode) != S_ISDIR(found->info.st_mode)) {
-		found->ends = true;
+	bool first = found->layer < 0, is_directory = S_ISDIR(info.st_mode);
+	if (!first && is_directory != S_ISDIR(found->info.st_mode)) {
+		lookup->ends = true;
 		return 0;
 	}
 	if (first) {
@@ -145,27 +140,51 @@ static int look(int layer, int parent, const char *leaf, struct found *found)
 		found->parent = fcntl(parent, F_DUPFD_CLOEXEC, 3);
 		snprintf(found->leaf, sizeof found->leaf, "%s", leaf);
 	}
-	if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-		found->ends = true;
+	if (!is_directory && !S_ISREG(info.st_mode)) {
+		lookup->ends = true;
 		return 0;
 	}
 	int fd = openat(parent, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	int error = follow(fd, found->below, strlen(found->below));
-	if (S_ISDIR(info.st_mode)) {
+	bool here = is_directory ? is_opaque(fd) : attribute(fd, metacopy, value, sizeof value) < 0;
+	int error = here ? 0 : follow(fd, lookup, 0);
+	lookup->ends = lookup->ends || here;
+	if (is_directory)
 		found->dirs[layer] = fd;
-		found->ends = found->ends || attribute(fd, opaque, value, sizeof value) > 0;
-		return error;
-	}
-	if (attribute(fd, metacopy, value, sizeof value) >= 0) {
-		found->alone = true;
+	else if (here)
+		found->data = fd;
+	else
 		close(fd);
-		return error;
+	return error;
+}
+
+/* The whole name in one layer, whose directories may be renamed in turn: 0 or -errno. */
+static int ask(int layer, int base, struct lookup *lookup, struct found *found)
+{
+	size_t rest = strlen(lookup->name) - (lookup->name[0] == '/');
+	int at = fcntl(base, F_DUPFD_CLOEXEC, 3), error = 0;
+
+	while (at >= 0) {
+		char part[NAME_MAX + 1];
+		const char *name = lookup->name + strlen(lookup->name) - rest;
+		size_t length = strcspn(name, "/");
+		if (length >= sizeof part)
+			break; /* no file system has it */
+		snprintf(part, sizeof part, "%.*s", (int)length, name);
+		if (length == rest) {
+			error = look(layer, at, part, lookup, found);
+			break;
+		}
+		int next = enter(at, part, rest - length, lookup);
+		close(at);
+		at = next;
+		rest -= length + 1;
 	}
-	found->data = fd;
-	found->ends = true;
-	return 0;
+	if (at < -1)
+		return at + 1;
+	close_fd(&at);
+	return error;
 }
 
 static void release(struct found *found)
@@ -176,29 +195,6 @@ static void release(struct found *found)
 	close_fd(&found->data);
 }
 
-/* By its whole path through all layers, for a rename in one changes where those below are asked. */
-static int resolve_renamed(const char *path, struct found *found)
-{
-	char leaf[NAME_MAX + 1];
-	int error = 0;
-
-	snprintf(found->below, sizeof found->below, "%s", path);
-	for (int layer = 0; layer < count && !error && !found->ends; layer++) {
-		int parent = walk(layer, found->below, leaf, &found->ends);
-		if (parent < -1)
-			error = parent + 1;
-		if (parent >= 0) {
-			error = look(layer, parent, leaf, found);
-			close(parent);
-		}
-		if (layer < own) {
-			found->own_ends = found->ends;
-			strcpy(found->under, found->below);
-		}
-	}
-	return error;
-}
-
 static void clear(struct found *found)
 {
 	*found = (struct found){.layer = -1, .parent = -1, .data = -1};
@@ -206,28 +202,37 @@ static void clear(struct found *found)
 		found->dirs[layer] = -1;
 }
 
-static int resolve(const struct found *above, const char *name, const char *path, struct found *found)
+/* All our own layers were asked: where those below them would be. 0 or -errno. */
+static int note_under(const struct found *above, const char *name, const struct lookup *lookup, struct found *found)
 {
-	char below[PATH_MAX];
-	int error = fits(snprintf(below, sizeof below, "%s/%s", above->below, name));
+	bool from_root = lookup->name[0] == '/';
+	char usual[PATH_MAX];
+
+	found->own_ends = lookup->ends || (!from_root && above->own_ends);
+	if (found->own_ends)
+		return 0;
+	int error = above->own_ends ? 0 : fits(snprintf(usual, sizeof usual, "%s/%s", above->under, name));
+	if (!error)
+		error = fits(from_root ? snprintf(found->under, sizeof found->under, "%s", lookup->name)
+				       : snprintf(found->under, sizeof found->under, "%s/%s", above->under, lookup->name));
+	found->moved = above->own_ends || strcmp(found->under, usual) != 0;
+	return error;
+}
+
+static int resolve(const struct found *above, const char *name, struct found *found)
+{
+	struct lookup lookup = {.ends = false};
+	int error = 0;
 
 	clear(found);
-	strcpy(found->below, below);
-	if (!error)
-		error = fits(snprintf(found->under, sizeof found->under, "%s/%s", above->under, name));
-	for (int layer = 0; layer < count && !error && !found->ends; layer++) {
-		if (above->dirs[layer] >= 0)
-			error = look(layer, above->dirs[layer], name, found);
-		if (layer < own)
-			found->own_ends = found->ends;
-		if (!error && strcmp(below, found->below) != 0) {
-			release(found);
-			clear(found);
-			return resolve_renamed(path, found);
-		}
+	strcpy(lookup.name, name);
+	for (int layer = 0; layer < count && !error; layer++) {
+		int base = lookup.name[0] == '/' ? roots[layer] : above->dirs[layer];
+		if (base >= 0 && !lookup.ends)
+			error = ask(layer, base, &lookup, found);
+		if (!error && layer == own - 1)
+			error = note_under(above, name, &lookup, found);
 	}
-	found->ends = found->ends || above->ends;
-	found->own_ends = found->own_ends || above->own_ends;
 	return error;
 }
 
@@ -333,7 +338,8 @@ static int make_file(const struct found *found, int target, const char *name, co
 		if (ftruncate(to, found->info.st_size) < 0 || size < 0 ||
 		    fsetxattr(to, metacopy, value, (size_t)size, 0) < 0)
 			return -errno;
-		if (strcmp(found->under, path) != 0)
+		/* Of several names, each must lead there. */
+		if (found->moved || found->info.st_nlink > 1)
 			error = mark(to, redirect, found->under);
 	}
 	return error ? error : dress(from, to, &found->info);
@@ -375,7 +381,7 @@ static int make(const struct found *above, int target, const char *name, char *p
 		clear(found);
 	if (!error) {
 		sprintf(path + length, "/%s", name);
-		error = resolve(above, name, path, found);
+		error = resolve(above, name, found);
 	}
 	/* Where nothing lies below, a whiteout hides nothing, and the overlay would list it like a file. */
 	if (!error && !((whole || above->own_ends) && is_whiteout(&found->info))) {
@@ -428,12 +434,12 @@ static int collect(const struct found *found, int down_to, void **names)
 	return 0;
 }
 
-/* Its contents first, its times last. `whole`: what lies below our own layers belongs to it under another
- * path, and is made too. */
+/* Its contents first, its times last. `whole`: what lies below our own layers belongs to it from another place,
+ * and is made too. */
 static int make_directory(const struct found *found, int target, char *path, bool whole)
 {
 	void *names = NULL;
-	whole = whole || (own < count && strcmp(found->under, path) != 0);
+	whole = whole || (own < count && found->moved);
 	int error = collect(found, whole ? count : own, &names);
 
 	while (names) {
@@ -445,7 +451,7 @@ static int make_directory(const struct found *found, int target, char *path, boo
 	}
 	if (!error && path[0] && (whole || found->own_ends))
 		error = mark(target, opaque, "y");
-	else if (!error && path[0] && strcmp(found->under, path) != 0)
+	else if (!error && found->moved)
 		error = mark(target, redirect, found->under);
 	return error ? error : dress(found->dirs[found->layer], target, &found->info);
 }
