@@ -10,7 +10,13 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+TYPE_CHECKING = False  # typing is not in small images
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -46,7 +52,10 @@ class Walk:
         os.mkdir(self._place())
 
     def write(self) -> None:
-        with open(self._place(), "wb") as file:
+        path = self._place()
+        if os.path.exists(path) and not os.path.isfile(path):
+            return  # a FIFO would wait for its reader
+        with open(path, "wb") as file:
             file.write(bytes([self._pick(range(256))]) * self._pick(range(9000)))
 
     def append(self) -> None:
@@ -60,10 +69,10 @@ class Walk:
         os.unlink(self._pick(self._files()))
 
     def remove_tree(self) -> None:
-        clear(self._pick(self._directories()))
+        clear(self._small())
 
     def replace_tree(self) -> None:
-        path = self._pick(self._directories())
+        path = self._small()
         clear(path)
         os.mkdir(path)
 
@@ -92,13 +101,17 @@ class Walk:
     def fifo(self) -> None:
         os.mkfifo(self._place())
 
-    def _pick(self, options: tuple | list | range):  # type: ignore[no-untyped-def, type-arg]
+    def _pick(self, options: Sequence[T]) -> T:
         if not options:
             raise OSError(errno.ENOENT, "nothing to choose from")
         return options[next(self._choices) % len(options)]
 
+    def _small(self) -> str:
+        """A directory without which most is still there."""
+        return self._pick([path for path in self._directories() if len(below(path)) < 5])
+
     def _place(self) -> str:
-        return str(self._pick(self._roots + self._directories()) + "/" + self._pick(NAMES))
+        return self._pick(self._roots + self._directories()) + "/" + self._pick(NAMES)
 
     def _entries(self) -> list[str]:
         return [path for root in self._roots for path in below(root)]

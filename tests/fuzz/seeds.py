@@ -202,7 +202,7 @@ def _requests() -> list[bytes]:
         *(request(kind) for kind in simple),
         request(Request.LAYER, 0, b"/usr\0") + request(Request.FORGET, 1),
         request(Request.FILL, 3) + create(0) + request(Request.DESTROY, 1) + ended,
-        create(Create.PLAIN) + request(Request.TAKE, 1, b"\1") + request(Request.DESTROY, 1) + ended,
+        create(0) + request(Request.TAKE, 1, b"\1") + request(Request.DESTROY, 1) + ended,
         create(0) + request(Request.TAKE, 1) + request(Request.COPY, 1) + ended + request(Request.COPY, 1),
         request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
         create(0, memory=1) + create(Create.SHARED_NETWORK),

@@ -29,14 +29,14 @@ class Creator:
     def __init__(self, launcher: Launcher, features: Features) -> None:
         self._launcher = launcher
         self._features = features
-        self._bodies: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
+        self._bodies: dict[tuple[tuple[Tree, ...], Limits], bytes] = {}
 
-    def body(self, trees: tuple[Tree, ...], limits: Limits, plain: bool) -> bytes:
+    def body(self, trees: tuple[Tree, ...], limits: Limits) -> bytes:
         """The request for a sandbox upon these layers, without who it is."""
-        asking = (trees, limits, plain)
+        asking = (trees, limits)
         body = self._bodies.get(asking)
         if body is None:
-            body = requests.create(self._features, trees, limits, plain=plain)
+            body = requests.create(self._features, trees, limits)
             # Snapshots come and go, and are asked for a few times each.
             if len(self._bodies) >= BODIES:
                 self._bodies.clear()

@@ -32,7 +32,6 @@ class Request(IntEnum):
 
 class Create(IntFlag):
     SHARED_NETWORK = 1
-    PLAIN = 16
 
 
 class Network(IntFlag):

@@ -30,7 +30,7 @@ def share_of_memory() -> int:
     return host_memory() // SHARE
 
 
-def create(features: Features, trees: tuple[Tree, ...], limits: Limits, *, plain: bool) -> bytes:
+def create(features: Features, trees: tuple[Tree, ...], limits: Limits) -> bytes:
     """The request for a sandbox, but for its label. Raises CreateError."""
     disk, memory = limits.disk, limits.memory
     if memory is None:
@@ -49,7 +49,7 @@ def create(features: Features, trees: tuple[Tree, ...], limits: Limits, *, plain
     if limits.cpus is not None and limits.cpus < LEAST_CPUS:
         raise CreateError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
     return protocol.create(
-        (Create.PLAIN if plain else 0) | (Create.SHARED_NETWORK if shares_network(features, limits) else 0),
+        Create.SHARED_NETWORK if shares_network(features, limits) else 0,
         trees,
         memory=memory if "memory" in features.controllers else 0,
         disk=disk,

@@ -276,7 +276,7 @@ class Stages:
             _check_ground(store, below)
             for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
-                in_loop(loop, self.disk.copy(layers[:1], (), tree / str(index)), halt)
+                in_loop(loop, self.disk.copy(layers[:1], layers[1:], tree / str(index)), halt)
             made.write(tree, wanted.described(base.birth, self.seconds[key], self._commits[key]))
             return measure(tree)
 

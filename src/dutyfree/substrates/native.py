@@ -278,7 +278,6 @@ class Native(Pooled):
         limits: Limits,
         *,
         reachable: bytes | None = None,
-        plain: bool = False,
         base: Base | None = None,
         pooled: bool = False,
         labels: Mapping[str, str] | None = None,
@@ -294,7 +293,7 @@ class Native(Pooled):
         handed_out = base.trees
 
         async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, Box]:
-            return await self._creator.make(identity, self._creator.body(trees, limits, plain) + label, reach)
+            return await self._creator.make(identity, self._creator.body(trees, limits) + label, reach)
 
         try:
             encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
@@ -362,7 +361,7 @@ class Native(Pooled):
 
     async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
-        async with self._made(NO_STAGES, OPEN, plain=True, base=below, pooled=True) as builder:
+        async with self._made(NO_STAGES, OPEN, base=below, pooled=True) as builder:
             builder.give_way(haste.background)
             with haste.telling(partial(builder.give_way, False)):
                 commit = await stages.apply(builder, stage, number, self._config.longest_stage)

@@ -362,7 +362,9 @@ static int make_other(const struct found *found, int target, const char *name)
 	} else {
 		return 0; /* no device can be made in a sandbox */
 	}
+	/* The mode last: a change of owner takes the set-user-ID bit away. */
 	if (fchownat(target, name, info->st_uid, info->st_gid, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    (!S_ISLNK(info->st_mode) && fchmodat(target, name, info->st_mode & 07777, 0) < 0) ||
 	    utimensat(target, name, times, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
 	return 0;

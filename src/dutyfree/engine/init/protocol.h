@@ -59,7 +59,6 @@ struct reply {
 
 enum create_flags {
 	CREATE_SHARED_NETWORK = 1, /* that of the launcher; without root only, where no other leads out */
-	CREATE_PLAIN = 16, /* what is written is all there: neither renamed directories nor metadata alone */
 };
 
 /* One directory of the sandbox: layers, uppermost first, under a writable one. The first is "/". */

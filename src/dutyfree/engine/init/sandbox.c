@@ -145,7 +145,7 @@ static int layer_clone(uint32_t number, const char *path)
 }
 
 /* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
-static void mount_tree(const struct tree *tree, uint32_t index, bool plain)
+static void mount_tree(const struct tree *tree, uint32_t index)
 {
 	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
@@ -156,9 +156,6 @@ static void mount_tree(const struct tree *tree, uint32_t index, bool plain)
 		options[4][0] = "userxattr";
 		options[4][1] = NULL;
 		options[5][0] = NULL;
-	} else if (plain) {
-		options[4][1] = "follow"; /* the marks in layers below */
-		options[5][1] = "off";
 	}
 	char *end = lower;
 
@@ -271,7 +268,7 @@ static void mount_root(const struct create *wanted)
 	setfsgid(our_slot->first_id);
 	setfsuid(our_slot->first_id);
 	for (uint32_t i = 0; i < wanted->trees; i++)
-		mount_tree(&wanted->tree[i], i, wanted->flags & CREATE_PLAIN);
+		mount_tree(&wanted->tree[i], i);
 	must_call(chdir("/new"), "root");
 	mkdir("proc", 0555);
 	mkdir("dev", 0755);
