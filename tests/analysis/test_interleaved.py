@@ -129,6 +129,17 @@ def test_cautions_of_the_cells_stand_beside_the_numbers_and_those_of_a_tax_are_l
     assert not {CautionKind.NO_BASELINE, CautionKind.CACHE} & {one.kind for one in found.cautions}
 
 
+def test_times_that_stood_in_qualify_the_orchestration_alone():
+    inside = [
+        trial("T1", label, number, creation=0.1, actions=(action(seconds=0.2, inside=own),))
+        for label, own in (("bare", 0.1), ("two", None))
+        for number in range(20)
+    ]
+    found = interleaved(measured(*inside, labels=["bare", "two"]))
+    stood_in = {one.metric for one in found.changes if CautionKind.STAND_IN in one.cautions}
+    assert stood_in == {"orchestration_per_action"}
+
+
 def test_a_study_without_an_a_and_a_b_is_refused():
     with pytest.raises(RecordsError, match="3 substrates"):
         interleaved(measured(*cold("one", [1.0]), labels=["one", "two", "three"]))

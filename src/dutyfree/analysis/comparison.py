@@ -133,7 +133,6 @@ def _described(runs: Iterable[_Run]) -> list[Run]:
 def _judged(
     key: Key, a: Iterable[_Run], b: Iterable[_Run], refused: bool, told: Iterable[Caution]
 ) -> Iterator[Judged]:
-    about = concerning(key, told)
     for metric, values in METRICS.items():
         before, after = ([values(sample) for sample in _samples(runs, key)] for runs in (a, b))
         x, y = (as_sample([float(np.median(run)) for run in side if run.size]) for side in (before, after))
@@ -141,7 +140,7 @@ def _judged(
             continue
         n_a, n_b = (sum(run.size for run in side) for side in (before, after))
         judgement = UNCOMPARED if refused else judge_runs(y, x)
-        yield Judged(key, metric, x, y, n_a, n_b, judgement, about)
+        yield Judged(key, metric, x, y, n_a, n_b, judgement, concerning([key], metric, told))
 
 
 def own_cautions(records: Records, by_key: Mapping[Key, Sample], decomposer: Decomposer) -> list[Caution]:
@@ -151,17 +150,20 @@ def own_cautions(records: Records, by_key: Mapping[Key, Sample], decomposer: Dec
     return [caution for caution in found if caution.kind not in SILENT]
 
 
-def concerning(key: Key, told: Iterable[Caution]) -> list[CautionKind]:
-    """The kinds of cautions that qualify a cell."""
-    kinds = (
-        caution.kind
-        for caution in told
-        if all(
-            asked in (None, held)
-            for asked, held in zip((caution.workload, caution.substrate, caution.parallel), key, strict=True)
-        )
-    )
-    return list(dict.fromkeys(kinds))
+def concerning(keys: Iterable[Key], metric: Metric, told: Iterable[Caution]) -> list[CautionKind]:
+    """The kinds of cautions that qualify a metric of any of these cells."""
+    cells = list(keys)
+    kinds = (caution.kind for caution in told if any(_about(caution, key) for key in cells))
+    return [
+        kind
+        for kind in dict.fromkeys(kinds)
+        if kind != CautionKind.STAND_IN or metric == "orchestration_per_action"
+    ]
+
+
+def _about(caution: Caution, key: Key) -> bool:
+    asked = (caution.workload, caution.substrate, caution.parallel)
+    return all(one in (None, held) for one, held in zip(asked, key, strict=True))
 
 
 def _run_cautions(runs: Iterable[_Run]) -> list[Caution]:

@@ -66,7 +66,6 @@ def _labels(records: Records) -> tuple[str, str]:
 
 def _judged(key: Key, before: Sample, after: Sample, told: list[Caution]) -> list[Judged]:
     found = []
-    about = list(dict.fromkeys([*concerning(before.key, told), *concerning(after.key, told)]))
     for metric, values in METRICS.items():
         x, y = values(before), values(after)
         if not x.size and not y.size:
@@ -74,6 +73,7 @@ def _judged(key: Key, before: Sample, after: Sample, told: list[Caution]) -> lis
         one, other = _by_round(before, x), _by_round(after, y)
         both = sorted(one.keys() & other.keys())
         a, b = as_sample([one[number] for number in both]), as_sample([other[number] for number in both])
+        about = concerning([before.key, after.key], metric, told)
         found.append(Judged(key, metric, a, b, x.size, y.size, judge_pairs(b, a), about))
     return found
 

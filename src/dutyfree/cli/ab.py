@@ -43,8 +43,8 @@ def ab(
     Every round runs each workload once on A and once on B, in random order, so whatever slows the
     machine slows both. The verdict on each workload is "slower", "faster", "no difference shown" or
     "cannot tell", with B ÷ A and its 95 % interval. "cannot tell" means too few rounds, or too much
-    noise: run more trials, or let the machine rest. The same configuration twice is an A/A test: it
-    shows what this machine's noise looks like. Takes two to four minutes by default.
+    noise: run more trials, or let nothing else run. The same configuration twice is an A/A test: it
+    shows what this machine's noise looks like. By default it takes a few minutes.
 
     Records are kept as they happen: Ctrl-C loses at most the trial under way, and --resume goes on
     from there. 'dutyfree compare DIRECTORY' shows the verdicts again, 'dutyfree report DIRECTORY'
