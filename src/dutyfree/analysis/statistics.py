@@ -176,8 +176,8 @@ def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats)
     """Values against base, where each value is what one run measured.
 
     Welch's t over the logarithms: the scatter of the runs around each other is all that counts, not how many
-    trials each had. A side with one run has no scatter, so there is no interval. (A bootstrap over so few
-    runs is too narrow: docs/method.md has the numbers.)
+    trials each had. A side with one run has no scatter, so there is no interval. A bootstrap over so few runs
+    would be far too narrow.
     """
     a, b = as_sample(values), as_sample(base)
     if not a.size or not b.size or min(a.min(), b.min()) <= 0:
