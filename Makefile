@@ -7,14 +7,23 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-integrations test-vm check format bench soak fuzz docs clean
+.PHONY: help linux setup study test test-integrations test-vm check format bench soak fuzz docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
-setup: $(INSTALLED) ## Make .venv with the dutyfree command in it
+# In one sentence, before anything is built.
+linux:
+	@scripts/needs-linux
+
+setup: linux $(INSTALLED) ## Make .venv with the dutyfree command in it
+	@echo 'dutyfree is in $(BIN). To go on:'
+	@echo '  $(BIN)/dutyfree doctor                what this machine offers, and what is missing'
+	@echo '  $(BIN)/dutyfree run -- echo hello     a command in a fresh sandbox'
+	@echo '  make study                          measure this machine: a few minutes, ends with a report'
 
 $(INSTALLED): pyproject.toml hatch_build.py scripts/setup $(wildcard src/dutyfree/engine/init/*.[ch])
+	@scripts/needs-linux
 	scripts/host-tools gcc musl-tools linux-libc-dev
 	scripts/setup "$(PYTHON)" "$(VENV)"
 	@touch $@
@@ -23,13 +32,13 @@ $(DEVELOPED): $(INSTALLED)
 	scripts/setup "$(PYTHON)" "$(VENV)" dev
 	@touch $@
 
-study: setup ## Measure this machine: bare, and Docker if an engine runs; ends with a report
+study: linux $(INSTALLED) ## Measure this machine: bare, native, and Docker if an engine runs; ends with a report
 	scripts/host-tools git python3-pip
 	$(BIN)/dutyfree study $(ARGS)
 
 # Tests start hundreds of programs, each of which would else compile all its modules anew.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(DEVELOPED) ## All tests, with the real parts that this machine can have
+test: linux $(DEVELOPED) ## All tests, with the real parts that this machine can have
 	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
 	scripts/with-docker $(BIN)/python -m pytest $(ARGS)
 
@@ -50,11 +59,11 @@ format: $(DEVELOPED) ## Put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure what dutyfree itself costs
+bench: linux $(INSTALLED) ## Measure what dutyfree itself costs
 	scripts/host-tools crun runc bubblewrap
 	scripts/with-docker $(BIN)/python bench/run.py $(ARGS)
 
-soak: setup ## Endurance of the native engine: cycles, many at once, kills, bombs
+soak: linux $(INSTALLED) ## Endurance of the native engine: cycles, many at once, kills, bombs
 	$(BIN)/python bench/soak.py $(ARGS)
 
 fuzz: $(DEVELOPED) ## Coverage-guided fuzzing of the C program's parsers, a minute each: ARGS="SECONDS TARGET..."

@@ -82,6 +82,11 @@ class EngineHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         engine = Path(self.root, "src/dutyfree/engine")
         target = engine / "bin/dutyfree-init"
+        if sys.platform != "linux":
+            self.app.display_warning(
+                f"dutyfree needs Linux, and this is {sys.platform}: only records can be worked with here"
+            )
+            return
         reason = build(engine, target)
         if reason == NO_COMPILER:
             self.app.display_warning(f"the substrate native will not be available: {reason}")

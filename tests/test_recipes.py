@@ -100,8 +100,8 @@ async def test_a_repository_and_its_dependencies(
         options = ["--index-url", f"{there}/simple", "--trusted-host", str(native.host_address)]
         options += ["--target", "packages"]
         installed = recipes.pip(requirements=tmp_path / "requirements.txt", options=options)
-        for wanted, commit in (({"commit": before}, before), ({"branch": "main"}, head), ({}, head)):
-            stage = recipes.repository(f"{there}/project.git", path="a project", **wanted)
+        for named, branch, commit in ((before, None, before), (None, "main", head), (None, None, head)):
+            stage = recipes.repository(f"{there}/project.git", path="a project", commit=named, branch=branch)
             async with native.sandbox(Recipe(stages=(stage, installed))) as sandbox:
                 seen = await sandbox.exec("git -C 'a project' rev-parse HEAD")
                 assert seen.stdout.decode().strip() == commit, seen
@@ -175,6 +175,52 @@ async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
         assert [entry.name for entry in await sandbox.list(".")] == ["repository"]
         if kind == "zip":
             assert (await sandbox.exec("repository/deep/link")).stdout == b"2\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+async def test_leading_directories_of_an_archive_can_be_dropped(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "source"
+    if kind == "tar":
+        with tarfile.open(source, "w:gz") as tar:
+            for name in ("top/inner/file", "top/run"):
+                entry = tarfile.TarInfo(name)
+                entry.size = 2
+                tar.addfile(entry, io.BytesIO(b"1\n"))
+    else:
+        with zipfile.ZipFile(source, "w") as archive:
+            archive.mkdir("top")
+            archive.writestr("top/inner/file", "1\n")
+            archive.writestr("top/run", "1\n")
+    (tmp_path / "recipe.toml").write_text(
+        '[[stages]]\nkind = "repository"\nsource = "source"\npath = "here"\nstrip = 1\n'
+    )
+
+    def made() -> list[Recipe]:
+        stages = [recipes.repository(source, path="here", strip=strip) for strip in (0, 1, 2)]
+        found = [Recipe(stages=(stage,)) for stage in stages]
+        assert len({recipe.key() for recipe in found}) == 3
+        assert recipes.load(tmp_path / "recipe.toml").key() == found[1].key()
+        return found
+
+    whole, one, two = await anyio.to_thread.run_sync(made)
+    async with dutyfree.open("bare") as bare:
+        for recipe, names in ((whole, ["top"]), (one, ["inner", "run"]), (two, ["file"])):
+            async with bare.sandbox(recipe) as sandbox:
+                assert sorted(entry.name for entry in await sandbox.list("here")) == names
+
+
+@pytest.mark.parametrize(
+    ("source", "strip", "told"),
+    [
+        ("https://example.org/a.git", 1, "only an archive takes strip"),
+        (".", 1, "only an archive takes strip"),
+        (".", -1, "strip must be a number of directories ≥ 0"),
+    ],
+)
+def test_what_cannot_be_stripped_is_refused(source: str, strip: int, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        recipes.repository(source, strip=strip)
 
 
 def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

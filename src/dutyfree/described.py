@@ -23,11 +23,17 @@ class _Repository(
     branch: str | None = None
     path: str = recipes.REPOSITORY
     token: str | None = None
+    strip: int = 0
 
     def stage(self, root: Path) -> Stage:
         source = self.source if recipes.URL.match(self.source) else root / self.source
         return recipes.repository(
-            source, commit=self.commit, branch=self.branch, path=self.path, token=self.token
+            source,
+            commit=self.commit,
+            branch=self.branch,
+            path=self.path,
+            token=self.token,
+            strip=self.strip,
         )
 
 

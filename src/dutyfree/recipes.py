@@ -39,6 +39,9 @@ _UNZIP = """
 import os, stat, sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as archive:
     for member in archive.infolist():
+        member.filename = "/".join(member.filename.split("/")[int(sys.argv[3]):])
+        if not member.filename:
+            continue
         mode = member.external_attr >> 16
         if stat.S_ISLNK(mode):
             path = os.path.join(sys.argv[2], member.filename)
@@ -59,15 +62,20 @@ def repository(
     branch: str | None = None,
     path: str = REPOSITORY,
     token: str | None = None,
+    strip: int = 0,
 ) -> Stage:
     """A repository: cloned from a URL, or a local directory or archive copied in.
 
     Of a URL a commit names one content for ever. Of a branch, or of nothing, it is the commit that is there
     when the stage is made, and stays that: ``dutyfree layer ls`` tells it; ``pin`` finds it beforehand.
-    ``token`` names a variable of the caller's environment with a password for the server.
+    ``token`` names a variable of the caller's environment with a password for the server. ``strip`` drops
+    that many leading directories from each path of an archive, as tar's --strip-components does.
     Raises UsageError.
     """
+    if not isinstance(strip, int) or strip < 0:
+        raise UsageError(f"strip must be a number of directories ≥ 0, not {strip!r}")
     if isinstance(source, str) and URL.match(source):
+        _refuse_strip(source, strip)
         return _cloned(source, commit, branch, path, token)
     if commit or branch or token:
         raise UsageError(
@@ -76,8 +84,14 @@ def repository(
         )
     local = Path(source)
     if local.is_dir():
+        _refuse_strip(source, strip)
         return Stage("repository", files={path: local})
-    return _unpacked(local, path)
+    return _unpacked(local, path, strip)
+
+
+def _refuse_strip(source: str | Path, strip: int) -> None:
+    if strip:
+        raise UsageError(f"{source} is not an archive: only an archive takes strip")
 
 
 def pin(url: str, branch: str | None = None) -> str:
@@ -180,14 +194,15 @@ _ONLY_PAST = " && ".join(
 )
 
 
-def _unpacked(archive: Path, path: str) -> Stage:
+def _unpacked(archive: Path, path: str, strip: int) -> Stage:
     if not archive.is_file():
         raise UsageError(f"{archive} is neither a URL, nor a directory or an archive on this machine")
     there, at = shlex.quote(path), f"{LOCKS}/archive"
     if zipfile.is_zipfile(archive):
-        unpack = shlex.join(["python3", "-c", _UNZIP, at, path])
+        unpack = shlex.join(["python3", "-c", _UNZIP, at, path, str(strip)])
     elif tarfile.is_tarfile(archive):
-        unpack = f"tar -xf {at} --no-same-owner -C {there}"
+        dropped = f" --strip-components={strip}" if strip else ""
+        unpack = f"tar -xf {at} --no-same-owner{dropped} -C {there}"
     else:
         raise UsageError(f"{archive} is neither a tar nor a zip archive")
     return Stage(

@@ -52,7 +52,7 @@ def test_spans_are_kept_whatever_their_name(tmp_path):
 
 
 def test_parquet_holds_the_same(content, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'dutyfree[parquet]'")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="to enable it: pip install pyarrow")
     trials, actions = export(content, tmp_path, "parquet")
     table = parquet.read_table(trials)
     assert table.column_names == list(TRIAL_COLUMNS)
@@ -82,7 +82,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path):
 
 def test_without_pyarrow_the_remedy_is_told(content, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'dutyfree\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"pip install '/path/to/dutyfree\[parquet\]'"):
         export(content, tmp_path, "parquet")
 
 

@@ -62,6 +62,35 @@ def test_commands_and_options_exist(name):
                 assert word in known, f"{name} shows {word} in: dutyfree {line}"
 
 
+SOURCES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("examples/**/*.py"), *ROOT.glob("scripts/*"), *PAGES])
+
+
+def test_what_is_on_no_index_is_installed_from_a_clone():
+    """``pip install dutyfree`` would fetch nothing, or somebody else's."""
+    wrong = re.compile(r"pip install [^`\n]*?(?<![/\w])dutyfree(?![/\w])")
+    assert wrong.search("pip install 'dutyfree[inspect]'")
+    assert wrong.search("pip install -U dutyfree")
+    assert not wrong.search("pip install '/path/to/dutyfree[inspect]'")
+    assert not [str(path) for path in SOURCES if wrong.search(path.read_text(errors="replace"))]
+
+
+def test_make_help_lists_every_target_that_is_documented():
+    said = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout
+    for target in re.findall(r"^([a-z0-9-]+):.*## ", text("Makefile"), re.MULTILINE):
+        assert f"  make {target} " in said
+    assert "bare, native, and Docker" in said
+
+
+def test_setup_ends_with_what_to_do_next():
+    command = ["make", "-C", ROOT, "--no-print-directory", "-o", ".venv/.installed", "setup"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _, *lines = said.splitlines()
+    assert 2 <= len(lines) <= 3
+    for line in lines:
+        program, name, *_ = line.split()
+        assert name in (app if program == ".venv/bin/dutyfree" else text("Makefile"))
+
+
 def printed(name: str, cache: Path) -> str:
     """What the program of a page prints."""
     (program,) = re.findall(r"```python\n(.*?)```", text(name), re.DOTALL)

@@ -7,6 +7,7 @@ class as ``contract.Provider`` describes.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
@@ -14,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from dutyfree.contract import Availability, Provider, Substrate, sized
-from dutyfree.errors import OptionError
+from dutyfree.errors import OptionError, Unavailable
 from dutyfree.suggest import suggestion
 
 GROUP = "dutyfree.substrates"
@@ -31,6 +32,8 @@ BUILT_IN = {
     "docker": "dutyfree.substrates.docker:Docker",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }
+ANYWHERE = ("scripted",)
+"""Those of ours that need no Linux."""
 
 
 def names() -> tuple[str, ...]:
@@ -87,18 +90,29 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
 def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  # noqa: A001
     """Open a substrate by name; the context gives the Substrate.
 
-    Raises OptionError at once for an unknown name or option, and Unavailable on entering when the
-    substrate cannot be used on this machine.
+    Raises OptionError at once for an unknown name or option, Unavailable at once where this is not Linux, and
+    Unavailable on entering when the substrate cannot be used on this machine.
     """
+    _check_platform(name)
     found, config = configure(name, options)
     return found(config)
+
+
+def _check_platform(name: str) -> None:
+    """Raises Unavailable for a substrate of ours that needs Linux elsewhere."""
+    if sys.platform != "linux" and name in BUILT_IN and name not in ANYWHERE:
+        raise Unavailable(
+            f"the substrate {name!r} needs Linux, and this is {sys.platform}",
+            remedy="run it on a Linux machine, in a virtual machine or in a container",
+        )
 
 
 async def probe(name: str, **options: Any) -> Availability:
     """Whether the substrate could be opened here, and if not, why and how to enable it. Raises nothing."""
     try:
+        _check_platform(name)
         found, config = configure(name, options)
-    except OptionError as error:
+    except (OptionError, Unavailable) as error:
         return Availability(False, error.message, error.remedy)
     return await found.probe(config)
 
