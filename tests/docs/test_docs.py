@@ -75,14 +75,14 @@ def test_what_is_on_no_index_is_installed_from_a_clone():
 
 
 def test_make_help_lists_every_target_that_is_documented():
-    said = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
     for target in re.findall(r"^([a-z0-9-]+):.*## ", text("Makefile"), re.MULTILINE):
         assert f"  make {target} " in said
     assert "bare, native, and Docker" in said
 
 
 def test_setup_ends_with_what_to_do_next():
-    command = ["make", "-C", ROOT, "--no-print-directory", "-o", ".venv/.installed", "setup"]
+    command = ["make", "-C", str(ROOT), "--no-print-directory", "-o", ".venv/.installed", "setup"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     _, *lines = said.splitlines()
     assert 2 <= len(lines) <= 3
