@@ -299,6 +299,38 @@ async def test_a_flood_of_connections_disturbs_no_neighbour(
                         assert len(os.listdir(f"/proc/{process}/fd")) < 3000
 
 
+DESTINATIONS = """
+import socket, time
+began, wanted = time.monotonic(), 8192
+print("begun", flush=True)
+for number in range(wanted):
+    with socket.socket(socket.AF_INET6) as made:
+        made.setblocking(False)
+        made.connect_ex((f"2001:db8:1::{number:x}", 80))
+print(wanted - 1000 * (time.monotonic() - began))
+"""
+
+
+@pytest.mark.parametrize("policy", ["on", ("192.0.2.1",)])
+async def test_destinations_of_ipv6_are_not_noted_without_limit(
+    networked: Native, policy: NetworkPolicy
+) -> None:
+    """The kernel keeps a neighbour for each, of refused ones too, that no sandbox is charged for."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        if probe.connect_ex(("2001:db8:1::1", 53)):
+            pytest.skip("this machine has no route for IPv6, so sandboxes have none")
+    async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
+        process = await sandbox.start(["python3", "-c", DESTINATIONS])
+        output = process.output()
+        assert (await anext(output)).data == b"begun\n"
+        for _ in range(20):  # those who wait for their turn keep nobody else waiting
+            assert (await sandbox.exec("true")).ok
+        # So many at once, and then one each millisecond.
+        assert float((await anext(output)).data) < 4096 + 100
+        forgotten = await sandbox.read("/proc/sys/net/ipv6/neigh/lo/gc_stale_time")
+        assert forgotten.split() == [b"1"]
+
+
 TWO_CALLS = """
 import socket, sys
 address = (sys.argv[1], int(sys.argv[2]))

@@ -255,13 +255,15 @@ static void watch(int operation, int fd, uint32_t events, uint64_t data)
 		_exit(73);
 }
 
-/* Milliseconds until something is to be done by itself, -1 for never. */
-static int wait_ms(void)
+/* Milliseconds until something is to be done by itself, such as to answer again, -1 for never. */
+static int wait_ms(uint64_t asked)
 {
 	uint64_t first = command_next(), look = priority_next();
 
 	if (look < first)
 		first = look;
+	if (asked < first)
+		first = asked;
 	if (first == UINT64_MAX)
 		return -1;
 	uint64_t time = now(), wait = first <= time ? 0 : (first - time) / 1000000u + 1;
@@ -273,7 +275,7 @@ int payload_group = -1;
 _Noreturn void init_run(int payload)
 {
 	struct epoll_event events[64];
-	uint32_t listening = EPOLLIN;
+	uint32_t listening = EPOLLIN, answering = EPOLLIN;
 	sigset_t children;
 
 	payload_group = payload;
@@ -295,7 +297,12 @@ _Noreturn void init_run(int payload)
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
-		int count = epoll_wait(epoll, events, 64, can_go_on() ? 0 : wait_ms());
+		uint64_t asked = asked_next();
+		wanted = asked == UINT64_MAX ? EPOLLIN : 0;
+		if (asked_listener() >= 0 && wanted != answering)
+			watch(EPOLL_CTL_MOD, asked_listener(), wanted, EVENT_ASKED);
+		answering = wanted;
+		int count = epoll_wait(epoll, events, 64, can_go_on() ? 0 : wait_ms(asked));
 		for (int i = 0; i < count; i++) {
 			uint64_t what = events[i].data.u64;
 			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {

@@ -151,6 +151,8 @@ static int fill_network(void *network)
 	write_file(host_proc, "sys/net/ipv4/tcp_fastopen", "0");
 	/* Nor one by several ways, of which there is none: programs fall back to TCP. */
 	write_file(host_proc, "sys/net/mptcp/enabled", "0");
+	/* What the kernel notes of destinations it shall soon forget again (asked.c). */
+	write_file(host_proc, "sys/net/ipv6/neigh/lo/gc_stale_time", "1");
 	if (!error) {
 		*(int *)network = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
 		error = *(int *)network < 0 ? errno : 0;
