@@ -361,11 +361,14 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def download(self, path: str, target: Path) -> None:
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
         """Copy a file or tree of the sandbox to exactly ``target``, as ``upload`` does the other way.
 
-        Nothing is written outside: a link at ``target`` or below is replaced, never followed. Raises
-        ActionError for ``path`` and what it holds, and Python's plain OSError for ``target`` itself.
+        Nothing is written outside: a link at ``target`` or below is replaced, never followed. Links that
+        lead out of the tree would lead to files of this host: they are left out, and their names returned
+        (the first 10,000), unless ``outside_links`` asks for them. Files are never set-id. Raises ActionError
+        for ``path``, also if it is such a link itself, and for what it holds, and Python's plain OSError for
+        ``target`` itself.
         """
         ...
 

@@ -38,6 +38,7 @@ from dutyfree.substrates.docker.images import identify, inspect
 from dutyfree.substrates.docker.leftovers import PROCESS
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
+from dutyfree.substrates.kinds import Links
 from dutyfree.substrates.owner import identity
 from tests.awaiting import appeared, overrun
 from tests.engine import counts
@@ -311,7 +312,7 @@ async def test_links_on_the_way_are_followed_the_last_is_not(docker: DockerSubst
         await sandbox.exec("mkdir d; echo x > d/f; ln -s d link")
         await sandbox.download("link/f", tmp_path / "file")
         assert (tmp_path / "file").read_bytes() == b"x\n"
-        await sandbox.download("link", tmp_path / "link")
+        await sandbox.download("link", tmp_path / "link", outside_links=True)
         assert os.readlink(tmp_path / "link") == "d"
 
 
@@ -719,11 +720,14 @@ def archive(*members: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
     return buffer
 
 
+ALL_LINKS = Links("top", outside=True)
+
+
 @pytest.mark.parametrize("name", ["top/../../out", "/out", "../out", "top/a/../../../out"])
 def test_hostile_names_cannot_leave_the_target(tmp_path: Path, name: str) -> None:
     top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
     with pytest.raises(PermissionError):
-        files.unpack(archive(top, (name, {}, b"evil")), tmp_path / "in" / "target")
+        files.unpack(archive(top, (name, {}, b"evil")), tmp_path / "in" / "target", ALL_LINKS)
     assert not list(tmp_path.rglob("out"))
 
 
@@ -733,15 +737,15 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
     link = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside)}, b"")
     with pytest.raises(PermissionError, match="link"):
-        files.unpack(archive(top, link, ("top/link/file", {}, b"evil")), tmp_path / "target")
+        files.unpack(archive(top, link, ("top/link/file", {}, b"evil")), tmp_path / "target", ALL_LINKS)
     assert list(outside.iterdir()) == []
     (outside / "kept").write_bytes(b"good")
     over = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside / "kept")}, b"")
-    files.unpack(archive(top, over, ("top/link", {}, b"evil")), tmp_path / "other")
+    files.unpack(archive(top, over, ("top/link", {}, b"evil")), tmp_path / "other", ALL_LINKS)
     assert (outside / "kept").read_bytes() == b"good"
     hard = ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "../outside/kept"}, b"")
     with pytest.raises(PermissionError):
-        files.unpack(archive(top, hard), tmp_path / "third")
+        files.unpack(archive(top, hard), tmp_path / "third", ALL_LINKS)
 
 
 def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
@@ -762,8 +766,8 @@ def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
         ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "top/file"}, b""),
     )
     for _ in range(2):
-        files.unpack(archive(top, *planted), target)
-        files.unpack(later, target)
+        files.unpack(archive(top, *planted), target, ALL_LINKS)
+        files.unpack(later, target, ALL_LINKS)
         assert (target / "hard").read_bytes() == (target / "directory" / "evil").read_bytes() == b"evil"
         assert [(path.name, path.read_bytes()) for path in outside.iterdir()] == [("kept", b"good")]
         assert outside.stat().st_mode & 0o777 == 0o700
@@ -774,7 +778,7 @@ def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "link").symlink_to(outside)
     with pytest.raises(PermissionError, match="link/file"):
-        files.unpack(archive(top, ("top/link/file", {}, b"evil")), tmp_path / "other")
+        files.unpack(archive(top, ("top/link/file", {}, b"evil")), tmp_path / "other", ALL_LINKS)
 
 
 def test_config_is_frozen_and_checked() -> None:

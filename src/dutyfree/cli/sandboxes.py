@@ -107,6 +107,10 @@ class Wanted:
         return {name: amounts.value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
 
 
+SHOWN = 5
+"""So many links that a download left out are named."""
+
+
 def _network(text: str | None) -> str | list[str] | None:
     """A list has something in it that a word for a state has not; or it names this machine alone.
 
@@ -146,7 +150,10 @@ async def fetch(sandbox: Sandbox, wanted: Wanted) -> None:
     """Its downloads. Raises UsageError for what is not there, and what the substrate raises."""
     for source, target in wanted.downloads():
         with _naming("--download", source, target):
-            await sandbox.download(source, Path(target))
+            left_out = await sandbox.download(source, Path(target))
+        if left_out:
+            shown = ", ".join(left_out[:SHOWN]) + ("" if len(left_out) <= SHOWN else ", …")
+            standard.say(f"dutyfree: {target} is without {len(left_out)} links that lead outside: {shown}")
 
 
 def run(

@@ -15,6 +15,7 @@ import anyio.to_thread
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import in_sandbox
 from dutyfree.contract import Sandbox
+from dutyfree.errors import ActionError
 
 
 @asynccontextmanager
@@ -73,7 +74,7 @@ async def tree_round_trip(sandbox: Sandbox) -> None:
     async with local_directory() as local:
         await anyio.to_thread.run_sync(plant, local / "sent")
         await sandbox.upload(local / "sent", "made/on/the/way/tree")
-        await sandbox.download("made/on/the/way/tree", local / "back")
+        await sandbox.download("made/on/the/way/tree", local / "back", outside_links=True)
         sent = await anyio.to_thread.run_sync(portrait, local / "sent")
         back = await anyio.to_thread.run_sync(portrait, local / "back")
         expect.equal(sorted(back), sorted(sent), "names in the tree")
@@ -135,7 +136,7 @@ async def link_round_trip(sandbox: Sandbox) -> None:
         await anyio.to_thread.run_sync(plant, local / "tree")
         for name in ("link", "absolute", "dangling"):
             await sandbox.upload(local / "tree" / name, f"up/{name}")
-            await sandbox.download(f"up/{name}", local / name)
+            await sandbox.download(f"up/{name}", local / name, outside_links=True)
             sent = await anyio.to_thread.run_sync(os.readlink, local / "tree" / name)
             back = await anyio.to_thread.run_sync(os.readlink, local / name)
             expect.equal(back, sent, f"where {name!r} leads")
@@ -165,7 +166,7 @@ async def download_stays_inside(sandbox: Sandbox) -> None:
             " && ln -s ../none tree/none && ln -s / tree/root && echo x > 'tree/..x' && ln -s outside top"
         )
         expect.succeeded(seen, "making links")
-        await sandbox.download("tree", target)
+        await sandbox.download("tree", target, outside_links=True)
         await is_whole("after links")
         seen = await sandbox.exec(
             "cd tree && rm escape file hard none && mkdir escape && chmod 777 escape"
@@ -176,7 +177,51 @@ async def download_stays_inside(sandbox: Sandbox) -> None:
             await sandbox.download("tree", target)
         await is_whole("after files in their place")
         await anyio.to_thread.run_sync(shutil.rmtree, target)
-        await sandbox.download("top", target)
+        await sandbox.download("top", target, outside_links=True)
         with suppress(OSError, ValueError):
             await sandbox.download("tree", target)
         await is_whole("after a link as the target")
+
+
+@in_sandbox("commands")
+async def links_that_lead_outside(sandbox: Sandbox) -> None:
+    """They are left out of a download and named, so that nobody reads a file of the host through them."""
+    async with local_directory() as local:
+        secret, target = local / "secret", local / "target"
+        await anyio.to_thread.run_sync(secret.write_bytes, b"secret")
+        outside = {
+            "absolute": str(secret),
+            "up": "../secret",
+            "deep/up": "../../secret",
+            "through": "deep/inside/../../secret",
+            "round": "./deep//../../secret",
+            "above": "..",
+        }
+        inside = {"deep/inside": "..", "file": "deep/file", "deep/self": "../file", "dangling": "deep/none"}
+        made = "".join(f"ln -s '{to}' 'tree/{name}'; " for name, to in {**outside, **inside}.items())
+        seen = await sandbox.exec(
+            f"set -e; mkdir -p tree/deep; echo content > tree/deep/file; {made} ln -s '{secret}' top"
+        )
+        expect.succeeded(seen, "making links")
+        left = await sandbox.download("tree", target)
+        expect.equal(sorted(left), sorted(outside), "links that were left out")
+        back = await anyio.to_thread.run_sync(portrait, target)
+        expect.equal(sorted(back), sorted([*inside, "deep", "deep/file"]), "names in the copy")
+        content = await anyio.to_thread.run_sync((target / "deep" / "self").read_bytes)
+        expect.equal(content, b"content\n", "a file through two links")
+        with expect.raises(ActionError, "download of a link that leads outside"):
+            await sandbox.download("top", local / "top")
+        names = await anyio.to_thread.run_sync(os.listdir, local)
+        expect.equal(sorted(names), ["secret", "target"], "names beside the target")
+
+
+@in_sandbox("commands")
+async def downloads_are_never_set_id(sandbox: Sandbox) -> None:
+    """A copy belongs to the caller, who has not made it a program for others to be the caller by."""
+    async with local_directory() as local:
+        expect.succeeded(await sandbox.exec("mkdir d; : > d/f; chmod 6755 d/f; cp -p d/f f"), "making files")
+        await sandbox.download("d", local / "d")
+        await sandbox.download("f", local / "f")
+        for path in (local / "d" / "f", local / "f"):
+            mode = stat.S_IMODE((await anyio.to_thread.run_sync(path.stat)).st_mode)
+            expect.equal(mode, 0o755, f"mode of {path.name!r}")

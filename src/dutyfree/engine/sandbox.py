@@ -52,6 +52,7 @@ from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.shell import NativeShell
 from dutyfree.engine.waiting import Running, Unstarted
 from dutyfree.errors import DispatchError, ExecError, SandboxClosed, UsageError, file_error
+from dutyfree.substrates.kinds import Links
 
 WORKDIR = "/workspace"
 
@@ -305,8 +306,10 @@ class NativeSandbox:
     async def upload(self, source: Path, path: str) -> None:
         await transfer.upload(self._usable(), Path(source), self._path(path), path)
 
-    async def download(self, path: str, target: Path) -> None:
-        await transfer.download(self._usable(), self._path(path), path, Path(target))
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
+        links = Links(path, outside=outside_links)
+        await transfer.download(self._usable(), self._path(path), path, Path(target), links)
+        return tuple(links.left_out)
 
     # --- Abilities ----------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import PATIENCE
 from dutyfree.errors import FileError
-from dutyfree.substrates.kinds import KINDS, local_special
+from dutyfree.substrates.kinds import KINDS, Links, local_special
 
 
 async def upload(channel: Channel, source: Path, located: bytes, path: str) -> None:
@@ -35,10 +35,10 @@ async def upload(channel: Channel, source: Path, located: bytes, path: str) -> N
     _raise(answer.done.result(), error, path)
 
 
-async def download(channel: Channel, located: bytes, path: str, target: Path) -> None:
+async def download(channel: Channel, located: bytes, path: str, target: Path, links: Links) -> None:
     existed = await anyio.to_thread.run_sync(os.path.lexists, target)
     ours, theirs = contents.pipe()
-    unpacking = _in_thread(partial(_unpack, ours, target))
+    unpacking = _in_thread(partial(_unpack, ours, target, links))
     try:
         answer = await channel.ask(Frame.PACK, located, theirs)
         error = await asyncio.shield(unpacking)
@@ -71,9 +71,9 @@ def _pack(source: Path, pipe: int) -> Exception | None:
     return None
 
 
-def _unpack(pipe: int, target: Path) -> Exception | None:
+def _unpack(pipe: int, target: Path, links: Links) -> Exception | None:
     try:
-        trees.unpack(pipe, target)
+        trees.unpack(pipe, target, links)
     except Exception as error:  # noqa: BLE001 (told to whoever waits)
         return error
     return None

@@ -16,13 +16,14 @@ from typing import BinaryIO
 
 from dutyfree.engine.protocol import MEMBER
 from dutyfree.errors import CollectError, file_error
-from dutyfree.substrates.kinds import unpackable
+from dutyfree.substrates.kinds import Links, unpackable
 
 LARGEST = 64 << 30
 """Bytes of a whole tree: a few in a sandbox, with many names, can claim to be any number."""
 
 _CHUNK = 1 << 18
 _LINK = 4096
+_INODE = 4096  # what a file takes besides its bytes, at the least
 _HOLE = bytes(_CHUNK)
 
 
@@ -63,7 +64,7 @@ def _pack_member(path: str, name: bytes, stream: BinaryIO) -> None:
             stream.write(bytes(size))  # it became shorter meanwhile
 
 
-def unpack(pipe: int, target: Path) -> None:
+def unpack(pipe: int, target: Path, links: Links) -> None:
     """Read a tree from the pipe to exactly ``target``.
 
     Raises CollectError for one that makes no sense, or that this host has no room for; FileError for names
@@ -76,13 +77,16 @@ def unpack(pipe: int, target: Path) -> None:
             size, mode, length = MEMBER.unpack(_exactly(stream, MEMBER.size))
             if mode == 0:
                 break
-            left -= size + length
+            left -= size + length + _INODE
             if left < 0:
                 raise file_error(errno.EFBIG, str(target))
             name = os.fsdecode(_exactly(stream, length))
             try:
                 path = _place(target, name, directories)
-                _unpack_member(stream, path, size, mode, directories)
+                if stat.S_ISLNK(mode):
+                    _unpack_link(stream, path, name, size, links)
+                else:
+                    _unpack_member(stream, path, size, mode, directories)
             except OSError as error:
                 if not name:
                     raise  # the target itself, which the program chose
@@ -108,16 +112,21 @@ def _place(target: Path, name: str, directories: dict[Path, int]) -> Path:
     return path
 
 
+def _unpack_link(stream: BinaryIO, path: Path, name: str, size: int, links: Links) -> None:
+    if size > _LINK:
+        raise CollectError("the sandbox sent a link that is too long")
+    destination = os.fsdecode(_exactly(stream, size))
+    if "\0" in destination:
+        raise CollectError(f"the sandbox sent a link to {destination!r}")
+    if links.admit(name, destination):
+        path.symlink_to(destination)
+
+
 def _unpack_member(stream: BinaryIO, path: Path, size: int, mode: int, directories: dict[Path, int]) -> None:
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFDIR:
         path.mkdir(exist_ok=True)
         directories[path] = stat.S_IMODE(mode) & 0o1777
-    elif kind == stat.S_IFLNK:
-        if size > _LINK:
-            raise CollectError("the sandbox sent a link that is too long")
-        link = os.fsdecode(_exactly(stream, size))
-        path.symlink_to(link)
     else:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:

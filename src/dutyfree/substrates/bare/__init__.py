@@ -41,7 +41,7 @@ from dutyfree.substrates import stages
 from dutyfree.substrates.bare import files
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.editing import replace_once
-from dutyfree.substrates.kinds import KINDS, local_special
+from dutyfree.substrates.kinds import KINDS, Links, local_special
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER, Moment, Reaper, kill_marked, remove_owned, remove_tree
 
@@ -306,12 +306,14 @@ class BareSandbox:
         found = await anyio.to_thread.run_sync(Path(source).lstat)  # raises FileNotFoundError: the program's
         if stat.S_IFMT(found.st_mode) not in KINDS:
             raise local_special(Path(source))
-        await self._file(partial(files.copy, Path(source), self._path(path)), path)
+        await self._file(partial(files.copy, Path(source), self._path(path), Links(path, outside=True)), path)
 
-    async def download(self, path: str, target: Path) -> None:
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
         parent = Path(target).parent
+        links = Links(path, outside=outside_links)
         await anyio.to_thread.run_sync(partial(parent.mkdir, parents=True, exist_ok=True))
-        await self._file(partial(files.copy, self._path(path), Path(target)), path)
+        await self._file(partial(files.copy, self._path(path), Path(target), links), path)
+        return tuple(links.left_out)
 
     async def _file(self, operation: Callable[[], T], path: str) -> T:
         self._check()

@@ -7,12 +7,11 @@ import os
 import shutil
 import stat
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from dutyfree.contract import Entry
 from dutyfree.errors import SpecialFile
-from dutyfree.substrates.kinds import KINDS, entry
+from dutyfree.substrates.kinds import KINDS, Links, entry
 
 
 def read(path: Path) -> bytes:
@@ -58,7 +57,7 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def copy(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path, links: Links) -> None:
     """Copy to exactly ``target``: a link that stands there, or below, is replaced and not followed."""
     found = source.lstat()
     kind = stat.S_IFMT(found.st_mode)
@@ -70,29 +69,44 @@ def copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     _make_way(target)
     if kind == stat.S_IFDIR:
-        shutil.copytree(
-            source, target, symlinks=True, ignore=partial(_enter, source, target), dirs_exist_ok=True
-        )
+        _copy_tree(source, target, "", links)
     elif target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     elif kind == stat.S_IFLNK:
-        target.symlink_to(os.readlink(source))
+        destination = os.readlink(source)
+        if links.admit("", destination):
+            target.symlink_to(destination)
     else:
-        shutil.copy2(source, target, follow_symlinks=False)
+        _copy_file(str(source), str(target))
 
 
-def _enter(source: Path, target: Path, directory: str, names: list[str]) -> list[str]:
-    """Before a directory is copied: make way in the target, and leave out pipes, sockets and devices."""
-    for name in names:
-        _make_way(target / os.path.relpath(directory, source) / name)
-    return [name for name in names if not _copyable(os.path.join(directory, name))]
+def _copy_file(source: str, target: str) -> None:
+    """Never set-id, for the copy is the caller's; nor through a link that has taken the source's place."""
+    with open(_opened(Path(source), os.O_RDONLY | os.O_NOFOLLOW), "rb") as content:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(target, flags, 0o600), "wb") as copied:
+            shutil.copyfileobj(content, copied, 1 << 20)
+            os.fchmod(copied.fileno(), stat.S_IMODE(os.fstat(content.fileno()).st_mode) & 0o1777)
+
+
+def _copy_tree(source: Path, target: Path, name: str, links: Links) -> None:
+    """Pipes, sockets and devices are left out."""
+    target.mkdir(exist_ok=True)
+    with os.scandir(source) as items:
+        for item in items:
+            kind = stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)
+            below, there = os.path.join(name, item.name), target / item.name
+            _make_way(there)
+            if kind == stat.S_IFDIR:
+                _copy_tree(source / item.name, there, below, links)
+            elif kind == stat.S_IFREG:
+                _copy_file(item.path, str(there))
+            elif kind == stat.S_IFLNK and links.admit(below, destination := os.readlink(item.path)):
+                there.symlink_to(destination)
+    target.chmod(stat.S_IMODE(source.stat().st_mode) & 0o1777)
 
 
 def _make_way(target: Path) -> None:
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(target.lstat().st_mode):
             target.unlink()
-
-
-def _copyable(path: str) -> bool:
-    return stat.S_IFMT(os.lstat(path).st_mode) in KINDS

@@ -19,7 +19,7 @@ from typing import IO, BinaryIO
 
 from dutyfree.contract import Entry, Observation
 from dutyfree.errors import ActionError, ActionKind, SpecialFile, file_error
-from dutyfree.substrates.kinds import entry, local_special, unpackable
+from dutyfree.substrates.kinds import Links, entry, local_special, unpackable
 
 ERRNO = 64
 
@@ -191,7 +191,7 @@ def pack(source: Path, name: str, target: BinaryIO) -> None:
         tar.add(source, arcname=name, filter=owned)
 
 
-def unpack(source: BinaryIO, target: Path) -> None:
+def unpack(source: BinaryIO, target: Path, admitted: Links) -> None:
     """Put the tree of an engine's archive, whatever its top is called, at exactly ``target``.
 
     Nothing is written outside: names with ``..`` are refused; a link that stands at the target or below
@@ -213,6 +213,9 @@ def unpack(source: BinaryIO, target: Path) -> None:
     for path, mode in reversed(directories.items()):
         path.chmod(mode & 0o777)
     for path, destination in links:
+        name = "" if path == target else str(path.relative_to(target))
+        if not admitted.admit(name, destination):
+            continue
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
         path.symlink_to(destination)

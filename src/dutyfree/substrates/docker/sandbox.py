@@ -30,6 +30,7 @@ from dutyfree.substrates.docker import files
 from dutyfree.substrates.docker.execution import Execution, Request, refusal
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.memory import OutOfMemory
+from dutyfree.substrates.kinds import Links
 
 WORKDIR = "/workspace"
 _ARCHIVE_ERRORS = {
@@ -153,9 +154,10 @@ class DockerSandbox:
             except EngineLost as error:
                 raise DispatchError(str(error)) from error
 
-    async def download(self, path: str, target: Path) -> None:
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
         self._require_open()
         encoded_path(path)
+        links = Links(path, outside=outside_links)
         async with _spool() as spool:
             try:
                 streamed = self._engine.stream("GET", self._archive, query={"path": self._absolute(path)})
@@ -168,9 +170,10 @@ class DockerSandbox:
                 raise CollectError(str(error)) from error
             spool.seek(0)
             try:
-                await anyio.to_thread.run_sync(files.unpack, spool, target)
+                await anyio.to_thread.run_sync(files.unpack, spool, target, links)
             except tarfile.TarError as error:
                 raise CollectError(f"the archive of {path!r} is broken: {error}") from error
+        return tuple(links.left_out)
 
     async def pause(self) -> None:
         await self._order("pause")

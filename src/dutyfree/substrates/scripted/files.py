@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from dutyfree.arguments import encoded_path
 from dutyfree.contract import Entry
 from dutyfree.errors import file_error
+from dutyfree.substrates.kinds import Links
 
 WORKDIR = "/work"
 NAME_MAX = 255
@@ -140,7 +141,7 @@ def _node(path: Path) -> Node:
     return Node("directory", mode) if path.is_dir() else Node("file", mode, path.read_bytes())
 
 
-def store(nodes: Sequence[tuple[str, Node]], target: Path) -> None:
+def store(nodes: Sequence[tuple[str, Node]], target: Path, links: Links) -> None:
     for relative, node in nodes:
         path = target / relative if relative else target
         if path.is_symlink():
@@ -148,8 +149,9 @@ def store(nodes: Sequence[tuple[str, Node]], target: Path) -> None:
         if node.kind == "directory":
             path.mkdir(exist_ok=True)
         elif node.kind == "link":
-            path.symlink_to(os.fsdecode(node.data))
+            if links.admit(relative, os.fsdecode(node.data)):
+                path.symlink_to(os.fsdecode(node.data))
         else:
             path.write_bytes(node.data)
         if node.kind != "link":
-            path.chmod(node.mode)
+            path.chmod(node.mode & 0o1777)

@@ -28,6 +28,7 @@ from dutyfree.contract import (
     Span,
 )
 from dutyfree.errors import PortClosed, SandboxClosed, UsageError
+from dutyfree.substrates.kinds import Links
 from dutyfree.substrates.output import Collector
 from dutyfree.substrates.scripted.actions import ScriptedActions
 from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
@@ -108,9 +109,11 @@ class ScriptedSandbox(ScriptedActions):
         for relative, node in await anyio.to_thread.run_sync(load, source):
             self.files.write(posixpath.join(path, relative), node)
 
-    async def download(self, path: str, target: Path) -> None:
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
         await self.touch()
-        await anyio.to_thread.run_sync(store, self.files.tree(path), target)
+        links = Links(path, outside=outside_links)
+        await anyio.to_thread.run_sync(store, self.files.tree(path), target, links)
+        return tuple(links.left_out)
 
     async def reset(self) -> None:
         await self.touch()
