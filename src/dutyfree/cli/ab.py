@@ -139,15 +139,17 @@ def configuration(text: str) -> tuple[str, dict[str, Any]]:
         raise UsageError(
             f"{text!r} is no configuration", remedy="write SUBSTRATE or [LABEL=]SUBSTRATE:OPTION=VALUE,..."
         )
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"use": use}
     # A comma within a value is followed by something else than NAME=.
     for name, value in amounts.pairs(re.split(r",(?=[\w.]+=)", rest) if rest else [], text, "="):
         *tables, last = name.split(".")
-        place = options
+        place: Any = options
         for table in tables:
             place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise UsageError(f"{text!r} has {table} both as a value and as a table")
         place[last] = amounts.value(value)
-    return label or text, {"use": use, **options}
+    return label or text, options
 
 
 def _from_file(path: Path) -> tuple[str, dict[str, Any]]:
