@@ -90,7 +90,8 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
+        one if one.isprintable() or one in "\n\t\N{NO-BREAK SPACE}" else one.encode("unicode_escape").decode()
+        for one in text
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,6 +187,7 @@ def test_ab_finds_a_slower_configuration_and_shows_it_again(tmp_path):
     options = ("--workloads", "T0", "--trials", "12", "--out", "out")
     done = dutyfree("ab", SCRIPTED, slow, *options, cwd=tmp_path, status=1)
     assert "T0: B is **slower** than A: B ÷ A is" in done.stdout
+    assert re.search(r"\d\N{NO-BREAK SPACE}(µs|ms|s) \|", done.stdout)
     assert "over 12 rounds" in done.stdout
     assert "B: slow." in done.stdout
     assert dutyfree("compare", "out", cwd=tmp_path, status=1).stdout == done.stdout

@@ -75,7 +75,9 @@ def test_what_is_on_no_index_is_installed_from_a_clone():
 
 
 def test_make_help_lists_every_target_that_is_documented():
-    said = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True
+    ).stdout
     for target in re.findall(r"^([a-z0-9-]+):.*## ", text("Makefile"), re.MULTILINE):
         assert f"  make {target} " in said
     assert "bare, native, and Docker" in said
