@@ -27,6 +27,14 @@ _TOLD = 200  # bytes of a reason that init gives
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
+class SetupError(CreateError):
+    """Init could not make a sandbox of the files that it found; ``number`` is an errno."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 class Channel(Unanswered):
     """Frames of one sandbox. Belongs to the event loop that it was made in."""
 
@@ -324,7 +332,7 @@ class Channel(Unanswered):
         elif kind == Frame.FATAL and len(payload) >= protocol.ERROR.size:
             (error,) = protocol.ERROR.unpack_from(payload)
             step = payload[protocol.ERROR.size :][:_TOLD].decode(errors="replace")
-            self._fail(CreateError(f"the sandbox could not be set up: {step}: {os.strerror(error)}"))
+            self._fail(SetupError(f"the sandbox could not be set up: {step}: {os.strerror(error)}", error))
         else:
             self._violated("a frame that nobody asked for")
 

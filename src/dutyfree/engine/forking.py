@@ -11,7 +11,7 @@ import asyncio
 import errno
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ import msgspec
 
 from dutyfree.contract import Recipe
 from dutyfree.engine.box import Box
-from dutyfree.engine.channel import Channel
+from dutyfree.engine.channel import Channel, SetupError
 from dutyfree.engine.disk import Base
 from dutyfree.engine.launcher import LauncherError
 from dutyfree.engine.leases import whole
@@ -29,7 +29,7 @@ from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.snapshots import DEEP, Snapshots
-from dutyfree.errors import ActionError, ExecError
+from dutyfree.errors import ActionError, CreateError, ExecError, file_error
 
 One = TypeVar("One")
 
@@ -79,11 +79,19 @@ class ForkingSandbox(NativeSandbox):
 
     @asynccontextmanager
     async def fork(self, count: int) -> AsyncIterator[Sequence[ForkingSandbox]]:
-        """Raises UsageError, and CreateError if one of them cannot be made: then none is left."""
+        """Raises UsageError, and CreateError if one of them cannot be made: then none is left.
+
+        Raises ActionError if what ran here left files that no sandbox can start from.
+        """
         count = whole(count, 0)
         recipe = await self.snapshot()
         try:
-            async with entered([self._keeper.child(recipe) for _ in range(count)]) as children:
+            async with AsyncExitStack() as stack:
+                entering = entered([self._keeper.child(recipe) for _ in range(count)])
+                try:
+                    children = await stack.enter_async_context(entering)
+                except SetupError as error:
+                    raise _unusable(error) from error
                 for child in children:
                     child.served = _forked(child.served, self.served)
                 yield children
@@ -157,9 +165,11 @@ class ForkingSandbox(NativeSandbox):
             raise
         try:
             successor, box = await self._keeper.succeed(trees)
-        except BaseException:
+        except BaseException as error:
             self._layers.release(trees)
             channel.carry_on()
+            if isinstance(error, SetupError):
+                raise _unusable(error) from error
             raise
         former, self._box = self._box, box
         channel.carry_on(successor)
@@ -176,6 +186,12 @@ class ForkingSandbox(NativeSandbox):
             return await self._layers.keep(Request.COPY, self._box.number, self._trees)
         finally:
             await self._go_on(channel, begin)
+
+
+def _unusable(error: SetupError) -> CreateError | ActionError:
+    """Of a sandbox upon the files of another one, from which that one could be made before."""
+    cause = file_error(error.number, "")
+    return ActionError(error.message, kind=cause.kind) if isinstance(cause, ActionError) else error
 
 
 def _forked(child: Served | None, parent: Served | None) -> Served | None:

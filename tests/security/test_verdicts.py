@@ -1,0 +1,391 @@
+"""A hostile agent tries to have its own act taken for a failure of the machinery: that would be a free retry.
+
+After each attack every kind of action must succeed, be observed, or raise an ActionError. Any other error
+would have the attempt repeated elsewhere, or end the training loop.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import dutyfree
+from dutyfree import Action, Edit, Exec, Limits, List, Read, Search, Write
+from dutyfree.engine import waiting
+from dutyfree.errors import ActionError, SandboxGone, verdict
+from tests.awaiting import appeared
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+LIMITS = Limits(memory=160 << 20, pids=40, disk=48 << 20)
+SECONDS = 60.0
+
+FORK_BOMB = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0: time.sleep(1000)
+    except OSError:
+        open("ready", "w")
+        time.sleep(0.01)
+"""
+
+FORK_BOMB_WITH_RETRIES = """
+import os, time
+for _ in range(3):
+    os.fork()
+while True:
+    try:
+        os.fork()
+    except OSError:
+        open("ready", "w")
+        time.sleep(0.001)
+"""
+
+MEMORY = """
+import time
+held = []
+try:
+    while True: held.append(bytearray(1 << 20)); len(held) == 120 and open("ready", "w")
+except MemoryError: pass
+time.sleep(1000)
+"""
+
+MEMORY_AGAIN_AND_AGAIN = """
+import os, time
+while True:
+    if os.fork() == 0:
+        open("ready", "w")
+        held = [bytearray(1 << 20) for _ in range(400)]
+    else:
+        os.wait()
+"""
+
+DESCRIPTORS = """
+import os, time
+held = []
+try:
+    while True: held.append(os.open("/dev/null", 0))
+except OSError: os.close(held.pop())
+open("ready", "w")
+time.sleep(1000)
+"""
+
+TERMINALS = """
+import os, time
+held = []
+try:
+    while True: held.append(os.openpty())
+except OSError: open("ready", "w")
+time.sleep(1000)
+"""
+
+FLOOD = """
+import os
+open("ready", "w")
+while True: os.write(1, b"x" * 65536); os.write(2, b"y" * 65536)
+"""
+
+KILLER = """
+import os, time
+open("ready", "w")
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try: os.kill(int(name), 9)
+            except OSError: pass
+    time.sleep(0.002)
+"""
+
+LIMITER = """
+import os, resource, time
+for what in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_CPU,
+             resource.RLIMIT_NPROC, resource.RLIMIT_STACK, resource.RLIMIT_DATA, resource.RLIMIT_MEMLOCK):
+    for pid in (1, os.getppid()):
+        try: resource.prlimit(pid, what, (0, 0))
+        except (OSError, ValueError): pass
+open("ready", "w")
+time.sleep(1000)
+"""
+
+TRACER = """
+import ctypes, os, time
+libc, seen = ctypes.CDLL(None), {os.getpid()}
+open("ready", "w")
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in seen:
+            if libc.ptrace(0x4206, int(name), None, None) == 0: seen.add(int(name))
+    time.sleep(0.005)
+"""
+
+BACKGROUND = {
+    "a fork bomb": FORK_BOMB,
+    "a fork bomb that goes on": FORK_BOMB_WITH_RETRIES,
+    "memory used up": MEMORY,
+    "memory used up again and again": MEMORY_AGAIN_AND_AGAIN,
+    "descriptors used up": DESCRIPTORS,
+    "terminals used up": TERMINALS,
+    "a flood of output": FLOOD,
+    "everything is killed": KILLER,
+    "limits of the first process": LIMITER,
+    "everything is traced": TRACER,
+}
+
+DEEP = "import os\nfor _ in range(2500): os.mkdir('d'); os.chdir('d')"
+
+FOREGROUND = {
+    "a full disk": "cat /dev/zero > full",
+    "no inodes left": "i=0; while [ $i -lt 40 ] && mkdir -p n/$i && (cd n/$i && seq 1 3000 | xargs touch) "
+    "2>/dev/null; do i=$((i + 1)); done",
+    "no shell": "rm -f /bin/sh /usr/bin/sh /bin/dash /usr/bin/dash",
+    "no workspace": "rm -rf /workspace",
+    "a workspace that is a file": "cd /; rm -rf /workspace; echo x > /workspace",
+    "a workspace that is a loop": "cd /; rm -rf /workspace; ln -s workspace /workspace",
+    "no users": "rm -f /etc/passwd /etc/group; ln -s /proc/self/mem /etc/passwd",
+    "a closed workspace": "chmod 000 /workspace /tmp",
+    "no temporary files": "rm -rf /tmp; echo x > /tmp",
+    "pipes for files": "rm -f file source; mkfifo file source; mkfifo tree",
+    "a link to memory": "rm -f file; ln -s /proc/self/mem file; ln -s /proc/1/mem tree",
+    "a link to itself": "rm -f file; ln -s file file",
+    "links to devices": "rm -f file; ln -s /dev/zero file; ln -s /dev/full tree",
+    "deep directories": f'python3 -c "{DEEP}"',
+    "names that are not text": "mkdir tree; cd tree; touch \"$(printf 'caf\\351 \\377')\"",
+    "long names": 'touch "$(printf %0250d 1)"; mkdir -p "$(printf %0250d 2)/$(printf %0250d 3)"',
+    "the first process is asked to end": "kill -9 1; kill -15 1; kill -19 1; kill -2 1; kill -6 1; exit 0",
+    "no program": "rm -rf /usr/bin/* /bin/* /usr/local/bin/* 2>/dev/null",
+    "libraries are gone": "rm -rf /lib/* /usr/lib/* /lib64/* 2>/dev/null",
+    "links in /proc": "rm -f file; ln -s /proc/self/fd/3 file; ln -s /proc/1/root tree",
+}
+
+
+@pytest.fixture(scope="module")
+async def shared() -> AsyncIterator[Any]:
+    async with dutyfree.open("native") as native:
+        yield native
+
+
+async def judged(name: str, action: Callable[[], Awaitable[Any]]) -> str:
+    """What came of an action; fails if it is neither a result nor the agent's fault."""
+    try:
+        with anyio.fail_after(2 * SECONDS):
+            await action()
+    except ActionError as error:
+        return error.kind
+    except Exception as error:
+        raise AssertionError(f"{name}: {type(error).__name__}: {error}: {verdict(error)}") from error
+    return "done"
+
+
+def actions(sandbox: Any, local: Path) -> dict[str, Callable[[], Awaitable[Any]]]:
+    (local / "source").mkdir(exist_ok=True)
+    (local / "source" / "file").write_bytes(b"x" * 100_000)
+
+    async def shell() -> None:
+        async with sandbox.shell() as held:
+            await held.run("cd /; echo x", timeout=2)
+            await held.run("kill -9 $$", timeout=2)
+            await held.run("echo y", timeout=2)
+
+    async def terminal() -> None:
+        async with sandbox.terminal() as held:
+            with suppress(BrokenPipeError):
+                await held.write(b"exit 3\n")
+            with anyio.move_on_after(2):
+                await held.wait()
+
+    async def start() -> None:
+        process = await sandbox.start("cat", stdin=True)
+        await process.write(b"x")
+        await process.close_stdin()
+        with anyio.move_on_after(2):
+            await process.wait()
+        await process.kill()
+
+    async def stream() -> None:
+        async for _ in sandbox.stream("echo x; echo y >&2", timeout=2):
+            pass
+
+    async def watch() -> None:
+        async with sandbox.watch("."):
+            pass
+
+    async def batch() -> None:
+        wanted: list[Action] = [
+            Write("b", b"x"),
+            Read("file"),
+            Exec("true", timeout=2),
+            Edit("file", b"one", b"two"),
+            List("."),
+        ]
+        await sandbox.batch([*wanted, Search(".", "x", timeout=2)], stop_on_failure=False)
+
+    async def fork() -> None:
+        async with sandbox.fork(1) as (child,):
+            await child.exec("true", timeout=2)
+
+    return {
+        "exec": lambda: sandbox.exec("echo x", timeout=2),
+        "exec of a program": lambda: sandbox.exec(["/usr/bin/env", "true"], timeout=2),
+        "exec elsewhere": lambda: sandbox.exec("pwd", cwd="tree/d", timeout=2),
+        "exec as another": lambda: sandbox.exec("id", user="nobody", timeout=2),
+        "exec with an input": lambda: sandbox.exec("cat", stdin=b"x" * 300_000, timeout=2),
+        "read": lambda: sandbox.read("file"),
+        "read of a tree": lambda: sandbox.read("tree"),
+        "write": lambda: sandbox.write("file", b"one two"),
+        "write of much": lambda: sandbox.write("new/file", b"x" * 400_000),
+        "edit": lambda: sandbox.edit("file", b"one", b"1"),
+        "list": lambda: sandbox.list("."),
+        "search": lambda: sandbox.search(".", "one", timeout=5),
+        "search for names": lambda: sandbox.search("/", names=["file"], timeout=5),
+        "shell": shell,
+        "terminal": terminal,
+        "start": start,
+        "stream": stream,
+        "watch": watch,
+        "batch": batch,
+        "upload": lambda: sandbox.upload(local / "source", "uploaded"),
+        "download": lambda: sandbox.download(".", local / "copy"),
+        "download of a tree": lambda: sandbox.download("tree", local / "tree"),
+        "remove": lambda: sandbox.remove("new"),
+        "remove of a tree": lambda: sandbox.remove("tree"),
+        "snapshot": sandbox.snapshot,
+        "fork": fork,
+    }
+
+
+async def all_judged(sandbox: Any, local: Path, attack: str) -> None:
+    found = {}
+    for name, action in actions(sandbox, local).items():
+        found[name] = await judged(f"{attack}: {name}", action)
+    assert found
+    await sandbox.reset()  # the sandbox is the machinery's again
+    assert (await sandbox.exec("echo on")).stdout == b"on\n"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 20.0)  # for machines that do other work
+
+
+@pytest.mark.parametrize("attack", list(BACKGROUND))
+async def test_left_in_the_background(shared: Any, tmp_path: Path, attack: str) -> None:
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.write("file", b"one two")
+        await sandbox.write("script.py", textwrap.dedent(BACKGROUND[attack]).encode())
+        await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
+        await appeared(sandbox, "ready")
+        await all_judged(sandbox, tmp_path, attack)
+
+
+@pytest.mark.parametrize("attack", list(FOREGROUND))
+async def test_done_before(shared: Any, tmp_path: Path, attack: str) -> None:
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.write("file", b"one two")
+        await sandbox.exec(FOREGROUND[attack], timeout=SECONDS)
+        await all_judged(sandbox, tmp_path, attack)
+
+
+STOPPER = "import os\nopen('ready', 'w')\nwhile True:\n  try: os.kill(-1, 19)\n  except OSError: pass"
+FAR = {"PATH": ":".join([*(f"/{number}" for number in range(4000)), "/usr/bin"])}
+
+
+async def run_until_it_fails(sandbox: Any) -> None:
+    while True:
+        await sandbox.exec(["true"], env=FAR, timeout=0.2)
+
+
+async def test_an_init_that_is_held_up(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher answers, so it is what runs in the sandbox that keeps its init from answering."""
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.write("script.py", STOPPER.encode())
+        await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
+        await appeared(sandbox, "ready")
+        with anyio.fail_after(200), pytest.raises(SandboxGone) as gone:
+            await run_until_it_fails(sandbox)
+        assert (gone.value.kind, verdict(gone.value)) == ("gone", "task")
+        for action in (lambda: sandbox.read("file"), lambda: sandbox.batch([Read("file")])):
+            with pytest.raises(SandboxGone):
+                await action()
+
+
+async def test_a_killed_worker_is_no_broken_machine(shared: Any) -> None:
+    """Searches, transfers and watches are done by processes in the sandbox, which its root may kill."""
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.exec("seq 1 1000000 > large; cp large another; cp large third")
+        await sandbox.write("script.py", KILLER.encode())
+        await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
+        await appeared(sandbox, "ready")
+        kinds = set()
+        with anyio.fail_after(120):
+            while "killed" not in kinds:
+                kinds.add(await judged("search", lambda: sandbox.search("/", "no such text", timeout=30)))
+        assert kinds <= {"killed", "done"}
+
+
+async def test_a_search_without_memory_says_so(shared: Any) -> None:
+    """Or ends otherwise, but never as an error of the machinery; and the observation after it is marked."""
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=SECONDS)
+        assert (seen.oom, seen.signal) == (True, 9)
+        async with sandbox.shell() as held:
+            seen = await held.run("python3 -c 'held = bytearray(600 << 20)' 2>/dev/null", timeout=SECONDS)
+            assert (seen.oom, seen.exit_code) == (True, 137)
+            seen = await held.run("sh -c 'kill -9 $$'", timeout=SECONDS)
+            assert (seen.oom, seen.exit_code) == (False, 137)
+        process = await sandbox.start(["python3", "-c", "held = bytearray(600 << 20)"])
+        assert (await process.wait()).oom
+        (seen,) = await sandbox.batch([Exec(("python3", "-c", "held = bytearray(600 << 20)"))])
+        assert isinstance(seen, dutyfree.Observation)
+        assert seen.oom
+
+
+async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None:
+    """Each that ran when the limit killed something; none that began after all had heard of it."""
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        waiting_one = await sandbox.start("read line; exit 0", stdin=True)
+        seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=SECONDS)
+        assert seen.oom
+        assert not (await sandbox.exec("true")).oom
+        await waiting_one.write(b"\n")
+        assert (await waiting_one.wait()).oom
+
+
+async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
+    """The command can redefine what prints the mark of its end, and see it."""
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        for trick in (
+            'printf() { command printf "$1" "$2" 99999999999999999999; }',
+            'printf() { command printf "$1" "$2" -1; }',
+            "printf() { :; }",
+            "exec 1>&-; exec 2>&-",
+            "exec 0<&-",
+            "kill -9 $$",
+            "trap '' TERM; set -e; false",
+            "while :; do echo x > /proc/$$/fd/0; done",
+        ):
+            async with sandbox.shell() as held:
+                for command in (trick, "true", "true"):
+                    await judged(f"{trick}: {command}", partial(held.run, command, timeout=1))
+        assert (await sandbox.exec("echo on")).stdout == b"on\n"
+
+
+async def test_a_full_host_is_not_the_agents_fault(shared: Any, tmp_path: Path) -> None:
+    """What the program asked for here cannot be had: its own error, and no ActionError."""
+    (tmp_path / "file").write_bytes(b"")
+    async with shared.sandbox() as sandbox:
+        await sandbox.exec("mkdir tree; echo x > tree/a")
+        with pytest.raises(OSError) as refused:  # noqa: PT011 (the next line says which)
+            await sandbox.download("tree", tmp_path / "file" / "below")
+        assert verdict(refused.value) == "program"
+        with pytest.raises(FileNotFoundError) as missing:
+            await sandbox.upload(tmp_path / "missing", "x")
+        assert verdict(missing.value) == "program"
