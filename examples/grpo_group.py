@@ -21,7 +21,7 @@ import anyio
 import dutyfree
 from dutyfree import Recipe, Sandbox, Stage
 from dutyfree.abilities import Pooling
-from dutyfree.errors import SubstrateError
+from dutyfree.errors import verdict
 
 SOURCE = "def middle(values):\n    return sorted(values)[len(values) // 2 + 1]\n"
 TEST = """\
@@ -53,7 +53,7 @@ SAMPLES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one attempt: a reward, or why there is none."""
+    """Of one attempt: a reward, or why there is none. What the agent brought about is a reward of 0."""
 
     sample: str
     reward: float | None = None
@@ -67,8 +67,13 @@ async def attempt(sandbox: Sandbox, sample: str, seconds: float) -> Outcome:
     try:
         await sandbox.write("project.py", f"def middle(values):\n    return {sample}\n".encode())
         seen = await sandbox.exec(["python3", "test.py"], timeout=seconds)
-    except SubstrateError as error:  # the machinery, not the model
-        return Outcome(sample, failure=f"{error.phase}: {error}", served=how)
+    except Exception as error:
+        match verdict(error):
+            case "task":  # the model's own doing, such as a full disk: it counts
+                return Outcome(sample, reward=0.0, served=how)
+            case "infrastructure":
+                return Outcome(sample, failure=str(error), served=how)
+        raise  # a mistake in this program
     return Outcome(sample, reward=float(seen.ok), served=how)
 
 

@@ -24,7 +24,7 @@ import anyio
 import dutyfree
 from dutyfree import Recipe, Stage, recipes
 from dutyfree.engine.actions import ActingSandbox
-from dutyfree.errors import Quarantined, StageError, SubstrateError
+from dutyfree.errors import Quarantined, StageError, SubstrateError, verdict
 from dutyfree.substrates.native import Native
 
 GROUP = 8
@@ -76,9 +76,9 @@ def make_tasks(root: Path) -> list[Task]:
 
 
 async def attempt(sandbox: ActingSandbox, chance: random.Random) -> float:
-    """Look, think, change, test: the reward is whether the test passes. Raises SubstrateError."""
+    """Look, think, change, test: the reward is whether the test passes. Raises DutyfreeError."""
     seen = await sandbox.exec("grep -l ' - ' m*.py", cwd="repository", timeout=30)
-    (suspect,) = seen.stdout.decode().split()
+    suspect = seen.stdout.decode().strip()
     await sandbox.pause()  # the weights are updated: nothing runs, no timeout does either
     await sandbox.resume()
     await guess(sandbox, suspect, " + " if chance.random() < 0.5 else " * ")
@@ -98,17 +98,29 @@ async def persistent(
     native: Native, task: Task, sandbox: ActingSandbox, chance: random.Random
 ) -> float | None:
     """An attempt that survives its sandbox; None if the machinery failed each time."""
+    reward = await outcome(task, sandbox, chance)
+    for _ in range(REPEATS):
+        if reward is None:
+            try:
+                async with native.sandbox(task.recipe) as fresh:
+                    reward = await outcome(task, fresh, chance)
+            except SubstrateError as error:
+                print(f"{task.name}: {error.phase}: {error}")
+    return reward
+
+
+async def outcome(task: Task, sandbox: ActingSandbox, chance: random.Random) -> float | None:
+    """The reward; None if the machinery failed, so that there is none."""
     try:
         return await attempt(sandbox, chance)
-    except SubstrateError as error:  # the machinery, not the model
-        print(f"{task.name}: {error.phase}: {error}; once more")
-    for _ in range(REPEATS):
-        try:
-            async with native.sandbox(task.recipe) as fresh:
-                return await attempt(fresh, chance)
-        except SubstrateError as error:
-            print(f"{task.name}: {error.phase}: {error}")
-    return None
+    except Exception as error:
+        match verdict(error):
+            case "task":  # the model's own doing, such as an edit that does not fit: it counts
+                return 0.0
+            case "infrastructure":
+                print(f"{task.name}: {error}; once more")
+                return None
+        raise  # a mistake in this program
 
 
 # --- Groups, batches, trees --------------------------------------------------------------------------

@@ -1,0 +1,251 @@
+"""The training loop of docs/training.md, word for word, with agents that do their worst."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree import Edit, Limits, Recipe
+from dutyfree.engine import waiting
+from dutyfree.errors import UsageError
+from tests.awaiting import appeared
+from tests.engine import counts
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+LIMITS = Limits(memory=160 << 20, pids=40, disk=32 << 20)
+SOLVED = 1.0
+
+
+@pytest.fixture
+def loop() -> dict[str, Any]:
+    """The page's program, up to where it is run."""
+    (program,) = re.findall(r"```python\n(.*?)anyio\.run\(main\)\n```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program, str(PAGE), "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+async def native() -> AsyncIterator[Any]:
+    async with dutyfree.open("native", limits=LIMITS) as substrate:
+        yield substrate
+
+
+async def left_behind(sandbox: Any, script: str) -> None:
+    await sandbox.write("script.py", script.encode())
+    await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
+    await appeared(sandbox, "ready")
+
+
+FORK_BOMB = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0: time.sleep(1000)
+    except OSError:
+        open("ready", "w")
+        time.sleep(0.01)
+"""
+STOPPER = "import os\nopen('ready', 'w')\nwhile True:\n  try: os.kill(-1, 19)\n  except OSError: pass"
+FAR = {"PATH": ":".join([*(f"/{number}" for number in range(4000)), "/usr/bin"])}
+
+
+async def edits_what_is_absent(sandbox: Any) -> float:
+    await sandbox.write("file", b"text")
+    await sandbox.edit("file", b"absent", b"")
+    return SOLVED
+
+
+async def edits_what_is_there_twice(sandbox: Any) -> float:
+    await sandbox.write("file", b"text text")
+    await sandbox.edit("file", b"text", b"")
+    return SOLVED
+
+
+async def edits_nothing(sandbox: Any) -> float:
+    await sandbox.write("file", b"text")
+    await sandbox.edit("file", b"", b"x")
+    return SOLVED
+
+
+async def searches_for_nonsense(sandbox: Any) -> float:
+    await sandbox.search(".", "(", regex=True)
+    return SOLVED
+
+
+async def reads_what_is_missing(sandbox: Any) -> float:
+    await sandbox.read("missing")
+    return SOLVED
+
+
+async def reads_a_path_that_is_too_long(sandbox: Any) -> float:
+    await sandbox.read("x" * 100_000)
+    return SOLVED
+
+
+async def reads_a_pipe(sandbox: Any) -> float:
+    await sandbox.exec("mkfifo answer")
+    await sandbox.read("answer")
+    return SOLVED
+
+
+async def reads_memory(sandbox: Any) -> float:
+    await sandbox.exec("ln -s /proc/self/mem answer")
+    await sandbox.read("answer")
+    return SOLVED
+
+
+async def writes_to_a_full_disk(sandbox: Any) -> float:
+    await sandbox.exec("cat /dev/zero > full")
+    await sandbox.write("answer", b"x" * (1 << 20))
+    return SOLVED
+
+
+async def runs_nul_bytes(sandbox: Any) -> float:
+    seen = await sandbox.exec("echo a\0b")
+    assert seen.exit_code == 126
+    return float(seen.ok)
+
+
+async def runs_nothing(sandbox: Any) -> float:
+    return float((await sandbox.exec([])).ok)
+
+
+async def runs_a_command_among_its_fork_bomb(sandbox: Any) -> float:
+    await left_behind(sandbox, FORK_BOMB)
+    seen = await sandbox.exec("true; true", timeout=30)
+    return float(seen.ok and b"unavailable" not in seen.stderr)
+
+
+async def searches_among_its_fork_bomb(sandbox: Any) -> float:
+    await left_behind(sandbox, FORK_BOMB)
+    while True:
+        await sandbox.search(".", "text")
+
+
+async def uses_up_its_memory(sandbox: Any) -> float:
+    seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=60)
+    assert seen.oom
+    return float(seen.ok)
+
+
+async def kills_its_first_process(sandbox: Any) -> float:
+    await sandbox.exec("kill -9 1; kill -9 -1")
+    return float((await sandbox.exec("false")).ok)
+
+
+async def ends_its_shell(sandbox: Any) -> float:
+    async with sandbox.shell() as held:
+        await held.run("exit 3")
+        await held.run("true")
+    return SOLVED
+
+
+async def removes_the_shell(sandbox: Any) -> float:
+    await sandbox.exec("rm -f /bin/sh /usr/bin/sh")
+    return float((await sandbox.exec("true")).ok)
+
+
+async def removes_its_directory(sandbox: Any) -> float:
+    await sandbox.exec("cd /; rm -rf /workspace; ln -s workspace /workspace")
+    await sandbox.write("/workspace/answer", b"")
+    return SOLVED
+
+
+async def stops_its_init(sandbox: Any) -> float:
+    await left_behind(sandbox, STOPPER)
+    while True:
+        await sandbox.exec(["true"], env=FAR, timeout=0.2)
+
+
+async def fails_in_a_batch(sandbox: Any) -> float:
+    (error,) = await sandbox.batch([Edit("missing", b"a", b"b")])
+    raise error
+
+
+HOSTILE = [
+    edits_what_is_absent,
+    edits_what_is_there_twice,
+    edits_nothing,
+    searches_for_nonsense,
+    reads_what_is_missing,
+    reads_a_path_that_is_too_long,
+    reads_a_pipe,
+    reads_memory,
+    writes_to_a_full_disk,
+    runs_nul_bytes,
+    runs_nothing,
+    runs_a_command_among_its_fork_bomb,
+    searches_among_its_fork_bomb,
+    uses_up_its_memory,
+    kills_its_first_process,
+    ends_its_shell,
+    removes_the_shell,
+    removes_its_directory,
+    stops_its_init,
+    fails_in_a_batch,
+]
+
+
+class Counted:
+    """A rollout, and how often it was begun."""
+
+    def __init__(self, rollout: Callable[[Any], Awaitable[float]]) -> None:
+        self.times = 0
+        self._rollout = rollout
+
+    async def __call__(self, sandbox: Any) -> float:
+        self.times += 1
+        return await self._rollout(sandbox)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda one: one.__name__)
+async def test_a_hostile_agent_gets_no_reward_and_no_second_try(
+    loop: dict[str, Any],
+    native: Any,
+    hostile: Callable[[Any], Awaitable[float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 1.5 if hostile is stops_its_init else 20.0)
+    loop["rollout"] = rollout = Counted(hostile)
+    with anyio.fail_after(200):
+        async with native.sandbox() as sandbox:
+            assert await loop["attempt"](native, Recipe(), sandbox) == 0.0
+    assert rollout.times == 1
+
+
+async def test_a_machine_that_fails_costs_no_reward(loop: dict[str, Any], native: Any) -> None:
+    """Killed from outside, as by the host: another try, in another sandbox."""
+
+    async def killed_once(sandbox: Any) -> float:
+        if rollout.times == 1:
+            for init in await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()):
+                os.kill(init, signal.SIGKILL)
+        return float((await sandbox.exec("true", timeout=60)).ok)
+
+    loop["rollout"] = rollout = Counted(killed_once)
+    async with native.sandbox() as sandbox:
+        assert await loop["attempt"](native, Recipe(), sandbox) == SOLVED
+    assert rollout.times == 2
+
+
+async def test_a_mistake_of_the_program_raises(loop: dict[str, Any], native: Any) -> None:
+    async def mistaken(sandbox: Any) -> float:
+        return float((await sandbox.exec("true", timeout="5")).ok)
+
+    loop["rollout"] = rollout = Counted(mistaken)
+    async with native.sandbox() as sandbox:
+        with pytest.raises(UsageError, match="a number of seconds"):
+            await loop["attempt"](native, Recipe(), sandbox)
+    assert rollout.times == 1
