@@ -118,8 +118,8 @@ class NetworkControl(Protocol):
     async def set_network(self, policy: NetworkPolicy) -> None:
         """What the sandbox may reach from now on; connections that it has to elsewhere are cut, at once.
 
-        A reset keeps it. Raises UsageError for a policy that makes no sense, DispatchError with the
-        former one still in force.
+        A reset keeps it. Raises UsageError for a policy that makes no sense; ActionError (a process in the
+        sandbox is in the way) and DispatchError with the former one still in force.
         """
         ...
 
@@ -129,8 +129,8 @@ class Ports(Protocol):
     async def connect(self, port: int) -> ByteStream:
         """A connection to a server in the sandbox, whatever its network policy; close it after use.
 
-        Raises ConnectionRefusedError if nobody listens there. ``dutyfree.ports.forward`` makes an
-        address on this machine of it.
+        Raises PortClosed, a ConnectionRefusedError, if no process listens there. ``dutyfree.ports.forward``
+        makes an address on this machine of it.
         """
         ...
 
@@ -226,7 +226,7 @@ class ManagedProcess(Process, Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """To its stdin, if it was started with one. Raises BrokenPipeError, ValueError."""
+        """To its stdin, if it was started with one. Raises InputClosed (a BrokenPipeError), ArgumentError."""
         ...
 
     async def close_stdin(self) -> None: ...
@@ -274,7 +274,7 @@ class Terminal(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """As if typed. Waits while the command takes nothing. Raises BrokenPipeError after its end."""
+        """As if typed. Waits while the command takes nothing. Raises InputClosed after its end."""
         ...
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -311,8 +311,8 @@ class Editing(Protocol):
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
         """Replace ``old``, which must stand in the file exactly once, by ``new``.
 
-        The file is replaced as a whole, with its mode and owner; links are followed. Raises EditError,
-        FileNotFoundError, IsADirectoryError, PermissionError, and OSError (EFBIG) for a huge file.
+        The file is replaced as a whole, with its mode and owner; links are followed. Raises EditError, and
+        other ActionErrors as ``read`` and ``write`` do.
         """
         ...
 
@@ -335,7 +335,7 @@ class Searching(Protocol):
     ) -> Found:
         """See ``Search``. Links are not followed.
 
-        Raises ValueError for a bad expression, FileNotFoundError, NotADirectoryError, TimeoutError.
+        Raises ActionError: for a bad expression (``pattern``), the path, or a search that takes too long.
         """
         ...
 
@@ -358,7 +358,7 @@ class Watching(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
         """Changes under ``path`` from the entering on. Whoever reads too slowly gets ``lost``.
 
-        The iteration ends when the path itself is deleted. Raises FileNotFoundError on entering.
+        The iteration ends when the path itself is deleted. Raises ActionError on entering.
         """
         ...
 
@@ -370,9 +370,9 @@ class Batching(Protocol):
     ) -> tuple[Result | Exception, ...]:
         """Several actions, one after the other, in one round trip; a result for each that was carried out.
 
-        What an action would raise stands in its place. With ``stop_on_failure`` the first that fails (a
-        command whose observation is not ``ok``, or an error) is the last result. Errors of the substrate
-        are raised. A cancellation kills what runs, and what follows is not begun.
+        An ActionError that an action would raise stands in its place. With ``stop_on_failure`` the first that
+        fails (a command whose observation is not ``ok``, or an error) is the last result. Errors of the
+        substrate are raised. A cancellation kills what runs, and what follows is not begun.
         """
         ...
 
@@ -386,7 +386,7 @@ class Serving(Protocol):
         ...
 
     async def restart(self, service: str) -> None:
-        """End it if it runs, and start it. Raises UsageError, and ExecError if it does not become ready."""
+        """End it if it runs, and start it. Raises UsageError, and ActionError if it does not become ready."""
         ...
 
     async def call(
@@ -402,6 +402,6 @@ class Serving(Protocol):
         """Run a fork of a service that forks, to its end, as ``exec`` runs a command.
 
         ``env`` adds to that of the service. One that has ended is started again before. Raises UsageError if
-        there is none of this name that forks, and ExecError if it does not become ready.
+        there is none of this name that forks, and ActionError if it does not become ready.
         """
         ...

@@ -198,6 +198,14 @@ async def a_full_disk(substrate: Substrate) -> None:
         await sandbox.write("large", b"x" * (1 << 20))
 
 
+async def runs_freely(sandbox: Sandbox) -> bool:
+    """Whether there is no sign yet that processes are used up: the bomb's own, or that a list needs one."""
+    try:
+        return not any(entry.name == "full" for entry in await sandbox.list("."))
+    except ActionError:
+        return False
+
+
 @on_substrate("python", deadline=180)
 async def no_processes_left(substrate: Substrate) -> None:
     """While an agent's processes use up the limit, actions are observed, raise ActionErrors, or succeed."""
@@ -210,7 +218,7 @@ async def no_processes_left(substrate: Substrate) -> None:
         )
         await sandbox.exec(["sh", "-c", 'python3 -c "$0" >/dev/null 2>&1 &', bomb])
         with anyio.fail_after(60):
-            while not [one for one in await sandbox.list(".") if one.name == "full"]:  # noqa: ASYNC110
+            while await runs_freely(sandbox):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         seen = await borne(sandbox.exec("true; true", timeout=60), "a command")
         expect.that(isinstance(seen, Observation), f"a command without a process: {seen!r}")

@@ -130,8 +130,9 @@ class DockerSandbox:
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         for _ in range(5):
+            found = await self._script(files.LIST, path)
             with contextlib.suppress(ValueError):  # entries came or went between two looks
-                return files.entries(await self._script(files.LIST, path))
+                return files.entries(found)
         raise ActionError(f"the directory {path!r} changes too fast to be listed")
 
     async def remove(self, path: str) -> None:
