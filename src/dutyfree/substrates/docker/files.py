@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
 from dutyfree.contract import Entry, Observation
-from dutyfree.errors import ActionError, ActionKind, SpecialFile, file_error
+from dutyfree.errors import ActionError, ActionKind, PathForbidden, SpecialFile, file_error
 from dutyfree.substrates.kinds import Links, entry, local_special, unpackable
 
 ERRNO = 64
@@ -250,10 +250,10 @@ def _place(name: str, target: Path, directories: Mapping[Path, int]) -> Path:
     """Where a member goes: the target, or in a directory that this archive has made."""
     parts = PurePosixPath(posixpath.normpath(name)).parts
     if not parts or name.startswith("/") or ".." in PurePosixPath(name).parts:
-        raise PermissionError(f"the archive holds a name that leads out of it: {name!r}")
+        raise PathForbidden(errno.EPERM, name, "the archive holds a name that leads out of it")
     path = target.joinpath(*parts[1:])
     if path != target and path.parent not in directories:
-        raise PermissionError(f"the archive holds a name below none of its directories: {name!r}")
+        raise PathForbidden(errno.EPERM, name, "the archive holds a name below none of its directories")
     return path
 
 

@@ -161,7 +161,7 @@ class DockerSandbox:
         links = Links(path, outside=outside_links)
         async with _spool() as spool:
             try:
-                streamed = self._engine.stream("GET", self._archive, query={"path": self._absolute(path)})
+                streamed = self._engine.stream("GET", self._archive, query={"path": self._named(path)})
                 async with streamed as response:
                     async for piece in response.pieces():
                         await anyio.to_thread.run_sync(spool.write, piece)
@@ -220,6 +220,11 @@ class DockerSandbox:
 
     def _absolute(self, path: str) -> str:
         return posixpath.join(WORKDIR, path)
+
+    def _named(self, path: str) -> str:
+        """With a last name of its own, by which the engine calls the top of an archive."""
+        absolute = self._absolute(path)
+        return posixpath.normpath(absolute) if posixpath.basename(absolute) in ("", ".") else absolute
 
     def _require_open(self) -> None:
         if self._closed:
