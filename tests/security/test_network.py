@@ -18,7 +18,7 @@ import anyio.to_thread
 import pytest
 
 from dutyfree import Limits
-from dutyfree.abilities import NetworkControl
+from dutyfree.abilities import Chunk, NetworkControl
 from dutyfree.contract import NetworkPolicy, Sandbox
 from dutyfree.engine import protocol
 from dutyfree.substrates.native import Native, NativeConfig
@@ -401,6 +401,106 @@ async def test_a_flood_of_questions_disturbs_no_neighbour(networked: Native, res
         for _ in range(5):
             seen = await other.exec("getent ahostsv4 good.test", timeout=60)
             assert b"192.0.2.9" in seen.stdout
+
+
+NEST = """
+import mmap, os, resource, select, sys, time
+files, epolls, processes = map(int, sys.argv[1:])
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+held = [os.eventfd(0) for _ in range(files)]
+inner = [select.epoll() for _ in range(epolls)]
+above = select.epoll()
+for one in inner:
+    above.register(one, select.EPOLLIN)
+    for file in held:
+        one.register(file, select.EPOLLIN)
+done = mmap.mmap(-1, processes)
+for number in range(processes):
+    if os.fork() == 0:
+        while True:
+            above.unregister(inner[number])
+            above.register(inner[number], select.EPOLLIN)
+            done[number] = (done[number] + 1) % 256
+seen, total = bytes(processes), 0
+while True:
+    now = done[:]
+    total += sum((new - old) % 256 for new, old in zip(now, seen))
+    seen = now
+    print(total, flush=True)
+    time.sleep(0.02)
+"""
+"""Epolls in epolls: for whatever is added the kernel looks through all, under a lock of the machine."""
+
+CONNECT = """
+import socket, sys
+for number in range(1, 1 << 30):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connected:
+        assert connected.recv(9) == b"greetings"
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.load
+async def test_nested_epolls_hold_up_no_neighbour(networked: Native, everywhere: Greeter) -> None:
+    """If connections had to wait for that lock, there would be about as many as turns of the attackers."""
+    address = [str(networked.host_address), str(everywhere.port)]
+    numbers = {"connections": 0}
+
+    async with networked.sandbox(limits=Limits(network="on")) as other, networked.sandbox() as one:
+
+        async def connect() -> None:
+            async for part in other.stream(["python3", "-c", CONNECT, *address]):
+                if isinstance(part, Chunk):
+                    numbers["connections"] = _last(part.data)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect)
+            async for part in one.stream(["python3", "-c", NEST, "4000", "90", "4"]):
+                assert isinstance(part, Chunk), part
+                if (attacks := _last(part.data)) <= 4:  # until they are all at it
+                    begun = attacks, numbers["connections"]
+                if attacks > 44:
+                    break
+            tasks.cancel_scope.cancel()
+    assert numbers["connections"] - begun[1] > 1.5 * (attacks - begun[0])
+
+
+def _last(data: bytes) -> int:
+    """The last number of lines that may be cut at their end."""
+    return int(data.splitlines(keepends=True)[-1]) if data.endswith(b"\n") else 0
+
+
+def _epolls(process: int) -> dict[int, set[str]]:
+    """What each of a process's epolls watches: by its descriptor, as /proc names what those lead to."""
+    links = {}
+    for name in os.listdir(f"/proc/{process}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links[int(name)] = os.readlink(f"/proc/{process}/fd/{name}")
+    found = {}
+    for number in (number for number, link in links.items() if link == "anon_inode:[eventpoll]"):
+        lines = Path(f"/proc/{process}/fdinfo/{number}").read_text().splitlines()
+        watched = [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+        found[number] = {links[target] for target in watched if target in links}
+    return found
+
+
+async def test_no_epoll_of_ours_watches_another(everywhere: Greeter) -> None:
+    """What is added to one that is watched takes a lock of the machine, which sandboxes can hold."""
+    others, launchers = counts.egress(os.getpid()), set(counts.children(os.getpid()))
+    async with Native(NativeConfig()) as substrate, AsyncExitStack() as stack:
+        address = [str(substrate.host_address), str(everywhere.port)]
+        for _ in range(2):
+            sandbox = await stack.enter_async_context(substrate.sandbox(limits=Limits(network="on")))
+            process = await sandbox.start(["python3", "-c", TWO_CALLS, *address], stdin=True)
+            assert (await anext(process.output())).data == b"first\n"
+        (egress,) = counts.egress(os.getpid()) - others
+        ((watched),) = _epolls(egress).values()
+        assert len([name for name in watched if name.startswith("socket:")]) >= 2 * 3, "all that it serves"
+        (launcher,) = set(counts.children(os.getpid())) - launchers
+        for process_id in (os.getpid(), launcher, *counts.children(launcher)):
+            for targets in _epolls(process_id).values():
+                assert "anon_inode:[eventpoll]" not in targets, process_id
 
 
 async def test_who_does_not_read_holds_up_nobody(networked: Native) -> None:

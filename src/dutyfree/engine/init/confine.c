@@ -14,7 +14,7 @@
 #ifndef __SANITIZE_ADDRESS__
 static const uint16_t calls[] = {
 	SYS_splice, SYS_read, SYS_recvfrom, SYS_sendto, SYS_recvmsg, SYS_sendmsg, SYS_connect, SYS_accept4, SYS_close, SYS_shutdown,
-	SYS_setsockopt, SYS_getsockopt, SYS_getsockname, SYS_getpeername, SYS_epoll_pwait, SYS_epoll_ctl, SYS_epoll_create1,
+	SYS_setsockopt, SYS_getsockopt, SYS_getsockname, SYS_getpeername, SYS_epoll_pwait, SYS_epoll_ctl,
 	SYS_clock_gettime, SYS_getrandom, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_brk,
 	SYS_exit_group, SYS_prlimit64, SYS_futex, SYS_rt_sigreturn, SYS_restart_syscall,
 #ifdef __x86_64__

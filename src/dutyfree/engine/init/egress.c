@@ -19,25 +19,81 @@
 #define ROUTES_FD 4
 #define NOBODY ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
 #define EVENTS 16               /* of one sandbox in one turn */
+#define COLLECTED 256           /* from the kernel at once */
 #define TICK_MS 250             /* while a lookup is under way, or a descriptor wanted */
 
+/* The only one. An epoll within another would be fair by itself, but whatever is added to it then takes a lock
+ * of the whole kernel (epnested_mutex), which any sandbox can hold for long by nesting epolls of its own. */
 static int epoll;
 static struct client *clients;
-static bool starved; /* not every listener is listened to */
-static struct doomed {
-	struct doomed *next;
-} *doomed;
+static struct client *busy, **busy_end = &busy; /* in the order of their turns */
+static bool starved;  /* not every listener is listened to */
+static bool returned; /* a descriptor, since that was last looked at */
+
+/* --- What is ready ------------------------------------------------------------------------------------ */
+
+static void put(struct watch *watch, uint32_t events)
+{
+	struct client *client = watch->client;
+
+	watch->events = events;
+	watch->armed = false;
+	watch->next = NULL;
+	watch->link = client->ready_end;
+	*client->ready_end = watch;
+	client->ready_end = &watch->next;
+}
+
+static void take(struct watch *watch)
+{
+	if (!watch->link)
+		return;
+	*watch->link = watch->next;
+	if (watch->next)
+		watch->next->link = watch->link;
+	else
+		watch->client->ready_end = watch->link;
+	watch->link = NULL;
+}
+
+static void line_up(struct client *client)
+{
+	if (client->busy)
+		return;
+	client->busy = true;
+	client->next_busy = NULL;
+	*busy_end = client;
+	busy_end = &client->next_busy;
+}
+
+static void leave_line(const struct client *client)
+{
+	struct client **link = &busy;
+
+	while (*link && *link != client)
+		link = &(*link)->next_busy;
+	if (!*link)
+		return;
+	*link = client->next_busy;
+	if (!*link)
+		busy_end = link;
+}
 
 void watch_for(struct client *client, struct watch *watch, uint32_t interest)
 {
-	struct epoll_event event = {.events = interest, .data.ptr = watch};
+	struct epoll_event event = {.events = interest | EPOLLONESHOT, .data.ptr = watch};
 	int operation = !interest ? EPOLL_CTL_DEL : watch->interest ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+	bool waits = interest && watch->link; /* for its turn: it is armed after that */
 
-	if (interest == watch->interest)
+	if (interest == watch->interest && (watch->armed || !interest))
 		return;
-	if (epoll_ctl(client->watch.fd, operation, watch->fd, &event) < 0)
+	if (!waits && epoll_ctl(epoll, operation, watch->fd, &event) < 0)
 		abort(); /* the launcher notices, and says so */
+	if (!interest)
+		take(watch);
+	watch->client = client;
 	watch->interest = interest;
+	watch->armed = interest && !waits;
 }
 
 /* A listener with something to accept, for which there is no descriptor, would wake us for ever. */
@@ -54,23 +110,10 @@ static void accept_again(void)
 		watch_for(client, &client->listener, EPOLLIN);
 }
 
-void forget_later(void *memory)
+void discard(void *memory)
 {
-	struct doomed *one = memory;
-
-	/* A watch stands first in all of these, and events of one without interest are passed over. */
-	_Static_assert(offsetof(struct watch, interest) >= sizeof(struct doomed), "the link would hide the interest");
-	one->next = doomed;
-	doomed = one;
-}
-
-static void forget_now(void)
-{
-	while (doomed) {
-		struct doomed *one = doomed;
-		doomed = one->next;
-		free(one);
-	}
+	free(memory);
+	returned = true;
 }
 
 socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made)
@@ -155,12 +198,15 @@ static void drop(struct client *client)
 	while (*link != client)
 		link = &(*link)->next;
 	*link = client->next;
-	close(client->watch.fd); /* leaves the epoll above it with this */
+	leave_line(client);
+	/* Others may have these sockets too, and the kernel would go on to tell of them. */
+	watch_for(client, &client->listener, 0);
+	watch_for(client, &client->resolver, 0);
 	close(client->listener.fd);
 	close(client->resolver.fd);
 	close(client->program);
 	policy_drop(&client->policy);
-	forget_later(client);
+	discard(client);
 }
 
 static int open_client(uint32_t number, const void *body, size_t size, const int way[WAY_FDS])
@@ -168,16 +214,6 @@ static int open_client(uint32_t number, const void *body, size_t size, const int
 	struct client *client = calloc(1, sizeof *client);
 	int error = client ? policy_take(&client->policy, body, size) : -ENOMEM;
 
-	if (!error) {
-		client->watch = (struct watch){WATCH_CLIENT, epoll_create1(EPOLL_CLOEXEC), 0};
-		error = client->watch.fd < 0 ? -errno : 0;
-	}
-	if (!error) {
-		struct epoll_event event = {.events = EPOLLIN, .data.ptr = client};
-		error = epoll_ctl(epoll, EPOLL_CTL_ADD, client->watch.fd, &event) < 0 ? -errno : 0;
-		if (error)
-			close(client->watch.fd);
-	}
 	if (error) {
 		for (int i = 0; i < WAY_FDS; i++)
 			close(way[i]);
@@ -189,8 +225,9 @@ static int open_client(uint32_t number, const void *body, size_t size, const int
 	}
 	client->number = number;
 	client->program = way[WAY_PROGRAM];
-	client->listener = (struct watch){WATCH_LISTENER, way[WAY_LISTENER], 0};
-	client->resolver = (struct watch){WATCH_RESOLVER, way[WAY_RESOLVER], 0};
+	client->ready_end = &client->ready;
+	client->listener = (struct watch){.kind = WATCH_LISTENER, .fd = way[WAY_LISTENER]};
+	client->resolver = (struct watch){.kind = WATCH_RESOLVER, .fd = way[WAY_RESOLVER]};
 	watch_for(client, &client->listener, EPOLLIN);
 	watch_for(client, &client->resolver, EPOLLIN);
 	client->next = clients;
@@ -214,26 +251,40 @@ static int change_client(struct client *client, const void *body, size_t size)
 
 static void serve_client(struct client *client)
 {
-	struct epoll_event events[EVENTS];
-	int count = epoll_wait(client->watch.fd, events, EVENTS, 0);
-
-	for (int i = 0; i < count; i++) {
-		struct watch *watch = events[i].data.ptr;
-		if (!watch->interest)
-			continue; /* it ended in this turn */
+	for (int i = 0; i < EVENTS && client->ready; i++) {
+		struct watch *watch = client->ready;
+		take(watch);
 		switch (watch->kind) {
 		case WATCH_LISTENER:
 			relay_accept(client);
+			watch_for(client, watch, watch->interest);
 			break;
 		case WATCH_RESOLVER:
 			lookup_receive(client);
+			watch_for(client, watch, watch->interest);
 			break;
 		case WATCH_LOOKUP:
 			lookup_event(client, watch);
 			break;
 		default:
-			relay_event(client, watch, events[i].events);
+			relay_event(client, watch, watch->events);
 		}
+	}
+}
+
+/* Each sandbox that has something ready, once. */
+static void serve_all(void)
+{
+	struct client *client = busy;
+
+	busy = NULL;
+	busy_end = &busy;
+	for (struct client *next; client; client = next) {
+		next = client->next_busy;
+		client->busy = false;
+		serve_client(client);
+		if (client->ready)
+			line_up(client);
 	}
 }
 
@@ -294,6 +345,14 @@ static void hear(void)
 
 /* --- The process -------------------------------------------------------------------------------------- */
 
+static int prepare(void)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+
+	epoll = epoll_create1(EPOLL_CLOEXEC); /* before that is forbidden for good */
+	return epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0 ? -errno : 0;
+}
+
 static void descend(int launcher)
 {
 	int routes = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
@@ -307,7 +366,7 @@ static void descend(int launcher)
 	routes = fcntl(routes, F_DUPFD_CLOEXEC, 64);
 	if (launcher < 0 || routes < 0 || dup3(launcher, LAUNCHER_FD, O_CLOEXEC) < 0 ||
 	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0 ||
-	    relay_prepare() < 0)
+	    relay_prepare() < 0 || prepare() < 0)
 		_exit(71);
 	if (setgroups(0, NULL) < 0 || setresgid(NOBODY, NOBODY, NOBODY) < 0 || setresuid(NOBODY, NOBODY, NOBODY) < 0 ||
 	    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
@@ -316,25 +375,38 @@ static void descend(int launcher)
 	egress_confine();
 }
 
+/* All that is ready goes to its sandbox, however much that is: nobody's is behind another's. Whether the launcher
+ * has said something. */
+static bool collect(int wait_ms)
+{
+	static struct epoll_event events[COLLECTED];
+	bool told = false;
+	int count;
+
+	do {
+		count = epoll_wait(epoll, events, COLLECTED, wait_ms);
+		for (int i = 0; i < count; i++) {
+			struct watch *watch = events[i].data.ptr;
+			if (!watch) {
+				told = true;
+				continue;
+			}
+			put(watch, events[i].events);
+			line_up(watch->client);
+		}
+		wait_ms = 0;
+	} while (count == COLLECTED);
+	return told;
+}
+
 static _Noreturn void run(void)
 {
-	struct epoll_event events[64], event = {.events = EPOLLIN, .data.ptr = NULL};
-
-	epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0)
-		_exit(71);
 	for (uint64_t swept = 0;;) {
 		bool ticking = starved || lookups_under_way() > 0;
-		int count = epoll_wait(epoll, events, 64, ticking ? TICK_MS : -1);
-		/* The launcher's word counts before what sandboxes still want; a client that it ended is
-		 * not to be served in this turn. */
-		for (int i = 0; i < count; i++)
-			if (!events[i].data.ptr) {
-				hear();
-				count = 0;
-			}
-		for (int i = 0; i < count; i++)
-			serve_client(events[i].data.ptr);
+		/* The launcher's word counts before what sandboxes still want. */
+		if (collect(busy ? 0 : ticking ? TICK_MS : -1))
+			hear();
+		serve_all();
 		uint64_t moment = now();
 		bool tick = ticking && moment - swept > TICK_MS * 1000000ull;
 		if (tick) {
@@ -343,9 +415,9 @@ static _Noreturn void run(void)
 				lookup_overdue(client, moment);
 		}
 		/* What ended gave its descriptors back; so may others on this machine, who tell nobody. */
-		if (starved && (doomed || tick))
+		if (starved && (returned || tick))
 			accept_again();
-		forget_now();
+		returned = false;
 	}
 }
 

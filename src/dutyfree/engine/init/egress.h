@@ -28,19 +28,26 @@ int egress_start(pid_t *pid);
 #define CONNECTIONS_MAX 512 /* of one sandbox, those that are being made included */
 #define LOOKUPS_MAX 64
 
-enum watch_kind { WATCH_CLIENT, WATCH_LISTENER, WATCH_RESOLVER, WATCH_INSIDE, WATCH_OUTSIDE, WATCH_LOOKUP };
+enum watch_kind { WATCH_LISTENER, WATCH_RESOLVER, WATCH_INSIDE, WATCH_OUTSIDE, WATCH_LOOKUP };
 
-/* What an event is about: the first member of each that can be watched. */
+/* What an event is about: the first member of each that can be watched. The kernel tells once that it is ready;
+ * then it waits for its sandbox's turn, and is watched again when it was served. */
 struct watch {
 	enum watch_kind kind;
 	int fd;
 	uint32_t interest; /* 0: not watched */
+	uint32_t events;   /* that came */
+	bool armed;        /* the kernel will tell */
+	struct client *client;
+	struct watch *next, **link; /* among those of its sandbox that are ready */
 };
 
 struct client {
-	struct watch watch; /* its own epoll: whoever has a thousand connections gets as many turns as others */
 	struct watch listener, resolver;
 	struct client *next;
+	struct watch *ready, **ready_end; /* whoever has a thousand connections gets as many turns as others */
+	struct client *next_busy;
+	bool busy; /* something of it is ready */
 	uint32_t number;
 	int program;
 	struct policy policy;
@@ -52,7 +59,7 @@ struct client {
 
 void watch_for(struct client *client, struct watch *watch, uint32_t interest); /* 0 for nothing */
 void accept_later(struct client *client); /* no descriptor is left for what its listener has */
-void forget_later(void *memory); /* events of the same turn may still name it */
+void discard(void *memory); /* of what had a descriptor, which another may have now */
 bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
 
 void egress_confine(void); /* for good: sockets of IP, memory, and nothing else */

@@ -45,7 +45,7 @@ static void end(struct client *client, struct lookup *lookup)
 		lookup->next->link = lookup->link;
 	client->lookup_count--;
 	under_way--;
-	forget_later(lookup);
+	discard(lookup);
 }
 
 /* Ask the next resolver, from a port of its own: who would forge an answer has to guess it. */
@@ -95,7 +95,7 @@ static void begin(struct client *client, const struct sockaddr_in *asker, const 
 		answer(client, asker, dns_refusal(question, DNS_FAILED, message));
 		return;
 	}
-	lookup->watch = (struct watch){WATCH_LOOKUP, -1, 0};
+	lookup->watch = (struct watch){.kind = WATCH_LOOKUP, .fd = -1};
 	lookup->asker = *asker;
 	lookup->question = *question;
 	lookup->next = client->lookups;
@@ -144,13 +144,15 @@ void lookup_event(struct client *client, struct watch *watch)
 	struct lookup *lookup = (struct lookup *)(void *)watch;
 
 	ssize_t size = recv(watch->fd, message, sizeof message, MSG_TRUNC);
-	if (size < 0) {
-		if (errno != EAGAIN && errno != EINTR && !ask(client, lookup))
+	if (size < 0 && errno != EAGAIN && errno != EINTR) {
+		if (!ask(client, lookup))
 			give_up(client, lookup);
 		return;
 	}
-	if (size > DNS_MAX || !dns_is_answer(&lookup->question, lookup->id, message, (size_t)size))
-		return; /* somebody else's: ours may still come */
+	if (size < 0 || size > DNS_MAX || !dns_is_answer(&lookup->question, lookup->id, message, (size_t)size)) {
+		watch_for(client, watch, EPOLLIN); /* somebody else's: ours may still come */
+		return;
+	}
 	struct learning learning = {client, &lookup->question};
 	dns_addresses(message, (size_t)size, learn, &learning);
 	message[0] = (uint8_t)(lookup->question.id >> 8);

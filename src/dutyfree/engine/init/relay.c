@@ -60,7 +60,7 @@ static void end(struct client *client, struct connection *connection, bool abrup
 		connection->next->link = connection->link;
 	client->connection_count--;
 	all_connections--;
-	forget_later(connection);
+	discard(connection);
 }
 
 void relay_cut(struct client *client)
@@ -139,8 +139,8 @@ static void begin(struct client *client, int inside)
 		reset(inside);
 		return;
 	}
-	connection->watch[INSIDE] = (struct watch){WATCH_INSIDE, inside, 0};
-	connection->watch[OUTSIDE] = (struct watch){WATCH_OUTSIDE, outside, 0};
+	connection->watch[INSIDE] = (struct watch){.kind = WATCH_INSIDE, .fd = inside};
+	connection->watch[OUTSIDE] = (struct watch){.kind = WATCH_OUTSIDE, .fd = outside};
 	connection->connecting = true;
 	connection->next = client->connections;
 	connection->link = &client->connections;
