@@ -244,7 +244,7 @@ def test_markdown_has_one_row_a_change_and_escapes_labels():
     rows = [line for line in text.splitlines() if line.startswith("| T0")]
     assert len(rows) == len(found.changes) == 2
     assert "<script>" not in text
-    assert all(row.replace("\\|", "").count("|") == 12 for row in rows)
+    assert all(row.replace("\\|", "").count("|") == 11 for row in rows)
 
 
 def test_nothing_in_common():

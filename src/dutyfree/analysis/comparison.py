@@ -342,7 +342,7 @@ def _table(comparison: Comparison) -> list[str]:
     return [f"| {' | '.join(fields)} |" for fields in lines]
 
 
-NUMBERS = {"at once", "A p50", "B p50", "rounds", "B ÷ A", "p", "runs, trials of A", "runs, trials of B"}
+NUMBERS = {"at once", "A p50", "B p50", "rounds", "B ÷ A", "runs, trials of A", "runs, trials of B"}
 
 
 def _row(change: Change, unit: Unit) -> dict[str, str]:
@@ -364,7 +364,6 @@ def _row(change: Change, unit: Unit) -> dict[str, str]:
         "B p50": UNKNOWN if change.b is None else duration(change.b),
         **counts,
         "B ÷ A": multiple(change.ratio),
-        "p": UNKNOWN if change.p is None else f"{change.p:.2g}",
         "verdict": f"**{verdict}**" if change.verdict in ("slower", "faster") else verdict,
         "cautions": ", ".join(change.cautions),
     }
