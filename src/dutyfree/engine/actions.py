@@ -63,7 +63,7 @@ class ActingSandbox(ServingSandbox):
         answer = await self._usable().ask(
             Frame.SEARCH, searching.payload(asked, self._path(path)), timeout=timeout
         )
-        return batch.search_result(asked, answer)
+        return await batch.search_result(asked, answer)
 
     @asynccontextmanager
     async def watch(

@@ -34,6 +34,9 @@ from dutyfree.errors import ActionError, ActionTimeout, EditError, RequestError,
 
 Asked = tuple[Frame, bytes, int | None, int]
 
+AT_ONCE = 16
+"""So many answers are looked at before others have their turn."""
+
 
 async def frames(
     actions: Sequence[Action],
@@ -110,12 +113,14 @@ async def results(
                 break
             try:
                 found.append(await _result(action, one))
+                if len(found) % AT_ONCE == 0:
+                    await asyncio.sleep(0)
             except SandboxGone:
                 raise
             except ActionError as error:
                 found.append(error)
     except BaseException:
-        discard(waiting[len(found) + 1 :])
+        discard(waiting)
         raise
     return tuple(found)
 
@@ -145,17 +150,18 @@ async def _result(action: Action, waiting: Running | Answer) -> Result:
             check_edit(waiting, action.path)
             return None
         case Search():
-            return search_result(action, waiting)
+            return await search_result(action, waiting)
         case Exec():
             raise AssertionError("a command's answer is not a file's")
     check(error, action.path)
     match action:
         case Read():
             if waiting.descriptor is not None:
-                return await contents.read_whole(waiting.descriptor, action.path)
+                descriptor, waiting.descriptor = waiting.descriptor, None
+                return await contents.read_whole(descriptor, action.path)
             return waiting.data[0]
         case List():
-            return entries(b"".join(waiting.data))
+            return await entries(b"".join(waiting.data))
         case Write():
             return None
 
@@ -194,7 +200,7 @@ def check_edit(answer: Answer, path: str) -> None:
     check(error, path)
 
 
-def search_result(asked: Search, answer: Answer) -> Found:
+async def search_result(asked: Search, answer: Answer) -> Found:
     """Raises ActionError."""
     error = answer.done.result()
     said = b"".join(answer.data)
@@ -204,4 +210,4 @@ def search_result(asked: Search, answer: Answer) -> Found:
     if error == errno.ETIMEDOUT:
         raise ActionTimeout(f"the search took more than {asked.timeout:g} s")
     check(error, asked.path)
-    return searching.found(asked, said)
+    return await searching.found(asked, said)

@@ -6,9 +6,10 @@ import asyncio
 import errno
 import fcntl
 import os
+import stat
 
 from dutyfree.engine import exhaustion
-from dutyfree.errors import DispatchError, file_error
+from dutyfree.errors import CollectError, DispatchError, FileError, file_error
 
 LARGEST = 1 << 30
 """No larger file is read whole: a few bytes can claim to be any size. Download it instead."""
@@ -77,14 +78,22 @@ def _close(made: asyncio.Future[int]) -> None:
 
 
 def _read_whole(descriptor: int, path: str) -> bytes:
-    with open(descriptor, "rb", buffering=0) as file:
-        size = os.fstat(descriptor).st_size
-        if size > LARGEST:
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise CollectError(f"the sandbox sent something else than the file {path}")
+        if about.st_size > LARGEST:
             raise file_error(errno.EFBIG, path)
-        data = bytearray()
-        try:
-            while len(data) < size and (part := file.read(min(size - len(data), 1 << 24))):
-                data += part
-        except OSError as error:
-            raise file_error(error.errno or errno.EIO, path) from error
-        return bytes(data)
+        parts: list[bytes] = []
+        left = about.st_size
+        # As large as can be: each is read into its own bytes while other threads run, and copied by none.
+        while left > 0 and (part := os.read(descriptor, left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise file_error(error.errno or errno.EIO, path) from error
+    finally:
+        os.close(descriptor)

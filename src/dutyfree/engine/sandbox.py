@@ -297,7 +297,7 @@ class NativeSandbox:
     async def list(self, path: str) -> tuple[Entry, ...]:
         answer = await self._usable().ask(Frame.LIST, self._path(path))
         check(answer.done.result(), path)
-        return entries(b"".join(answer.data))
+        return await entries(b"".join(answer.data))
 
     async def remove(self, path: str) -> None:
         answer = await self._usable().ask(Frame.REMOVE, self._path(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import posixpath
 from typing import Final
@@ -10,6 +11,7 @@ from dutyfree.abilities import Change
 from dutyfree.arguments import check_search, encoded
 from dutyfree.contract import Found, Match, Search
 from dutyfree.engine import protocol
+from dutyfree.engine.observing import PART
 from dutyfree.errors import CollectError, RequestError
 
 DIRECTORIES = 4096
@@ -54,11 +56,13 @@ def payload(asked: Search, located: bytes) -> bytes:
     return payload
 
 
-def found(asked: Search, data: bytes) -> Found:
-    """Raises CollectError if the records make no sense."""
+async def found(asked: Search, data: bytes) -> Found:
+    """In parts: others have their turn between them. Raises CollectError if the records make no sense."""
     matches: list[Match] = []
     at, size = 0, protocol.MATCH.size
     while at + size <= len(data):
+        if len(matches) % PART == PART - 1:
+            await asyncio.sleep(0)
         line, path_size, text_size, flags = protocol.MATCH.unpack_from(data, at)
         at += size
         if flags & protocol.Match.LAST:
