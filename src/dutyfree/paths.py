@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dutyfree.errors import UsageError
+
 
 def cache() -> Path:
     """The cache's root: DUTYFREE_CACHE, else dutyfree under XDG_CACHE_HOME, else under ~/.cache.
 
-    It need not exist yet.
+    It need not exist yet. Raises UsageError for a user without a home directory.
     """
-    if own := os.environ.get("DUTYFREE_CACHE"):
-        return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path there is to be ignored.
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    try:
+        if own := os.environ.get("DUTYFREE_CACHE"):
+            return Path(own).expanduser().absolute()
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification: a relative path there is to be ignored.
+        root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    except RuntimeError as error:  # as of a container's user who has no name
+        raise UsageError(
+            f"there is no place for the cache, the user {os.getuid()} has no home directory",
+            remedy="set DUTYFREE_CACHE to a directory",
+        ) from error
     return root / "dutyfree"

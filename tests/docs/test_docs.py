@@ -13,6 +13,7 @@ import pytest
 from dutyfree import recipes
 from dutyfree.cli import app
 from dutyfree.study import plan as plans
+from dutyfree.substrates import authoring
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -164,3 +165,13 @@ def test_the_plan_that_is_shown_is_a_good_one(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(shown)
     assert plans.load(str(path)).name == "mine"
+
+
+def test_the_substrate_that_is_shown_is_the_example():
+    shown, _ = re.findall(r"```python\n(.*?)```", text("docs/substrates.md"), re.DOTALL)
+    assert shown == text("examples/bubblewrap.py")
+
+
+def test_every_helper_for_authors_is_told():
+    told = re.findall(r"^\| `(\w+)`", text("docs/substrates.md"), re.MULTILINE)
+    assert sorted(told) == sorted(authoring.__all__)

@@ -1,11 +1,15 @@
-"""Every substrate of ours keeps every promise, or skips by name what it does not offer."""
+"""Every substrate of ours keeps every promise, or names what it does not offer; the suite survives any."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -37,17 +41,17 @@ async def test_conformance(substrate: Substrate, check: Check) -> None:
     await check(substrate)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dutyfree.conformance", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def test_the_command_line() -> None:
     done = run("scripted", "-k", "files and not round_trips or abilities.fork")
     lines = done.stdout.splitlines()
     assert done.returncode == 0
-    assert lines[-1].endswith("skipped")
-    assert "0 failed" in lines[-1]
+    assert re.fullmatch(r"\d+ passed, 0 failed, \d+ not offered, \d+ left out", lines[-1])
     assert any(line.startswith("passed") and line.endswith("fork") for line in lines)
     assert any("files_are_the_commands_files  the substrate runs no real commands" in line for line in lines)
     assert "round_trips" not in done.stdout
@@ -73,7 +77,12 @@ def test_the_list_names_every_check() -> None:
         (("nowhere",), "unknown substrate 'nowhere'"),
         (("scripted", "--option", "seed=x"), "Expected `int`"),
         (("scripted", "--option", "seed"), "is not NAME=VALUE"),
-        (("scripted", "-k", "nothing_like_it"), "no check matches"),
+        (("scripted", "-k", "nothing_like_it"), "no check is left to run"),
+        (("scripted", "--only", "overwritting"), "no check 'overwritting' (did you mean 'overwriting'?)"),
+        (("scripted", "--leave-out", "fliles"), "no check 'fliles' (did you mean 'files'?)"),
+        (("scripted", "--only", "fork", "--leave-out", "fork"), "no check is left to run"),
+        (("scripted", "--patience", "0"), "not a number above 0"),
+        (("no_such_module:Mine",), "cannot be loaded from no_such_module:Mine"),
         ((), "name a substrate"),
     ],
 )
@@ -84,8 +93,149 @@ def test_bad_arguments(arguments: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_checks_are_chosen_by_name_and_subject() -> None:
+    chosen = ("--only", "trees", "--only", "commands.environment", "--leave-out", "link_round_trip")
+    lines = run("--list", *chosen).stdout.splitlines()
+    assert {line.split()[0] for line in lines} == {"commands", "trees"}
+    assert [line.split()[1] for line in lines[:1]] == ["environment"]
+    assert not any("link_round_trip" in line for line in lines)
+    told = run("scripted", "--only", "overwriting").stdout.splitlines()
+    assert told[-1] == f"1 passed, 0 failed, 0 not offered, {len(CHECKS) - 1} left out"
+
+
+def test_the_help_teaches() -> None:
+    told = run("--help").stdout
+    for word in ("--leave-out", "--only", "exit status", "my_package:MySubstrate", "deadline"):
+        assert word in told
+
+
 @pytest.mark.anyio
 async def test_a_check_that_does_not_end_fails(scripted: Substrate) -> None:
-    stuck = Check("stuck", "", "none", lambda _: anyio.sleep_forever(), 0.01)
-    result = await judge(scripted, stuck)
-    assert (result.outcome, result.reason) == ("failed", "did not end within 0.01 s")
+    async def never(_: Substrate) -> None:
+        await anyio.sleep_forever()
+
+    result = await judge(scripted, Check("stuck", "", "none", never, 0.01))
+    assert result.outcome == "failed"
+    assert result.reason.startswith("did not end within 0.01 s")
+    assert f"at {__file__}:" in result.reason
+
+
+BREAKING = """
+import os, time
+from contextlib import asynccontextmanager
+import anyio
+from dutyfree.substrates.scripted import Scripted
+
+async def hang():
+    await anyio.sleep_forever()
+
+async def block():
+    time.sleep(600)
+
+async def refuse_to_be_cancelled():
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(600)
+
+async def leave():
+    raise SystemExit(3)
+
+async def leave_from_a_task():
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leave)
+
+async def die():
+    os._exit(4)
+
+async def fail():
+    raise ZeroDivisionError("of mine")
+
+WAYS = {
+    "a/b/c/file": hang,                  # write_makes_parents
+    "plain": refuse_to_be_cancelled,     # write_modes
+    "directory/file": block,             # reading_what_is_not_there
+    "d/b": leave,                        # listing
+    "tree/a/b/c": leave_from_a_task,     # removing
+    "trace": die,                        # fresh_after_another
+    "only one": fail,                    # sandboxes_are_apart
+}
+
+class Breaking(Scripted):
+    @asynccontextmanager
+    async def sandbox(self, recipe=None, *, limits=None, labels=None):
+        async with super().sandbox(recipe, limits=limits, labels=labels) as sandbox:
+            write = sandbox.write
+
+            async def break_or_write(path, data, *, mode=0o644):
+                if path in WAYS:
+                    await WAYS[path]()
+                await write(path, data, mode=mode)
+
+            sandbox.write = break_or_write
+            yield sandbox
+
+class NeverOpens(Scripted):
+    async def __aenter__(self):
+        raise SystemExit("not today")
+
+class NeverCloses(Scripted):
+    async def __aexit__(self, *_):
+        os._exit(5)
+"""
+
+BROKEN = {
+    "write_makes_parents": "did not end within 6 s",
+    "write_modes": "nor could it be cancelled",
+    "reading_what_is_not_there": "nor could it be cancelled",
+    "listing": "SystemExit: 3",
+    "removing": "SystemExit: 3",
+    "fresh_after_another": "its process ended, with status 4",
+    "sandboxes_are_apart": "ZeroDivisionError: of mine",
+}
+SOUND = {"overwriting", "listing_what_is_not_there", "concurrent_files", "errors_in_the_body_pass"}
+
+
+@pytest.fixture
+def breaking(tmp_path: Path) -> Path:
+    (tmp_path / "breaking.py").write_text(BREAKING)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_whatever_a_check_does_the_others_go_on(breaking: Path) -> None:
+    only = [word for name in (*BROKEN, *SOUND) for word in ("--only", name)]
+    done = run("breaking:Breaking", *only, "--patience", "0.05", "--json", path=breaking)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    reasons = {result["check"]: result["reason"] for result in found["results"]}
+    assert (found["passed"], found["failed"]) == (len(SOUND), len(BROKEN))
+    for name, reason in BROKEN.items():
+        assert reason in reasons[name], f"{name}: {reasons[name]}"
+    places = {"write_makes_parents": "hang", "write_modes": "refuse_to_be_cancelled"}
+    for name, place in {**places, "reading_what_is_not_there": "block"}.items():
+        assert re.search(rf"in: await sandbox.write.*, at .*breaking.py:\d+ in {place}\)", reasons[name]), (
+            reasons
+        )
+
+
+def test_a_substrate_that_ends_the_process_as_it_opens_or_closes(breaking: Path) -> None:
+    done = run("breaking:NeverOpens", "--only", "overwriting", path=breaking)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "SystemExit: not today" in done.stderr
+    done = run("breaking:NeverCloses", "--only", "overwriting", path=breaking)
+    assert done.returncode == 1
+    assert "closing  its process ended, with status 5" in done.stdout
+    assert "1 passed, 1 failed" in done.stdout
+
+
+def test_an_interrupt_ends_it_with_what_is_known(breaking: Path) -> None:
+    only = ("--only", "overwriting", "--only", "write_modes")
+    command = [sys.executable, "-m", "dutyfree.conformance", "breaking:Breaking", *only]
+    environment = {**os.environ, "PYTHONPATH": str(breaking)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as suite:
+        assert suite.stdout is not None
+        assert "overwriting" in suite.stdout.readline()
+        suite.send_signal(signal.SIGINT)
+        told = suite.stdout.read()
+        assert suite.wait() == 130
+    assert told.startswith("1 passed, 0 failed")
+    assert told.endswith("1 not run\n")

@@ -134,3 +134,11 @@ def test_what_is_written_to_while_it_is_removed(tmp_path: Path, monkeypatch: pyt
     reaper._clear(str(tree), mark("none"))
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
+
+
+def test_no_marker_is_no_process_s() -> None:
+    """What asks for none, such as a reaper that has only a directory to remove, kills no stranger."""
+    found = reaper.Found(1, b"PATH=/bin\0HOME=/\0", "")
+    assert found.bears("HOME=/")
+    assert not found.bears("")
+    assert not reaper.Found(1, b"", "").bears("")

@@ -3,7 +3,7 @@
 From the command line::
 
     python -m dutyfree.conformance bare
-    python -m dutyfree.conformance docker --option image=debian:12 -k "timeout or files"
+    python -m dutyfree.conformance my_package:MySubstrate --leave-out pause
 
 Under pytest, for a substrate of your own::
 
@@ -18,6 +18,6 @@ from dutyfree.conformance import (  # noqa: I001 (each registers its checks, in 
     commands, output, processes, files, trees, lifecycle, environment, limits, abilities, actions,  # noqa: F401
     network, faults,  # noqa: F401
 )  # fmt: skip
-from dutyfree.conformance.suite import CHECKS, Check, Result, Skipped, judge, select, tally
+from dutyfree.conformance.suite import CHECKS, Check, Result, Skipped, judge, named, select, tally
 
-__all__ = ["CHECKS", "Check", "Result", "Skipped", "judge", "select", "tally"]
+__all__ = ["CHECKS", "Check", "Result", "Skipped", "judge", "named", "select", "tally"]

@@ -6,23 +6,29 @@ contract is broken, and Skipped when the substrate never made the promise.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
+import threading
 import traceback
 import unittest
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import anyio
 import msgspec
 
 from dutyfree.contract import Sandbox, Substrate
+from dutyfree.errors import UsageError
+from dutyfree.suggest import suggestion
 
 Needs: TypeAlias = Literal["nothing", "commands", "python"]
 """What must work in a sandbox for the check to make sense: real commands, or also ``python3``."""
 
-Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
+Outcome: TypeAlias = Literal["passed", "failed", "not offered"]
 
 T = TypeVar("T")
 
@@ -48,10 +54,19 @@ class Check(msgspec.Struct, frozen=True):
 
     async def __call__(self, substrate: Substrate) -> None:
         """Raises AssertionError, Skipped, or whatever error of the substrate the check did not expect."""
+        place = ""
         with anyio.move_on_after(self.deadline) as scope:
-            await self.function(substrate)
+            try:
+                await self.function(substrate)
+            except anyio.get_cancelled_exc_class() as cancelled:
+                place = where(traceback.extract_tb(cancelled.__traceback__))
+                raise
         if scope.cancelled_caught:
-            raise AssertionError(f"did not end within {self.deadline:g} s")
+            raise AssertionError(f"did not end within {self.deadline:g} s ({place})")
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.subject}.{self.name}"
 
     def __str__(self) -> str:
         return self.name
@@ -139,7 +154,11 @@ async def require(sandbox: Sandbox, needs: Needs) -> None:
 
 async def _lacking(sandbox: Sandbox, needs: Needs) -> str:
     command, lacking = _PROBES[needs]
-    return "" if (await sandbox.exec(command)).stdout == b"42\n" else f"the substrate {lacking}"
+    seen = await sandbox.exec(command)
+    if seen.stdout == b"42\n":
+        return ""
+    said = seen.stderr.decode(errors="replace").strip()[-200:]
+    return f"the substrate {lacking}: {command!r} ended with {seen.exit_code}{': ' * bool(said)}{said}"
 
 
 def _skip(lacking: str) -> None:
@@ -168,12 +187,23 @@ async def judge(substrate: Substrate, check: Check) -> Result:
     try:
         await check(substrate)
     except Skipped as skipped:
-        outcome, reason = "skipped", str(skipped)
-    except AssertionError as error:
-        outcome, reason = "failed", str(error) or _where(error)
-    except Exception as error:  # noqa: BLE001 (the suite reports anything a substrate may do)
-        outcome, reason = "failed", f"{type(error).__name__}: {error} ({_where(error)})"
+        outcome, reason = "not offered", str(skipped)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the suite reports anything a substrate may do)
+        outcome, reason = "failed", complaint(error)
     return Result(check.name, outcome, perf_counter() - begun, reason)
+
+
+def named(names: Iterable[str], checks: Iterable[Check] = CHECKS) -> set[str]:
+    """The names of the checks that are called so, or whose subject is. Raises UsageError."""
+    found: set[str] = set()
+    for name in names:
+        fitting = {check.name for check in checks if name in (check.subject, check.name, check.full_name)}
+        if not fitting:
+            known = [word for check in checks for word in (check.name, check.subject)]
+            hint = suggestion(name, known)
+            raise UsageError(f"there is no check {name!r}", remedy=hint or "--list names them all")
+        found |= fitting
+    return found
 
 
 def select(expression: str) -> list[Check]:
@@ -181,7 +211,7 @@ def select(expression: str) -> list[Check]:
 
     def matches(check: Check, term: str) -> bool:
         word = term.removeprefix("not ").strip()
-        return (word in f"{check.subject}.{check.name}") != term.startswith("not ")
+        return (word in check.full_name) != term.startswith("not ")
 
     alternatives = [part.split(" and ") for part in expression.split(" or ")]
     return [
@@ -191,12 +221,33 @@ def select(expression: str) -> list[Check]:
     ]
 
 
-def tally(results: Iterable[Result]) -> str:
+def tally(results: Iterable[Result], left_out: int = 0) -> str:
     """The closing line."""
     counts = Counter(result.outcome for result in results)
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    told = [f"{counts[outcome]} {outcome}" for outcome in get_args(Outcome)]
+    return ", ".join([*told, f"{left_out} left out"])
 
 
-def _where(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "conformance" in frame.filename]
-    return f"in: {frames[-1].line}" if frames else "no check in the traceback"
+def complaint(error: BaseException) -> str:
+    """Why a check failed, in one line, with the place unless the check itself says enough."""
+    if isinstance(error, AssertionError) and str(error):
+        return str(error)
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{said} ({where(traceback.extract_tb(error.__traceback__))})"
+
+
+def where(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The line of the check, and the innermost place in the substrate's own code."""
+    seen = [frame for frame in frames if frame.filename not in _PLUMBING]
+    lines = [frame for frame in seen if Path(frame.filename).parent == _HERE]
+    inner = [frame for frame in seen if not frame.filename.startswith(_LIBRARIES)][-1:]
+    told = [f"in: {frame.line}" for frame in lines[-1:]]
+    told += [f"at {frame.filename}:{frame.lineno} in {frame.name}" for frame in inner if frame not in lines]
+    return ", ".join(told) or "no check in the traceback"
+
+
+_HERE = Path(__file__).parent
+_PLUMBING = (__file__, str(_HERE / "expect.py"), str(_HERE / "supervision.py"))
+_LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}/" for module in (anyio, asyncio)) + tuple(
+    str(module.__file__) for module in (contextlib, threading)
+)

@@ -42,8 +42,8 @@ def names() -> tuple[str, ...]:
 
 
 def provider(name: str) -> Provider:
-    """The class behind a name. Raises OptionError for an unknown one."""
-    path = BUILT_IN.get(name) or _entry_points().get(name)
+    """The class behind a name, or at an import path such as ``module:Class``. Raises OptionError."""
+    path = BUILT_IN.get(name) or _entry_points().get(name) or (name if ":" in name else None)
     if path is None:
         known = names()
         remedy = f"{suggestion(name, known)} known are: {', '.join(known)}".strip()

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import pwd
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -30,6 +32,63 @@ from dutyfree.substrates.output import Collector
 from dutyfree.substrates.reaper import Moment, kill_marked
 
 _CHUNK = 1 << 18
+
+
+class Commands:
+    """Runs the commands of one sandbox on this host, and kills each with all of its descendants.
+
+    ``sandbox`` is its id; ``directory`` is its own, in which nothing but its commands works. Each command
+    gets two variables that its children inherit: ``mark``, and one of its own. By these they are found
+    after they left the session or lost their parent. A process that also emptied its environment is found
+    by its working directory, if that is in ``directory``.
+    """
+
+    def __init__(self, sandbox: str, directory: str) -> None:
+        self._sandbox = sandbox
+        self.mark = {"DUTYFREE_SANDBOX": sandbox}
+        """Give it to further processes that ``kill`` shall find."""
+        self._directory = directory
+        self._since = Moment.now()
+        self._numbers = itertools.count(1)
+        self._running = 0
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        output: int = sys.maxsize,
+    ) -> Observation:
+        """Run to the end, the timeout or the cancellation; ``output`` bytes of each stream are kept.
+
+        Raises DispatchError if it cannot be started, and ExecError if it cannot be watched.
+        """
+        mark = f"{self._sandbox}-{next(self._numbers)}"
+        self._running += 1
+        try:
+            return await run(
+                argv,
+                cwd=cwd,
+                env={**env, **self.mark, "DUTYFREE_EXEC": mark},
+                mark=f"DUTYFREE_EXEC={mark}",
+                since=self._since,
+                # Beside another command a process without a mark could be that one's.
+                strays=self._directory if self._running == 1 else "",
+                stdin=stdin,
+                timeout=timeout,
+                user=user,
+                output=output,
+            )
+        finally:
+            self._running -= 1
+
+    def kill(self) -> int:
+        """Kill all that still runs of the sandbox. Returns how many processes; blocks."""
+        return kill_marked(f"DUTYFREE_SANDBOX={self._sandbox}", self._since, self._directory)
 
 
 async def run(

@@ -136,7 +136,8 @@ class Found(NamedTuple):
     """Where it works, if it bears no mark of ours and has no terminal."""
 
     def bears(self, marker: str) -> bool:
-        return b"\0%b\0" % marker.encode() in b"\0%b\0" % self.environment
+        """Without a marker, none does: an empty one would be found in every environment."""
+        return bool(marker) and b"\0%b\0" % marker.encode() in b"\0%b\0" % self.environment
 
     def strays(self, directory: str) -> bool:
         return bool(directory) and f"{self.place}/".startswith(f"{directory}/")
@@ -199,6 +200,21 @@ def _stat(pid: str) -> list[bytes]:
     """The fields after the name: the state is the first."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process is there and has not begun to end; blocking.
+
+    The first process of a pid namespace begins to end before the kernel kills the others there.
+    """
+    try:
+        return not int(_stat(str(pid))[6]) & _EXITING
+    except OSError:
+        return False
+
+
+_EXITING = 0x4
+"""PF_EXITING among the flags that the kernel tells of a process."""
 
 
 def remove_tree(path: str) -> None:

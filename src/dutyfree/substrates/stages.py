@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from dutyfree import paths
 from dutyfree.abilities import NetworkControl
-from dutyfree.contract import Observation, Recipe, Sandbox, Stage
-from dutyfree.errors import ActionError, CreateError, StageError
+from dutyfree.contract import Limits, Observation, Recipe, Sandbox, Stage, limited
+from dutyfree.errors import ActionError, CreateError, StageError, UsageError
 
 TAIL = 2000
 """Bytes of a failed command's output that its error tells."""
@@ -76,6 +76,12 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
     return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
 
 
+async def apply_all(sandbox: Sandbox, recipe: Recipe) -> None:
+    """Carry out every stage of a recipe, in order. Raises StageError."""
+    for number, stage in enumerate(recipe.stages, 1):
+        await apply(sandbox, stage, number)
+
+
 def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
     """The end of what it printed: of both streams, for many tools warn on one and fail on the other."""
     said = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
@@ -111,6 +117,30 @@ def refuse_services(recipe: Recipe | None, substrate: str) -> None:
         raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
 
 
+def refuse(
+    substrate: str, recipe: Recipe | None, limits: Limits | None = None, network: Sequence[str] = ()
+) -> None:
+    """For substrates without images, services and limits of resources; ``network`` lists the policies it has.
+
+    Raises CreateError for a recipe or limits that ask for more.
+    """
+    refuse_services(recipe, substrate)
+    if recipe is not None and recipe.image not in (None, "host"):
+        raise CreateError(
+            f"{substrate} has no images, {recipe.image!r} was asked for",
+            remedy="leave the recipe's image out",
+        )
+    limits = limited(limits, Limits())
+    asked = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
+    if limits.network is not None and limits.network not in network:
+        asked.append("network")
+    if asked:
+        raise CreateError(
+            f"{substrate} cannot limit {', '.join(asked)}",
+            remedy="leave it out, or use a substrate that isolates",
+        )
+
+
 def secrets_of(stage: Stage, number: int) -> dict[str, str]:
     """The variables that the stage's commands get from this process's environment. Raises StageError."""
     missing = [name for name in stage.secrets if name not in os.environ]
@@ -141,13 +171,13 @@ def hide(text: bytes, secrets: Mapping[str, str]) -> bytes:
 
 def _keep(log: bytes) -> Path | None:
     """Where a failed stage's output lies; readable by its owner alone."""
-    directory = paths.cache() / "logs"
     try:
+        directory = paths.cache() / "logs"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, name = tempfile.mkstemp(dir=directory, prefix="stage-", suffix=".log")
         with open(descriptor, "wb") as file:
             file.write(log[-LOG_BYTES:])
-    except OSError:
+    except (OSError, UsageError):
         return None  # the error says the most of it anyway
     with contextlib.suppress(OSError):  # others may do the same
         _forget_old(directory, Path(name))

@@ -30,7 +30,8 @@ def find(registry: str) -> Login | None:
 
     As Docker: a helper named for this registry, else the helper for all, else what the file itself holds.
     """
-    path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    # Not by Path.home(): it raises for a user without a home directory, who is an anonymous visitor.
+    path = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")) / "config.json"  # noqa: PTH111
     try:
         config = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -35,15 +35,16 @@ from dutyfree.arguments import (
     encoded_path,
 )
 from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, limited
-from dutyfree.errors import ActionError, CleanupError, CreateError, SandboxClosed, Unavailable, file_error
-from dutyfree.substrates import command as commands
+from dutyfree.errors import ActionError, CreateError, SandboxClosed, Unavailable, file_error
 from dutyfree.substrates import stages
 from dutyfree.substrates.bare import files
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
+from dutyfree.substrates.closing import closing, require
+from dutyfree.substrates.command import Commands
 from dutyfree.substrates.editing import replace_once
 from dutyfree.substrates.kinds import KINDS, Links, local_special
 from dutyfree.substrates.owner import identity
-from dutyfree.substrates.reaper import OWNER, Moment, Reaper, kill_marked, remove_owned, remove_tree
+from dutyfree.substrates.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
 
 T = TypeVar("T")
 
@@ -76,9 +77,7 @@ class Bare:
         return Availability(True, "the host itself; isolates nothing")
 
     async def __aenter__(self) -> Self:
-        found = await self.probe(self._config)
-        if not found.available:
-            raise Unavailable(f"bare: {found.detail}", remedy=found.remedy)
+        require(await self.probe(self._config), "bare")
         await anyio.to_thread.run_sync(self._open)
         return self
 
@@ -129,18 +128,17 @@ class Bare:
     ) -> AsyncIterator[BareSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
         limits = limited(limits, Limits())
-        _refuse(limits)
-        stages.refuse_services(recipe, "bare")
+        stages.refuse("bare", recipe, limits, network=("on",))
         asked = perf_counter()
         template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
         sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits, recipe or Recipe())
-        async with _closing(sandbox):
+        async with closing(sandbox):
             await sandbox.make(template)
             sandbox.spans = (Span("create", 0.0, perf_counter() - asked),)
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        stages.refuse_services(recipe, "bare")
+        stages.refuse("bare", recipe)
         if recipe and (recipe.stages or recipe.image):
             await self._template(recipe)
 
@@ -149,10 +147,6 @@ class Bare:
         known = self._templates.get(id(recipe))
         if known is not None:
             return known[1]
-        if recipe.image not in (None, "host"):
-            raise CreateError(
-                f"bare has no images, {recipe.image!r} was asked for", remedy="leave the recipe's image out"
-            )
         try:
             key = await anyio.to_thread.run_sync(recipe.key, len(recipe.stages))
         except OSError as error:
@@ -167,10 +161,9 @@ class Bare:
 
     async def _build(self, recipe: Recipe, path: Path) -> None:
         builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits(), Recipe())
-        async with _closing(builder):
+        async with closing(builder):
             await builder.make(None)
-            for number, stage in enumerate(recipe.stages, 1):
-                await stages.apply(builder, stage, number)
+            await stages.apply_all(builder, recipe)
             await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
 
     async def sandboxes(self) -> list[str]:
@@ -196,18 +189,14 @@ class BareSandbox:
         self._root = substrate.base / identity.removeprefix(f"{substrate.base.name}-")
         self.workdir = str(self._root / "work")
         self._limits = limits
-        self._numbers = itertools.count(1)
         self._closed = False
-        self._running = 0
-        self._since = Moment.now()
-        self._mark = f"DUTYFREE_SANDBOX={identity}"
+        self._commands = Commands(identity, str(self._root))
         name, _, value = substrate.mark.partition("=")
         self._environment = {
             "PATH": substrate._config.path,
             "HOME": self.workdir,
             "TMPDIR": str(self._root / "tmp"),
             "LANG": "C.UTF-8",
-            "DUTYFREE_SANDBOX": identity,
             name: value,
         }
         self._variables = recipe.variables(self.workdir, substrate._config.path)
@@ -225,15 +214,11 @@ class BareSandbox:
 
     async def close(self) -> None:
         self._closed = True
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._remove)
+        await anyio.to_thread.run_sync(self._remove)
 
     def _remove(self) -> None:
-        kill_marked(self._mark, self._since, str(self._root))
-        try:
-            remove_tree(str(self._root))
-        except OSError as error:
-            raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
+        self._commands.kill()
+        remove_tree(str(self._root))
 
     async def exec(
         self,
@@ -266,24 +251,15 @@ class BareSandbox:
         user: str | None = None,
     ) -> Observation:
         self._check()
-        mark = f"{self.id}-{next(self._numbers)}"
-        self._running += 1
-        try:
-            return await commands.run(
-                argv,
-                cwd=self.workdir if cwd is None else str(self._path(cwd)),
-                env={**self._environment, **(env or {}), "DUTYFREE_EXEC": mark},
-                mark=f"DUTYFREE_EXEC={mark}",
-                since=self._since,
-                # Beside another command a process without a mark could be that one's.
-                strays=str(self._root) if self._running == 1 else "",
-                stdin=stdin,
-                timeout=timeout,
-                user=user,
-                output=self._limits.output,
-            )
-        finally:
-            self._running -= 1
+        return await self._commands.run(
+            argv,
+            cwd=self.workdir if cwd is None else str(self._path(cwd)),
+            env={**self._environment, **(env or {})},
+            stdin=stdin,
+            timeout=timeout,
+            user=user,
+            output=self._limits.output,
+        )
 
     async def read(self, path: str) -> bytes:
         return await self._file(partial(files.read, self._path(path)), path)
@@ -334,28 +310,6 @@ class BareSandbox:
     def _check(self) -> None:
         if self._closed:
             raise SandboxClosed(f"sandbox {self.id} is closed")
-
-
-@asynccontextmanager
-async def _closing(sandbox: BareSandbox) -> AsyncIterator[None]:
-    """Close it afterwards. What failed within counts: what is left then, the substrate's own end removes."""
-    well = False
-    try:
-        yield
-        well = True
-    finally:
-        with nullcontext() if well else suppress(CleanupError):
-            await sandbox.close()
-
-
-def _refuse(limits: Limits) -> None:
-    asked = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
-    if limits.network not in (None, "on"):
-        asked.append("network")
-    if asked:
-        raise CreateError(
-            f"bare cannot limit {', '.join(asked)}", remedy="leave it out, or use a substrate that isolates"
-        )
 
 
 def _make(directories: list[Path]) -> None:

@@ -1,5 +1,7 @@
 """Files of a container: small shell scripts for single files, tar archives for trees.
 
+``FilesByCommands`` does all of it by scripts, for substrates that have nothing but commands.
+
 Both cost the engine about the same, some 45 ms; a script sees what the container's programs see (mounts,
 links, permissions), an archive does not need the container's tools.
 
@@ -9,16 +11,22 @@ A script that cannot do its work exits with ERRNO + the error's number, whence t
 from __future__ import annotations
 
 import errno
+import io
 import os
 import posixpath
 import shutil
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
+import anyio.to_thread
+
+from dutyfree.arguments import check_bytes, check_mode, encoded_path
 from dutyfree.contract import Entry, Observation
-from dutyfree.errors import ActionError, ActionKind, PathForbidden, SpecialFile, file_error
+from dutyfree.errors import ActionError, ActionKind, CollectError, PathForbidden, SpecialFile, file_error
 from dutyfree.substrates.kinds import Links, entry, local_special, unpackable
 
 ERRNO = 64
@@ -100,7 +108,94 @@ find . -mindepth 1 -maxdepth 1 -print0 | xargs -0 -r stat -c '%f %s' --
 """
 )
 
+# The archive's only member is called as the path's last name, which is all that is left of the path.
+UPLOAD = (
+    _FAIL
+    + """
+[ "$2" = directory ] || { [ -d "$1" ] && [ ! -L "$1" ] && exit 85; }
+parent=${1%/*}; parent=${parent:-/}
+[ -d "$parent" ] || reason=$(mkdir -p -- "$parent" 2>&1) || fail "$reason"
+cd -- "$parent" 2>/dev/null || exit 77
+reason=$(tar -xpof - 2>&1) || fail "$reason"
+"""
+)
+
+# GNU's tar ends with 1 when a file changed while it was read.
+DOWNLOAD = (
+    _MISSING
+    + """
+[ -e "$1" ] || [ -L "$1" ] || missing "$1"
+[ -L "$1" ] || [ -f "$1" ] || [ -d "$1" ] || exit 86
+parent=${1%/*}; parent=${parent:-/}
+cd -- "$parent" 2>/dev/null || exit 77
+{ reason=$(tar -cf - "./${1##*/}" 2>&1 >&3) || [ $? = 1 ] || fail "$reason"; } 3>&1
+"""
+)
+
 _KINDS = {"f": "file", "d": "directory", "l": "link"}
+
+
+class FilesByCommands(ABC):
+    """The file methods of a sandbox by commands in it: for a substrate that can do nothing but run commands.
+
+    The sandbox needs a POSIX shell, cat, mkdir, chmod, rm, find, stat and tar, of GNU or busybox. What is
+    read or copied passes through this process's memory.
+    """
+
+    @property
+    @abstractmethod
+    def workdir(self) -> str: ...
+
+    @abstractmethod
+    async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
+        """Run it in the sandbox, without the recipe's variables, and keep all of its output.
+
+        Raises what ``exec`` raises.
+        """
+
+    async def read(self, path: str) -> bytes:
+        return (await self._script(READ, path)).stdout
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        check_mode(mode)
+        check_bytes(data)
+        await self._script(WRITE, path, f"{mode:o}", stdin=bytes(data))
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        for _ in range(5):
+            seen = await self._script(LIST, path)
+            with suppress(ValueError):  # entries came or went between two looks
+                return entries(seen)
+        raise ActionError(f"the directory {path!r} changes too fast to be listed")
+
+    async def remove(self, path: str) -> None:
+        await self._script(REMOVE, path)
+
+    async def upload(self, source: Path, path: str) -> None:
+        encoded_path(path)
+        whole = posixpath.normpath(posixpath.join(self.workdir, path))
+        archive = io.BytesIO()
+        await anyio.to_thread.run_sync(pack, Path(source), posixpath.basename(whole), archive)
+        kind = "directory" if await anyio.Path(source).is_dir() else "file"
+        await self._script(UPLOAD, whole, kind, stdin=archive.getvalue())
+
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
+        encoded_path(path)
+        links = Links(path, outside=outside_links)
+        whole = posixpath.normpath(posixpath.join(self.workdir, path))
+        archive = io.BytesIO((await self._script(DOWNLOAD, whole)).stdout)
+        try:
+            await anyio.to_thread.run_sync(unpack, archive, Path(target), links)
+        except tarfile.TarError as error:
+            raise CollectError(f"the archive of {path!r} is broken: {error}") from error
+        return tuple(links.left_out)
+
+    async def _script(self, text: str, path: str, *rest: str, stdin: bytes | None = None) -> Observation:
+        encoded_path(path)
+        argv = script(text, posixpath.join(self.workdir, path), *rest)
+        observation = await self.run_tool(argv, stdin)
+        check(observation, path)
+        return observation
 
 
 def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
@@ -142,7 +237,7 @@ def check(observation: Observation, path: str) -> None:
     if ran and code - ERRNO in _TOLD:
         raise file_error(code - ERRNO, path)
     reason = observation.stderr.decode(errors="replace").strip() or f"exit code {code}"
-    raise ActionError(f"the container's tools failed on {path!r}: {reason}", kind=_kind(observation, reason))
+    raise ActionError(f"the sandbox's tools failed on {path!r}: {reason}", kind=_kind(observation, reason))
 
 
 def _kind(observation: Observation, reason: str) -> ActionKind:

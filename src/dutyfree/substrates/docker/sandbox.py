@@ -18,14 +18,12 @@ import msgspec
 
 from dutyfree.arguments import (
     Unrunnable,
-    check_bytes,
     check_command,
-    check_mode,
     check_runnable,
     encoded_path,
 )
-from dutyfree.contract import Command, Entry, Limits, Observation, Span
-from dutyfree.errors import ActionError, CollectError, DispatchError, SandboxClosed, file_error
+from dutyfree.contract import Command, Limits, Observation, Span
+from dutyfree.errors import CollectError, DispatchError, SandboxClosed, file_error
 from dutyfree.substrates.docker import files
 from dutyfree.substrates.docker.execution import Execution, Request, refusal
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
@@ -51,7 +49,7 @@ SPOOL = 8 << 20
 """Archives above this size go through a file on disk."""
 
 
-class DockerSandbox:
+class DockerSandbox(files.FilesByCommands):
     """One running container."""
 
     def __init__(
@@ -120,24 +118,6 @@ class DockerSandbox:
         )
         return msgspec.structs.replace(seen, oom=True) if await self._oom.grew(seen.signal == 9) else seen
 
-    async def read(self, path: str) -> bytes:
-        return (await self._script(files.READ, path)).stdout
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        check_mode(mode)
-        check_bytes(data)
-        await self._script(files.WRITE, path, f"{mode:o}", stdin=bytes(data))
-
-    async def list(self, path: str) -> tuple[Entry, ...]:
-        for _ in range(5):
-            found = await self._script(files.LIST, path)
-            with contextlib.suppress(ValueError):  # entries came or went between two looks
-                return files.entries(found)
-        raise ActionError(f"the directory {path!r} changes too fast to be listed")
-
-    async def remove(self, path: str) -> None:
-        await self._script(files.REMOVE, path)
-
     async def upload(self, source: Path, path: str) -> None:
         self._require_open()
         encoded_path(path)
@@ -195,15 +175,8 @@ class DockerSandbox:
         except EngineLost as error:
             raise DispatchError(str(error)) from error
 
-    async def _script(self, text: str, path: str, *rest: str, stdin: bytes | None = None) -> Observation:
-        encoded_path(path)
-        argv = files.script(text, self._absolute(path), *rest)
-        observation = await self._run(self._request(argv, stdin))
-        files.check(observation, path)
-        return observation
-
-    def _request(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Request:
-        return Request(command=argv, cwd="/", stdin=stdin, output=sys.maxsize)
+    async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
+        return await self._run(Request(command=argv, cwd="/", stdin=stdin, output=sys.maxsize))
 
     async def _run(self, request: Request) -> Observation:
         self._require_open()
