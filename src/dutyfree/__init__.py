@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Usage,
         Write,
     )
+    from dutyfree.errors import ActionError
     from dutyfree.services import Ready, Service
     from dutyfree.substrates import open  # noqa: A004 (dutyfree.open reads as intended)
 else:
@@ -52,12 +53,13 @@ else:
         return sorted({*globals(), *__all__})
 
 
-_HOMES = ("contract", "services", "substrates")
-_MODULES = (*_HOMES, "abilities", "errors", "layers", "recipes", "sync")
+_HOMES = ("contract", "errors", "services", "substrates")
+_MODULES = (*_HOMES, "abilities", "layers", "recipes", "sync")
 __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "ActionError",
     "Availability",
     "Cut",
     "Edit",

@@ -52,8 +52,9 @@ def test_the_conformance_suite_passes() -> None:
         result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "not offered"
     }
     assert found["failed"] == 0
-    # A single id allows no other user, and a network that leads out is root's.
-    assert skipped <= {"user", "network_changes", "network_nonsense"}
+    # A single id allows no other user; a network that leads out is root's, and so may be a limit of memory.
+    memory = {"out_of_memory", "out_of_memory_in_the_background"}
+    assert skipped <= {"user", "network_changes", "network_nonsense", *memory}
 
 
 def test_what_is_lost_is_said_and_refused() -> None:
@@ -103,17 +104,11 @@ async def run(substrate):
 def test_another_user_is_refused_with_what_to_do() -> None:
     body = """
 async def run(substrate):
-    refused = []
     async with substrate.sandbox() as sandbox:
-        try:
-            await sandbox.exec("id", user="nobody")
-        except DispatchError as error:
-            refused.append(str(error))
-        try:
-            async with sandbox.terminal("id", user="nobody") as held:
-                await held.wait()
-        except DispatchError as error:
-            refused.append(str(error))
+        seen = [await sandbox.exec("id", user="nobody")]
+        async with sandbox.terminal("id", user="nobody") as held:
+            seen.append(await held.wait())
+        refused = [one.stderr.decode() for one in seen if one.exit_code == 126 and not one.started]
         assert (await sandbox.exec("id -u")).stdout == b"0\\n"
     return refused
 """

@@ -19,10 +19,10 @@ import pytest
 import dutyfree
 from dutyfree import Action, Edit, Exec, Limits, List, Read, Search, Write
 from dutyfree.engine import waiting
-from dutyfree.errors import ActionError, SandboxGone, verdict
+from dutyfree.errors import ActionError, SandboxClosed, SandboxGone, verdict
 from tests.awaiting import appeared
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(memory=160 << 20, pids=40, disk=48 << 20)
 SECONDS = 60.0
@@ -275,6 +275,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE", 20.0)  # for machines that do other work
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("attack", list(BACKGROUND))
 async def test_left_in_the_background(shared: Any, tmp_path: Path, attack: str) -> None:
     async with shared.sandbox(limits=LIMITS) as sandbox:
@@ -285,6 +286,7 @@ async def test_left_in_the_background(shared: Any, tmp_path: Path, attack: str) 
         await all_judged(sandbox, tmp_path, attack)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("attack", list(FOREGROUND))
 async def test_done_before(shared: Any, tmp_path: Path, attack: str) -> None:
     async with shared.sandbox(limits=LIMITS) as sandbox:
@@ -302,6 +304,7 @@ async def run_until_it_fails(sandbox: Any) -> None:
         await sandbox.exec(["true"], env=FAR, timeout=0.2)
 
 
+@pytest.mark.native
 async def test_an_init_that_is_held_up(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher answers, so it is what runs in the sandbox that keeps its init from answering."""
     monkeypatch.setattr(waiting, "PATIENCE", 1.5)
@@ -317,6 +320,7 @@ async def test_an_init_that_is_held_up(shared: Any, monkeypatch: pytest.MonkeyPa
                 await action()
 
 
+@pytest.mark.native
 async def test_a_killed_worker_is_no_broken_machine(shared: Any) -> None:
     """Searches, transfers and watches are done by processes in the sandbox, which its root may kill."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
@@ -331,8 +335,9 @@ async def test_a_killed_worker_is_no_broken_machine(shared: Any) -> None:
         assert kinds <= {"killed", "done"}
 
 
-async def test_a_search_without_memory_says_so(shared: Any) -> None:
-    """Or ends otherwise, but never as an error of the machinery; and the observation after it is marked."""
+@pytest.mark.native
+async def test_kills_for_memory_are_marked_everywhere(shared: Any) -> None:
+    """In commands, shells, processes in the background and batches."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
         seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=SECONDS)
         assert (seen.oom, seen.signal) == (True, 9)
@@ -348,6 +353,7 @@ async def test_a_search_without_memory_says_so(shared: Any) -> None:
         assert seen.oom
 
 
+@pytest.mark.native
 async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None:
     """Each that ran when the limit killed something; none that began after all had heard of it."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
@@ -359,6 +365,7 @@ async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None
         assert (await waiting_one.wait()).oom
 
 
+@pytest.mark.native
 async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
     """The command can redefine what prints the mark of its end, and see it."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
@@ -378,7 +385,8 @@ async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
         assert (await sandbox.exec("echo on")).stdout == b"on\n"
 
 
-async def test_a_full_host_is_not_the_agents_fault(shared: Any, tmp_path: Path) -> None:
+@pytest.mark.native
+async def test_mistakes_here_are_not_the_agents_fault(shared: Any, tmp_path: Path) -> None:
     """What the program asked for here cannot be had: its own error, and no ActionError."""
     (tmp_path / "file").write_bytes(b"")
     async with shared.sandbox() as sandbox:
@@ -389,3 +397,82 @@ async def test_a_full_host_is_not_the_agents_fault(shared: Any, tmp_path: Path) 
         with pytest.raises(FileNotFoundError) as missing:
             await sandbox.upload(tmp_path / "missing", "x")
         assert verdict(missing.value) == "program"
+
+
+# --- Containers ---------------------------------------------------------------------------------------
+
+IN_CONTAINERS = {
+    "a fork bomb": FORK_BOMB,
+    "memory used up again and again": MEMORY_AGAIN_AND_AGAIN,
+    "everything is killed": KILLER,
+}
+BEFORE_IN_CONTAINERS = (
+    "no shell",
+    "a workspace that is a loop",
+    "no users",
+    "pipes for files",
+    "a link to memory",
+    "a link to itself",
+    "deep directories",
+    "names that are not text",
+    "the first process is asked to end",
+    "no program",
+    "libraries are gone",
+)
+
+
+def plain_actions(sandbox: Any, local: Path) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """Those of the contract, which every sandbox has."""
+    (local / "source").write_bytes(b"x" * 100_000)
+    return {
+        "exec": lambda: sandbox.exec("echo x", timeout=20),
+        "exec of a program": lambda: sandbox.exec(["/usr/bin/env", "true"], timeout=20),
+        "exec as another": lambda: sandbox.exec("id", user="nobody", timeout=20),
+        "read": lambda: sandbox.read("file"),
+        "write": lambda: sandbox.write("file", b"one two"),
+        "list": lambda: sandbox.list("."),
+        "upload": lambda: sandbox.upload(local / "source", "uploaded"),
+        "download": lambda: sandbox.download("tree", local / "tree"),
+        "download of a file": lambda: sandbox.download("file", local / "file"),
+        "remove": lambda: sandbox.remove("tree"),
+    }
+
+
+@pytest.fixture(scope="module")
+async def docker() -> AsyncIterator[Any]:
+    async with dutyfree.open("docker") as substrate:
+        await substrate.prepare()
+        yield substrate
+
+
+@pytest.mark.docker
+async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
+    """As by an operator: the agent has no part in it. One that the agent ends is its own fault."""
+    async with docker.sandbox() as sandbox:
+        await sandbox._engine.request("POST", f"/containers/{sandbox._container}/kill")
+        with pytest.raises(SandboxClosed) as closed:
+            await sandbox.exec("true")
+        assert verdict(closed.value) == "infrastructure"
+    async with docker.sandbox() as sandbox:
+        with anyio.fail_after(SECONDS), pytest.raises(SandboxGone) as gone:
+            await exec_until_it_fails(sandbox, "kill -9 -1; kill -15 -1")
+        assert verdict(gone.value) == "task"
+
+
+async def exec_until_it_fails(sandbox: Any, command: str) -> None:
+    while True:
+        await sandbox.exec(command, timeout=SECONDS)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("attack", [*IN_CONTAINERS, *BEFORE_IN_CONTAINERS])
+async def test_in_a_container(docker: Any, tmp_path: Path, attack: str) -> None:
+    async with docker.sandbox(limits=Limits(memory=160 << 20, pids=40)) as sandbox:
+        await sandbox.write("file", b"one two")
+        if attack in IN_CONTAINERS:
+            await sandbox.write("script.py", IN_CONTAINERS[attack].encode())
+            await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null & sleep 1", timeout=SECONDS)
+        else:
+            await sandbox.exec(FOREGROUND[attack], timeout=SECONDS)
+        for name, action in plain_actions(sandbox, tmp_path).items():
+            await judged(f"{attack}: {name}", action)

@@ -151,6 +151,8 @@ async def user(sandbox: Sandbox) -> None:
             seen = await sandbox.exec("id -un", user=name)
         except DispatchError as refused:
             raise Skipped(f"runs no command as another user: {refused}") from None
+        if not seen.started:
+            raise Skipped(f"runs no command as another user: {seen.stderr.decode(errors='replace').strip()}")
         expect.equal(seen.stdout, b"nobody\n", f"id -un with user={name!r}")
     expect.equal((await sandbox.exec("id -u")).stdout, b"0\n", "id -u of the next command")
 

@@ -81,8 +81,8 @@ def _reason(command: Command, user: str | None, cwd: str | None, number: int, fl
     if flags & Exit.NO_PROCESS or number in (errno.EAGAIN, errno.ENOMEM):
         return f"cannot start a process in the sandbox: {os.strerror(number)}"
     if flags & Exit.NO_USER and number == errno.EINVAL:
-        # Those below 65536 need root, or newuidmap and a range in /etc/subuid.
-        return f"cannot run a command as {user!r}: the sandbox has no such id (see `dutyfree doctor`)"
+        remedy = "ids below 65536 need root, or newuidmap and a range in /etc/subuid: see `dutyfree doctor`"
+        return f"cannot run a command as {user!r}: the sandbox has no such id ({remedy})"
     if flags & Exit.NO_USER:
         return f"cannot run a command as {user!r}: there is no such user in the sandbox"
     if flags & Exit.NO_DIRECTORY:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import time
@@ -245,7 +246,26 @@ class Execution:
         except EngineLost as error:
             raise ExecError(f"the Docker engine went away: {error}") from error
         if not (state := facts["State"])["Running"]:
-            raise _ended(self._container, state)
+            raise await self._ended(state)
+
+    async def _ended(self, state: Mapping[str, Any]) -> SandboxClosed | SandboxGone:
+        """Why the container runs no more: somebody told the engine to end it, or what ran in it did."""
+        name = f"the container {self._container[:12]}"
+        if state.get("OOMKilled"):
+            return SandboxGone(f"{name} ended for want of memory")
+        if await self._was_ordered_to_end():
+            return SandboxClosed(f"{name} was killed or stopped from outside")
+        return SandboxGone(f"{name} ended with code {state.get('ExitCode')}")
+
+    async def _was_ordered_to_end(self) -> bool:
+        """Whether the engine sent its first process a signal, among the latest that it remembers."""
+        filters = json.dumps({"container": [self._container], "event": ["kill"]})
+        query = {"since": "1", "until": f"{time.time():.9f}", "filters": filters}
+        said = b""
+        with contextlib.suppress(EngineError, EngineLost):
+            async with self._engine.stream("GET", "/events", query=query) as response:
+                said = b"".join([piece async for piece in response.pieces()])
+        return bool(said.strip())
 
     async def _end(self) -> dict[str, Any] | None:
         """Kill the command, however far it came, and take what it still said."""
@@ -331,16 +351,6 @@ def _unstarted(reason: bytes) -> int:
     """The shell's code for a program that could not be started; engines differ in theirs."""
     missing = (b"executable file not found", b"no such file or directory")
     return 127 if any(text in reason.lower() for text in missing) else 126
-
-
-def _ended(container: str, state: Mapping[str, Any]) -> SubstrateError | SandboxGone:
-    """Why a container runs no more. Nothing in it can send SIGKILL to its first process."""
-    name, code = f"the container {container[:12]}", state.get("ExitCode")
-    if state.get("OOMKilled"):
-        return SandboxGone(f"{name} ended for want of memory")
-    if code == KILLED + 9:
-        return SandboxClosed(f"{name} was killed from outside")
-    return SandboxGone(f"{name} ended with code {code}")
 
 
 def refusal(error: EngineError, container: str) -> DispatchError:

@@ -41,6 +41,7 @@ _ARCHIVE_ERRORS = {
     "file name too long": errno.ENAMETOOLONG,
     "no space left": errno.ENOSPC,
     "too many levels": errno.ELOOP,
+    "too many links": errno.ELOOP,
     "file exists": errno.EEXIST,
 }
 """What the engine says of a path in a container, in lower case."""
