@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator
 
@@ -34,17 +35,20 @@ class Hostile:
     def _destroy(self) -> None:
         self.destroyed += 1
 
-    async def say(self, frame: bytes, most: int = MUCH) -> int:
+    async def say(self, frame: bytes, most: int = MUCH, *, listen: bool = False) -> int:
         """Again and again until nobody listens; how many bytes were taken."""
         part = frame * max(1, (1 << 16) // len(frame))
-        return await anyio.to_thread.run_sync(self._say, part, most)
+        return await anyio.to_thread.run_sync(self._say, part, most, listen)
 
-    def _say(self, part: bytes, most: int) -> int:
+    def _say(self, part: bytes, most: int, listen: bool) -> int:
         sent = 0
         with contextlib.suppress(OSError):
             while sent < most:
                 self.socket.sendall(part)
                 sent += len(part)
+                with contextlib.suppress(BlockingIOError):
+                    while listen and self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
+                        pass
         return sent
 
 
@@ -104,7 +108,7 @@ async def test_a_stream_that_is_taken_goes_on() -> None:
         identity, running = init.owner.exec(EXEC)
         running.on_output = lambda _, data: init.owner.credit(identity, len(data) + FRAME_COST)
         frame = protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1)
-        assert await init.say(frame, 64 * OUTPUT) >= 64 * OUTPUT
+        assert await init.say(frame, 64 * OUTPUT, listen=True) >= 64 * OUTPUT
         init.socket.sendall(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
         await running.ended
         assert not init.destroyed
@@ -155,3 +159,30 @@ async def test_reasons_are_short() -> None:
         with anyio.fail_after(60), pytest.raises(Exception, match="could not be set up") as failed:
             await init.owner.ready
         assert len(str(failed.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", [Frame.LIST, Frame.REMOVE, Frame.WRITE, Frame.SEARCH, Frame.PING])
+async def test_files_that_nobody_asked_for(kind: Frame) -> None:
+    """Each would stay open in the owner."""
+    with hostile() as init:
+        before = len(os.listdir("/proc/self/fd"))
+        identity, answer = init.owner.begin(kind, b"/\0", lambda _: None)
+        frame = protocol.frame(Frame.DONE, identity, protocol.ERROR.pack(0), protocol.WITH_FD)
+        socket.send_fds(init.socket, [frame], [0])
+        with anyio.fail_after(60), pytest.raises(CollectError, match="a file that nobody asked for"):
+            await answer.done
+        assert init.destroyed == 1
+        assert len(os.listdir("/proc/self/fd")) < before
+
+
+async def test_an_init_that_speaks_and_does_not_listen() -> None:
+    """What it is owed for what it said does not pile up: it gets none, and may say no more."""
+    with hostile() as init:
+        identity, running = init.owner.exec(EXEC)
+        running.on_output = lambda _, data: init.owner.credit(identity, len(data) + FRAME_COST)
+        frame = protocol.frame(Frame.OUTPUT, identity, b"x", 1)
+        taken = await init.say(frame)
+        assert taken < MUCH
+        with pytest.raises(CollectError, match="more than it was asked for"):
+            await running.ended
+        assert len(init.owner._unsent) < 10

@@ -34,6 +34,8 @@ from dutyfree.errors import ActionError, ActionTimeout, EditError, RequestError,
 
 Asked = tuple[Frame, bytes, int | None, int]
 
+_TOLD = 1000  # bytes of a reason that init gives
+
 AT_ONCE = 16
 """So many answers are looked at before others have their turn."""
 
@@ -193,7 +195,7 @@ def edit_payload(located: bytes, old: bytes, new: bytes) -> bytes:
 def check_edit(answer: Answer, path: str) -> None:
     """Raises EditError, FileError."""
     error = answer.done.result()
-    said = b"".join(answer.data)
+    said = b"".join(answer.data)[:_TOLD]
     if error == protocol.ERROR_NOT_ONCE and len(said) >= protocol.NUMBER.size:
         count, *lines = struct.unpack(f"={len(said) // 4}I", said[: len(said) // 4 * 4])
         raise EditError(path, count, tuple(lines))
@@ -205,7 +207,7 @@ async def search_result(asked: Search, answer: Answer) -> Found:
     error = answer.done.result()
     said = b"".join(answer.data)
     if error == protocol.ERROR_PATTERN:
-        reason = said.decode(errors="replace")
+        reason = said[:_TOLD].decode(errors="replace")
         raise RequestError(f"not a regular expression: {asked.text!r}: {reason}", kind="pattern")
     if error == errno.ETIMEDOUT:
         raise ActionTimeout(f"the search took more than {asked.timeout:g} s")

@@ -141,6 +141,8 @@ class Channel(Unanswered):
             self._loop.add_reader(self._descriptor, self._receive)
         if self._unsent:
             self._loop.add_writer(self._descriptor, self._flush)
+        else:
+            self._pay_all()
 
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
@@ -150,16 +152,29 @@ class Channel(Unanswered):
     def credit(self, identity: int, size: int) -> None:
         """So much more of its output may be sent: what was taken of it, with FRAME_COST for each frame."""
         waiting = self._waiting.get(identity)
-        if waiting is not None:
-            waiting.room += size
-            self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
+        if waiting is None:
+            return
+        waiting.owed += size
+        # An init that does not listen gets none, and so cannot go on: else this would pile up here.
+        if not self._unsent and not self._detained:
+            self._pay(identity, waiting)
+
+    def _pay(self, identity: int, waiting: Running | Answer) -> None:
+        size, waiting.owed = waiting.owed, 0
+        waiting.room += size
+        self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
+
+    def _pay_all(self) -> None:
+        for identity, waiting in self._waiting.items():
+            if waiting.owed:
+                self._pay(identity, waiting)
 
     async def ask(
         self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
     ) -> Answer:
         """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
         identity, answer = self._post(
-            kind, payload, descriptor, Answer(self._loop, protocol.room(kind, payload))
+            kind, payload, descriptor, Answer(self._loop, protocol.room(kind, payload), kind == Frame.READ)
         )
         if timeout is not None:
             self.expect(answer, timeout)
@@ -195,7 +210,11 @@ class Channel(Unanswered):
         for kind, payload, descriptor, flags in frames:
             identity = next(self._identities) & 0xFFFFFFFF
             room = protocol.room(kind, payload)
-            waiting = Running(self._loop, room) if kind == Frame.EXEC else Answer(self._loop, room)
+            waiting = (
+                Running(self._loop, room)
+                if kind == Frame.EXEC
+                else Answer(self._loop, room, kind == Frame.READ)
+            )
             self._waiting[identity] = waiting
             posted.append((identity, waiting))
             if descriptor is not None:
@@ -250,6 +269,7 @@ class Channel(Unanswered):
             else:
                 self._unsent.popleft()
         self._loop.remove_writer(self._descriptor)
+        self._pay_all()
 
     def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
         if descriptor is None:
@@ -360,6 +380,10 @@ class Channel(Unanswered):
     def _done(self, waiting: Running | Answer, flags: int, identity: int, payload: bytes) -> None:
         descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
         (error,) = protocol.ERROR.unpack_from(payload)
+        if descriptor is not None and not (isinstance(waiting, Answer) and waiting.with_file):
+            os.close(descriptor)
+            self._violated("a file that nobody asked for")
+            return
         self._forget(identity)
         if isinstance(waiting, Answer) and not waiting.done.cancelled():
             waiting.descriptor = descriptor

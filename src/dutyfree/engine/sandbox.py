@@ -328,7 +328,7 @@ class NativeSandbox:
         answer = await self._usable().ask(Frame.VERIFY, closed, timeout=0.0)
         _, left = await self._box.look()
         if answer.done.result():
-            said = b"".join(answer.data).decode(errors="replace") or os.strerror(answer.done.result())
+            said = b"".join(answer.data)[:1000].decode(errors="replace") or os.strerror(answer.done.result())
             left = f"{said}, {left}" if left else said
         if left:
             raise ExecError(f"sandbox {self.id} is not as new: {left}")

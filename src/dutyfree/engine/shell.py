@@ -15,6 +15,7 @@ import re
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 
 import anyio
@@ -25,6 +26,7 @@ from dutyfree.contract import KILLED, Cut, Observation, Span
 from dutyfree.engine import contents, protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.observing import REFUSED as _REFUSED
+from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import PATIENCE, Running
 from dutyfree.errors import ActionError, SubstrateError
@@ -65,6 +67,8 @@ class NativeShell:
         except BaseException:
             os.close(self._input)
             raise
+        # What it prints is read, and for the most part dropped, at a pace that costs us little.
+        self._debt = Debt(partial(channel.credit, self._identity))
         self._running.on_output = self._hear
         self._running.ended.add_done_callback(self._ended)
 
@@ -153,7 +157,7 @@ class NativeShell:
             await self._end.wait()
 
     def _hear(self, stream: int, data: bytes) -> None:
-        self._channel.credit(self._identity, len(data) + protocol.FRAME_COST)
+        self._debt.add(len(data) + protocol.FRAME_COST)
         self._streams[stream - 1].add(data)
         if all(part.ended for part in self._streams):
             self._end.set()

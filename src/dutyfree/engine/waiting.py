@@ -46,11 +46,13 @@ def refused(number: int) -> Refused | Unstarted:
 class Running:
     """A command under way, as its frames tell."""
 
-    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "room", "stderr", "stdout")
+    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "owed", "room", "stderr", "stdout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
         self.room = room
         """So many bytes init may still say about it."""
+        self.owed = 0
+        """Credit that it shall have when it listens."""
         self.stdout: list[bytes] = []
         self.stderr: list[bytes] = []
         self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
@@ -63,10 +65,13 @@ class Running:
 class Answer:
     """A file operation under way."""
 
-    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue", "room")
+    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue", "owed", "room", "with_file")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, room: int, with_file: bool = False) -> None:
+        """``with_file`` if a descriptor may come with it."""
         self.room = room
+        self.owed = 0
+        self.with_file = with_file
         self.data: list[bytes] = []
         self.descriptor: int | None = None
         self.done: asyncio.Future[int] = loop.create_future()
