@@ -9,15 +9,17 @@ import stat
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import anyio
 import pytest
 
 from dutyfree.contract import List, Search, Substrate
 from dutyfree.engine import batch, contents, observing, protocol, searching
 from dutyfree.engine.actions import ActingSandbox
+from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.observing import PART
 from dutyfree.engine.protocol import EXIT
 from dutyfree.engine.waiting import Answer, Running
-from dutyfree.errors import CollectError
+from dutyfree.errors import CollectError, InputClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -128,3 +130,20 @@ async def test_files_that_are_none() -> None:
             os.fstat(descriptor)
         for other in rest:
             os.close(other)
+
+
+async def test_a_terminal_that_others_make_wait() -> None:
+    """Whoever has a copy of it can: it is given up, and not read."""
+    ours, other = os.openpty()
+    copy = os.dup(ours)
+    side = Descriptor(ours)
+    try:
+        os.set_blocking(copy, True)
+        with anyio.fail_after(30):
+            assert await side.read(lambda: False) == b""
+            with pytest.raises(InputClosed, match="taken it over"):
+                await side.write(b"x")
+    finally:
+        side.close()
+        os.close(copy)
+        os.close(other)

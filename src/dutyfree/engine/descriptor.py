@@ -39,7 +39,7 @@ class Descriptor:
     async def read(self, finished: Callable[[], bool]) -> bytes:
         """What is there, as soon as something is; empty at the end, or if ``finished`` says so."""
         async with self._reading:
-            while self._number >= 0:
+            while self._number >= 0 and not _waits(self._number):
                 try:
                     return os.read(self._number, _CHUNK)
                 except BlockingIOError:
@@ -55,6 +55,8 @@ class Descriptor:
         rest = memoryview(data)
         async with self._writing:
             while rest:
+                if _waits(self.number):
+                    raise InputClosed("what runs in the sandbox has taken it over")
                 try:
                     rest = rest[os.write(self.number, rest) :]
                 except BlockingIOError:
@@ -92,6 +94,11 @@ class Descriptor:
         if number >= 0:
             with contextlib.suppress(OSError):
                 os.close(number)
+
+
+def _waits(number: int) -> bool:
+    """Whether somebody has a copy of it, and made it wait for the other side: so would our event loop."""
+    return os.get_blocking(number)
 
 
 def _resolve(ready: asyncio.Future[None]) -> None:
