@@ -164,6 +164,8 @@ def trees(request: pytest.FixtureRequest, image: str) -> Iterator[Trees]:
     assert made.moved > 1, "directories were moved"
 
 
+EXCHANGE = 'python3 -c \'import ctypes; assert not ctypes.CDLL(None).renameat2(-100, b"{}", -100, b"{}", 2)\''
+
 EXAMPLES = {
     "into a new directory": "mkdir -p /srv/new; mv Debconf /srv/new/a",
     "back into one replaced": "mv Debconf/Client /srv; rm -r Debconf; mkdir Debconf; mv /srv/* Debconf",
@@ -172,6 +174,8 @@ EXAMPLES = {
     "removed and replaced in a moved one": "mkdir n; mv Debconf n/d; rm -r n/d/Element; mkdir n/d/Element",
     "metadata alone": "mkdir n; chmod 600 Error.pm Dpkg.pm; mv Error.pm n/e; mv n/e Error.pm; mv Dpkg.pm n/p",
     "metadata alone under two names": "chmod 600 Error.pm; mkdir n; ln Error.pm n/e; ln Error.pm JSON/e",
+    "exchanged": EXCHANGE.format("Debconf/Element", "Dpkg")
+    + "; mkdir n; mv Dpkg n/x; mv Debconf/Element Dpkg",
     "a pipe with a mode": "mkdir n; mkfifo n/p; chown 5:6 n/p; chmod 4755 n/p; mv Debconf n/d",
 }
 

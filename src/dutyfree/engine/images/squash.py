@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.merged import lookup, opaque
-from dutyfree.engine.images.unpack import is_whiteout
+from dutyfree.engine.images.unpack import ACCESS_LISTS, is_whiteout
 
 MOST = 16
 """Layers that sandboxes stand on. More become one."""
@@ -116,6 +116,6 @@ def _dress(path: Path, source: Path) -> None:
     path.chmod(stat.S_IMODE(found.st_mode))
     with contextlib.suppress(OSError):
         for name in os.listxattr(source):
-            if name.startswith("user."):
+            if name.startswith("user.") or name in ACCESS_LISTS:
                 os.setxattr(path, name, os.getxattr(source, name))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
