@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("inspect_ai", reason="to enable it: make test-integrations")
 
+from inspect_ai.tool import ToolError
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment
 from inspect_ai.util._sandbox import self_check
 from inspect_ai.util._sandbox.environment import SandboxUnavailableError
@@ -168,3 +169,19 @@ def test_the_page_runs(tmp_path: Path) -> None:
 def test_it_is_imported_by_nobody_else() -> None:
     program = "import dutyfree, sys; sys.exit('inspect_ai' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+async def test_what_an_agent_brings_about_is_told_to_the_model() -> None:
+    """A full disk or a link to itself is no broken sandbox: the sample goes on."""
+    config = DutyfreeSandboxConfig(limits={"disk": 16 << 20})
+    made = await DutyfreeSandboxEnvironment.sample_init("task", config, {})
+    try:
+        await made["default"].exec(["sh", "-c", "ln -s loop loop; cat /dev/zero > full"])
+        with pytest.raises(ToolError, match="No space left"):
+            await made["default"].write_file("large", b"x" * (1 << 20))
+        with pytest.raises(ToolError, match="symbolic links"):
+            await made["default"].read_file("loop")
+        with pytest.raises(FileNotFoundError):
+            await made["default"].read_file("missing")
+    finally:
+        await DutyfreeSandboxEnvironment.sample_cleanup("task", config, made, False)
