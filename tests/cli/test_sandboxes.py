@@ -488,3 +488,16 @@ def _identity_of_the_dead() -> str:
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.strip()
+
+
+def test_links_that_lead_outside_are_left_out_of_a_download(tmp_path):
+    """And the terminal is told so, in words that it does not obey."""
+    made = (
+        "mkdir t; echo x > t/file; for n in a b c d e f; do ln -s /etc/passwd \"t/$n$(printf '\\033')\"; done"
+    )
+    ended = dutyfree("run", "--download", f"t:{tmp_path}/t", "--", "sh", "-c", made)
+    said = ended.stderr.decode()
+    assert "is without 6 links that lead outside: " in said
+    assert "\x1b" not in said
+    assert "…" in said
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["file"]
