@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 import dutyfree.report
 from dutyfree.analysis.model import CautionKind
-from dutyfree.analysis.summary import decode
+from dutyfree.analysis.summary import decode, summarise
 from dutyfree.errors import RecordsError
+from dutyfree.report.headline import answers
 from dutyfree.report.tables import tables
+from dutyfree.report.wording import groups
 from dutyfree.study.records import FILE, Failure
 from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
-FIGURES = [f"figure{number}" for number in range(1, 7)]
+FIGURES = ["tax", *(f"figure{number}" for number in range(1, 7))]
 
 
 class Page(HTMLParser):
@@ -122,7 +127,7 @@ def test_the_headline_answers_with_the_numbers_of_the_summary(written):
     spread = next(row for row in summary.spreads if row.workload == "trajectory-150")
     for question in ("cold start?", "time go?", "length of a trajectory?", "million trajectories?"):
         assert question in words
-    assert f"{spread.hours(spread.difference).value:,.0f} h more" in words
+    assert f"{spread.slowest} takes {spread.hours(spread.difference).value:,.0f} h more than" in words
     assert "(95 % interval" in words
 
 
@@ -142,7 +147,7 @@ def test_the_page_is_sound_and_asks_nothing_of_the_network(written):
 def test_the_page_is_accessible(written):
     made = page(written[0])
     drawings = [attributes for tag, attributes in made.tags if tag == "svg"]
-    assert len(drawings) == 6
+    assert len(drawings) == 7
     assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in drawings)
     grids = [attributes for tag, attributes in made.tags if tag == "table"]
     labelled = [one["aria-labelledby"] for one in grids if "aria-labelledby" in one]
@@ -224,8 +229,49 @@ def test_facts_of_any_name_and_kind_are_shown(tmp_path):
 
 def test_answers_name_what_qualifies_them(written):
     directory, _ = written
-    assert page(directory).words.count("with caution: failures") == 4
-    assert (directory / "report.md").read_text().count("*With caution: failures") == 4
+    made, text = page(directory), (directory / "report.md").read_text()
+    cards = made.words.split("1. How much")[1].split("cache state")[0]
+    assert cards.count("with caution: failures") == 4
+    answers = [line for line in text.splitlines() if line[:5] in {f"{number}. **" for number in range(1, 5)}]
+    assert len(answers) == 4
+    assert all("*With caution: failures" in line for line in answers)
+
+
+def test_a_caution_is_told_once_and_referred_to_elsewhere(tmp_path):
+    many = plausible(labels=("bare", "docker", "oci"), trials=5, failing={"oci": 0.5}, seed=3)
+    summary = dutyfree.report.write(save(tmp_path, many))
+    made, text = page(tmp_path), (tmp_path / "report.md").read_text()
+    texts = Counter(caution.text for caution in summary.cautions)
+    assert max(texts.values()) > 9
+    for told in texts:
+        assert made.words.count(told) == 1, told
+        assert text.count(told) == 1, told
+    kinds = list(dict.fromkeys(caution.kind for caution in summary.cautions))
+    assert [one for one in made.ids if one.startswith("caution-")] == [
+        f"caution-{number}" for number in range(1, len(kinds) + 1)
+    ]
+    assert made.links.count(f"#caution-{kinds.index(CautionKind.TOO_FEW) + 1}") > 20
+    often = sum(caution.kind == CautionKind.STAND_IN for caution in summary.cautions)
+    assert (
+        f"{often} times: T1, T2, trajectory-10, trajectory-50 and trajectory-150 on docker and oci"
+        in made.words
+    )
+    assert f"*stand-in* ({often} times: T1, T2, " in text
+
+
+def test_a_caution_that_concerns_all_says_so(tmp_path):
+    dutyfree.report.write(save(tmp_path, plausible(trials=3)))
+    assert "too few trials 12 times: everywhere : fewer than 10" in page(tmp_path).words
+
+
+def test_a_terminal_gets_one_line_of_each_kind():
+    summary = summarise(plausible(labels=("bare", "docker", "oci"), trials=5, failing={"oci": 0.5}, seed=3))
+    lines = {group.kind: group.line for group in groups(summary.cautions, len(summary.cells))}
+    assert list(lines) == list(dict.fromkeys(caution.kind for caution in summary.cautions))
+    assert lines[CautionKind.FAILURES].startswith(
+        "failures (6 times: T0, T1, T2, trajectory-10, trajectory-50 and "
+    )
+    assert lines[CautionKind.FAILURES].endswith(" more of the kind in the report")
 
 
 def test_markdown_links_to_its_figures(written):
@@ -238,6 +284,104 @@ def test_markdown_links_to_its_figures(written):
         if above.startswith("|") and line.startswith("|"):
             assert above.replace("\\|", "").count("|") == line.replace("\\|", "").count("|")
     assert "dutyfree report" in text
+
+
+def told(content):
+    """The four answers: findings and texts."""
+    found = answers(summarise(content))
+    return [one.figure.replace("\N{NO-BREAK SPACE}", " ") for one in found], [one.text for one in found]
+
+
+def test_headlines_name_the_direction_the_tier_and_the_interval():
+    findings, texts = told(plausible(labels=("bare", "docker"), trials=12))
+    number = r"[\d,.]+"
+    assert re.fullmatch(
+        rf"At T0 docker takes {number} times as long as bare \(95 % interval {number} to {number}\)",
+        findings[0],
+    )
+    assert re.fullmatch(r"\d+ % of a T2 rollout on docker is infrastructure", findings[1])
+    assert re.fullmatch(
+        rf"docker adds {number} ms to every action \(95 % interval {number} ms to {number} ms\); "
+        rf"bare itself adds {number} µs",
+        findings[2],
+    )
+    assert re.fullmatch(
+        rf"docker takes {number} h more than bare \(95 % interval {number} h to {number} h\)", findings[3]
+    )
+    assert re.search(rf"docker takes {number} times as long as bare", texts[3])
+
+
+def test_the_baseline_is_what_others_are_measured_by_even_where_it_is_slower():
+    def slow(workload):
+        noise = [1.0, 1.02, 0.98, 1.01, 0.99] * 3
+        return [
+            *cold("bare", [4 * one for one in noise], workload),
+            *cold("native", [2 * one for one in noise], workload),
+        ]
+
+    findings, texts = told(records(*slow("T0"), *slow("trajectory-10")))
+    assert findings[0].startswith("At T0 native takes 0.500 times as long as bare (95 % interval 0.4")
+    assert findings[3].startswith("native takes 556 h less than bare (95 % interval ")
+    assert not any("bare takes" in text or "bare adds" in text for text in [*findings, *texts])
+    findings, _ = told(plausible(labels=("bare",), trials=12))
+    assert not any("infrastructure" in one or "adds" in one for one in findings)
+
+
+def test_what_may_be_chance_is_no_finding():
+    for content in (
+        records(*cold("bare", [1.0, 2.0, 3.0] * 4), *cold("native", [1.1, 2.1, 2.9] * 4)),
+        records(*cold("bare", [1.0]), *cold("docker", [100.0])),
+        plausible(labels=("bare", "docker"), trials=1),
+    ):
+        findings, texts = told(content)
+        assert findings[0] == "No difference shown"
+        assert "no difference shown between" in texts[0]
+        assert not re.search(r"[\d.]+ times as long", texts[0])
+    cost = [
+        *cold("bare", [1.0, 2.0, 3.0] * 4, "trajectory-5"),
+        *cold("vm", [1.1, 2.1, 2.9] * 4, "trajectory-5"),
+    ]
+    findings, texts = told(records(*cost))
+    assert findings[3] == "No difference shown"
+    assert "(95 % interval of the ratio " in texts[3].replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_headline_is_never_of_an_interval_that_includes_none():
+    """Of many studies of two substrates that hardly differ: what is called a finding has such an interval."""
+    findings = 0
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        content = records(
+            *cold("bare", list(random.normal(1.0, 0.1, 10))),
+            *cold("native", list(random.normal(1.06, 0.1, 10))),
+        )
+        summary = summarise(content)
+        (spread,) = summary.spreads
+        assert spread.ratio is not None
+        assert spread.ratio.low is not None
+        includes = spread.ratio.low <= 1
+        findings += not includes
+        assert (answers(summary)[0].figure == "No difference shown") == includes
+    assert 0 < findings < 30
+
+
+def test_two_substrates_are_worth_a_report(tmp_path):
+    dutyfree.report.write(save(tmp_path, plausible(labels=("bare", "native"), trials=12)))
+    made, text = page(tmp_path), (tmp_path / "report.md").read_text()
+    assert made.ids.index("tax") < made.ids.index("caution-1") < made.ids.index("figure1")
+    assert "The tax: extra time over bare by substrate." in made.words
+    assert text.index("](figures/tax.svg)") < text.index("1. **How much")
+    alt = next(attributes["aria-label"] for tag, attributes in made.tags if tag == "svg")
+    assert re.search(r"trajectory-150 on native [+−\d.]+\s% \[", alt)  # noqa: RUF001 (a minus sign)
+    for number in range(1, 5):
+        assert f"{number}. " in made.words
+
+
+def test_without_a_baseline_there_is_no_chart(tmp_path):
+    dutyfree.report.write(save(tmp_path, plausible(labels=("docker", "oci"), trials=3)))
+    made = page(tmp_path)
+    assert "tax" not in made.ids
+    assert sum(tag == "svg" for tag, _ in made.tags) == 6
 
 
 HOSTILE = '<script>alert("x")</script>&amp;|`*$^$_[x](y)'

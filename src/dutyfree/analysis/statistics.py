@@ -38,6 +38,18 @@ class Estimate(msgspec.Struct, frozen=True):
     def known(self) -> bool:
         return self.low is not None and self.high is not None
 
+    def leaves_out(self, value: float) -> bool:
+        """Whether the interval shows that it is not ``value``: 1 for a ratio, 0 for a difference."""
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+
+    def inverse(self) -> Estimate:
+        """Of a ratio, the other way round; all must be positive."""
+        return Estimate(
+            1 / self.value,
+            None if self.high is None else 1 / self.high,
+            None if self.low is None else 1 / self.low,
+        )
+
     def scaled(self, factor: float) -> Estimate:
         """The same in other units; ``factor`` is positive."""
         return Estimate(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from dutyfree.analysis.export import Format
-from dutyfree.analysis.model import CautionKind, Cell, Summary
+from dutyfree.analysis.model import Cell, Summary
+from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.analysis.verdicts import Comparison
 from dutyfree.cli import standard
 from dutyfree.cli.interrupts import loading
 from dutyfree.errors import UsageError, plain
-from dutyfree.report.wording import Note, notes
+from dutyfree.report.wording import groups, signed
 
 
 def report(directory: Path, /, *, json: bool = False) -> int:
@@ -147,23 +147,12 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
     rows = []
     for cell in summary.cells:
         rate = rates.get(cell.key)
-        rows.append((*_row(cell), percent(rate.value) if rate else UNKNOWN, _trials(cell)))
+        rows.append((*_row(cell), _tax(rate), _trials(cell)))
     standard.table(headings, rows, right=range(2, 7))
-    for alike in _by_kind(notes(summary.cautions)):
-        first, more = alike[0], len(alike) - 1
-        where = f" ({first.about})" if first.cells else ""
-        others = f"; {more} more of the kind in the report" if more else ""
-        text = f"caution, {first.kind}: {first.text}{where}{others}"
-        print(standard.coloured(standard.line(text), "yellow"))  # noqa: T201 (the command's output)
+    for group in groups(summary.cautions, len(summary.cells)):
+        text = standard.line(f"caution, {group.line}")
+        print(standard.coloured(text, "yellow"))  # noqa: T201 (the command's output)
     standard.show(f"report: {directory / 'report.html'}")
-
-
-def _by_kind(found: Iterable[Note]) -> Iterable[list[Note]]:
-    """Of a large study there are dozens: a line for each kind is what a terminal has room for."""
-    kinds: dict[CautionKind, list[Note]] = {}
-    for note in found:
-        kinds.setdefault(note.kind, []).append(note)
-    return kinds.values()
 
 
 def _row(cell: Cell) -> tuple[str, str, str, str, str]:
@@ -175,6 +164,13 @@ def _row(cell: Cell) -> tuple[str, str, str, str, str]:
         duration(cell.total.p50.value) if cell.total else UNKNOWN,
         duration(cell.total.p95.value) if cell.total else UNKNOWN,
     )
+
+
+def _tax(rate: Estimate | None) -> str:
+    """In words where the interval includes none."""
+    if rate is None:
+        return UNKNOWN
+    return signed(percent(rate.value)) if rate.leaves_out(0) else "none shown"
 
 
 def _trials(cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,14 +83,41 @@ def say(axes: Any, message: str) -> None:
     axes.text(0.5, 0.5, drawn(message, 48), transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
+def legend(figure: Figure, handles: Sequence[Any], most: int = 4, **options: Any) -> None:
+    """Below the panels, in as many columns as the width has room for; the figure grows by its rows."""
+    agg: Any = FigureCanvasAgg(figure)
+    renderer = agg.get_renderer()
+    width, height = figure.get_size_inches()
+    for columns in range(min(most, len(handles)), 0, -1):
+        made = figure.legend(handles=handles, loc="outside lower center", ncols=columns, **options)
+        if columns == 1 or made.get_window_extent(renderer).width <= 0.98 * figure.bbox.width:
+            rows = -(-len(handles) // columns)
+            figure.set_size_inches(width, height + LEGEND_ROW * rows)
+            return
+        made.remove()
+
+
+LEGEND_ROW = 0.24
+"""Inches."""
+
+
+def spread_out(values: Sequence[float], least: float) -> list[float]:
+    """Those that can be marked on an axis at least so far from each other; the highest is one of them."""
+    kept: list[float] = []
+    for value in sorted(values, reverse=True):
+        if not kept or kept[-1] - value >= least:
+            kept.append(value)
+    return kept[::-1]
+
+
 def duration_axis(axis: Any, low: float, high: float, *, most: int = 7) -> None:
     """A logarithmic axis of durations, marked 1 ms, 10 ms, ..."""
     decades = [10.0**power for power in range(-7, 8)]
-    shown = [value for value in decades if low <= value <= high]
-    if len(shown) < 2:
-        shown = [
-            value for decade in decades for value in (decade, 2 * decade, 5 * decade) if low <= value <= high
-        ]
+    shown: list[float] = []
+    for steps in ((1.0,), (1.0, 2.0, 5.0), range(1, 10), [tenth / 10 for tenth in range(10, 100)]):
+        shown = [step * decade for decade in decades for step in steps if low <= step * decade <= high]
+        if len(shown) > 1:
+            break
     step = -(-len(shown) // most)
     axis.set_major_locator(FixedLocator(shown[::step]))
     axis.set_minor_locator(NullLocator())

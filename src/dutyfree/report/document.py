@@ -12,10 +12,11 @@ from dutyfree.analysis.cautions import FEW, FEW_FOR_TAIL
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
 from dutyfree.analysis.statistics import RESAMPLES
 from dutyfree.analysis.units import duration, enumeration, hours, plural
+from dutyfree.report.figures.tax import lone_taxes, shown_workloads
 from dutyfree.report.figures.trajectories import projected_workload
 from dutyfree.report.headline import Answer, answers
 from dutyfree.report.tables import DIVISION, Table, tables
-from dutyfree.report.wording import Note, notes
+from dutyfree.report.wording import Group, groups, rate
 
 TITLE = "The rollout infrastructure tax"
 MANY_ROWS = 16
@@ -27,7 +28,7 @@ class FigureBlock(msgspec.Struct, frozen=True):
     title: str
     caption: str
     alt: str
-    notes: list[Note]
+    cautions: list[Caution]
 
 
 class TableBlock(msgspec.Struct, frozen=True):
@@ -69,9 +70,11 @@ class Section(msgspec.Struct, frozen=True):
 class Document(msgspec.Struct, frozen=True):
     title: str
     lead: str
+    chart: FigureBlock | None
+    """The tax by substrate; None where there is none to show."""
     answers: list[Answer]
-    notes: list[Note]
-    """On the study as a whole."""
+    cautions: list[Group]
+    """All of them, once; figures and tables refer to them by their places, from 1."""
     sections: list[Section]
 
 
@@ -80,8 +83,9 @@ def document(summary: Summary, rebuild: str) -> Document:
     return Document(
         title=TITLE,
         lead=_lead(summary),
+        chart=_tax(summary),
         answers=answers(summary),
-        notes=notes(caution for caution in summary.cautions if caution.workload is None),
+        cautions=groups(summary.cautions, len(summary.cells)),
         sections=[*_results(summary, made), *_background(summary, rebuild)],
     )
 
@@ -147,6 +151,31 @@ def _foldable(table: Table) -> TableBlock:
     return TableBlock(table, folded=len(table.rows) > MANY_ROWS)
 
 
+def _tax(summary: Summary) -> FigureBlock | None:
+    names = shown_workloads(summary)
+    if not names:
+        return None
+    told = [
+        f"{name} on {row.substrate} {rate(row.rate)}"
+        for name in names
+        for row in lone_taxes(summary, name)
+        if row.rate
+    ]
+    return FigureBlock(
+        "tax",
+        f"The tax: extra time over {summary.baseline} by substrate",
+        f"p50 of the whole rollout against the same rollout on {summary.baseline}, in the shortest and the "
+        "longest workload. Strokes are 95\N{NO-BREAK SPACE}% intervals. A hollow mark shows no difference: "
+        "its interval includes 0, or there are too few trials for one.",
+        f"Dots of the tax rate by substrate, with intervals: {'; '.join(told)}.",
+        _figure_cautions(
+            summary,
+            [cell for name in names for cell in summary.lone(name)],
+            without={*DIVISION, CautionKind.UNSURE_TAIL},
+        ),
+    )
+
+
 def _figure1(summary: Summary) -> FigureBlock:
     cells = summary.lone("T2")
     return FigureBlock(
@@ -155,7 +184,7 @@ def _figure1(summary: Summary) -> FigureBlock:
         "Mean components over the middle half of the rollouts by total. The tick is p50 of the total, with "
         "its 95 % interval. Grey is the work itself; everything else is around it.",
         _alt("Stacked bars of the time of a T2 rollout by component", cells, "total"),
-        _figure_notes(summary, cells, without={CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without={CautionKind.UNSURE_TAIL}),
     )
 
 
@@ -167,7 +196,7 @@ def _figure2(summary: Summary) -> FigureBlock:
         "p50 on a logarithmic scale: from the request to the first command's result (filled), and to the end "
         "of the sandbox's removal (hollow). Thick strokes are 95 % intervals, where wider than the mark.",
         _alt("Dots of the whole fresh episode's p50 by tier", cells, "total"),
-        _figure_notes(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
 
@@ -179,7 +208,7 @@ def _figure3(summary: Summary) -> FigureBlock:
         "The share of all trials, failures included, that were done within a time: nothing is trimmed, the "
         "mark is the slowest trial, and a curve with failures ends below 100 %.",
         _alt("Cumulative distributions of cold starts; p95 of the whole fresh episode", cells, "p95"),
-        _figure_notes(summary, cells, without=DIVISION),
+        _figure_cautions(summary, cells, without=DIVISION),
     )
 
 
@@ -191,7 +220,7 @@ def _figure4(summary: Summary) -> FigureBlock:
         "Each bar is a whole rollout. Short trajectories pay for creation and readiness, long ones for the "
         "orchestration of every action.",
         _alt("Normalised stacked bars by trajectory length; orchestration's share", cells, "share"),
-        _figure_notes(summary, cells, without={CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without={CautionKind.UNSURE_TAIL}),
     )
 
 
@@ -204,7 +233,7 @@ def _figure5(summary: Summary) -> FigureBlock:
         "removal. Below, the same divided by its actions. Thick strokes are 95 % intervals, where wider than "
         "the mark.",
         _alt("Lines of completion time by the number of actions", cells, "total"),
-        _figure_notes(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
 
@@ -219,7 +248,7 @@ def _figure6(summary: Summary) -> FigureBlock:
         "Figure 6. Worker-hours from 10,000 to 1,000,000 trajectories",
         f"N·T/3600 with T the p50 of {workload or 'a trajectory'}; bands are its 95 % interval.",
         f"Lines of worker-hours by number of rollouts; at a million: {told or 'no data'}.",
-        _figure_notes(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
 
@@ -237,13 +266,15 @@ def _alt(what: str, cells: Iterable[Cell], metric: str) -> str:
     return f"{what}: {'; '.join(told) or 'no data'}."
 
 
-def _figure_notes(summary: Summary, cells: Iterable[Cell], without: Iterable[CautionKind] = ()) -> list[Note]:
+def _figure_cautions(
+    summary: Summary, cells: Iterable[Cell], without: Iterable[CautionKind] = ()
+) -> list[Caution]:
     kept: dict[Caution, None] = {}
     for cell in cells:
         for caution in summary.cautions_on(*cell.key):
             if caution.kind not in without and caution.workload is not None:
                 kept[caution] = None
-    return notes(kept)
+    return list(kept)
 
 
 def _background(summary: Summary, rebuild: str) -> list[Section]:
@@ -307,8 +338,9 @@ METHOD = [
     "Worker-hours are N·T/3600.",
     "Differences are tested with Mann-Whitney where samples of the sizes at hand can be significant at all, "
     "with Holm's correction.",
-    f"Cautions stand beside the numbers they qualify: fewer than {FEW} trials are too few, fewer than "
-    f"{FEW_FOR_TAIL} say little of p95.",
+    "A difference counts as shown where its interval leaves out none: 1 of a ratio, 0 of a tax.",
+    "Small numbers beside a value, and the line below a figure, refer to the cautions at the top: fewer than "
+    f"{FEW} trials are too few, fewer than {FEW_FOR_TAIL} say little of p95.",
 ]
 
 

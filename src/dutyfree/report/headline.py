@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from dutyfree.analysis.model import CautionKind, Cell, Spread, Summary
-from dutyfree.analysis.units import count, duration, hours, percent, plural, times
+from dutyfree.analysis.statistics import Estimate
+from dutyfree.analysis.units import count, duration, hours, percent, plural
 from dutyfree.report.palette import COMPONENTS
-from dutyfree.report.wording import interval_phrase
+from dutyfree.report.wording import interval_phrase, seconds, takes
 
 QUESTIONS = (
     "How much does the substrate change cold start?",
@@ -19,10 +20,14 @@ QUESTIONS = (
 )
 
 
+NOTHING_SHOWN = "No difference shown"
+"""Where the interval of a ratio includes 1, or there is none."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     question: str
     figure: str
-    """The one number to remember; empty where there is none."""
+    """The one finding to remember; empty where there is none."""
     text: str
     cautions: list[CautionKind] = []
     """What qualifies the answer; the sections below say of which cells."""
@@ -53,43 +58,72 @@ def _kinds(summary: Summary, workloads: Sequence[str | None], without: set[Cauti
     return [kind for kind in dict.fromkeys(found) if kind not in without]
 
 
+class _Versus(msgspec.Struct, frozen=True):
+    """Two substrates as a sentence tells them: ``one`` is measured by ``other``."""
+
+    one: str
+    other: str
+    ratio: Estimate | None
+
+    @property
+    def is_shown(self) -> bool:
+        return self.ratio is not None and self.ratio.leaves_out(1)
+
+    @property
+    def sentence(self) -> str:
+        of = "" if self.is_shown else " of the ratio"
+        return f"{takes(self.one, self.other, self.ratio)}{interval_phrase(self.ratio, of)}"
+
+
+def _versus(summary: Summary, slower: str, faster: str, ratio: Estimate | None) -> _Versus:
+    """The slower by the faster; but what is compared with the baseline is measured by it."""
+    if slower == summary.baseline:
+        return _Versus(faster, slower, ratio.inverse() if ratio else None)
+    return _Versus(slower, faster, ratio)
+
+
+def _of_spread(summary: Summary, spread: Spread) -> _Versus:
+    return _versus(summary, spread.slowest, spread.fastest, spread.ratio)
+
+
 def _cold_start(summary: Summary) -> tuple[str, str]:
     tiers = [tier for tier in summary.tiers if any(cell.total for cell in summary.lone(tier))]
     if not tiers:
         return "", "No tier was measured successfully, so the records cannot tell."
-    first = [_first_commands(tier, summary.lone(tier)) for tier in tiers[:1]]
+    first = _first_commands(summary, tiers[0])
     spreads = [spread for spread in summary.spreads if spread.workload in tiers]
     if not spreads:
-        return "", " ".join([*first, "With one substrate there is nothing to compare it with."])
-    widest = max(spreads, key=_factor)
-    sentences = [*first, *(_episode(spread) for spread in spreads)]
-    return times(_factor(widest)), " ".join(sentences)
+        return "", f"{first} With one substrate there is nothing to compare it with."
+    shown = [spread for spread in spreads if _of_spread(summary, spread).is_shown]
+    text = " ".join([first, *(_episode(summary, spread) for spread in spreads)])
+    if not shown:
+        return NOTHING_SHOWN, text
+    widest = max(shown, key=lambda spread: spread.ratio.value if spread.ratio else 1.0)
+    return f"At {widest.workload} {_of_spread(summary, widest).sentence}", text
 
 
-def _factor(spread: Spread) -> float:
-    return spread.ratio.value if spread.ratio else 1.0
-
-
-def _first_commands(tier: str, cells: list[Cell]) -> str:
-    done = sorted(
-        ((cell.first_result.p50.value, cell.substrate) for cell in cells if cell.first_result),
-    )
+def _first_commands(summary: Summary, tier: str) -> str:
+    cells = summary.lone(tier)
+    done = sorted((cell.first_result.p50.value, cell.substrate) for cell in cells if cell.first_result)
     (fast, fastest), (slow, slowest) = done[0], done[-1]
+    told = f"At {tier} the first command's result is there {duration(fast)} after the request on {fastest}"
     if len(done) == 1:
-        return (
-            f"At {tier} the first command's result is there {duration(fast)} after the request on {fastest}."
-        )
-    return (
-        f"At {tier} the first command's result is there {duration(fast)} after the request on {fastest} and "
-        f"{duration(slow)} after it on {slowest}: {times(slow / fast) if fast > 0 else 'far more'}."
+        return f"{told}."
+    wanted = (tier, cells[0].parallel, "first_result", {fastest, slowest})
+    ratio = next(
+        row.ratio
+        for row in summary.ratios
+        if (row.workload, row.parallel, row.metric, {row.substrate, row.base}) == wanted
     )
+    versus = _versus(summary, slowest, fastest, ratio)
+    return f"{told} and {duration(slow)} after it on {slowest}: {versus.sentence}."
 
 
-def _episode(spread: Spread) -> str:
+def _episode(summary: Summary, spread: Spread) -> str:
     return (
-        f"The whole fresh {spread.workload} episode: {duration(spread.slowest_seconds.value)} on "
-        f"{spread.slowest}, {duration(spread.fastest_seconds.value)} on {spread.fastest}, "
-        f"{times(_factor(spread))}{interval_phrase(spread.ratio)}."
+        f"The whole fresh {spread.workload} episode takes {duration(spread.slowest_seconds.value)} on "
+        f"{spread.slowest} and {duration(spread.fastest_seconds.value)} on {spread.fastest}: "
+        f"{_of_spread(summary, spread).sentence}."
     )
 
 
@@ -97,14 +131,21 @@ def _where(summary: Summary) -> tuple[str, str]:
     name = _taken_apart(summary)
     if name is None:
         return "", "No workload with actions was measured successfully, so the records cannot tell."
-    cells = [cell for cell in summary.lone(name) if cell.total]
-    told = "; ".join(_shares(cell) for cell in cells[:4])
-    more = f" The other {plural(len(cells) - 4, 'substrate')} are in Figure 1." if len(cells) > 4 else ""
-    heaviest = max(cells, key=_around)
-    return (
-        f"{percent(_around(heaviest))} infrastructure on {heaviest.substrate}",
-        f"Of a {name} rollout, {told}.{more} The rest is the commands' own time and set-up.",
-    )
+    cells = sorted((cell for cell in summary.lone(name) if cell.total), key=_around, reverse=True)
+    taxed = [cell for cell in cells if cell.substrate != summary.baseline]
+    told = "; ".join(_shares(cell) for cell in (taxed or cells)[:4])
+    more = f" The other {plural(len(taxed) - 4, 'substrate')} are in Figure 1." if len(taxed) > 4 else ""
+    text = f"Of a {name} rollout, {told}.{more} The rest is the commands' own time and set-up."
+    if not taxed:
+        return "", text
+    beside = [
+        f" On {cell.substrate}, the baseline, it is {percent(_around(cell))} of "
+        f"{duration(cell.total.p50.value)}."
+        for cell in cells
+        if cell.substrate == summary.baseline and cell.total
+    ]
+    figure = f"{percent(_around(taxed[0]))} of a {name} rollout on {taxed[0].substrate} is infrastructure"
+    return figure, text + "".join(beside)
 
 
 def _share(cell: Cell, name: str) -> float:
@@ -150,27 +191,39 @@ def _growth(summary: Summary) -> tuple[str, str]:
     lengths = [name for name in summary.trajectories if any(cell.total for cell in summary.lone(name))]
     if not lengths:
         return "", "No trajectory was measured successfully, so the records cannot tell."
-    sentences, remembered = [], ""
-    if len(lengths) > 1:
-        told = [
-            text
-            for label in _extremes(summary, lengths[-1])
-            if (text := _amortisation(summary, label, lengths))
-        ]
-        sentences += told
-    per_action = [
-        (cell.orchestration_per_action.p50.value, cell.substrate)
+    sentences = [
+        text for label in _extremes(summary, lengths[-1]) if (text := _amortisation(summary, label, lengths))
+    ]
+    if len(lengths) == 1:
+        sentences = ["One length was measured: growth is not shown."]
+    around = {
+        cell.substrate: cell.orchestration_per_action.p50
         for cell in summary.lone(lengths[-1])
         if cell.orchestration_per_action
+    }
+    if around:
+        names = {label: f"{label}, the baseline" if label == summary.baseline else label for label in around}
+        told = "; ".join(f"{seconds(estimate)} on {names[label]}" for label, estimate in around.items())
+        sentences.append(f"Orchestration adds to every action, at p50 with its 95 % interval: {told}.")
+    taxed = {label: found for label, found in around.items() if label != summary.baseline}
+    most = max(taxed, key=lambda label: taxed[label].value, default=None)
+    if most is None or not taxed[most].leaves_out(0):
+        return "", " ".join(sentences)
+    beside = [
+        f"; {label} itself adds {duration(found.value)}"
+        for label, found in around.items()
+        if label == summary.baseline
     ]
-    if per_action:
-        added = ", ".join(f"{duration(value)} on {label}" for value, label in per_action)
-        sentences.append(f"Orchestration adds to every action, at p50: {added}.")
-        worst, label = max(per_action)
-        remembered = f"{duration(worst)} per action on {label}"
-    if not sentences:
-        sentences.append("One length was measured, and orchestration is unknown: growth is not shown.")
-    return remembered, " ".join(sentences)
+    figure = f"{most} adds {_with_interval(taxed[most], duration, 'to every action')}{''.join(beside)}"
+    return figure, " ".join(sentences)
+
+
+def _with_interval(estimate: Estimate, unit: Callable[[float], str], word: str = "") -> str:
+    """``2,707 h more (95 % interval 2,650 h to 2,770 h)``."""
+    value = f"{unit(estimate.value)} {word}".strip()
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value} (95\N{NO-BREAK SPACE}% interval {unit(estimate.low)} to {unit(estimate.high)})"
 
 
 def _extremes(summary: Summary, workload: str) -> list[str]:
@@ -184,9 +237,10 @@ def _amortisation(summary: Summary, label: str, lengths: list[str]) -> str:
     if not few or not many or not few.per_action or not many.per_action or not few.total or not many.total:
         return ""
     start = [percent(_share(cell, "creation") + _share(cell, "readiness")) for cell in (few, many)]
+    short, long = duration(few.total.p50.value), duration(many.total.p50.value)
     return (
-        f"On {label}, {few.actions} actions take {duration(few.total.p50.value)} and {many.actions} take "
-        f"{duration(many.total.p50.value)}: {duration(few.per_action.p50.value)}, then "
+        f"On {label}, a trajectory of {plural(few.actions, 'action')} takes {short} and one of "
+        f"{many.actions} takes {long}: {duration(few.per_action.p50.value)}, then "
         f"{duration(many.per_action.p50.value)} per action. Creation and readiness are {start[0]}, then "
         f"{start[1]} of it."
     )
@@ -199,16 +253,18 @@ def _cost(summary: Summary) -> tuple[str, str]:
     spread = spreads[-1]
     slow, fast = spread.hours(spread.slowest_seconds), spread.hours(spread.fastest_seconds)
     gap = spread.hours(spread.difference)
-    bounds = (
-        f" (95\N{NO-BREAK SPACE}% interval {hours(gap.low)} to {hours(gap.high)})"
-        if gap.low is not None and gap.high is not None
-        else ""
+    versus = _of_spread(summary, spread)
+    text = (
+        f"{count(spread.rollouts)} trajectories of {plural(spread.actions, 'action')} take "
+        f"{hours(slow.value)} of workers on {spread.slowest} and {hours(fast.value)} on {spread.fastest}: "
+        f"{versus.sentence}"
     )
+    if not versus.is_shown or not gap.leaves_out(0):
+        return NOTHING_SHOWN, f"{text}."
+    word = "less" if versus.one == spread.fastest else "more"
     return (
-        hours(gap.value),
-        f"{count(spread.rollouts)} trajectories of {spread.actions} actions take {hours(slow.value)} of "
-        f"workers on {spread.slowest} and {hours(fast.value)} on {spread.fastest}: {hours(gap.value)} "
-        f"more{bounds}, {times(_factor(spread))}. More workers in parallel shorten the wait, not the bill.",
+        f"{versus.one} takes {_with_interval(gap, hours, f'{word} than {versus.other}')}",
+        f"{text}, {hours(gap.value)} {word}. More workers in parallel shorten the wait, not the bill.",
     )
 
 
@@ -218,7 +274,7 @@ def _cost_of_one(summary: Summary) -> tuple[str, str]:
         return "", "No trajectory was measured successfully, so the records cannot tell."
     row = rows[-1]
     return (
-        hours(row.hours.value),
-        f"{count(row.rollouts)} trajectories of {row.actions} actions take {hours(row.hours.value)} of "
-        f"workers on {row.substrate}, the only substrate measured.",
+        f"{hours(row.hours.value)} on {row.substrate}",
+        f"{count(row.rollouts)} trajectories of {plural(row.actions, 'action')} take "
+        f"{hours(row.hours.value)} of workers on {row.substrate}, the only substrate measured.",
     )

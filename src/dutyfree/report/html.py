@@ -8,6 +8,7 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from dutyfree.analysis.model import CautionKind
 from dutyfree.report import canvas
 from dutyfree.report.document import (
     Block,
@@ -22,103 +23,123 @@ from dutyfree.report.document import (
 )
 from dutyfree.report.headline import Answer
 from dutyfree.report.tables import Table
-from dutyfree.report.wording import Note, notes
+from dutyfree.report.wording import Group, where
 
 
 def render(document: Document, figures: Mapping[str, bytes]) -> str:
     """``figures``: name → SVG."""
     template = Template(resources.files(__package__).joinpath("template.html").read_text(encoding="utf-8"))
+    page = _Page(document, figures)
     return template.substitute(
         title=escape(document.title),
         lead=escape(document.lead),
-        answers="\n".join(_answer(number, answer) for number, answer in enumerate(document.answers, 1)),
-        notes=_notes(document.notes),
+        chart=page.figure(document.chart) if document.chart else "",
+        answers="\n".join(page.answer(number, answer) for number, answer in enumerate(document.answers, 1)),
+        cautions=_cautions(document.cautions),
         contents="\n".join(
             f'<li><a href="#{_slug(section.title)}">{escape(section.title)}</a></li>'
             for section in document.sections
         ),
-        sections="\n".join(_section(section, figures) for section in document.sections),
+        sections="\n".join(page.section(section) for section in document.sections),
     )
 
 
-def _answer(number: int, answer: Answer) -> str:
-    remembered = f'<p class="number">{escape(answer.figure)}</p>' if answer.figure else ""
-    kinds = ", ".join(escape(kind.value) for kind in answer.cautions)
-    cautions = f'<p class="cautions">with caution: {kinds}</p>' if kinds else ""
-    return (
-        f'<li class="answer"><h2>{number}. {escape(answer.question)}</h2>'
-        f"{remembered}<p>{escape(answer.text)}</p>{cautions}</li>"
-    )
+_ASIDE = re.compile(r"\(95[^)]*\)")
 
 
-def _section(section: Section, figures: Mapping[str, bytes]) -> str:
-    blocks = "\n".join(_block(block, figures) for block in section.blocks)
-    return f'<section id="{_slug(section.title)}">\n<h2>{escape(section.title)}</h2>\n{blocks}\n</section>'
+class _Page:
+    """What parts of the page refer to: the numbers of the cautions, and the drawings."""
+
+    def __init__(self, document: Document, figures: Mapping[str, bytes]) -> None:
+        self._numbers = {group.kind: number for number, group in enumerate(document.cautions, 1)}
+        self._figures = figures
+
+    def answer(self, number: int, answer: Answer) -> str:
+        finding = _ASIDE.sub(r'<span class="ci">\g<0></span>', escape(answer.figure))
+        remembered = f'<p class="number">{finding}</p>' if finding else ""
+        cautions = self._with_caution(dict.fromkeys(answer.cautions, ""))
+        return (
+            f'<li class="answer"><h2>{number}. {escape(answer.question)}</h2>'
+            f"{remembered}<p>{escape(answer.text)}</p>{cautions}</li>"
+        )
+
+    def section(self, section: Section) -> str:
+        blocks = "\n".join(self._block(block) for block in section.blocks)
+        return (
+            f'<section id="{_slug(section.title)}">\n<h2>{escape(section.title)}</h2>\n{blocks}\n</section>'
+        )
+
+    def _block(self, block: Block) -> str:
+        match block:
+            case FigureBlock():
+                return self.figure(block)
+            case TableBlock(table, folded):
+                shown = self._table(table)
+                return _folded(shown, f"{table.title} ({len(table.rows)} rows)") if folded else shown
+            case Facts(caption, rows):
+                return _facts(caption, rows)
+            case Listing(caption, text, folded):
+                pre = f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
+                return _folded(pre, caption) if folded else f"<p>{escape(caption)}:</p>{pre}"
+            case Points(items):
+                return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+            case Paragraph(text):
+                return f"<p>{escape(text)}</p>"
+
+    def figure(self, block: FigureBlock) -> str:
+        drawing = (
+            canvas.inline(self._figures[block.name], block.name, escape(block.alt))
+            if block.name in self._figures
+            else ""
+        )
+        kinds = dict.fromkeys(caution.kind for caution in block.cautions)
+        places = {kind: where(one for one in block.cautions if one.kind == kind) for kind in kinds}
+        return (
+            f'<figure id="{block.name}">\n<div class="drawing">{drawing}</div>\n'
+            f"<figcaption><strong>{escape(block.title)}.</strong> {escape(block.caption)}</figcaption>\n"
+            f"{self._with_caution(places)}\n</figure>"
+        )
+
+    def _with_caution(self, kinds: Mapping[CautionKind, str]) -> str:
+        """One line: the kinds, each with the places that it concerns."""
+        told = ", ".join(
+            f"{self._link(kind, escape(kind.value))}{f' ({escape(places)})' if places else ''}"
+            for kind, places in kinds.items()
+        )
+        return f'<p class="cautions">with caution: {told}</p>' if told else ""
+
+    def _link(self, kind: CautionKind, text: str) -> str:
+        return f'<a href="#caution-{self._numbers[kind]}">{text}</a>'
+
+    def _table(self, table: Table) -> str:
+        caption = f"<strong>{escape(table.title)}.</strong> {escape(table.caption)}"
+        if not table.rows:
+            absent = f'<p class="absent">{escape(table.absent)}</p>'
+            return f'<div class="table"><p class="caption">{caption}</p>{absent}</div>'
+        lines = []
+        for row in table.rows:
+            kinds = sorted({caution.kind for caution in row.cautions}, key=self._numbers.__getitem__)
+            links = ",".join(self._link(kind, str(self._numbers[kind])) for kind in kinds)
+            lines.append(_row(table, row.shown, f"<sup>{links}</sup>" if links else ""))
+        head = "".join(
+            f'<th scope="col"{_numeric(place, table.text_columns)}>{escape(title)}</th>'
+            for place, title in enumerate(table.header)
+        )
+        found = sorted(
+            {caution.kind for row in table.rows for caution in row.cautions}, key=self._numbers.__getitem__
+        )
+        cautions = self._with_caution({kind: str(self._numbers[kind]) for kind in found})
+        # The caption stands outside: it is not to be scrolled with a wide table.
+        return (
+            f'<div class="table"><p class="caption" id="{table.name}-caption">{caption}</p>'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+            f'<table aria-labelledby="{table.name}-caption"><thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(lines)}</tbody></table></div>{cautions}</div>"
+        )
 
 
 def _slug(title: str) -> str:
     return "".join(char if char.isalnum() else "-" for char in title.lower()).strip("-")
-
-
-def _block(block: Block, figures: Mapping[str, bytes]) -> str:
-    match block:
-        case FigureBlock():
-            return _figure(block, figures)
-        case TableBlock(table, folded):
-            return (
-                _folded(_table(table), f"{table.title} ({len(table.rows)} rows)") if folded else _table(table)
-            )
-        case Facts(caption, rows):
-            return _facts(caption, rows)
-        case Listing(caption, text, folded):
-            pre = f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
-            return _folded(pre, caption) if folded else f"<p>{escape(caption)}:</p>{pre}"
-        case Points(items):
-            return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-        case Paragraph(text):
-            return f"<p>{escape(text)}</p>"
-
-
-def _figure(block: FigureBlock, figures: Mapping[str, bytes]) -> str:
-    drawing = (
-        canvas.inline(figures[block.name], block.name, escape(block.alt)) if block.name in figures else ""
-    )
-    return (
-        f'<figure id="{block.name}">\n<div class="drawing">{drawing}</div>\n'
-        f"<figcaption><strong>{escape(block.title)}.</strong> {escape(block.caption)}</figcaption>\n"
-        f"{_notes(block.notes)}\n</figure>"
-    )
-
-
-def _table(table: Table) -> str:
-    caption = f"<strong>{escape(table.title)}.</strong> {escape(table.caption)}"
-    if not table.rows:
-        absent = f'<p class="absent">{escape(table.absent)}</p>'
-        return f'<div class="table"><p class="caption">{caption}</p>{absent}</div>'
-    found = notes(caution for row in table.rows for caution in row.cautions)
-    places = {(note.kind, note.text): place for place, note in enumerate(found, 1)}
-    lines = []
-    for row in table.rows:
-        marks = sorted({places[caution.kind, caution.text] for caution in row.cautions})
-        links = ",".join(f'<a href="#{table.name}-note-{mark}">{mark}</a>' for mark in marks)
-        lines.append(_row(table, row.shown, f"<sup>{links}</sup>" if marks else ""))
-    head = "".join(
-        f'<th scope="col"{_numeric(place, table.text_columns)}>{escape(title)}</th>'
-        for place, title in enumerate(table.header)
-    )
-    foot = "".join(
-        f'<li id="{table.name}-note-{place}"><span class="kind">{escape(note.kind.value)}</span> '
-        f"{escape(note.text)}</li>"
-        for place, note in enumerate(found, 1)
-    )
-    notes_list = f'<ol class="notes">{foot}</ol>' if foot else ""
-    # The caption stands outside: it is not to be scrolled with a wide table.
-    return (
-        f'<div class="table"><p class="caption" id="{table.name}-caption">{caption}</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f'<table aria-labelledby="{table.name}-caption"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>{notes_list}</div>"
-    )
 
 
 LONG = 28
@@ -157,13 +178,25 @@ def _facts(caption: str, rows: Iterable[tuple[str, str]]) -> str:
     return f'<table class="facts">{head}<tbody>{lines}</tbody></table>'
 
 
-def _notes(found: Iterable[Note]) -> str:
+def _cautions(found: Iterable[Group]) -> str:
     items = "".join(
-        f'<li><span class="kind">{escape(note.kind.value)}</span> '
-        f"{f'<b>{escape(note.about)}:</b> ' if note.about else ''}{escape(note.text)}</li>"
-        for note in found
+        f'<li id="caution-{number}"><span class="kind">{escape(group.kind.value)}</span> '
+        f"{_caution(group)}</li>"
+        for number, group in enumerate(found, 1)
     )
-    return f'<ul class="notes" aria-label="Cautions">{items}</ul>' if items else ""
+    return f'<ol class="notes" aria-label="Cautions">{items}</ol>' if items else ""
+
+
+def _caution(group: Group) -> str:
+    """One line; where sentences differ from cell to cell, they are folded away under it."""
+    heading = f"<b>{escape(group.heading)}</b>" if group.heading else ""
+    if len(group.notes) == 1:
+        return f"{heading}{': ' if heading else ''}{escape(group.notes[0].text)}"
+    each = "".join(
+        f"<li>{f'<b>{escape(where(note.cells))}:</b> ' if note.cells else ''}{escape(note.text)}</li>"
+        for note in group.notes
+    )
+    return f"<details><summary>{heading or f'{len(group.notes)} times'}</summary><ul>{each}</ul></details>"
 
 
 def _folded(content: str, title: str) -> str:

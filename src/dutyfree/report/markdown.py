@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.units import markdown as plain
 from dutyfree.report.document import (
     Block,
@@ -16,36 +17,35 @@ from dutyfree.report.document import (
     TableBlock,
 )
 from dutyfree.report.tables import Table
-from dutyfree.report.wording import Note, notes
+from dutyfree.report.wording import Group, where
 
 
 def render(document: Document) -> str:
+    numbers = {group.kind: number for number, group in enumerate(document.cautions, 1)}
     lines = [f"# {plain(document.title)}", "", plain(document.lead), ""]
+    if document.chart:
+        lines += [*_figure(document.chart), ""]
     for number, answer in enumerate(document.answers, 1):
         remembered = f" **{plain(answer.figure)}.**" if answer.figure else ""
-        kinds = ", ".join(kind.value for kind in answer.cautions)
-        cautions = f" *With caution: {kinds}.*" if kinds else ""
-        lines += [f"{number}. **{plain(answer.question)}**{remembered} {plain(answer.text)}{cautions}"]
-    lines += ["", *_notes(document.notes)]
+        cautions = _with_caution(dict.fromkeys(answer.cautions, ""))
+        lines += [
+            f"{number}. **{plain(answer.question)}**{remembered} {plain(answer.text)} {cautions}".rstrip()
+        ]
+    lines += ["", *_cautions(document.cautions)]
     for section in document.sections:
         lines += [f"## {plain(section.title)}", ""]
         for block in section.blocks:
-            lines += [*_block(block), ""]
+            lines += [*_block(block, numbers), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, numbers: Mapping[CautionKind, int]) -> Iterator[str]:
     match block:
         case FigureBlock():
-            yield f"![{plain(block.alt)}](figures/{block.name}.svg)"
-            yield ""
-            yield f"**{plain(block.title)}.** {plain(block.caption)}"
-            yield ""
-            yield from _notes(block.notes)
+            yield from _figure(block)
         case TableBlock(table, folded):
-            yield from (
-                _folded(_table(table), f"{table.title} ({len(table.rows)})") if folded else _table(table)
-            )
+            shown = _table(table, numbers)
+            yield from _folded(shown, f"{table.title} ({len(table.rows)})") if folded else shown
         case Facts(caption, rows):
             yield f"**{plain(caption)}**"
             yield ""
@@ -60,38 +60,62 @@ def _block(block: Block) -> Iterator[str]:
             yield plain(text)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _figure(block: FigureBlock) -> Iterator[str]:
+    yield f"![{plain(block.alt)}](figures/{block.name}.svg)"
+    yield ""
+    kinds = dict.fromkeys(caution.kind for caution in block.cautions)
+    places = {kind: where(one for one in block.cautions if one.kind == kind) for kind in kinds}
+    yield f"**{plain(block.title)}.** {plain(block.caption)} {_with_caution(places)}".rstrip()
+
+
+def _with_caution(kinds: Mapping[CautionKind, str]) -> str:
+    """One line: the kinds, each with the places that it concerns."""
+    told = ", ".join(
+        f"{kind.value}{f' ({plain(places)})' if places else ''}" for kind, places in kinds.items()
+    )
+    return f"*With caution: {told}.*" if told else ""
+
+
+def _table(table: Table, numbers: Mapping[CautionKind, int]) -> Iterator[str]:
     yield f"**{plain(table.title)}.** {plain(table.caption)}"
     yield ""
     if not table.rows:
         yield plain(table.absent)
         return
-    found = notes(caution for row in table.rows for caution in row.cautions)
-    places = {(note.kind, note.text): place for place, note in enumerate(found, 1)}
     rows = []
     for row in table.rows:
         cells = [plain(text) for text in row.shown]
-        marks = sorted({places[caution.kind, caution.text] for caution in row.cautions})
+        marks = sorted({numbers[caution.kind] for caution in row.cautions})
         if marks:
             cells[table.marked] += f" <sup>{','.join(map(str, marks))}</sup>"
         rows.append(cells)
     yield from _grid(table.header, rows, table.text_columns)
-    yield ""
-    yield from (f"{place}. *{note.kind.value}*: {plain(note.text)}" for place, note in enumerate(found, 1))
+    found = sorted({caution.kind for row in table.rows for caution in row.cautions}, key=numbers.__getitem__)
+    if found:
+        yield ""
+        yield _with_caution({kind: str(numbers[kind]) for kind in found})
+
+
+def _cautions(found: Iterable[Group]) -> Iterator[str]:
+    """Once, with the numbers that tables have beside their values."""
+    lines = []
+    for number, group in enumerate(found, 1):
+        heading = f" ({plain(group.heading)})" if group.heading else ""
+        if len(group.notes) == 1:
+            lines.append(f"{number}. *{group.kind.value}*{heading}: {plain(group.notes[0].text)}")
+            continue
+        lines.append(f"{number}. *{group.kind.value}*{heading}:")
+        lines += [
+            f"   - {f'{plain(where(note.cells))}: ' if note.cells else ''}{plain(note.text)}"
+            for note in group.notes
+        ]
+    yield from ["**Cautions**", "", *lines, ""] if lines else []
 
 
 def _grid(header: list[str], rows: Iterable[list[str]], text_columns: int) -> Iterator[str]:
     yield f"| {' | '.join(plain(title) for title in header)} |"
     yield "|" + "|".join("---" if place < text_columns else "--:" for place in range(len(header))) + "|"
     yield from (f"| {' | '.join(row)} |" for row in rows)
-
-
-def _notes(found: Iterable[Note]) -> Iterator[str]:
-    lines = [
-        f"> - *{note.kind.value}*{f' ({plain(note.about)})' if note.about else ''}: {plain(note.text)}"
-        for note in found
-    ]
-    yield from [*lines, ""] if lines else []
 
 
 def _folded(lines: Iterable[str], title: str) -> Iterator[str]:

@@ -27,10 +27,10 @@ def rate(estimate: Estimate | None) -> str:
     """+12 % [10, 14]."""
     if estimate is None:
         return UNKNOWN
-    value = _signed(percent(estimate.value))
+    value = signed(percent(estimate.value))
     if estimate.low is None or estimate.high is None:
         return value
-    low, high = (_signed(percent(bound))[:-2] for bound in (estimate.low, estimate.high))
+    low, high = (signed(percent(bound))[:-2] for bound in (estimate.low, estimate.high))
     return f"{value} [{low}, {high}]"
 
 
@@ -42,17 +42,25 @@ def worker_hours(estimate: Estimate | None) -> str:
     return f"{hours(estimate.value)} [{hours(estimate.low)[:-2]}, {hours(estimate.high)[:-2]}]"
 
 
-def _signed(text: str) -> str:
+def signed(text: str) -> str:
     return (
         text if text.startswith("\N{MINUS SIGN}") or not text.strip("0.%\N{NO-BREAK SPACE}") else f"+{text}"
     )
 
 
-def interval_phrase(estimate: Estimate | None) -> str:
-    """For a sentence: the bounds of a ratio, or nothing."""
+def interval_phrase(estimate: Estimate | None, of: str = "") -> str:
+    """For a sentence: the bounds of a ratio, or that there are none."""
     if estimate is None or estimate.low is None or estimate.high is None:
-        return ""
-    return f" (95\N{NO-BREAK SPACE}% interval {significant(estimate.low)} to {significant(estimate.high)})"
+        return " (too few trials for an interval)"
+    bounds = f"{significant(estimate.low)} to {significant(estimate.high)}"
+    return f" (95\N{NO-BREAK SPACE}% interval{of} {bounds})"
+
+
+def takes(one: str, other: str, ratio: Estimate | None) -> str:
+    """``docker takes 2.08 times as long as bare``: a finding, or that there is none."""
+    if ratio is None or not ratio.leaves_out(1):
+        return f"no difference shown between {one} and {other}"
+    return f"{one} takes {significant(ratio.value)} times as long as {other}"
 
 
 class Note:
@@ -63,26 +71,63 @@ class Note:
         self.text = text
         self.cells: list[Caution] = []
 
+
+class Group:
+    """All cautions of one kind: what a report says once, and then refers to by its number."""
+
+    def __init__(self, cautions: list[Caution], everywhere: bool) -> None:
+        self.kind = cautions[0].kind
+        self.notes = _notes(cautions)
+        self._cells = [one for one in cautions if one.workload is not None or one.substrate is not None]
+        self._everywhere = everywhere
+
     @property
-    def about(self) -> str:
-        """Which cells, by name: "T1 and T2 on docker"."""
-        by_substrate: dict[str | None, list[str]] = {}
-        for caution in self.cells:
-            place = caution.workload or ""
-            if caution.parallel is not None and caution.parallel > 1:
-                place += f" ({caution.parallel} at once)"
-            by_substrate.setdefault(caution.substrate, []).append(place)
-        by_places: dict[tuple[str, ...], list[str]] = {}
-        for substrate, places in by_substrate.items():
-            named = tuple(place for place in dict.fromkeys(places) if place)
-            by_places.setdefault(named, []).extend([substrate] if substrate else [])
-        return "; ".join(
-            " on ".join(enumeration(names) for names in (places, substrates) if names)
-            for places, substrates in by_places.items()
-        )
+    def heading(self) -> str:
+        """How often and where: ``12 times: T1 and T2 on docker``; empty for the study as a whole."""
+        if not self._cells:
+            return ""
+        often = f"{len(self._cells)} times: " if len(self._cells) > 1 else ""
+        return f"{often}{'everywhere' if self._everywhere else where(self._cells)}"
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, for a terminal."""
+        about = f" ({self.heading})" if self.heading else ""
+        more = len(self.notes) - 1
+        others = f"; {more} more of the kind in the report" if more else ""
+        return f"{self.kind.value}{about}: {self.notes[0].text}{others}"
 
 
-def notes(cautions: Iterable[Caution]) -> list[Note]:
+def where(cautions: Iterable[Caution]) -> str:
+    """Which cells, by name: "T1 and T2 on docker"."""
+    by_substrate: dict[str | None, list[str]] = {}
+    for caution in cautions:
+        place = caution.workload or ""
+        if caution.parallel is not None and caution.parallel > 1:
+            place += f" ({caution.parallel} at once)"
+        by_substrate.setdefault(caution.substrate, []).append(place)
+    by_places: dict[tuple[str, ...], list[str]] = {}
+    for substrate, places in by_substrate.items():
+        named = tuple(place for place in dict.fromkeys(places) if place)
+        by_places.setdefault(named, []).extend([substrate] if substrate else [])
+    return "; ".join(
+        " on ".join(enumeration(names) for names in (places, substrates) if names)
+        for places, substrates in by_places.items()
+    )
+
+
+def groups(cautions: Iterable[Caution], cells: int) -> list[Group]:
+    """By kind, in the order of first mention, of a study with so many cells."""
+    kinds: dict[CautionKind, list[Caution]] = {}
+    for caution in cautions:
+        kinds.setdefault(caution.kind, []).append(caution)
+    places = {
+        kind: {(one.workload, one.substrate, one.parallel) for one in alike} for kind, alike in kinds.items()
+    }
+    return [Group(alike, everywhere=len(places[kind]) == cells > 1) for kind, alike in kinds.items()]
+
+
+def _notes(cautions: Iterable[Caution]) -> list[Note]:
     """One note for each different sentence, in the order of first mention."""
     found: dict[tuple[CautionKind, str], Note] = {}
     for caution in cautions:

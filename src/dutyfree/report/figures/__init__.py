@@ -1,4 +1,4 @@
-"""The six figures of a study, each a function of the summary that never fails for lack of data."""
+"""The figures of a study, each a function of the summary that never fails for lack of data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from dutyfree.analysis.model import Summary
 from dutyfree.report.figures.cold_start import cold_start_distributions, cold_start_medians
 from dutyfree.report.figures.composition import composition_by_length, decomposition_at_t2
+from dutyfree.report.figures.tax import tax_by_substrate
 from dutyfree.report.figures.trajectories import completion_by_length, worker_hours
 
 FIGURES: dict[str, Callable[[Summary], Any]] = {
+    "tax": tax_by_substrate,
     "figure1": decomposition_at_t2,
     "figure2": cold_start_medians,
     "figure3": cold_start_distributions,

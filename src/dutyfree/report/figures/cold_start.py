@@ -21,7 +21,7 @@ def cold_start_medians(summary: Summary) -> Any:
         return canvas.empty("no data for cold starts")
     rows = {tier: summary.lone(tier) for tier in tiers}
     heights = [0.55 + 0.36 * len(rows[tier]) for tier in tiers]
-    figure = canvas.new(1.1 + sum(heights))
+    figure = canvas.new(0.86 + sum(heights))
     panels = figure.subplots(len(tiers), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     looks = substrate_looks(summary)
     low, high = _range([cell for tier in tiers for cell in rows[tier]])
@@ -50,7 +50,7 @@ def cold_start_medians(summary: Summary) -> Any:
             label="whole fresh episode",
         ),
     ]
-    figure.legend(handles=marks, loc="outside lower center", ncols=2, handletextpad=0.2)
+    canvas.legend(figure, marks, handletextpad=0.2)
     return figure
 
 
@@ -105,16 +105,16 @@ def _whisker(axes: Any, row: int, estimate: Estimate, colour: str) -> None:
 
 def _range(cells: list[Cell]) -> tuple[float, float]:
     values = [
-        estimate.value
+        value
         for cell in cells
         for quantity in (cell.first_result, cell.total)
         if quantity
-        for estimate in (quantity.p50,)
-        if estimate.value > 0
+        for value in (quantity.p50.value, quantity.p50.low, quantity.p50.high)
+        if value is not None and value > 0
     ]
     low, high = min(values, default=1e-3), max(values, default=1.0)
-    # Room for the numbers beside the marks.
-    room = max(4.0, (high / low) ** 0.24)
+    # Room for the numbers beside the marks: nearly a quarter of the axis on each side.
+    room = max(4.0, (high / low) ** 0.42)
     return low / room, high * room
 
 
@@ -125,7 +125,7 @@ def cold_start_distributions(summary: Summary) -> Any:
         return canvas.empty("no data for cold starts")
     looks = substrate_looks(summary)
     shown = [label for label in summary.labels if any(summary.lone_cell(tier, label) for tier in tiers)]
-    figure = canvas.new(1.0 + 1.75 * len(tiers) + 0.24 * -(-len(shown) // 4))
+    figure = canvas.new(1.0 + 1.75 * len(tiers))
     panels = figure.subplots(len(tiers), 2, sharey=True, squeeze=False)
     for (left, right), tier in zip(panels, tiers, strict=True):
         _ecdfs(left, summary.lone(tier), "first_result", looks)
@@ -134,14 +134,22 @@ def cold_start_distributions(summary: Summary) -> Any:
         left.set_ylabel(drawn(tier), rotation=0, ha="right", va="center", fontweight="bold", fontsize=11)
     panels[0][0].set_title("to first command's result", fontsize=10.5)
     panels[0][1].set_title("whole fresh episode", fontsize=10.5)
-    handles = [
-        Line2D(
-            [], [], color=looks[label].colour, linestyle=looks[label].line, linewidth=2, label=drawn(label)
-        )
-        for label in shown
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    succeeded = {cell.substrate for tier in tiers for cell in summary.lone(tier) if cell.total}
+    canvas.legend(figure, [_handle(label, looks[label], label in succeeded) for label in shown])
     return figure
+
+
+def _handle(label: str, look: SubstrateLook, succeeded: bool) -> Any:
+    return Line2D(
+        [],
+        [],
+        color=look.colour,
+        linestyle=look.line,
+        linewidth=2,
+        marker=look.marker,
+        markersize=5,
+        label=drawn(label) if succeeded else f"{drawn(label)} (all failed)",
+    )
 
 
 def _ecdfs(axes: Any, cells: list[Cell], metric: str, looks: dict[str, SubstrateLook]) -> None:
@@ -165,7 +173,7 @@ def _ecdfs(axes: Any, cells: list[Cell], metric: str, looks: dict[str, Substrate
             linewidth=1.8,
         )
         # The slowest trial is a point of its own, so that a tail of one cannot hide.
-        axes.plot(values[-1:], steps[-1:], marker=look.marker, color=look.colour, markersize=5)
+        axes.plot(values[-1:], steps[-1:], marker=look.marker, color=look.colour, markersize=5, clip_on=False)
         lows.append(values[0])
         highs.append(values[-1])
     axes.set_ylim(-0.03, 1.06)

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from dutyfree.analysis.model import Cell, Summary
-from dutyfree.analysis.units import duration
+from dutyfree.analysis.units import duration, plural
 from dutyfree.report import canvas
 from dutyfree.report.palette import COMPONENTS, GRID, INK, MUTED, PAPER, drawn
 
@@ -23,24 +23,29 @@ def decomposition_at_t2(summary: Summary) -> Any:
     cells = summary.lone("T2")
     if not cells:
         return canvas.empty("no data for T2")
-    figure = canvas.new(1.25 + 0.46 * len(cells))
+    figure = canvas.new(0.8 + 0.46 * len(cells))
     axes = figure.subplots()
-    longest = max((cell.typical_total for cell in cells), default=0.0) or 1.0
+    longest = max((_end(cell) for cell in cells), default=0.0) or 1.0
     for row, cell in enumerate(cells):
         if not cell.total:
             _say_why(axes, row, cell)
             continue
         _bar(axes, row, cell.composition, 1.0, longest)
         _mark_p50(axes, row, cell)
-        end = max(cell.typical_total, cell.total.p50.high or cell.total.p50.value)
-        axes.text(end + longest * 0.015, row, duration(cell.total.p50.value), va="center")
+        axes.text(_end(cell) + longest * 0.015, row, duration(cell.total.p50.value), va="center")
     _rows(axes, [drawn(cell.substrate) for cell in cells])
-    axes.set_xlim(0, longest * 1.17)
+    axes.set_xlim(0, longest * 1.22)
     axes.set_xlabel("time of one T2 rollout")
     canvas.linear_duration_axis(axes.xaxis, longest)
     axes.grid(axis="x")
     _legend(figure, cells)
     return figure
+
+
+def _end(cell: Cell) -> float:
+    """Where its bar ends, and the interval upon it."""
+    middle = cell.total.p50 if cell.total else None
+    return max(cell.typical_total, (middle.high or middle.value) if middle else 0.0)
 
 
 def composition_by_length(summary: Summary) -> Any:
@@ -53,7 +58,7 @@ def composition_by_length(summary: Summary) -> Any:
     if not groups:
         return canvas.empty("no data for trajectories")
     rows = sum(len(group) for group in groups)
-    figure = canvas.new(1.2 + 0.31 * rows + 0.4 * len(groups))
+    figure = canvas.new(0.75 + 0.31 * rows + 0.4 * len(groups))
     axes = figure.subplots()
     place, places, labels = 0.0, [], []
     for group in groups:
@@ -61,7 +66,7 @@ def composition_by_length(summary: Summary) -> Any:
         for cell in group:
             place += 1
             places.append(place)
-            labels.append(f"{cell.actions} actions")
+            labels.append(plural(cell.actions, "action"))
             if cell.total:
                 _bar(axes, place, cell.composition, cell.typical_total, 1.0, named=True)
             else:
@@ -145,4 +150,4 @@ def _legend(figure: Any, cells: Sequence[Cell]) -> None:
         for name in shown
     ]
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
+        canvas.legend(figure, handles, most=3)

@@ -31,14 +31,17 @@ def completion_by_length(summary: Summary) -> Any:
     if not series:
         return canvas.empty("no data for trajectories")
     looks = substrate_looks(summary)
-    figure = canvas.new(5.6 + 0.24 * -(-len(series) // 4))
+    figure = canvas.new(5.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for label, cells in series.items():
         _line(upper, cells, [cell.total for cell in cells], looks[label])
         _line(lower, cells, [cell.per_action for cell in cells], looks[label])
     lengths = sorted({cell.actions for cells in series.values() for cell in cells})
-    lower.set_xticks(lengths, [str(length) for length in lengths])
-    lower.set_xlim(0, max(lengths) * 1.06)
+    # A single length stands in the middle.
+    right = lengths[-1] * (1.06 if len(lengths) > 1 else 2)
+    lower.set_xlim(0, right)
+    marked = canvas.spread_out(lengths, 0.08 * right)
+    lower.set_xticks(marked, [f"{length:g}" for length in marked])
     upper.set_ylim(bottom=0)
     lower.set_ylim(bottom=0)
     upper.set_title("completion time (whole rollout), p50", loc="left", fontsize=10.5, fontweight="bold")
@@ -48,8 +51,7 @@ def completion_by_length(summary: Summary) -> Any:
         canvas.linear_duration_axis(axes.yaxis, axes.get_ylim()[1])
         axes.grid(axis="y")
     _name_missing(upper, failed, 0.95, 60)
-    handles = [_handle(label, looks[label]) for label in series]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    canvas.legend(figure, [_handle(label, looks[label]) for label in series])
     return figure
 
 
@@ -74,6 +76,7 @@ def _line(axes: Any, cells: list[Cell], quantities: list[Quantity | None], look:
         markeredgecolor=PAPER,
         markeredgewidth=0.8,
         zorder=4,
+        clip_on=False,  # few seconds beside many, or few actions: the mark stands on the axis
     )
 
 
