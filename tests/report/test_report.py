@@ -412,6 +412,22 @@ def test_hostile_names_and_causes_stay_text(tmp_path):
         ET.fromstring((tmp_path / f"figures/{name}.svg").read_bytes())
 
 
+@pytest.mark.parametrize("length", [10, 400, 100_000])
+def test_what_to_do_about_a_failure_is_never_cut_off(length, tmp_path):
+    remedy = "(start the engine with: scripts/docker-engine start, then run the study again with --resume)"
+    cause = f"the engine does not answer: {'x' * length} {remedy}"
+    failed = [trial("T0", "docker", n, failure=Failure("infrastructure", "create", cause)) for n in range(3)]
+    gone = facts("gone", unavailable=cause)
+    substrates = {"bare": facts("bare"), "docker": facts("docker"), "gone": gone}
+    content = records(*cold("bare", [1.0] * 3), *failed, substrates=substrates)
+    summary = dutyfree.report.write(save(tmp_path, content))
+    (group,) = summary.failures
+    assert group.cause.endswith(remedy)
+    assert len(group.cause) < 1100
+    assert page(tmp_path).words.count(remedy) >= 2
+    assert (tmp_path / "report.md").read_text().count(remedy) >= 2
+
+
 def test_a_spreadsheet_takes_no_label_for_a_formula(tmp_path):
     dutyfree.report.write(save(tmp_path, records(*cold("bare", [1.0] * 3), *cold("=1+1", [2.0] * 3))))
     for path in (tmp_path / "tables").iterdir():

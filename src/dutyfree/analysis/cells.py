@@ -25,7 +25,7 @@ from dutyfree.study.records import Records, Trial
 Key = tuple[str, str, int]
 
 DISTRIBUTION_POINTS = 1000
-CAUSE_LENGTH = 300
+CAUSE_LENGTH = 1000
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -152,8 +152,12 @@ def failure_groups(cells: Iterable[Sample]) -> list[FailureGroup]:
 
 
 def _shortened(cause: str) -> str:
+    """In one line. Of a very long one the middle is left out: at its end stands what to do about it."""
     line = " ".join(cause.split())
-    return line if len(line) <= CAUSE_LENGTH else line[: CAUSE_LENGTH - 1] + "…"
+    if len(line) <= CAUSE_LENGTH:
+        return line
+    half = CAUSE_LENGTH // 2
+    return f"{line[:half]} … {line[-half:]}"
 
 
 def _actions(sample: Sample) -> int:
