@@ -75,14 +75,17 @@ def test_the_list_names_every_check() -> None:
     ("arguments", "said"),
     [
         (("nowhere",), "unknown substrate 'nowhere'"),
-        (("scripted", "--option", "seed=x"), "Expected `int`"),
+        (("scripted", "--option", "seed=x"), "seed must be a whole number"),
         (("scripted", "--option", "seed"), "is not NAME=VALUE"),
         (("scripted", "-k", "nothing_like_it"), "no check is left to run"),
         (("scripted", "--only", "overwritting"), "no check 'overwritting' (did you mean 'overwriting'?)"),
         (("scripted", "--leave-out", "fliles"), "no check 'fliles' (did you mean 'files'?)"),
         (("scripted", "--only", "fork", "--leave-out", "fork"), "no check is left to run"),
         (("scripted", "--patience", "0"), "not a number above 0"),
-        (("no_such_module:Mine",), "cannot be loaded from no_such_module:Mine"),
+        (
+            ("no_such_module:Mine",),
+            "cannot be loaded from no_such_module:Mine: No module named 'no_such_module' (is its",
+        ),
         ((), "name a substrate"),
     ],
 )

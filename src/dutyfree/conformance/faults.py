@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dutyfree.abilities import Editing, Searching, ShellSessions
 from dutyfree.conformance import expect
 from dutyfree.conformance.limits import limited
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
+from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Limits, Observation, Sandbox, Substrate
 from dutyfree.errors import ActionError, ActionKind, UsageError, verdict
 
@@ -100,7 +100,7 @@ async def paths_that_cannot_be(sandbox: Sandbox) -> None:
     for action in (sandbox.list, sandbox.remove):
         await told(action("missing"), f"{action.__name__} of nothing", "not_found")
         await told(action("a\0b"), f"{action.__name__} of a NUL byte", "bad_path")
-    with tempfile.TemporaryDirectory() as local:
+    async with local_directory() as local:
         await told(sandbox.download("missing", Path(local, "x")), "download of nothing", "not_found")
         await anyio.Path(local, "source").write_bytes(b"x")
         source = Path(local, "source")
@@ -228,7 +228,7 @@ async def no_processes_left(substrate: Substrate) -> None:
         await borne(sandbox.remove("full"), "remove")
         if isinstance(sandbox, Searching):
             await borne(sandbox.search(".", "one"), "search")
-        with tempfile.TemporaryDirectory() as local:
+        async with local_directory() as local:
             await borne(sandbox.download(".", Path(local, "copy")), "download")
             await borne(sandbox.upload(Path(local), "uploaded"), "upload")
 

@@ -52,7 +52,10 @@ def provider(name: str) -> Provider:
     try:
         return cast("Provider", getattr(importlib.import_module(module), attribute))
     except (ImportError, AttributeError) as error:
-        raise OptionError(f"substrate {name!r} cannot be loaded from {path}: {error}") from error
+        remedy = "is its directory in PYTHONPATH?" if path == name else ""
+        raise OptionError(
+            f"substrate {name!r} cannot be loaded from {path}: {error}", remedy=remedy
+        ) from error
 
 
 def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Struct]:
