@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
+TESTED := git python3-pip debootstrap chromium docker-registry busybox-static
 
 .DEFAULT_GOAL := help
-.PHONY: help linux setup study test test-integrations test-vm check format bench soak fuzz docs clean
+.PHONY: help linux setup study test test-slow test-integrations test-vm check format bench soak fuzz docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,10 +38,14 @@ study: linux $(INSTALLED) ## Measure this machine: bare, native, and Docker if a
 	$(BIN)/dutyfree study $(ARGS)
 
 # Tests start hundreds of programs, each of which would else compile all its modules anew.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: linux $(DEVELOPED) ## All tests, with the real parts that this machine can have
-	scripts/host-tools git python3-pip debootstrap chromium docker-registry busybox-static
-	scripts/with-docker $(BIN)/python -m pytest $(ARGS)
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
+test: linux $(DEVELOPED) ## All tests but the long ones, with the real parts that this machine can have
+	scripts/host-tools $(TESTED)
+	scripts/with-docker scripts/run-tests "$(BIN)/python" "not slow" $(ARGS)
+
+test-slow: linux $(DEVELOPED) ## The long ones: whole studies that are killed, images that are built, endurance
+	scripts/host-tools $(TESTED)
+	scripts/with-docker scripts/run-tests "$(BIN)/python" slow $(ARGS)
 
 test-integrations: $(DEVELOPED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
 	scripts/setup "$(PYTHON)" "$(VENV)" dev inspect

@@ -78,6 +78,15 @@ def probed(name: str) -> Availability:
         return threads.submit(lambda: anyio.run(substrates.probe, name)).result()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs all tests that share fixtures: those of a module, and of one substrate in it."""
+    for item in items:
+        parameters = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        item.add_marker(pytest.mark.xdist_group(f"{item.location[0]} {parameters.get('substrate', '')}"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "native" in getattr(item, "fixturenames", ()) or item.get_closest_marker("native"):
         found = probed("native")

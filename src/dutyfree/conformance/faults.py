@@ -101,9 +101,9 @@ async def paths_that_cannot_be(sandbox: Sandbox) -> None:
         await told(action("missing"), f"{action.__name__} of nothing", "not_found")
         await told(action("a\0b"), f"{action.__name__} of a NUL byte", "bad_path")
     async with local_directory() as local:
-        await told(sandbox.download("missing", Path(local, "x")), "download of nothing", "not_found")
-        await anyio.Path(local, "source").write_bytes(b"x")
-        source = Path(local, "source")
+        await told(sandbox.download("missing", local / "x"), "download of nothing", "not_found")
+        source = local / "source"
+        await anyio.Path(source).write_bytes(b"x")
         await told(sandbox.upload(source, "directory"), "upload onto a directory", "is_directory")
         await told(sandbox.upload(source, "a\0b"), "upload to a NUL byte", "bad_path")
 
@@ -229,8 +229,8 @@ async def no_processes_left(substrate: Substrate) -> None:
         if isinstance(sandbox, Searching):
             await borne(sandbox.search(".", "one"), "search")
         async with local_directory() as local:
-            await borne(sandbox.download(".", Path(local, "copy")), "download")
-            await borne(sandbox.upload(Path(local), "uploaded"), "upload")
+            await borne(sandbox.download(".", local / "copy"), "download")
+            await borne(sandbox.upload(local, "uploaded"), "upload")
 
 
 @on_substrate("python", deadline=180)
