@@ -443,7 +443,7 @@ for number in range(1, 1 << 30):
 
 @pytest.mark.load
 async def test_nested_epolls_hold_up_no_neighbour(networked: Native, everywhere: Greeter) -> None:
-    """If connections had to wait for that lock, there would be about as many as turns of the attackers."""
+    """They go on, as far as the attackers leave them a processor: in the kernel these give way to nobody."""
     address = [str(networked.host_address), str(everywhere.port)]
     numbers = {"connections": 0}
 
@@ -463,7 +463,7 @@ async def test_nested_epolls_hold_up_no_neighbour(networked: Native, everywhere:
                 if attacks > 44:
                     break
             tasks.cancel_scope.cancel()
-    assert numbers["connections"] - begun[1] > 1.5 * (attacks - begun[0])
+    assert numbers["connections"] - begun[1] > (attacks - begun[0]) / 4
 
 
 def _last(data: bytes) -> int:
