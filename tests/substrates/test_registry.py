@@ -186,3 +186,19 @@ def test_a_table_says_in_what_it_differs_from_the_default():
     assert table.policy == msgspec.structs.replace(usual.policy, cover=9)
     assert table.limits == Limits(pids=7)
     assert config(policy=Policy()).policy == Policy(), "what is whole is taken so"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (3, "a substrate is named by a text, not 3"),
+        (None, "a substrate is named by a text, not None"),
+        (":x", "unknown substrate ':x'"),
+        ("json:", "unknown substrate 'json:'"),
+        ("json:Nope", "module 'json' has no attribute 'Nope'$"),
+        ("json:loads", "json:loads is no substrate: it has no Config"),
+    ],
+)
+def test_names_that_name_nothing(name, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        dutyfree.open(name)

@@ -43,19 +43,29 @@ def names() -> tuple[str, ...]:
 
 def provider(name: str) -> Provider:
     """The class behind a name, or at an import path such as ``module:Class``. Raises OptionError."""
-    path = BUILT_IN.get(name) or _entry_points().get(name) or (name if ":" in name else None)
+    if not isinstance(name, str):
+        raise OptionError(
+            f"a substrate is named by a text, not {name!r}", remedy=f"known are: {', '.join(names())}"
+        )
+    path = BUILT_IN.get(name) or _entry_points().get(name) or (name if ":" in name.strip(":") else None)
     if path is None:
         known = names()
         remedy = f"{suggestion(name, known)} known are: {', '.join(known)}".strip()
         raise OptionError(f"unknown substrate {name!r}", remedy=remedy)
     module, _, attribute = path.partition(":")
     try:
-        return cast("Provider", getattr(importlib.import_module(module), attribute))
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        remedy = "is its directory in PYTHONPATH?" if path == name else ""
+        missing = path == name and isinstance(error, ImportError)
         raise OptionError(
-            f"substrate {name!r} cannot be loaded from {path}: {error}", remedy=remedy
+            f"substrate {name!r} cannot be loaded from {path}: {error}",
+            remedy="is its directory in PYTHONPATH?" if missing else "",
         ) from error
+    if not hasattr(found, "Config"):
+        raise OptionError(
+            f"{path} is no substrate: it has no Config", remedy="docs/substrates.md shows a whole one"
+        )
+    return cast("Provider", found)
 
 
 def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Struct]:
