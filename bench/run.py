@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import comparisons
@@ -42,6 +44,26 @@ async def importing(rounds: int) -> list[Row]:
         for _ in range(rounds + 2)
     ][2:]
     return [figure("P13", "import dutyfree, ms", statistics.median(seconds) * 1e3, seconds, at_most=50)]
+
+
+async def starting(rounds: int) -> list[Row]:
+    """The whole command line: from a fork to the status of a command in a fresh sandbox."""
+    # As users run it: Python keeps what it compiled, and nobody asked it to flush each line.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    async def run(*arguments: str) -> None:
+        subprocess.run([sys.executable, *arguments], env=kept, capture_output=True, check=True)
+
+    sides = {
+        "python": partial(run, "-c", "pass"),
+        "run": partial(run, "-m", "dutyfree", "run", "--", "true"),
+    }
+    found = await interleaved(rounds, sides)
+    took = found["run"]
+    return [
+        figure("S1", "dutyfree run -- true, ms", statistics.median(took) * 1e3, took, at_most=250),
+        ratio("S2", "dutyfree run -- true ÷ python -c pass", took, found["python"]),
+    ]
 
 
 async def bare(rounds: int) -> list[Row]:
@@ -72,6 +94,7 @@ Part = tuple[str | None, Callable[[int], Awaitable[list[Row]]], Callable[[int], 
 
 PARTS: dict[str, Part] = {
     "import": (None, importing, lambda rounds: max(5, rounds // 10)),
+    "start": ("native", starting, lambda rounds: max(20, rounds // 4)),
     "bare": (None, bare, lambda rounds: rounds),
     "comparisons": (None, comparisons.comparisons, lambda rounds: max(5, rounds // 10)),
     "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,8 @@ def pairs(texts: Sequence[str], option: str, separator: str) -> list[tuple[str, 
 
 def value(text: str) -> Any:
     """An option's value: as in TOML where it is, a size such as 512M in bytes, a bare string otherwise."""
+    import tomllib
+
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from dutyfree.abilities import Shell, ShellSessions, Terminals
 from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
-from dutyfree.cli.sandboxes import Wanted, fetch, opened
+from dutyfree.cli.wanted import Wanted, fetch, opened
 from dutyfree.contract import Sandbox
 from dutyfree.errors import ActionError, UsageError
 
 
-def shell(*, wanted: Wanted = Wanted()) -> int:  # noqa: B008 (frozen)
+def shell(*, wanted: Annotated[Wanted, Parameter(name="*")] = Wanted()) -> int:  # noqa: B008 (frozen)
     """Open a shell in a fresh sandbox. It ends with 'exit' or Ctrl-D, and nothing of it is left.
 
     On a terminal it is one in the sandbox too: bash if the sandbox has it, else sh; editors and Ctrl-C work,

@@ -12,22 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from dutyfree.engine.images import archives, credentials, manifest, squash, streams
-from dutyfree.engine.images.download import fetched
 from dutyfree.engine.images.halting import Halt, Stopped
 from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.manifest import Configuration, Settings
 from dutyfree.engine.images.merged import opaque
 from dutyfree.engine.images.reference import Reference
-from dutyfree.engine.images.registry import Registry, bases
 from dutyfree.engine.images.store import Image, Store
 from dutyfree.engine.images.unpack import LARGEST, unpack
 from dutyfree.errors import CreateError
+
+if TYPE_CHECKING:
+    from dutyfree.engine.images.registry import Registry
 
 AT_ONCE = 4
 """Layers that are fetched and unpacked beside each other."""
@@ -111,6 +112,9 @@ class Puller:
         """
         if reference.digest and (held := self.held(str(reference))):
             return held
+        # HTTP takes its time to load, and most sandboxes need no registry.
+        from dutyfree.engine.images.registry import Registry, bases
+
         places = bases(reference, self._options.mirrors, self._options.insecure)
         for number, base in enumerate(places, 1):
             halt = self._halt.inner()
@@ -148,6 +152,8 @@ class Puller:
         ) -> contextlib.AbstractContextManager[streams.Readable]:
             def told(at: int) -> None:
                 progress(Event(wanted.digest, "downloading", at, wanted.size))
+
+            from dutyfree.engine.images.download import fetched
 
             return fetched(registry, wanted, self.store.part(wanted.digest), told, halt)
 
