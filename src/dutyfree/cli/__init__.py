@@ -52,6 +52,10 @@ def _main() -> int:
             call = commands.parsed()
         with interruptible():
             return call() or 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich ends the program by itself
+            raise error.__context__ from None
+        raise
     except DutyfreeError as error:
         _say(error)
         return 2 if isinstance(error, UsageError) else 1

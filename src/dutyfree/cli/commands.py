@@ -101,10 +101,6 @@ def parsed() -> Callable[[], int | None]:
     """What to call for the arguments of this process. Raises UsageError."""
     try:
         command, given, _ = app.parse_args(exit_on_error=False, print_error=False)
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich ends the program by itself
-            raise error.__context__ from None
-        raise
     except CycloptsError as error:
         raise _asked_wrongly(error) from error
     return partial(command, *given.args, **given.kwargs)
