@@ -259,7 +259,7 @@ class ManagedProcesses(Protocol):
         ...
 
     async def attach(self, id: str) -> ManagedProcess:  # noqa: A002
-        """The process of this id. Raises KeyError."""
+        """The process of this id. Raises UnknownProcess, a KeyError."""
         ...
 
 

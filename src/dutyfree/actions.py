@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dutyfree.abilities import Editing, Searching
-from dutyfree.arguments import check_bytes
+from dutyfree.arguments import check_actions, check_bytes
 from dutyfree.contract import Action, Edit, Exec, List, Observation, Read, Result, Sandbox, Search, Write
-from dutyfree.errors import ActionError, DispatchError, EditError, RequestError, SandboxGone
+from dutyfree.errors import ActionError, EditError, RequestError, SandboxGone, UsageError
 
 
 async def perform(sandbox: Sandbox, action: Action) -> Result:
     """Carry out one action. Raises what the sandbox raises, and EditError.
 
     An edit is read and written from outside where the substrate cannot edit by itself; a search needs one
-    that can, and raises DispatchError elsewhere.
+    that can, and raises UsageError elsewhere.
     """
     match action:
         case Exec(command, cwd, env, stdin, timeout, user):
@@ -43,7 +43,7 @@ async def perform(sandbox: Sandbox, action: Action) -> Result:
                 timeout=action.timeout,
             )
         case Search():
-            raise DispatchError("the substrate cannot search", remedy="run grep or find with exec")
+            raise UsageError("this substrate cannot search", remedy="run grep or find with exec")
     return None
 
 
@@ -51,6 +51,7 @@ async def in_order(
     sandbox: Sandbox, actions: Sequence[Action], *, stop_on_failure: bool = True
 ) -> tuple[Result | Exception, ...]:
     """A batch, one action after the other from here: what ``Batching.batch`` promises, without its speed."""
+    check_actions(actions)
     results: list[Result | Exception] = []
     for action in actions:
         try:

@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from dutyfree.contract import Command, Observation, Search, Span
+from dutyfree.contract import Action, Command, Observation, Search, Span
 from dutyfree.errors import ActionKind, ArgumentError, LimitError, RequestError
 
 NOT_RUNNABLE = 126
@@ -71,6 +71,17 @@ def _check_env(env: object) -> None:
             raise ArgumentError(f"env must be a mapping of str to str: {name!r} has {_named(wrong)}")
         if not name or "=" in name:
             raise ArgumentError(f"{name!r} cannot be the name of a variable: it is empty, or has a '='")
+
+
+def check_actions(actions: object) -> None:
+    """Raises ArgumentError."""
+    if isinstance(actions, str) or not isinstance(actions, Sequence):
+        raise ArgumentError(f"a batch must be a list of actions, not {_named(actions)}")
+    for action in actions:
+        if not isinstance(action, Action):
+            raise ArgumentError(
+                f"an action must be one of Exec, Read, Write, Edit, List and Search, not {_named(action)}"
+            )
 
 
 def check_timeout(timeout: object) -> None:

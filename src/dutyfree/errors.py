@@ -22,6 +22,7 @@
     │   ├── RecordsError          records that cannot be read, written or mixed
     │   ├── OptionError           an unknown substrate, or an option it does not take
     │   ├── RecipeError           a recipe with what no recipe can have, such as a variable without a name
+    │   ├── UnknownProcess        no background process of that id; a KeyError
     │   ├── ArgumentError         an argument of a wrong type; a TypeError and a ValueError
     │   └── LimitError            a number that cannot be, such as no memory at all, or a file mode of -1
     ├── Unavailable               the substrate cannot be used on this machine now
@@ -327,6 +328,14 @@ class RecipeError(UsageError, ValueError):
 
 class ArgumentError(UsageError, TypeError, ValueError):
     pass
+
+
+class UnknownProcess(UsageError, KeyError):  # noqa: N818 (names the state)
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"this sandbox has no process {name!r}",
+            remedy="give an id that start() returned; of processes that ended, the oldest are forgotten",
+        )
 
 
 # --- The machinery's --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from dutyfree.abilities import Editing, Searching, ShellSessions
+from dutyfree.abilities import Batching, Editing, ManagedProcesses, Searching, ShellSessions
 from dutyfree.conformance import expect
 from dutyfree.conformance.limits import limited
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
@@ -162,6 +162,13 @@ async def mistakes_of_the_program(sandbox: Sandbox) -> None:
         ("a path of bytes", lambda: one.read(b"never")),
         ("a path of a number", lambda: one.list(1)),
     ]
+    if isinstance(sandbox, Batching):
+        wrong += [
+            ("a batch of text", lambda: one.batch("ls")),
+            ("a batch of numbers", lambda: one.batch([1])),
+        ]
+    if isinstance(sandbox, ManagedProcesses):
+        wrong += [("a process that never was", lambda: one.attach("never"))]
     for what, action in wrong:
         with expect.raises(UsageError, what):
             await action()

@@ -14,7 +14,7 @@ import anyio
 
 from dutyfree.abilities import Change
 from dutyfree.actions import in_order
-from dutyfree.arguments import check_command
+from dutyfree.arguments import check_actions, check_command
 from dutyfree.contract import Action, Command, Found, Result, Search
 from dutyfree.engine import batch, contents, protocol, searching
 from dutyfree.engine.descriptor import Descriptor
@@ -185,6 +185,7 @@ class ActingSandbox(ServingSandbox):
     async def batch(
         self, actions: Sequence[Action], *, stop_on_failure: bool = True
     ) -> tuple[Result | Exception, ...]:
+        check_actions(actions)
         channel = self._usable()
         if not actions:
             return ()

@@ -18,7 +18,7 @@ from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Frame
 from dutyfree.engine.waiting import Running
-from dutyfree.errors import ArgumentError, LimitError
+from dutyfree.errors import ArgumentError, LimitError, UnknownProcess
 
 MOST = 1 << 20
 """Bytes of output that all processes of a sandbox may have kept together, beyond twice what one may have."""
@@ -236,7 +236,9 @@ class Registry:
         return tuple(self._all.values())
 
     def get(self, name: str) -> NativeProcess:
-        """Raises KeyError."""
+        """Raises UnknownProcess."""
+        if name not in self._all:
+            raise UnknownProcess(name)
         return self._all[name]
 
     def clear(self) -> None:

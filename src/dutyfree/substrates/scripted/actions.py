@@ -16,7 +16,7 @@ from dutyfree import actions as performing
 from dutyfree.abilities import BackgroundProcesses, Change, Process
 from dutyfree.arguments import check_search, encoded
 from dutyfree.contract import KILLED, Action, Command, Found, Match, Observation, Result, Sandbox, Search
-from dutyfree.errors import InputClosed, LimitError, RequestError
+from dutyfree.errors import InputClosed, LimitError, RequestError, UnknownProcess
 from dutyfree.substrates.scripted.files import Files, Kind, Node
 from dutyfree.substrates.scripted.processes import ScriptedProcess
 
@@ -131,6 +131,8 @@ class ScriptedActions(ABC):
 
     async def attach(self, id: str) -> ScriptedProcess:  # noqa: A002
         await self.touch()
+        if id not in self.started:
+            raise UnknownProcess(id)
         return self.started[id]
 
     @asynccontextmanager
