@@ -100,9 +100,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Trees:
     """Trees of sandboxes upon one image."""
 
-    def __init__(self, kind: str, image: str, seed: int) -> None:
+    def __init__(self, kind: str, image: str, seed: int, roots: str = "") -> None:
         self.recipe = Recipe(None if kind == "host" else image)
-        self._roots = ROOTS[kind]
+        self._roots = roots or ROOTS[kind]
         self.describe = [*PYTHON, WALKER, "describe", self._roots]
         self.chance = random.Random(f"{kind} {seed}")
         self.moved = 0
@@ -166,29 +166,34 @@ def trees(request: pytest.FixtureRequest, image: str) -> Iterator[Trees]:
 
 EXCHANGE = 'python3 -c \'import ctypes; assert not ctypes.CDLL(None).renameat2(-100, b"{}", -100, b"{}", 2)\''
 
+LIBRARY = subprocess.run(
+    ["/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"],
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.strip()
+"""Directories that every machine with a Python has; none of what is changed there is needed to look at it."""
+
 EXAMPLES = {
-    "into a new directory": "mkdir -p /srv/new; mv Debconf /srv/new/a",
-    "back into one replaced": "mv Debconf/Client /srv; rm -r Debconf; mkdir Debconf; mv /srv/* Debconf",
-    "another in the old place": "mkdir new; mv Debconf new/x; mv Dpkg Debconf; mv new/x Dpkg",
-    "a renamed one in a moved one": "mv Debconf/Client Debconf/d; mkdir -p a/b; mv Debconf a/b/c; mv a z",
-    "removed and replaced in a moved one": "mkdir n; mv Debconf n/d; rm -r n/d/Element; mkdir n/d/Element",
-    "metadata alone": "mkdir n; chmod 600 Error.pm Dpkg.pm; mv Error.pm n/e; mv n/e Error.pm; mv Dpkg.pm n/p",
-    "metadata alone under two names": "chmod 600 Error.pm; mkdir n; ln Error.pm n/e; ln Error.pm JSON/e",
-    "exchanged": EXCHANGE.format("Debconf/Element", "Dpkg")
-    + "; mkdir n; mv Dpkg n/x; mv Debconf/Element Dpkg",
-    "a pipe with a mode": "mkdir n; mkfifo n/p; chown 5:6 n/p; chmod 4755 n/p; mv Debconf n/d",
+    "into a new directory": "mkdir -p /srv/new; mv xml /srv/new/a",
+    "back into one replaced": "mv xml/etree /srv; rm -r xml; mkdir xml; mv /srv/* xml",
+    "another in the old place": "mkdir new; mv xml new/x; mv email xml; mv new/x email",
+    "a renamed one in a moved one": "mv xml/etree xml/d; mkdir -p a/b; mv xml a/b/c; mv a z",
+    "removed and replaced in a moved one": "mkdir n; mv xml n/d; rm -r n/d/sax; mkdir n/d/sax",
+    "metadata alone": "mkdir n; chmod 600 this.py ast.py; mv this.py n/e; mv n/e this.py; mv ast.py n/p",
+    "metadata alone under two names": "chmod 600 this.py; mkdir n; ln this.py n/e; ln this.py json/e",
+    "exchanged": EXCHANGE.format("xml/sax", "email") + "; mkdir n; mv email n/x; mv xml/sax email",
+    "a pipe with a mode": "mkdir n; mkfifo n/p; chown 5:6 n/p; chmod 4755 n/p; mv xml n/d",
 }
 
 
 @pytest.mark.parametrize("command", EXAMPLES.values(), ids=EXAMPLES.keys())
 async def test_examples(command: str) -> None:
     native: Any
-    trees = Trees("host", "", 0)
+    trees = Trees("host", "", 0, roots=f"{LIBRARY}:/srv")
     async with dutyfree.open("native") as native, native.sandbox() as sandbox:
         for generation in range(2):
-            done = await sandbox.exec(
-                f"set -e; cd /usr/share/perl5; {command}; rm -rf /srv/kept; mkdir /srv/kept"
-            )
+            done = await sandbox.exec(f"set -e; cd {LIBRARY}; {command}; rm -rf /srv/kept; mkdir /srv/kept")
             assert done.ok or generation, done
             before = await trees.described(sandbox)
             copied = await sandbox.snapshot()

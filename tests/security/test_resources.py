@@ -370,7 +370,11 @@ async def test_buffers_of_tcp(native: Substrate) -> None:
     print(pages() - before)
     """
     async with native.sandbox(limits=Limits(memory=1 << 30)) as sandbox:
-        pages = int(await python(sandbox, script))
+        seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=120)
+    if seen.oom:  # version 2 of control groups counts them as the sandbox's own memory
+        return
+    assert seen.ok, seen.stderr
+    pages = int(seen.stdout)
     assert pages * os.sysconf("SC_PAGESIZE") < 300 << 20
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,9 @@ from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import Defaults
 from dutyfree.errors import CreateError
+
+DEEP = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of directories that are too deep to be copied, which what ran in the sandbox made."""
 
 DEEPEST = 8
 """Layers of stages and snapshots upon each other, and upon an image. With the image's own (17) and those in
@@ -84,12 +88,14 @@ class Disk:
     async def copy(self, own: Sequence[int], below: Sequence[int], target: Path) -> None:
         """Write layers, the uppermost first, as one to an empty directory; what they refer to below, too.
 
-        Raises CreateError.
+        Raises CreateError, and OSError for one of DEEP.
         """
         descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             await self.launcher.ask(Request.MERGE, 0, protocol.merge(own, below), descriptor)
         except LauncherError as error:
+            if error.number in DEEP:
+                raise OSError(error.number, os.strerror(error.number), str(target)) from error
             raise CreateError(f"files cannot be written to {target}: {error.message}") from error
         finally:
             os.close(descriptor)

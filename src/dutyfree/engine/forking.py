@@ -21,14 +21,14 @@ import msgspec
 from dutyfree.contract import Recipe
 from dutyfree.engine.box import Box
 from dutyfree.engine.channel import Channel, SetupError
-from dutyfree.engine.disk import Base
+from dutyfree.engine.disk import DEEP, Base
 from dutyfree.engine.launcher import LauncherError
 from dutyfree.engine.leases import whole
 from dutyfree.engine.named import Named
 from dutyfree.engine.protocol import Request, Tree
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.engine.scheduling.ledger import Served
-from dutyfree.engine.snapshots import DEEP, Snapshots
+from dutyfree.engine.snapshots import Snapshots
 from dutyfree.errors import ActionError, CreateError, ExecError, file_error
 
 One = TypeVar("One")

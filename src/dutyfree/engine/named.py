@@ -19,7 +19,7 @@ from typing import NamedTuple
 import anyio.to_thread
 
 from dutyfree.contract import Recipe
-from dutyfree.engine.disk import DEEPEST, Base, Disk, Origin, in_loop, measure
+from dutyfree.engine.disk import DEEP, DEEPEST, Base, Disk, Origin, in_loop, measure
 from dutyfree.engine.images import made, rootfs
 from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.leasing import Lease
@@ -28,7 +28,7 @@ from dutyfree.engine.images.manifest import Settings
 from dutyfree.engine.images.store import Snapshot, Store
 from dutyfree.engine.images.threads import threaded
 from dutyfree.engine.sandbox import defaults
-from dutyfree.engine.snapshots import DEEP, PREFIX
+from dutyfree.engine.snapshots import PREFIX
 from dutyfree.errors import ActionError, CreateError, ExecError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -6,7 +6,6 @@ files alone: no process, no open file or socket, nothing of ``/dev/shm``.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import time
@@ -27,9 +26,6 @@ PREFIX = "snapshot:"
 
 NAMELESS = "#"
 """Begins what no name begins with."""
-
-DEEP = (errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of directories that are too deep to be copied, which what ran in the sandbox made."""
 
 CHAIN = 6
 """So many kept layers may lie upon each other in a tree, before they become one. See disk.DEEPEST."""
