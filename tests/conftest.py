@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import anyio
 import hypothesis
@@ -78,13 +80,18 @@ def probed(name: str) -> Availability:
         return threads.submit(lambda: anyio.run(substrates.probe, name)).result()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all tests that share fixtures: those of a module, and of one substrate in it."""
-    for item in items:
-        parameters = (
-            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        )
-        item.add_marker(pytest.mark.xdist_group(f"{item.location[0]} {parameters.get('substrate', '')}"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker runs all tests that share fixtures: of a module, or of a substrate's conformance."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharedFixtures(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            module, _, test = nodeid.partition("::")
+            substrate = re.match(r"test_conformance\[(\w+)-", test)
+            return f"{module} {substrate[1]}" if substrate else module
+
+    return BySharedFixtures(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -368,7 +368,7 @@ async def line(held: Terminal) -> bytes:
 async def test_leaving_a_terminal_hangs_it_up(native: Native) -> None:
     async with native.sandbox() as sandbox:
         async with sandbox.terminal(
-            "trap 'echo hung up > told; exit' HUP; echo on; while :; do sleep 0.05; done"
+            "trap 'echo hung up > told; exit' HUP; echo on; while :; do read nothing; done"
         ) as held:
             assert await line(held) == b"on\r\n"
         assert await sandbox.read("told") == b"hung up\n"

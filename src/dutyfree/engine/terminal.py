@@ -18,7 +18,7 @@ from dutyfree.engine.descriptor import Descriptor
 from dutyfree.engine.waiting import Running
 from dutyfree.errors import ActionError, InputClosed, LimitError, SubstrateError
 
-GRACE = 0.5
+GRACE = 1.0
 """So long a command may take to end by itself after its terminal was hung up."""
 
 _SIZE_MAX = 0xFFFF
