@@ -212,7 +212,7 @@ def test_sizes_may_be_texts(text, count):
 
 
 @pytest.mark.parametrize("name", ["memory", "disk", "output", "pids", "cpus"])
-@pytest.mark.parametrize("value", ["much", "-1M", "", [1], "1.5.2G", "٣M"])
+@pytest.mark.parametrize("value", ["much", "-1M", "", [1], "1.5.2G", "٣M", "9" * 400, "1" * 30 + "T"])
 def test_what_is_no_size_is_told_in_words(name, value):
     with pytest.raises(LimitError, match=name):
         Limits(**{name: value})

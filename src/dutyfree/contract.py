@@ -135,9 +135,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if type(value) is not int:
                 value = _number(name, value)
                 msgspec.structs.force_setattr(self, name, value)
-            least, few = (-1, "at least nothing") if name == "output" else (0, "more than nothing")
+            least, bound = (-1, "≥ 0") if name == "output" else (0, "> 0")
             if not least < value <= most:
-                raise LimitError(f"{name} must be {few} and at most {most}, not {value}")
+                raise LimitError(f"{name} must be {bound} and ≤ {most}, not {value}")
 
 
 _MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
@@ -163,7 +163,9 @@ def size(text: str, of: str) -> int:
     import re
 
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    found = re.fullmatch(
+        r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII
+    )
     if found is None:
         raise LimitError(f"{of}: {text!r} is not a size", remedy="write it as 512M or 1.5G")
     return int(float(found[1]) * units[found[2].upper()])

@@ -20,7 +20,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Limits, Recipe, Stage, ports
+from dutyfree import Limits, Ready, Recipe, Service, Stage, ports
 from dutyfree.engine.sandbox import NativeSandbox
 from dutyfree.errors import CreateError, ExecError, SandboxClosed, UsageError
 from dutyfree.substrates.native import Native, NativeConfig
@@ -293,6 +293,19 @@ async def test_a_port_taken_in_the_sandbox_is_told(networked: Native, neighbour:
         await process.kill()
         await sandbox.set_network("on")  # type: ignore[attr-defined]
         assert await heard(sandbox, neighbour.address) == "neighbour"
+
+
+async def test_a_port_taken_by_a_service_of_the_recipe(networked: Native) -> None:
+    """No agent has been in a sandbox that the pool hands out: it could not be made as asked."""
+    take = (
+        "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 53)); "
+        "print('bound', flush=True); time.sleep(999)"
+    )
+    service = Service("names", ("python3", "-c", take), Ready(line="bound"))
+    recipe = Recipe(services=(service,))
+    with pytest.raises(CreateError, match="holds UDP port 53"):
+        async with networked.group(recipe, 1, limits=Limits(network="on")):
+            pass
 
 
 async def test_forwarding_a_port(networked: Native) -> None:

@@ -105,6 +105,16 @@ async def test_a_sandbox_that_dies_is_no_failure_of_the_command() -> None:
 
 @needs_bubblewrap
 @pytest.mark.anyio
+async def test_a_command_that_removes_its_directory_has_run() -> None:
+    async with dutyfree.open(NAME) as substrate, substrate.sandbox() as sandbox:
+        await sandbox.write("here/file", b"")
+        seen = await sandbox.exec('rm -r "$PWD"; no-such-program', cwd="here")
+        assert (seen.exit_code, seen.started) == (127, True)
+        assert not (await sandbox.exec("true", cwd="here")).started
+
+
+@needs_bubblewrap
+@pytest.mark.anyio
 async def test_it_isolates(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the host")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +15,10 @@ import pytest
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
 from dutyfree.engine.protocol import FRAME_COST, Frame
+from dutyfree.engine.waiting import Unstarted
+from dutyfree.engine.warm import Warm
 from dutyfree.errors import CollectError, SandboxClosed
+from dutyfree.services import Service
 
 pytestmark = pytest.mark.anyio
 
@@ -186,3 +190,29 @@ async def test_an_init_that_speaks_and_does_not_listen() -> None:
         with pytest.raises(CollectError, match="more than it was asked for"):
             await running.ended
         assert len(init.owner._unsent) < 10
+
+
+async def test_a_service_that_cannot_be_started() -> None:
+    """Its state is told, in words."""
+    with hostile() as init:
+        warm = Warm(Service("server", "true"))
+        warm.began(init.owner, *init.owner.exec(EXEC))
+        init.socket.send(protocol.frame(Frame.DONE, warm.identity, protocol.ERROR.pack(errno.EAGAIN)))
+        with anyio.fail_after(60), pytest.raises(Unstarted):
+            await warm.wait()
+        assert warm.state().exit_code == 126
+        assert "no processes left" in warm.said()
+
+
+@pytest.mark.parametrize("status", [0x7F, 0x137F, 0xFFFF])
+async def test_an_end_that_no_command_has(status: int) -> None:
+    """Of a shell or a service too, that is the sandbox's failure."""
+    with hostile() as init:
+        warm = Warm(Service("server", "true"))
+        warm.began(init.owner, *init.owner.exec(EXEC))
+        said = protocol.EXIT.pack(status, *[0] * 12)
+        init.socket.send(protocol.frame(Frame.EXIT, warm.identity, said))
+        with anyio.fail_after(60):
+            await warm.wait()
+        with pytest.raises(CollectError, match="as the end of a command"):
+            warm.state()

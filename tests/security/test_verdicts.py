@@ -6,6 +6,7 @@ would have the attempt repeated elsewhere, or end the training loop.
 
 from __future__ import annotations
 
+import errno
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -17,9 +18,13 @@ import anyio
 import pytest
 
 import dutyfree
-from dutyfree import Action, Edit, Exec, Limits, List, Read, Search, Write
+from dutyfree import Action, Edit, Exec, Limits, List, Read, Recipe, Search, Service, Stage, Write
 from dutyfree.engine import waiting
-from dutyfree.errors import ActionError, SandboxClosed, SandboxGone, verdict
+from dutyfree.engine.channel import SetupError
+from dutyfree.engine.forking import _unusable
+from dutyfree.errors import ActionError, CreateError, ExecError, SandboxClosed, SandboxGone, verdict
+from dutyfree.substrates import stages
+from dutyfree.substrates.docker import images
 from tests.awaiting import appeared
 
 pytestmark = pytest.mark.anyio
@@ -399,6 +404,28 @@ async def test_mistakes_here_are_not_the_agents_fault(shared: Any, tmp_path: Pat
         assert verdict(missing.value) == "program"
 
 
+@pytest.mark.native
+async def test_a_service_that_the_machinery_cannot_start_again(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(services=(Service("sleeper", "exec sleep 1000"),))
+    async with shared.sandbox(recipe) as sandbox:
+        for cause, wanted in ((ExecError("a broken disk"), ExecError), (None, ActionError)):
+
+            async def fail(_: object, cause: Exception | None = cause) -> None:
+                raise CreateError("it does not start") from cause
+
+            monkeypatch.setattr(sandbox, "_begin", fail)
+            with pytest.raises(wanted):
+                await sandbox.restart("sleeper")
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.EAGAIN, errno.EIO])
+def test_a_host_without_room_for_a_fork_is_not_the_agents_fault(number: int) -> None:
+    assert verdict(_unusable(SetupError("mount", number))) == "infrastructure"
+    assert verdict(_unusable(SetupError("mount", errno.ENOTDIR))) == "task"
+
+
 # --- Containers ---------------------------------------------------------------------------------------
 
 IN_CONTAINERS = {
@@ -457,6 +484,46 @@ async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
         with anyio.fail_after(SECONDS), pytest.raises(SandboxGone) as gone:
             await exec_until_it_fails(sandbox, "kill -9 -1; kill -15 -1")
         assert verdict(gone.value) == "task"
+
+
+@pytest.mark.docker
+async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> None:
+    """It keeps a few hundred events in all. What it does not know is not held against the agent."""
+    async with docker.sandbox() as sandbox, docker.sandbox() as busy:
+        engine = sandbox._engine
+        await engine.request("POST", f"/containers/{sandbox._container}/kill")
+        for _ in range(300):
+            await engine.request("POST", f"/containers/{busy._container}/kill", query={"signal": "CONT"})
+        with pytest.raises(SandboxClosed, match="does not remember why") as closed:
+            await sandbox.exec("true")
+        assert verdict(closed.value) == "infrastructure"
+
+
+class Gone:
+    """A sandbox that a stage of its recipe has ended."""
+
+    id = "gone"
+
+    async def exec(self, *_: object, **__: object) -> None:
+        raise SandboxGone("the sandbox is gone")
+
+
+async def test_a_stage_that_ends_its_sandbox() -> None:
+    """No agent has been there yet: the recipe is at fault."""
+    sandbox: Any = Gone()
+    with pytest.raises(CreateError, match="the sandbox is gone") as failed:
+        await stages.apply(sandbox, Stage("setup", ("true",)), 1)
+    assert verdict(failed.value) == "infrastructure"
+    with pytest.raises(CreateError, match="the sandbox is gone"):
+        await images._must_succeed(sandbox, "true", "stage 1", {})
+
+
+@pytest.mark.docker
+async def test_a_stage_with_a_path_that_cannot_be(docker: Any, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"")
+    with pytest.raises(CreateError, match="NUL byte"):
+        async with docker.sandbox(Recipe(stages=(Stage("setup", files={"a\0b": tmp_path / "source"}),))):
+            pass
 
 
 async def exec_until_it_fails(sandbox: Any, command: str) -> None:

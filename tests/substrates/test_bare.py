@@ -19,8 +19,17 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, Unavailable
+from dutyfree.errors import (
+    CleanupError,
+    CollectError,
+    CreateError,
+    DispatchError,
+    ExecError,
+    Unavailable,
+    verdict,
+)
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
+from dutyfree.substrates.closing import closing
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER as OWNED
 from tests.engine import counts
@@ -352,3 +361,39 @@ async def test_commands_at_once_do_not_take_each_others_descriptors():
             async with anyio.create_task_group() as tasks:
                 for number in range(12):
                     tasks.start_soon(some, number)
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+async def test_a_download_to_a_full_disk_is_not_the_agents_fault(tmp_path):
+    await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)])
+    try:
+        async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
+            await sandbox.write("tree/file", bytes(1 << 20))
+            for path in ("tree", "tree/file"):
+                with pytest.raises(CollectError) as failed:
+                    await sandbox.download(path, tmp_path / "copy" / path)
+                assert verdict(failed.value) == "infrastructure"
+    finally:
+        await anyio.run_process(["umount", str(tmp_path)])
+
+
+class Ending:
+    """A sandbox that cannot be closed."""
+
+    def __init__(self, error):
+        self.error = error
+
+    async def close(self):
+        raise self.error
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [OSError(errno.EBUSY, "busy", "/x"), CleanupError("x"), ExecError("x")])
+async def test_an_error_of_the_body_comes_before_one_of_the_end(error):
+    with pytest.raises(KeyError):
+        async with closing(Ending(error)):
+            raise KeyError
+    with pytest.raises(CleanupError if isinstance(error, OSError) else type(error)):
+        async with closing(Ending(error)):
+            pass

@@ -202,3 +202,9 @@ def test_a_table_says_in_what_it_differs_from_the_default():
 def test_names_that_name_nothing(name, complaint):
     with pytest.raises(OptionError, match=complaint):
         dutyfree.open(name)
+
+
+@pytest.mark.parametrize("path", [".module:Class", "..:Class"])
+def test_relative_import_paths_are_told_in_words(path):
+    with pytest.raises(OptionError, match="cannot be loaded"):
+        dutyfree.open(path)

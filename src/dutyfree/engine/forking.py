@@ -33,6 +33,9 @@ from dutyfree.errors import ActionError, CreateError, ExecError, file_error
 
 One = TypeVar("One")
 
+EXHAUSTED = ("no_space", "no_memory", "no_processes", "no_descriptors")
+"""Of the host, if a new sandbox meets it: nothing has run in that one yet."""
+
 
 class Keeper(Protocol):
     """What the substrate does for a sandbox that is kept."""
@@ -189,9 +192,11 @@ class ForkingSandbox(NativeSandbox):
 
 
 def _unusable(error: SetupError) -> CreateError | ActionError:
-    """Of a sandbox upon the files of another one, from which that one could be made before."""
+    """Why a sandbox cannot start from the files of another one: because of them, or of the host."""
     cause = file_error(error.number, "")
-    return ActionError(error.message, kind=cause.kind) if isinstance(cause, ActionError) else error
+    if isinstance(cause, ActionError) and cause.kind not in EXHAUSTED:
+        return ActionError(error.message, kind=cause.kind)
+    return error
 
 
 def _forked(child: Served | None, parent: Served | None) -> Served | None:

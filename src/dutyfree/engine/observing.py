@@ -39,10 +39,7 @@ def observe(
     status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
     if flags & REFUSED:
         return refusal(command, user, cwd, status, flags, asked)
-    try:
-        code = os.waitstatus_to_exitcode(status)
-    except ValueError as error:
-        raise CollectError(f"the sandbox sent {status} as the end of a command") from error
+    code = _exit_code(status)
     done = perf_counter()
     # Both clocks are CLOCK_MONOTONIC.
     at = [moment / 1e9 - asked for moment in (received, spawning, began, finished, sent)]
@@ -69,12 +66,28 @@ def observe(
 _NO_CUT = Cut()
 
 
+def _exit_code(status: int) -> int:
+    """Below 0 for a signal. Raises CollectError for a number that no command ends with."""
+    try:
+        return os.waitstatus_to_exitcode(status)
+    except ValueError as error:
+        raise CollectError(f"the sandbox sent {status} as the end of a command") from error
+
+
+def final_code(status: int, flags: int) -> int:
+    """The exit code as shells have it, also of a command that was not run. Raises CollectError."""
+    if flags & REFUSED:
+        return NOT_FOUND if status == errno.ENOENT and not flags & Exit.NO_USER else NOT_RUNNABLE
+    code = _exit_code(status)
+    return KILLED - code if code < 0 else code
+
+
 def refusal(
     command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
 ) -> Observation:
     """Of a command that was not run."""
-    code = NOT_FOUND if number == errno.ENOENT and not flags & Exit.NO_USER else NOT_RUNNABLE
-    return not_started(_reason(command, user, cwd, number, flags), code, perf_counter() - asked)
+    reason = _reason(command, user, cwd, number, flags)
+    return not_started(reason, final_code(number, flags), perf_counter() - asked)
 
 
 def _reason(command: Command, user: str | None, cwd: str | None, number: int, flags: int) -> str:

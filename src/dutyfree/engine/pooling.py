@@ -15,7 +15,7 @@ from dutyfree.engine.pool import Pool
 from dutyfree.engine.requests import share_of_memory
 from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.supply import SANDBOX, Supply
-from dutyfree.errors import CreateError, DispatchError, UsageError
+from dutyfree.errors import ActionError, CreateError, DispatchError, UsageError
 
 POLICY = Policy(starting=64, idle_seconds=600.0)
 """Of the native engine: who waits for a stage that another makes holds up nobody, so many may."""
@@ -90,7 +90,7 @@ class Keeping:
         if network != self._network and isinstance(sandbox, NetworkedActingSandbox):
             try:
                 await sandbox.set_network(network)
-            except (UsageError, DispatchError) as error:
+            except (ActionError, UsageError, DispatchError) as error:
                 raise CreateError(error.message, remedy=error.remedy) from error
 
     async def stocked(self, recipe: Recipe, count: int) -> None:

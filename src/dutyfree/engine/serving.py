@@ -21,7 +21,7 @@ from dutyfree.engine.protocol import Await, Frame
 from dutyfree.engine.sandbox import _kill
 from dutyfree.engine.waiting import Refused, Unstarted
 from dutyfree.engine.warm import Warm
-from dutyfree.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
+from dutyfree.errors import ActionError, CreateError, DispatchError, ExecError, SubstrateError, UsageError
 from dutyfree.services import ServiceState
 
 SHOWN = 40
@@ -141,12 +141,18 @@ class ServingSandbox(ForkingSandbox):
         return warm.identity
 
     async def _again(self, warm: Warm) -> None:
-        """It was ready in this sandbox before. If it is not now, what ran here since is the reason."""
+        """Start a service that was ready in this sandbox before.
+
+        Raises ActionError if it does not become ready: what ran here since is the reason. Raises ExecError if
+        the machinery failed.
+        """
         try:
             await self._begin(warm)
         except CreateError as error:
             self._usable().check()
             message = f"{error.message} (started again)"
+            if isinstance(error.__cause__, SubstrateError):
+                raise ExecError(message, remedy=error.remedy) from error
             raise ActionError(message, kind="ended", remedy=error.remedy) from error
 
     async def _begin(self, warm: Warm) -> None:

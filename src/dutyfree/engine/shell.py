@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -21,14 +20,14 @@ from time import perf_counter
 import anyio
 import msgspec
 
-from dutyfree.arguments import NOT_FOUND, NOT_RUNNABLE, check_command, encoded
+from dutyfree.arguments import check_command, encoded
 from dutyfree.contract import KILLED, Cut, Observation, Span
 from dutyfree.engine import contents, protocol
 from dutyfree.engine.channel import Channel
-from dutyfree.engine.observing import REFUSED as _REFUSED
+from dutyfree.engine.observing import final_code
 from dutyfree.engine.pacing import Debt
 from dutyfree.engine.protocol import Frame
-from dutyfree.engine.waiting import PATIENCE, Running
+from dutyfree.engine.waiting import PATIENCE
 from dutyfree.errors import ActionError, SubstrateError
 from dutyfree.substrates.output import Collector
 
@@ -117,7 +116,7 @@ class NativeShell:
         if self._running.ended.done():  # by ``exit``, or because it had to be killed
             for stream in self._streams:
                 stream.finish()
-            code = _code(self._running)
+            code = final_code(*self._running.ended.result()[:2])
         return Observation(
             exit_code=KILLED + signal.SIGKILL if timed_out else code,
             signal=signal.SIGKILL if timed_out else code - KILLED if code > KILLED else None,
@@ -179,15 +178,6 @@ class NativeShell:
             if not self._channel.closed:
                 with anyio.move_on_after(PATIENCE), contextlib.suppress(ActionError, SubstrateError):
                     await self._remove(self._script)
-
-
-def _code(running: Running) -> int:
-    """Of a shell that has ended, or never began."""
-    status, flags = running.ended.result()[:2]
-    if flags & _REFUSED:
-        return NOT_FOUND if status == errno.ENOENT else NOT_RUNNABLE
-    code = os.waitstatus_to_exitcode(status)
-    return KILLED - code if code < 0 else code
 
 
 class _Stream:

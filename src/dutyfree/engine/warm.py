@@ -8,19 +8,16 @@ from functools import partial
 
 import anyio
 
-from dutyfree.contract import KILLED
+from dutyfree.arguments import NOT_RUNNABLE
 from dutyfree.engine import protocol
 from dutyfree.engine.channel import Channel
+from dutyfree.engine.observing import REFUSED, final_code
 from dutyfree.engine.pacing import Debt
-from dutyfree.engine.protocol import Exit
-from dutyfree.engine.waiting import Running
-from dutyfree.errors import SubstrateError
+from dutyfree.engine.waiting import Running, Unstarted
 from dutyfree.services import Service, ServiceState
 
 TAIL = 2000
 """Bytes of a service's output that are kept, and told."""
-
-_REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
 
 
 class Warm:
@@ -84,22 +81,20 @@ class Warm:
         return text or self._refusal()
 
     def _refusal(self) -> str:
-        if self._running is None or not self._running.ended.done() or self._running.ended.exception():
+        if self._running is None or not self._running.ended.done():
             return ""
+        if error := self._running.ended.exception():
+            return error.message if isinstance(error, Unstarted) else ""
         status, flags = self._running.ended.result()[:2]
-        return os.strerror(status) if flags & _REFUSED else ""
+        return os.strerror(status) if flags & REFUSED else ""
 
     def exit_code(self) -> int | None:
         """127 or 126 if it could not be started; None while it runs, or if its sandbox is gone."""
         if self._running is None or not self._running.ended.done():
             return None
-        if isinstance(self._running.ended.exception(), SubstrateError):
-            return None
-        status, flags = self._running.ended.result()[:2]
-        if flags & _REFUSED:
-            return 127 if flags & Exit.NOT_STARTED else 126
-        code = os.waitstatus_to_exitcode(status)
-        return KILLED - code if code < 0 else code
+        if error := self._running.ended.exception():
+            return NOT_RUNNABLE if isinstance(error, Unstarted) else None
+        return final_code(*self._running.ended.result()[:2])
 
     def state(self) -> ServiceState:
         return ServiceState(self.service.name, self.running, self._starts, self.exit_code(), self._tail)

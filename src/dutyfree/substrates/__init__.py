@@ -55,7 +55,7 @@ def provider(name: str) -> Provider:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: of a relative path
         missing = path == name and isinstance(error, ImportError)
         raise OptionError(
             f"substrate {name!r} cannot be loaded from {path}: {error}",

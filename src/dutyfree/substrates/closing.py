@@ -9,7 +9,7 @@ from typing import Protocol
 import anyio
 
 from dutyfree.contract import Availability
-from dutyfree.errors import CleanupError, Unavailable
+from dutyfree.errors import CleanupError, SubstrateError, Unavailable
 
 
 def require(found: Availability, substrate: str) -> None:
@@ -20,15 +20,15 @@ def require(found: Availability, substrate: str) -> None:
 
 class Closable(Protocol):
     async def close(self) -> None:
-        """Raises OSError."""
+        """Raises OSError, SubstrateError."""
         ...
 
 
 @asynccontextmanager
 async def closing(sandbox: Closable) -> AsyncIterator[None]:
-    """Close it afterwards, shielded from cancellation; an error of the body wins.
+    """Close it afterwards, shielded from cancellation.
 
-    Raises CleanupError for an OSError of the close.
+    Raises CleanupError for an OSError of ``close``. If the body fails, its error is raised instead.
     """
     well = False
     try:
@@ -41,3 +41,6 @@ async def closing(sandbox: Closable) -> AsyncIterator[None]:
             except OSError as error:
                 if well:
                     raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
+            except SubstrateError:
+                if well:
+                    raise

@@ -75,7 +75,7 @@ class EnteredSandbox(FilesByCommands):
         argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         variables = {**self.variables, **(env or {})}
         seen = await self._run(argv, cwd or ".", variables, stdin, timeout, self._limits.output)
-        if cwd is not None and seen.exit_code in (NOT_RUNNABLE, NOT_FOUND):
+        if cwd is not None and seen.exit_code == NOT_RUNNABLE:  # as _START has it
             try:
                 await self.list(cwd)
             except ActionError as error:

@@ -58,7 +58,12 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
         left = None if end is None else max(0.001, end - perf_counter())
         text = command if isinstance(command, str) else " ".join(command)
         _log.info("stage %d, %s: %s", number, stage.kind, textwrap.shorten(text, SHOWN, placeholder=" …"))
-        seen = await sandbox.exec(command, env=secrets or None, timeout=left)
+        try:
+            seen = await sandbox.exec(command, env=secrets or None, timeout=left)
+        except ActionError as error:  # no agent has been here yet: the recipe ended its own sandbox
+            raise StageError(
+                f"stage {stage.kind!r}: {command!r}: {error.message}", number=number, command=text
+            ) from error
         log.append(_record(command, seen, secrets))
         said = seen.stdout.strip()
         if not seen.ok:

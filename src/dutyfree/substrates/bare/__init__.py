@@ -35,14 +35,14 @@ from dutyfree.arguments import (
     encoded_path,
 )
 from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, limited
-from dutyfree.errors import ActionError, CreateError, SandboxClosed, Unavailable, file_error
+from dutyfree.errors import ActionError, CreateError, FileError, SandboxClosed, Unavailable, file_error
 from dutyfree.substrates import stages
 from dutyfree.substrates.bare import files
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.closing import closing, require
 from dutyfree.substrates.command import Commands
 from dutyfree.substrates.editing import replace_once
-from dutyfree.substrates.kinds import KINDS, Links, local_special
+from dutyfree.substrates.kinds import KINDS, Links, local_special, unpackable
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
 
@@ -288,7 +288,13 @@ class BareSandbox:
         parent = Path(target).parent
         links = Links(path, outside=outside_links)
         await anyio.to_thread.run_sync(partial(parent.mkdir, parents=True, exist_ok=True))
-        await self._file(partial(files.copy, self._path(path), Path(target), links), path)
+        try:
+            await self._file(partial(files.copy, self._path(path), Path(target), links), path)
+        except FileError as error:
+            # Reading meets none of these: it is the disk of the target.
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise unpackable(error, path) from error
+            raise
         return tuple(links.left_out)
 
     async def _file(self, operation: Callable[[], T], path: str) -> T:

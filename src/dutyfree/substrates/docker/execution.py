@@ -249,23 +249,30 @@ class Execution:
             raise await self._ended(state)
 
     async def _ended(self, state: Mapping[str, Any]) -> SandboxClosed | SandboxGone:
-        """Why the container runs no more: somebody told the engine to end it, or what ran in it did."""
+        """Why the container has ended. Only what the engine knows for sure is the agent's doing."""
         name = f"the container {self._container[:12]}"
         if state.get("OOMKilled"):
             return SandboxGone(f"{name} ended for want of memory")
-        if await self._was_ordered_to_end():
+        events = await self._last_events()
+        if "kill" in events:
             return SandboxClosed(f"{name} was killed or stopped from outside")
+        if "die" not in events:
+            return SandboxClosed(f"{name} has ended, and the Docker engine does not remember why")
         return SandboxGone(f"{name} ended with code {state.get('ExitCode')}")
 
-    async def _was_ordered_to_end(self) -> bool:
-        """Whether the engine sent its first process a signal, among the latest that it remembers."""
-        filters = json.dumps({"container": [self._container], "event": ["kill"]})
+    async def _last_events(self) -> set[str]:
+        """Which of "kill" (a signal by the engine) and "die" it remembers.
+
+        It keeps a few hundred events of all containers, and none after a restart. The kill comes before the
+        death: if it remembers the death and no kill, there was none.
+        """
+        filters = json.dumps({"container": [self._container], "event": ["kill", "die"]})
         query = {"since": "1", "until": f"{time.time():.9f}", "filters": filters}
         said = b""
         with contextlib.suppress(EngineError, EngineLost):
             async with self._engine.stream("GET", "/events", query=query) as response:
                 said = b"".join([piece async for piece in response.pieces()])
-        return bool(said.strip())
+        return {json.loads(line)["Action"] for line in said.splitlines() if line.strip()}
 
     async def _end(self) -> dict[str, Any] | None:
         """Kill the command, however far it came, and take what it still said."""

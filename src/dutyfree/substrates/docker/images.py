@@ -14,7 +14,7 @@ import msgspec
 
 from dutyfree import image as study
 from dutyfree.contract import Recipe, Stage
-from dutyfree.errors import CreateError, SubstrateError, Unavailable
+from dutyfree.errors import ActionError, CreateError, SubstrateError, Unavailable
 from dutyfree.substrates import stages
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
@@ -98,7 +98,7 @@ class Images:
             for path, source in stage.files.items():
                 try:
                     await sandbox.upload(source, path)
-                except (OSError, SubstrateError) as error:
+                except (ActionError, OSError, SubstrateError) as error:
                     raise CreateError(f"{title}: {source} could not be copied to {path}: {error}") from error
             for command in stage.commands:
                 await _must_succeed(sandbox, command, title, secrets)
@@ -116,7 +116,7 @@ async def _must_succeed(
     text = command if isinstance(command, str) else " ".join(command)
     try:
         seen = await sandbox.exec(command, env=secrets or None)
-    except SubstrateError as error:
+    except (ActionError, SubstrateError) as error:
         raise CreateError(f"{title}: `{text}` could not be run: {error}") from error
     if not seen.ok:
         said = stages.hide(seen.stdout + seen.stderr, secrets)
