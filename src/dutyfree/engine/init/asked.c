@@ -104,7 +104,8 @@ static bool leads_everywhere(void)
 /* One more destination. */
 static void take_turn(void)
 {
-	uint64_t moment = now(), early = moment - AT_ONCE * (uint64_t)EACH;
+	const uint64_t window = AT_ONCE * (uint64_t)EACH;
+	uint64_t moment = now(), early = moment > window ? moment - window : 0; /* the host may have just started */
 
 	taken = (taken < early ? early : taken) + EACH;
 	if (taken > moment && !leads_everywhere())
