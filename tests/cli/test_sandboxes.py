@@ -172,7 +172,7 @@ def test_other_substrates_run_too(substrate):
         (["run", "--cpus", "-1", "--", "true"], "cpus must be > 0"),
         (["run", "--cpus", "0.001", "--", "true"], "the kernel cannot limit to 0.001 cpus"),
         (["run", "--memory", "4K", "--", "true"], "no program runs in 4096 bytes"),
-        (["run", "--pids", str(1 << 64), "--", "true"], "at most 4000000"),
+        (["run", "--pids", str(1 << 64), "--", "true"], "≤ 4000000"),
         (["run", "--image", "./nonexistent", "--", "true"], "there is no image at /"),
         (["run", "--env", "=value", "--", "true"], "nothing before '='"),
         (["run", "--env", "novalue", "--", "true"], "--env 'novalue' has no '='"),
