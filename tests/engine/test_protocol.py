@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree.engine import protocol
+from dutyfree.engine import census, protocol
 from dutyfree.engine.protocol import Frame, Request
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +138,8 @@ def test_numbers_agree() -> None:
     for name in ("MOUNTPOINT_MAX", "LAYERS_MAX", "TREES_MAX", "RULES_MAX", "RESOLVERS_MAX", "REQUEST_MAX"):
         assert f"#define {name} {getattr(protocol, name)}\n" in text
     assert f"#define PROTOCOL_VERSION {protocol.VERSION}\n" in text
+    text = (ROOT / "src/dutyfree/engine/init/init.h").read_text()
+    assert f"#define PAYLOAD_FD {census.PAYLOAD_FD} " in text
 
 
 def test_requests_at_random(launcher: Launcher) -> None:

@@ -22,7 +22,7 @@ OTHERS = ("dutyfree-egress", "dutyfree-blank")
 """The launcher's other children; none of them can be renamed by others."""
 _PROGRAM = "/memfd:dutyfree-init"
 
-PAYLOAD_FD = 5
+PAYLOAD_FD = 6
 """As in ``init/init.h``."""
 
 
