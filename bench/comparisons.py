@@ -37,10 +37,10 @@ import msgspec
 from measuring import Row, figure
 
 from dutyfree import substrates
+from dutyfree.analysis.ab import compare_rounds
 from dutyfree.analysis.cells import samples
 from dutyfree.analysis.comparison import compare
 from dutyfree.analysis.decomposition import Decomposer
-from dutyfree.analysis.interleaved import interleaved
 from dutyfree.analysis.statistics import ALPHA, holm, judge
 from dutyfree.analysis.verdicts import METRICS, Comparison
 from dutyfree.study import runner
@@ -141,7 +141,7 @@ async def repeat(workload: str, trials: int, delay: float, repetitions: int) -> 
     counted = Counted(delay)
     for _ in range(repetitions):
         counted.loads.append(os.getloadavg()[0])
-        both = interleaved(await study(workload, trials, {"A": 0.0, "B": delay}))
+        both = compare_rounds(await study(workload, trials, {"A": 0.0, "B": delay}))
         counted.verdicts["ab"][verdict(both)] += 1
         counted.seconds += [change.a for change in both.changes if change.metric == "total" and change.a]
         runs = [

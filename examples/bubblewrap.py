@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from dutyfree.contract import Availability, Limits, Recipe, limited
 from dutyfree.errors import CreateError
-from dutyfree.substrates import authoring
+from dutyfree.substrates import toolkit
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 NOBODY = 65534 if os.geteuid() == 0 else -1  # who root in a sandbox is outside; without root, the caller
@@ -42,27 +42,27 @@ class Bubblewrap:
         return Availability(not tried.returncode, tried.stderr.decode().strip(), "allow user namespaces")
 
     async def __aenter__(self) -> "Bubblewrap":
-        authoring.require(await self.probe(self.Config()), self.name)
-        self._reaper = await run_sync(lambda: authoring.Reaper(directory=str(self._base)))
+        toolkit.require(await self.probe(self.Config()), self.name)
+        self._reaper = await run_sync(lambda: toolkit.Reaper(directory=str(self._base)))
         await run_sync(self._base.mkdir, 0o755)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with anyio.CancelScope(shield=True):
-            await run_sync(authoring.remove_tree, str(self._base))
+            await run_sync(toolkit.remove_tree, str(self._base))
             await run_sync(self._reaper.dismiss)
 
     @asynccontextmanager
     async def sandbox(
         self, recipe: Recipe | None = None, *, limits: Limits | None = None, labels: object = None
     ) -> AsyncIterator["BubblewrapSandbox"]:
-        authoring.refuse(self.name, recipe, limits, network=("off",))
+        toolkit.refuse(self.name, recipe, limits, network=("off",))
         directory = str(self._base / token_hex(6))
         sandbox = BubblewrapSandbox(directory, limited(limits, Limits()), ENVIRONMENT, directory)
-        async with authoring.closing(sandbox):
+        async with toolkit.closing(sandbox):
             await sandbox.make()
             if recipe is not None:
-                await authoring.apply_stages(sandbox, recipe)
+                await toolkit.apply_stages(sandbox, recipe)
                 sandbox.variables = recipe.variables(sandbox.workdir, ENVIRONMENT["PATH"])
             yield sandbox
 
@@ -73,7 +73,7 @@ class Bubblewrap:
         return {"isolation": "namespaces", "kernel": os.uname().release}
 
 
-class BubblewrapSandbox(authoring.EnteredSandbox):
+class BubblewrapSandbox(toolkit.EnteredSandbox):
     _bwrap = None
 
     async def make(self) -> None:
@@ -89,11 +89,11 @@ class BubblewrapSandbox(authoring.EnteredSandbox):
         return [*ENTER.split(), str(self._first), *POWERLESS, *argv]
 
     def is_gone(self) -> bool:
-        return not authoring.is_alive(self._first)
+        return not toolkit.is_alive(self._first)
 
     async def close(self) -> None:
         self.closed = True
         await run_sync(self.commands.kill)  # PID 1 has the mark too
         if self._bwrap is not None:
             await self._bwrap.aclose()
-        await run_sync(authoring.remove_tree, self.workdir)
+        await run_sync(toolkit.remove_tree, self.workdir)

@@ -12,7 +12,7 @@ from dutyfree import recipes, validation
 from dutyfree.contract import Recipe, Stage
 from dutyfree.errors import RecipeError, UsageError
 from dutyfree.services import Service
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 
 
 class _Repository(

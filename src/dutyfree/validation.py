@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import inspect
 
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 
 LONGEST = 60
 """Characters that are shown of a wrong value."""

@@ -8,8 +8,8 @@ from dataclasses import fields
 
 import pytest
 
-from dutyfree.cli import app, quick
-from dutyfree.cli.wanted import Wanted
+from dutyfree.cli import app, run_parser
+from dutyfree.cli.sandbox_options import Wanted
 
 HEAVY = {
     "cyclopts",
@@ -73,7 +73,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("line", PLAIN)
 def test_what_is_read_quickly_is_what_the_general_parser_reads(line: str) -> None:
-    call = quick.parsed(line.split())
+    call = run_parser.parsed(line.split())
     assert call is not None
     _, given, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
     wanted, timeout, json = (given.arguments.get(name) for name in ("wanted", "timeout", "json"))
@@ -101,11 +101,11 @@ def test_what_is_read_quickly_is_what_the_general_parser_reads(line: str) -> Non
     ],
 )
 def test_all_else_is_left_to_the_general_parser(line: str) -> None:
-    assert quick.parsed(line.split()) is None
+    assert run_parser.parsed(line.split()) is None
 
 
 def test_every_option_is_known_to_both() -> None:
     names = {field.name for field in fields(Wanted)}
-    assert {*quick.KINDS, *quick.LISTS} == names | {"timeout"}
+    assert {*run_parser.KINDS, *run_parser.LISTS} == names | {"timeout"}
     known = {name for argument in app["run"].assemble_argument_collection() for name in argument.names}
     assert {f"--{name}" for name in (*names, "timeout", "json")} <= known

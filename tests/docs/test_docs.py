@@ -13,7 +13,7 @@ import pytest
 from dutyfree import recipes
 from dutyfree.cli import app
 from dutyfree.study import plan as plans
-from dutyfree.substrates import authoring
+from dutyfree.substrates import toolkit
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -174,4 +174,4 @@ def test_the_substrate_that_is_shown_is_the_example():
 
 def test_every_helper_for_authors_is_told():
     told = re.findall(r"^\| `(\w+)`", text("docs/substrates.md"), re.MULTILINE)
-    assert sorted(told) == sorted(authoring.__all__)
+    assert sorted(told) == sorted(toolkit.__all__)

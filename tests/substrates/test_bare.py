@@ -29,7 +29,7 @@ from dutyfree.errors import (
     verdict,
 )
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
-from dutyfree.substrates.closing import closing
+from dutyfree.substrates.lifecycle import closing
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER as OWNED
 from tests.engine import counts

@@ -1,6 +1,6 @@
 """The command line: thin. Every command is one function over the library; ``commands`` has them all.
 
-A command loads only what it needs: ``run`` not even the general parser (``quick``).
+A command loads only what it needs: ``run`` not even the general parser (``run_parser``).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def main() -> int:
 
 
 def _main() -> int:
-    from dutyfree.cli import quick
+    from dutyfree.cli import run_parser
 
     try:
-        call: Callable[[], int | None] | None = quick.parsed(sys.argv[1:])
+        call: Callable[[], int | None] | None = run_parser.parsed(sys.argv[1:])
         if call is None:
             from dutyfree.cli import commands
 
@@ -65,7 +65,7 @@ def _main() -> int:
 
 
 def unknown_option(word: str, known: Iterable[str], command: str) -> UsageError:
-    from dutyfree.suggest import suggestion
+    from dutyfree.suggestion import suggestion
 
     return UsageError(
         f"there is no option {word}", remedy=suggestion(word, known) or f"see: {command} --help"

@@ -80,7 +80,7 @@ def ab(
     json
         Print the comparison as JSON on standard output.
     """
-    from dutyfree.analysis.interleaved import interleaved
+    from dutyfree.analysis.ab import compare_rounds
     from dutyfree.study import runner
 
     directory = out or (latest(f"{NAME}-*") if resume else None)
@@ -105,7 +105,7 @@ def ab(
                 f"or see what is there: dutyfree compare {directory}"
             )
             raise
-    found = interleaved(measured)
+    found = compare_rounds(measured)
     status = show_comparison(found, as_json=json)
     watcher.note(f"records: {directory}")
     return status

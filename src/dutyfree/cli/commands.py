@@ -18,7 +18,7 @@ from cyclopts import (
 import dutyfree
 from dutyfree.cli import unknown_option
 from dutyfree.errors import UsageError
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 
 
 class _Listing(App):

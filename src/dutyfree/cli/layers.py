@@ -20,7 +20,7 @@ from dutyfree.cli.bars import Bars
 from dutyfree.errors import UsageError
 
 if TYPE_CHECKING:
-    from dutyfree.cli.wanted import Wanted
+    from dutyfree.cli.sandbox_options import Wanted
     from dutyfree.contract import Recipe
     from dutyfree.engine.images.halting import Halt
 
@@ -48,7 +48,7 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     """
     from dutyfree import recipes
     from dutyfree.cli.running import run
-    from dutyfree.cli.wanted import Wanted
+    from dutyfree.cli.sandbox_options import Wanted
     from dutyfree.engine.disk import DEEPEST
 
     wanted = recipes.load(recipe)

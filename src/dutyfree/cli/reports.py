@@ -81,13 +81,13 @@ def compare(
     json
         Print JSON on standard output.
     """
-    from dutyfree.analysis import comparison, interleaved
+    from dutyfree.analysis import ab, comparison
     from dutyfree.study import records
 
     if directories and (before or after):
         raise UsageError("name runs with --before and --after, or without, not both", remedy=COMPARING)
     if len(directories) == 1:
-        return show_comparison(interleaved.interleaved(records.read(directories[0])), as_json=json)
+        return show_comparison(ab.compare_rounds(records.read(directories[0])), as_json=json)
     if directories:
         before, after = directories[:1], directories[1:]
     if not before or not after or (directories and len(directories) > 2):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dutyfree.cli.once import once
-from dutyfree.cli.wanted import Wanted
+from dutyfree.cli.run import once
+from dutyfree.cli.sandbox_options import Wanted
 
 
 def run(

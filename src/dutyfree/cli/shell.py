@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from dutyfree.abilities import Shell, ShellSessions, Terminals
 from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
-from dutyfree.cli.wanted import Wanted, fetch, opened
+from dutyfree.cli.sandbox_options import Wanted, fetch, opened
 from dutyfree.contract import Sandbox
 from dutyfree.errors import ActionError, UsageError
 

@@ -25,10 +25,8 @@ HOST = "169.254.1.2"
 """What stands for this machine's loopback in it."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-NEVER = tuple(
-    ipaddress.ip_network(text)
-    for text in re.findall(r'NEVER\("(.+?)"', (Path(__file__).parent / "init" / "never.h").read_text("utf-8"))
-)
+_DENYLIST = (Path(__file__).parent / "init" / "denylist.h").read_text("utf-8")
+NEVER = tuple(ipaddress.ip_network(text) for text in re.findall(r'NEVER\("(.+?)"', _DENYLIST))
 """The networks that no sandbox reaches: the C program's own list."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -19,7 +19,7 @@ from msgspec import Meta
 from dutyfree import substrates, validation
 from dutyfree.errors import OptionError, PlanError, UsageError
 from dutyfree.study.records import Trial
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 from dutyfree.workloads import check_name
 
 

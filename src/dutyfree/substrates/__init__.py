@@ -16,7 +16,7 @@ import msgspec
 
 from dutyfree.contract import Availability, Provider, Substrate, sized
 from dutyfree.errors import OptionError, Unavailable
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 
 GROUP = "dutyfree.substrates"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dutyfree.errors import UsageError
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 
 if TYPE_CHECKING:
     from dutyfree.workloads.fixture import Fixture

@@ -72,7 +72,7 @@ static bool begins(const uint8_t *address, const uint8_t *prefix, unsigned bits)
 
 #define NEVER(network, why) network,
 static const char *const never[] = {
-#include "never.h"
+#include "denylist.h"
 };
 #undef NEVER
 #define NEVERS (sizeof never / sizeof *never)

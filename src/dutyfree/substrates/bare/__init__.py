@@ -39,10 +39,10 @@ from dutyfree.errors import ActionError, CreateError, FileError, SandboxClosed, 
 from dutyfree.substrates import stages
 from dutyfree.substrates.bare import files
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
-from dutyfree.substrates.closing import closing, require
 from dutyfree.substrates.command import Commands
 from dutyfree.substrates.editing import replace_once
 from dutyfree.substrates.kinds import KINDS, Links, local_special, unpackable
+from dutyfree.substrates.lifecycle import closing, require
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
 

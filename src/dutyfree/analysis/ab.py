@@ -20,7 +20,7 @@ from dutyfree.errors import RecordsError
 from dutyfree.study.records import Records
 
 
-def interleaved(records: Records) -> Comparison:
+def compare_rounds(records: Records) -> Comparison:
     """The second substrate of the study against the first. Raises RecordsError unless there are two."""
     a, b = _labels(records)
     decomposer = Decomposer(records)

@@ -16,10 +16,10 @@
 =====================  ====================================================================================
 """
 
-from dutyfree.substrates.closing import closing, require
 from dutyfree.substrates.command import Commands
+from dutyfree.substrates.command_sandbox import EnteredSandbox
 from dutyfree.substrates.docker.files import FilesByCommands
-from dutyfree.substrates.entered import EnteredSandbox
+from dutyfree.substrates.lifecycle import closing, require
 from dutyfree.substrates.output import Collector
 from dutyfree.substrates.reaper import Reaper, is_alive, remove_tree
 from dutyfree.substrates.stages import apply_all as apply_stages

@@ -13,7 +13,7 @@ import msgspec
 from dutyfree.abilities import Chunk, Programmed, Streaming
 from dutyfree.cli import standard, unknown_option
 from dutyfree.cli.running import run as run_to_the_end
-from dutyfree.cli.wanted import Wanted, fetch, opened
+from dutyfree.cli.sandbox_options import Wanted, fetch, opened
 from dutyfree.contract import Observation, Sandbox
 from dutyfree.errors import UsageError
 

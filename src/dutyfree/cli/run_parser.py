@@ -27,8 +27,8 @@ def parsed(arguments: Sequence[str]) -> Callable[[], int] | None:
     given = _options(arguments[1:at])
     if given is None:
         return None
-    from dutyfree.cli.once import once
-    from dutyfree.cli.wanted import Wanted
+    from dutyfree.cli.run import once
+    from dutyfree.cli.sandbox_options import Wanted
 
     timeout, json = given.pop("timeout", None), given.pop("json", False)
     return partial(once, tuple(arguments[at + 1 :]), Wanted(**given), timeout, json)  # type: ignore[arg-type]

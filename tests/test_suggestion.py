@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dutyfree.suggest import suggestion
+from dutyfree.suggestion import suggestion
 
 
 @pytest.mark.parametrize(

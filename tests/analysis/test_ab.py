@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dutyfree.analysis.ab import compare_rounds
 from dutyfree.analysis.comparison import as_markdown
-from dutyfree.analysis.interleaved import interleaved
 from dutyfree.analysis.model import CautionKind
 from dutyfree.errors import RecordsError
 from dutyfree.study.records import Failure, Records
@@ -27,7 +27,7 @@ def sides(random: np.random.Generator, rounds: int, shift: float) -> Records:
 
 
 def verdicts(made: Records) -> dict[str, str]:
-    return {change.metric: change.verdict for change in interleaved(made).changes}
+    return {change.metric: change.verdict for change in compare_rounds(made).changes}
 
 
 def test_the_same_thing_twice_is_not_told_apart():
@@ -50,7 +50,7 @@ def test_the_ratio_and_its_interval_are_those_of_the_truth():
     random = np.random.default_rng(3)
     within = 0
     for _ in range(60):
-        (total,) = (one for one in interleaved(sides(random, 20, 1.3)).changes if one.metric == "total")
+        (total,) = (one for one in compare_rounds(sides(random, 20, 1.3)).changes if one.metric == "total")
         assert total.ratio is not None
         assert total.ratio.low is not None
         assert total.ratio.high is not None
@@ -60,18 +60,18 @@ def test_the_ratio_and_its_interval_are_those_of_the_truth():
 
 
 def test_few_rounds_and_much_noise_cannot_tell():
-    few = interleaved(measured(*cold("one", [1.0, 1.1, 1.2]), *cold("two", [9.0, 9.1, 9.2])))
+    few = compare_rounds(measured(*cold("one", [1.0, 1.1, 1.2]), *cold("two", [9.0, 9.1, 9.2])))
     assert {(change.verdict, change.why) for change in few.changes} == {("cannot tell", "too few rounds")}
     random = np.random.default_rng(4)
     ours, theirs = (list(random.lognormal(0, 1.0, 20)) for _ in range(2))
-    noisy = interleaved(measured(*cold("one", ours), *cold("two", theirs)))
+    noisy = compare_rounds(measured(*cold("one", ours), *cold("two", theirs)))
     assert {(change.verdict, change.why) for change in noisy.changes} == {("cannot tell", "too noisy")}
     assert "T0: cannot tell, too noisy: B ÷ A is" in as_markdown(noisy)
     assert "could hide in the interval" in as_markdown(noisy)
 
 
 def test_equal_times_show_no_difference():
-    found = interleaved(measured(*cold("one", [1.0] * 12), *cold("two", [1.0] * 12)))
+    found = compare_rounds(measured(*cold("one", [1.0] * 12), *cold("two", [1.0] * 12)))
     assert {change.verdict for change in found.changes} == {"no difference shown"}
     assert {change.p for change in found.changes} == {1.0}
 
@@ -86,7 +86,7 @@ def test_rounds_are_matched_by_their_number_and_failures_leave_theirs_out():
         else trial("T0", "two", number, failure=broken)
         for number in range(24)
     ]
-    found = interleaved(measured(*cold("one", slow), *reversed(theirs)))
+    found = compare_rounds(measured(*cold("one", slow), *reversed(theirs)))
     for change in found.changes:
         assert (change.units_a, change.units_b) == (12, 12)
         assert (change.n_a, change.n_b) == (24, 12)
@@ -97,7 +97,7 @@ def test_rounds_are_matched_by_their_number_and_failures_leave_theirs_out():
 def test_rollouts_at_once_count_as_one_round():
     random = np.random.default_rng(5)
     trials = [one for label in LABELS for one in cold(label, list(random.lognormal(0, 0.05, 32)), parallel=4)]
-    assert {change.units_b for change in interleaved(measured(*trials)).changes} == {8}
+    assert {change.units_b for change in compare_rounds(measured(*trials)).changes} == {8}
 
 
 def test_bare_twice_is_taken_apart_alike():
@@ -124,7 +124,7 @@ def test_bare_twice_is_taken_apart_alike():
 
 def test_cautions_of_the_cells_stand_beside_the_numbers_and_those_of_a_tax_are_left_out():
     scattered = [1.0, 9.0] * 10
-    found = interleaved(measured(*cold("one", [1.0] * 20), *cold("two", scattered)))
+    found = compare_rounds(measured(*cold("one", [1.0] * 20), *cold("two", scattered)))
     assert all(CautionKind.UNSTABLE in change.cautions for change in found.changes)
     assert not {CautionKind.NO_BASELINE, CautionKind.CACHE} & {one.kind for one in found.cautions}
 
@@ -135,19 +135,19 @@ def test_times_that_stood_in_qualify_the_orchestration_alone():
         for label, own in (("bare", 0.1), ("two", None))
         for number in range(20)
     ]
-    found = interleaved(measured(*inside, labels=["bare", "two"]))
+    found = compare_rounds(measured(*inside, labels=["bare", "two"]))
     stood_in = {one.metric for one in found.changes if CautionKind.STAND_IN in one.cautions}
     assert stood_in == {"orchestration_per_action"}
 
 
 def test_a_study_without_an_a_and_a_b_is_refused():
     with pytest.raises(RecordsError, match="3 substrates"):
-        interleaved(measured(*cold("one", [1.0]), labels=["one", "two", "three"]))
+        compare_rounds(measured(*cold("one", [1.0]), labels=["one", "two", "three"]))
 
 
 def test_what_was_measured_on_one_side_only_is_told():
     both = (*cold("one", [1.0] * 8), *cold("two", [1.0] * 8))
-    found = interleaved(measured(*both, *cold("one", [1.0] * 8, "T1")))
+    found = compare_rounds(measured(*both, *cold("one", [1.0] * 8, "T1")))
     assert found.only_a == [("T1", "one", 1)]
     assert found.only_b == []
     assert "only in A: T1 on one" in as_markdown(found)
