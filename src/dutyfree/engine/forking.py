@@ -144,8 +144,8 @@ class ForkingSandbox(NativeSandbox):
             try:
                 if self._paused is not None and not self._closed:
                     return await self._layers.keep(Request.COPY, self._box.number, self._trees)
-                channel = self._usable()
-                return await (self._take(channel) if await channel.detain() else self._copy(channel))
+                with self._launcher_request() as channel:
+                    return await (self._take(channel) if await channel.detain() else self._copy(channel))
             except LauncherError as error:
                 what = f"sandbox {self.id} could not be kept: {error.message}"
                 if error.number in DEEP:

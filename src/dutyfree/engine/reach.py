@@ -12,7 +12,8 @@ from anyio.abc import SocketStream
 from dutyfree.engine import exhaustion, protocol
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
-from dutyfree.errors import ActionError, DispatchError, PortClosed
+from dutyfree.engine.waiting import PATIENCE
+from dutyfree.errors import ActionError, ActionTimeout, DispatchError, PortClosed
 
 
 class Reach:
@@ -48,7 +49,7 @@ class Reach:
                 raise DispatchError(f"the network could not be changed: {error.message}") from error
 
     async def connect(self, port: int) -> SocketStream:
-        """To a server in the sandbox. Raises PortClosed if there is none, DispatchError."""
+        """To a server in the sandbox. Raises PortClosed if there is none, ActionTimeout, DispatchError."""
         for ipv6 in (0, 1):
             try:
                 reply = await self._launcher.ask(Request.CONNECT, self.number, protocol.PORT.pack(port, ipv6))
@@ -62,7 +63,13 @@ class Reach:
                     remedy=exhaustion.OWN_FILES,
                 )
             connected = socket.socket(fileno=reply.descriptors[0])
-            if not await _established(connected):
+            try:
+                with anyio.fail_after(PATIENCE):
+                    established = await _established(connected)
+            except TimeoutError:
+                reason = f"the server on port {port} of the sandbox accepted no connection in {PATIENCE:g} s"
+                raise ActionTimeout(reason) from None
+            if not established:
                 connected.close()
                 continue
             return await SocketStream.from_socket(connected)
@@ -70,7 +77,7 @@ class Reach:
 
 
 async def _established(connected: socket.socket) -> bool:
-    """Whether the connection came about; on a loopback it is known at once."""
+    """Whether the connection came about; on a loopback it is known at once, unless the server's queue is full."""
     loop, decided = asyncio.get_running_loop(), asyncio.Event()
     loop.add_writer(connected, decided.set)
     try:

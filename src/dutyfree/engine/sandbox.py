@@ -8,8 +8,8 @@ import errno
 import os
 import posixpath
 import signal
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -51,7 +51,7 @@ from dutyfree.engine.reach import Reach
 from dutyfree.engine.scheduling.ledger import Served
 from dutyfree.engine.shell import NativeShell
 from dutyfree.engine.waiting import Running, Unstarted
-from dutyfree.errors import DispatchError, ExecError, SandboxClosed, UsageError, file_error
+from dutyfree.errors import DispatchError, ExecError, SandboxClosed, SubstrateError, UsageError, file_error
 from dutyfree.substrates.kinds import Links
 
 WORKDIR = "/workspace"
@@ -338,21 +338,21 @@ class NativeSandbox:
         self._usable().tell(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(yes))
 
     async def connect(self, port: int) -> SocketStream:
-        self._usable()
         if not 0 < port < 65536:
             raise UsageError(f"there is no port {port}")
-        return await self._reach.connect(port)
+        with self._launcher_request():
+            return await self._reach.connect(port)
 
     async def pause(self) -> None:
         """Freeze all processes, init too; by signals, which they can see, where the host cannot freeze."""
-        channel = self._usable()
-        self._paused = perf_counter()
-        try:
-            await self._stand_still(channel)
-        except BaseException:
-            if not self._closed:
-                await self._resume()
-            raise
+        with self._launcher_request() as channel:
+            self._paused = perf_counter()
+            try:
+                await self._stand_still(channel)
+            except BaseException:
+                if not self._closed:
+                    await self._resume()
+                raise
 
     async def resume(self) -> None:
         await self._resume()
@@ -419,17 +419,31 @@ class NativeSandbox:
             raise DispatchError(f"sandbox {self.id} is paused", remedy="resume it first")
         return self._channel
 
+    @contextmanager
+    def _launcher_request(self) -> Iterator[Channel]:
+        """Around what is asked of the launcher. If the sandbox has ended, that is why the request fails.
+
+        Raises SandboxGone, SandboxClosed.
+        """
+        channel = self._usable()
+        channel.check()
+        try:
+            yield channel
+        except SubstrateError:
+            channel.check()
+            raise
+
 
 class NetworkedSandbox(NativeSandbox):
     """One whose network can be opened and closed: made by root."""
 
     async def set_network(self, wanted: NetworkPolicy) -> None:
-        self._usable()
         try:
             body = policy.encode(wanted, self._resolvers)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        await self._reach.change(body)
+        with self._launcher_request():
+            await self._reach.change(body)
 
 
 async def _kill(channel: Channel, identity: int, running: Running) -> None:

@@ -33,14 +33,18 @@ static int unpack_file(int fd, const char *path, const struct member *member, ch
 	/* What is no plain file gives way, and is not written through. */
 	if (lstat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
 		unlink(path);
-	AUTOCLOSE int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-	int error = file < 0 ? -errno : 0;
+	/* Should a pipe take its place now, nobody waits for a reader of it. */
+	AUTOCLOSE int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0600);
+	int error = file >= 0 ? 0 : errno == ENXIO ? -ERROR_SPECIAL : -errno;
+
+	if (!error && (fstat(file, &found) < 0 || !S_ISREG(found.st_mode)))
+		error = -ERROR_SPECIAL;
 
 	for (uint64_t left = member->size; !error && left > 0;) {
 		size_t part = left < CHUNK ? (size_t)left : CHUNK;
 		error = read_all(fd, buffer, part);
 		if (!error)
-			error = write_all(file, buffer, part);
+			error = -transfer_error(file, -write_all(file, buffer, part));
 		left -= part;
 	}
 	if (!error && fchmod(file, member->mode & 07777) < 0)

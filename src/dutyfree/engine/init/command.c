@@ -19,6 +19,7 @@
 static struct command *commands[COMMANDS];
 static unsigned highest; /* no command beyond this index */
 static int epoll;
+static bool paused; /* the owner has stopped all processes */
 static bool late; /* some deadline is due, and what the owner may have said since was not heard yet */
 
 void command_watch(int fd)
@@ -140,6 +141,17 @@ void command_finish(unsigned index)
 	command_forget(index);
 }
 
+/* Nobody here can trace a copy of ourselves, but root of the sandbox can stop one: the action would never end. */
+static void kill_stopped_workers(void)
+{
+	for (unsigned i = 0; i < highest && !paused; i++) {
+		siginfo_t state = {0};
+		if (commands[i] && commands[i]->worker &&
+		    waitid(P_PID, (id_t)commands[i]->pid, &state, WSTOPPED | WNOHANG) == 0 && state.si_pid)
+			kill(commands[i]->pid, SIGKILL);
+	}
+}
+
 void command_reap(void)
 {
 	struct rusage usage;
@@ -162,6 +174,7 @@ void command_reap(void)
 			break;
 		}
 	}
+	kill_stopped_workers();
 }
 
 static void kill_tree(unsigned index)
@@ -204,6 +217,8 @@ int command_signal_all(const char *payload, size_t size)
 	memcpy(&number, payload, sizeof number);
 	if (number && number != SIGSTOP && number != SIGCONT && number != SIGKILL)
 		return -EINVAL;
+	if (number == SIGSTOP || number == SIGCONT)
+		paused = number == SIGSTOP;
 	/* 0 asks whether there is any. */
 	return kill(-1, (int)number) < 0 && (errno != ESRCH || !number) ? -errno : 0;
 }

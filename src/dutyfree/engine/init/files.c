@@ -30,7 +30,7 @@ static int refusal(const char *path, int error)
 
 /* Of a read or a write that failed. What the kernel makes up has errors of its own, such as that of an address in
  * /proc/self/mem: they are those of no disk. */
-static int transfer_error(int fd, int error)
+int transfer_error(int fd, int error)
 {
 	struct statfs found;
 

@@ -108,6 +108,7 @@ int file_read(uint32_t id, const char *path);
 int file_write(uint32_t id, const char *payload, size_t size, int source);
 int file_list(uint32_t id, const char *path);
 int file_remove(uint32_t id, const char *path);
+int transfer_error(int fd, int error); /* the errno to tell of a read or write that failed */
 int make_parents(char *path);
 int remove_tree(const char *path, int unused);
 int archive_unpack(const char *path, int fd);
