@@ -19,10 +19,19 @@ import pytest
 
 import dutyfree
 from dutyfree import Action, Edit, Exec, Limits, List, Read, Recipe, Search, Service, Stage, Write
-from dutyfree.engine import waiting
+from dutyfree.engine import reach, waiting
 from dutyfree.engine.channel import SetupError
 from dutyfree.engine.forking import _unusable
-from dutyfree.errors import ActionError, CreateError, ExecError, SandboxClosed, SandboxGone, verdict
+from dutyfree.errors import (
+    ActionError,
+    ActionTimeout,
+    CreateError,
+    ExecError,
+    SandboxClosed,
+    SandboxGone,
+    SpecialFile,
+    verdict,
+)
 from dutyfree.substrates import stages
 from dutyfree.substrates.docker import images
 from tests.awaiting import appeared
@@ -320,7 +329,15 @@ async def test_an_init_that_is_held_up(shared: Any, monkeypatch: pytest.MonkeyPa
         with anyio.fail_after(200), pytest.raises(SandboxGone) as gone:
             await run_until_it_fails(sandbox)
         assert (gone.value.kind, verdict(gone.value)) == ("gone", "task")
-        for action in (lambda: sandbox.read("file"), lambda: sandbox.batch([Read("file")])):
+        for action in (
+            lambda: sandbox.read("file"),
+            lambda: sandbox.batch([Read("file")]),
+            lambda: sandbox.connect(80),
+            lambda: sandbox.set_network("on"),
+            sandbox.pause,
+            sandbox.snapshot,
+            lambda: sandbox.fork(1).__aenter__(),
+        ):
             with pytest.raises(SandboxGone):
                 await action()
 
@@ -338,6 +355,77 @@ async def test_a_killed_worker_is_no_broken_machine(shared: Any) -> None:
             while "killed" not in kinds:
                 kinds.add(await judged("search", lambda: sandbox.search("/", "no such text", timeout=30)))
         assert kinds <= {"killed", "done"}
+
+
+STOPPER_OF_WORKERS = """
+import os
+open("ready", "w")
+while True:
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and name != "1" and "python" not in open(f"/proc/{name}/cmdline").read():
+                os.kill(int(name), 19)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.native
+async def test_a_stopped_worker_keeps_no_action_waiting(shared: Any, tmp_path: Path) -> None:
+    """Root of the sandbox may also stop them, and nobody would let them go on."""
+    (tmp_path / "source").mkdir()
+    for number in range(20):
+        (tmp_path / "source" / str(number)).write_bytes(b"x" * 1_000_000)
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        names = "mkdir many; cd many; seq -f %0200g 1 4000 | xargs touch"
+        assert (await sandbox.exec(names, timeout=SECONDS)).ok
+        await sandbox.write("script.py", STOPPER_OF_WORKERS.encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "ready")
+        for name, action in {
+            "upload": lambda: sandbox.upload(tmp_path / "source", "uploaded"),
+            "download": lambda: sandbox.download("many", tmp_path / "copy"),
+            "list": lambda: sandbox.list("many"),
+            "remove": lambda: sandbox.remove("uploaded"),
+        }.items():
+            with anyio.fail_after(60):
+                assert await judged(name, action) in ("killed", "done", "not_found")
+
+
+@pytest.mark.native
+async def test_a_file_that_the_kernel_makes_up_is_no_broken_disk(shared: Any, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"x")
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        process = await sandbox.start("echo $$; exec sleep 1000")
+        pid = int((await anext(aiter(process.output()))).data)
+        with pytest.raises(SpecialFile):
+            await sandbox.upload(tmp_path / "source", f"/proc/{pid}/mem")
+
+
+QUEUE = """
+import socket, time
+server = socket.socket()
+server.bind(("127.0.0.1", 8080))
+server.listen(0)
+clients = [socket.socket() for _ in range(8)]
+for client in clients:
+    client.setblocking(False)
+    try: client.connect(("127.0.0.1", 8080))
+    except BlockingIOError: pass
+open("ready", "w")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.native
+async def test_a_server_that_accepts_nobody(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "PATIENCE", 0.5)
+    async with shared.sandbox(limits=LIMITS) as sandbox:
+        await sandbox.write("script.py", QUEUE.encode())
+        await sandbox.start(["python3", "script.py"])
+        await appeared(sandbox, "ready")
+        with anyio.fail_after(60), pytest.raises(ActionTimeout, match="8080"):
+            await sandbox.connect(8080)
 
 
 @pytest.mark.native

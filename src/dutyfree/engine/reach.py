@@ -77,7 +77,7 @@ class Reach:
 
 
 async def _established(connected: socket.socket) -> bool:
-    """Whether the connection came about; on a loopback it is known at once, unless the server's queue is full."""
+    """Whether it came about. On a loopback that is known at once, unless the server's queue is full."""
     loop, decided = asyncio.get_running_loop(), asyncio.Event()
     loop.add_writer(connected, decided.set)
     try:
