@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import msgspec
@@ -17,33 +13,11 @@ import pytest
 
 from dutyfree.analysis.model import Caution, CautionKind, Summary
 from dutyfree.cli import machine, reports, standard
+from tests.terminals import is_quiet, on_terminal
 
 COMMAND = [sys.executable, "-m", "dutyfree"]
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e\n[red]x[/red]"
 REMEDY = "sysctl user.max_user_namespaces=16384 kernel.unprivileged_userns_clone=1 # " + "and so on " * 30
-
-
-def on_terminal(*command: str, columns: int, environment: dict[str, str] | None = None) -> str:
-    """What a person sees of a command who has a terminal of so many columns; it is not wrapped by it."""
-    screen, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **(environment or {})}
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while part := os.read(screen, 1 << 16):
-            seen += part
-    except OSError:  # nobody holds the other side any more
-        pass
-    os.close(screen)
-    process.wait()
-    return seen.decode().replace("\r\n", "\n")
-
-
-def is_quiet(text: str) -> bool:
-    return all(one.isprintable() or one == "\n" for one in text)
 
 
 # --- Lines that can be copied ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import dutyfree
 from dutyfree import Edit, Limits, Recipe
 from dutyfree.engine import waiting
 from dutyfree.errors import UsageError
+from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 from tests.engine import counts
 
@@ -48,15 +49,6 @@ async def left_behind(sandbox: Any, script: str) -> None:
     await appeared(sandbox, "ready")
 
 
-FORK_BOMB = """
-import os, time
-while True:
-    try:
-        if os.fork() == 0: time.sleep(1000)
-    except OSError:
-        open("ready", "w")
-        time.sleep(0.01)
-"""
 STOPPER = "import os\nopen('ready', 'w')\nwhile True:\n  try: os.kill(-1, 19)\n  except OSError: pass"
 FAR = {"PATH": ":".join([*(f"/{number}" for number in range(4000)), "/usr/bin"])}
 

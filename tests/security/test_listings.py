@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 import dutyfree
 from dutyfree.engine import census
 from tests.engine import unprivileged
+from tests.terminals import is_quiet, on_terminal
 
 pytestmark = pytest.mark.native
 
@@ -68,22 +68,7 @@ def _ps(*arguments: str, terminal: bool = False) -> str:
     command = [sys.executable, "-m", "dutyfree", "ps", *arguments]
     if not terminal:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    screen, theirs = pty.openpty()
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
-    try:
-        while part := os.read(screen, 1 << 16):
-            seen += part
-    except OSError:  # nobody holds the other side any more
-        pass
-    os.close(screen)
-    assert process.wait() == 0
-    return seen.decode().replace("\r\n", "\n")
-
-
-def _is_quiet(text: str) -> bool:
-    return all(one.isprintable() or one == "\n" for one in text)
+    return on_terminal(*command, columns=0)
 
 
 @pytest.fixture
@@ -123,14 +108,14 @@ def test_ps_prints_nothing_that_speaks_to_a_terminal(posing: subprocess.Popen[st
     shown = _ps(terminal=terminal)
     assert f"native-{posing.pid}-7" in shown
     assert "EVIL" in shown
-    assert _is_quiet(shown)
+    assert is_quiet(shown)
     (row,) = [line for line in shown.splitlines() if line.startswith(f"native-{posing.pid}-7")]
     assert "\\x1b" in row
 
 
 def test_ps_as_json_tells_all_but_quietly(posing: subprocess.Popen[str]) -> None:
     shown = _ps("--json")
-    assert _is_quiet(shown)
+    assert is_quiet(shown)
     (living,) = [living for living in json.loads(shown) if living["owner"] == posing.pid]
     assert living["image"] == EVIL
 

@@ -34,22 +34,13 @@ from dutyfree.errors import (
 )
 from dutyfree.substrates import stages
 from dutyfree.substrates.docker import images
+from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(memory=160 << 20, pids=40, disk=48 << 20)
 SECONDS = 60.0
-
-FORK_BOMB = """
-import os, time
-while True:
-    try:
-        if os.fork() == 0: time.sleep(1000)
-    except OSError:
-        open("ready", "w")
-        time.sleep(0.01)
-"""
 
 FORK_BOMB_WITH_RETRIES = """
 import os, time
