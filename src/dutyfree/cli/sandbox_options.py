@@ -142,7 +142,7 @@ async def fetch(sandbox: Sandbox, wanted: Wanted) -> None:
             left_out = await sandbox.download(source, Path(target))
         if left_out:
             shown = ", ".join(left_out[:SHOWN]) + ("" if len(left_out) <= SHOWN else ", …")
-            standard.say(f"dutyfree: {target} is without {len(left_out)} links that lead outside: {shown}")
+            standard.say(f"dutyfree: left {len(left_out)} links that lead outside out of {target}: {shown}")
 
 
 class _naming:  # noqa: N801 (used as a with statement's word)

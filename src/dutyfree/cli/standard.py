@@ -63,7 +63,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def tell(value: object) -> None:
-    """One JSON document on standard output; in its texts too nothing speaks to a terminal."""
+    """One JSON document on standard output, with control characters escaped."""
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
     print(_UNPRINTABLE.sub(_spelt, text))  # noqa: T201 (the command's output)
 
@@ -122,7 +122,7 @@ def _columns() -> int:
 
 
 def coloured(text: str, colour: Colour) -> str:
-    """In that colour, where a person looks who has not asked for none."""
+    """In that colour on a terminal, unless NO_COLOR is set."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
@@ -133,7 +133,7 @@ _COLOURS: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33}
 
 
 def line(text: str) -> str:
-    """Text from elsewhere as one line of which a terminal takes nothing for an order."""
+    """Text from elsewhere as one line, with control characters spelt out."""
     return plain(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -102,7 +102,7 @@ class ActingSandbox(ServingSandbox):
                     return
                 early += taken[0]
                 if len(early) > EARLY:
-                    raise CollectError("the sandbox tells of changes, and of no beginning")
+                    raise CollectError("the sandbox reports changes of a watch that has not begun")
                 begun = taken[1]
             yield changes()
         finally:

@@ -37,7 +37,7 @@ Asked = tuple[Frame, bytes, int | None, int]
 _TOLD = 1000  # bytes of a reason that init gives
 
 AT_ONCE = 16
-"""So many answers are looked at before others have their turn."""
+"""Answers that are decoded before other tasks of the event loop may run."""
 
 
 async def frames(

@@ -16,7 +16,7 @@ PATIENCE = 30.0
 
 
 RESPONSE = 5.0
-"""So long the launcher may take to say that it is there."""
+"""Seconds in which a launcher that works answers."""
 
 
 class Box:

@@ -155,7 +155,7 @@ class Channel(Unanswered):
         if waiting is None:
             return
         waiting.owed += size
-        # An init that does not listen gets none, and so cannot go on: else this would pile up here.
+        # While init does not read, it gets no credit: else these frames would pile up here.
         if not self._unsent and not self._detained:
             self._pay(identity, waiting)
 

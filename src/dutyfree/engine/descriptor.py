@@ -56,7 +56,7 @@ class Descriptor:
         async with self._writing:
             while rest:
                 if _waits(self.number):
-                    raise InputClosed("what runs in the sandbox has taken it over")
+                    raise InputClosed("a process in the sandbox has made it blocking")
                 try:
                     rest = rest[os.write(self.number, rest) :]
                 except BlockingIOError:
@@ -97,7 +97,7 @@ class Descriptor:
 
 
 def _waits(number: int) -> bool:
-    """Whether somebody has a copy of it, and made it wait for the other side: so would our event loop."""
+    """Whether a process that has a copy of it made it blocking: our event loop would block too."""
     return os.get_blocking(number)
 
 

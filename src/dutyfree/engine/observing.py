@@ -24,7 +24,7 @@ REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROC
 _TIMED_OUT, _OOM = int(Exit.TIMED_OUT), int(Exit.OOM)
 
 PART = 2000
-"""So many records of an answer are looked at before others have their turn."""
+"""Records of an answer that are decoded before other tasks of the event loop may run."""
 
 
 def observe(

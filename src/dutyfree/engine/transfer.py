@@ -55,7 +55,7 @@ async def download(channel: Channel, located: bytes, path: str, target: Path, li
 
 
 def _raise(number: int, error: Exception | None, path: str) -> None:
-    """What init says, and what we found: whoever broke the pipe is the reason."""
+    """Raise init's error or ours. EPIPE of init says that we closed the pipe: then ours is the reason."""
     if number != errno.EPIPE:
         observing.check(number, path)
     if error is not None:

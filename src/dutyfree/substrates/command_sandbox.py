@@ -52,7 +52,7 @@ class EnteredSandbox(FilesByCommands):
 
     @abstractmethod
     def is_gone(self) -> bool:
-        """Whether the sandbox has ended; may block. Asked when a command failed: its result is none then."""
+        """Whether the sandbox has ended; may block. Called after a failed command, to blame the right one."""
 
     async def exec(
         self,

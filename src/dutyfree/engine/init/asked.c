@@ -24,13 +24,14 @@
 #define ENOUGH_TO_CONNECT 4096
 #define TASKS 256 /* with more than these there are no further filters */
 
-/* An address of IPv6 is at least so long, and no other of a connection but a name of AF_UNIX. */
+/* IPv6 addresses have at least this size. Of all others that connect() takes, only names of AF_UNIX can have it. */
 #define LONG_ADDRESS 24
-#define EACH 1000000u /* nanoseconds for a destination, but for the first so many */
+/* So many destinations at once; after that, one in so many nanoseconds. */
 #define AT_ONCE 4096
+#define EACH 1000000u
 
 static int asked = -1, counted = -1;
-static uint64_t taken; /* turns up to this moment; not after now, unless somebody has to wait */
+static uint64_t taken; /* when the next destination is due; in the future only if it has to wait */
 
 void asked_open(int listener, bool shared)
 {

@@ -19,7 +19,7 @@
 void asked_open(int listener, bool shared);
 int asked_listener(void); /* to be watched */
 void asked_serve(void);   /* one question, or none */
-/* Before this moment there is to be none; UINT64_MAX: there is nothing to wait for. */
+/* When the next question may be served; UINT64_MAX: at once. */
 uint64_t asked_next(void);
 
 #endif

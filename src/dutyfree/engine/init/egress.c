@@ -375,8 +375,8 @@ static void descend(int launcher)
 	egress_confine();
 }
 
-/* All that is ready goes to its sandbox, however much that is: nobody's is behind another's. Whether the launcher
- * has said something. */
+/* Moves all that is ready to the queues of the sandboxes, so that none waits behind another's events. Returns
+ * whether the launcher has said something. */
 static bool collect(int wait_ms)
 {
 	static struct epoll_event events[COLLECTED];

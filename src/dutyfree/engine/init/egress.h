@@ -59,7 +59,7 @@ struct client {
 
 void watch_for(struct client *client, struct watch *watch, uint32_t interest); /* 0 for nothing */
 void accept_later(struct client *client); /* no descriptor is left for what its listener has */
-void discard(void *memory); /* of what had a descriptor, which another may have now */
+void discard(void *memory); /* frees it, and notes that a descriptor has been given back */
 bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
 
 void egress_confine(void); /* for good: sockets of IP, memory, and nothing else */

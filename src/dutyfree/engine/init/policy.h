@@ -33,8 +33,8 @@ void policy_drop(struct policy *policy);
 
 /* The host, what lies on its links, metadata services of clouds, and what is no destination: whatever the rules say. */
 bool policy_never(const struct in6_addr *address);
-/* IPv4 addresses that this address of IPv6 leads to by a translator or a tunnel, as ::ffff:…, but for one that is
- * nothing else: how many. */
+/* The IPv4 addresses that an IPv6 address carries for a translator or a tunnel, as ::ffff:…. Returns how many: none
+ * of an address that is itself ::ffff:…. */
 #define EMBEDDED_MAX 5
 unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[EMBEDDED_MAX]);
 enum verdict_kind policy_judge(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment);

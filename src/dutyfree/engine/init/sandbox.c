@@ -223,8 +223,8 @@ static void mount_alike(void)
 #define IOPRIO_PROCESS 1
 #define IOPRIO_USUAL (2 << 13 | 4) /* best effort, in the middle; smaller ones come before it */
 
-/* An owner that runs before others, and that the kernel, out of memory, is not to kill, does not leave that to a
- * sandbox. What it lowered for itself, it does. */
+/* A sandbox does not inherit a raised priority of its owner, nor its protection from the OOM killer. It does inherit
+ * a lowered priority. */
 static void be_ordinary(void)
 {
 	const char *file = "/box/proc/self/oom_score_adj";

@@ -252,7 +252,7 @@ class Execution:
         """Why the container has ended. Only what the engine knows for sure is the agent's doing."""
         name = f"the container {self._container[:12]}"
         if state.get("OOMKilled"):
-            return SandboxGone(f"{name} ended for want of memory")
+            return SandboxGone(f"{name} was killed by its memory limit")
         events = await self._last_events()
         if "kill" in events:
             return SandboxClosed(f"{name} was killed or stopped from outside")
