@@ -563,9 +563,13 @@ async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
         with anyio.fail_after(SECONDS), pytest.raises(SandboxGone) as gone:
             await exec_until_it_fails(sandbox, "kill -9 -1; kill -15 -1")
         assert verdict(gone.value) == "task"
+        with pytest.raises(SandboxGone) as again:
+            await sandbox.read("file")
+        assert again.value is gone.value, "the engine may have forgotten why by now"
 
 
 @pytest.mark.docker
+@pytest.mark.alone  # it makes the engine forget the containers of other tests
 async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> None:
     """It keeps a few hundred events in all. What it does not know is not held against the agent."""
     async with docker.sandbox() as sandbox, docker.sandbox() as busy:

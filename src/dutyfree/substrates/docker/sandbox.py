@@ -23,7 +23,7 @@ from dutyfree.arguments import (
     encoded_path,
 )
 from dutyfree.contract import Command, Limits, Observation, Span
-from dutyfree.errors import CollectError, DispatchError, SandboxClosed, file_error
+from dutyfree.errors import CollectError, DispatchError, SandboxClosed, SandboxGone, file_error
 from dutyfree.substrates.docker import files
 from dutyfree.substrates.docker.execution import Execution, Request, refusal
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
@@ -68,6 +68,7 @@ class DockerSandbox(files.FilesByCommands):
         self._spans = spans
         self._closed = False
         self._running = 0
+        self._gone: SandboxGone | None = None
         self._oom = OutOfMemory(engine, container, limited=limits.memory is not None)
 
     def __repr__(self) -> str:
@@ -184,6 +185,9 @@ class DockerSandbox(files.FilesByCommands):
         self._running += 1
         try:
             return await Execution(self._engine, self._container, request).run()
+        except SandboxGone as error:
+            self._gone = error  # the engine forgets why
+            raise
         except (DispatchError, CollectError) as error:
             # Whatever broke, the reason was that it was closed meanwhile.
             if self._closed and not isinstance(error, SandboxClosed):
@@ -203,6 +207,8 @@ class DockerSandbox(files.FilesByCommands):
     def _require_open(self) -> None:
         if self._closed:
             raise SandboxClosed(f"the sandbox {self.id} is closed")
+        if self._gone is not None:
+            raise self._gone
 
     def _archive_error(self, error: EngineError, path: str) -> Exception:
         message = error.message.lower()
