@@ -34,6 +34,7 @@ from dutyfree.errors import (
 )
 from dutyfree.substrates import stages
 from dutyfree.substrates.docker import images
+from dutyfree.substrates.docker import sandbox as container
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 
@@ -549,6 +550,17 @@ async def docker() -> AsyncIterator[Any]:
     async with dutyfree.open("docker") as substrate:
         await substrate.prepare()
         yield substrate
+
+
+@pytest.mark.docker
+async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read whole, whatever the container's tools do."""
+    monkeypatch.setattr(container, "TOOL_OUTPUT", 1 << 20)
+    async with docker.sandbox() as sandbox:
+        assert (await sandbox.exec("truncate -s 16M file")).ok
+        with pytest.raises(ActionError) as refused:
+            await sandbox.read("file")
+        assert refused.value.kind == "too_large"
 
 
 @pytest.mark.docker

@@ -70,7 +70,7 @@ READ = (
 [ -e "$1" ] || missing "$1"
 [ -f "$1" ] || exit 86
 [ -r "$1" ] || exit 77
-exec cat <"$1"
+exec head -c 1073741825 <"$1"
 """
 )
 
@@ -195,6 +195,8 @@ class FilesByCommands(ABC):
         argv = script(text, posixpath.join(self.workdir, path), *rest)
         observation = await self.run_tool(argv, stdin)
         check(observation, path)
+        if observation.cut.stdout:
+            raise file_error(errno.EFBIG, path)
         return observation
 
 

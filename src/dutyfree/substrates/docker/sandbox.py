@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import posixpath
-import sys
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -45,6 +44,9 @@ _ARCHIVE_ERRORS = {
     "file exists": errno.EEXIST,
 }
 """What the engine says of a path in a container, in lower case."""
+
+TOOL_OUTPUT = 1 << 30
+"""So much of what a tool in the container prints is kept: a file, or a list, may have no end."""
 
 SPOOL = 8 << 20
 """Archives above this size go through a file on disk."""
@@ -178,7 +180,7 @@ class DockerSandbox(files.FilesByCommands):
             raise DispatchError(str(error)) from error
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        return await self._run(Request(command=argv, cwd="/", stdin=stdin, output=sys.maxsize))
+        return await self._run(Request(command=argv, cwd="/", stdin=stdin, output=TOOL_OUTPUT))
 
     async def _run(self, request: Request) -> Observation:
         self._require_open()
