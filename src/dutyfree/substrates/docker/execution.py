@@ -168,6 +168,8 @@ class Execution:
             self._abandon()
             raise DispatchError(f"the Docker engine went away: {lost}") from lost
         self._abandon()
+        if error.status == 409:  # the container has ended since
+            await self._require_running()
         raise refusal(error, self._container) from error
 
     def _abandon(self) -> None:
