@@ -198,6 +198,18 @@ def test_limits_that_cannot_be(name, values):
             Limits(**{name: value})
 
 
+@pytest.mark.parametrize("network", ["maybe", "Off", "example.org:443", "", 3, ["a", 3], {"a": 1}])
+def test_networks_that_cannot_be(network):
+    with pytest.raises(LimitError, match=r'^network must be "on", "off" or a list of strings, not '):
+        Limits(network=network)
+    with pytest.raises(LimitError, match="network"):
+        limited({"network": network}, Limits())
+
+
+def test_a_list_of_hosts_is_taken_for_a_tuple():
+    assert Limits(network=["example.org"]) == Limits(network=("example.org",))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("512M", 512 << 20), ("1.5G", 3 << 29), ("4096", 4096), ("2 KiB", 2048), ("1t", 1 << 40)],

@@ -314,6 +314,9 @@ def test_the_same_in_other_words_has_the_same_key(tmp_path: Path) -> None:
 
 STAGE: Any = Stage
 RECIPE: Any = Recipe
+PIP: Any = recipes.pip
+APT: Any = recipes.apt
+PYTHON: Any = recipes.python
 """As they are without a type checker."""
 
 
@@ -323,6 +326,12 @@ RECIPE: Any = Recipe
         (lambda: STAGE("deps"), "'deps' is no kind of stage .known are: repository, "),
         (lambda: STAGE("setup", "make"), "commands must be several strings, not 'make'"),
         (lambda: STAGE("setup", ("make",), secrets="TOKEN"), "secrets must be several"),
+        (lambda: STAGE("setup", (3,)), "a command must be several strings, not 3"),
+        (lambda: STAGE("setup", (("make", 3),)), "a command must be several strings"),
+        (lambda: STAGE("setup", ("make",), secrets=(3,)), "secrets must be several strings"),
+        (lambda: PIP("a", secrets="TOKEN"), "secrets must be several strings, not 'TOKEN'"),
+        (lambda: PYTHON(["ast"]), "the command of the service 'python' must be strings alone"),
+        (lambda: RECIPE(Path("/image.tar")), "image must be a string, not PosixPath.*str"),
         (lambda: RECIPE(stages=STAGE("setup")), "stages must be several Stage"),
         (lambda: RECIPE(stages=("make",)), "stages must be several Stage"),
         (lambda: RECIPE(services=("server",)), "services must be several Service"),
@@ -342,6 +351,20 @@ RECIPE: Any = Recipe
 )
 def test_what_is_no_recipe_is_refused_where_it_is_written(make: Any, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: PIP(["a"]), r"\['a'\] must be a string"),
+        (lambda: PIP("a", python=3), "3 must be a string"),
+        (lambda: PIP("a", options="--pre"), r"options must be several strings, not '--pre'"),
+        (lambda: APT(["git"]), r"\['git'\] must be a string"),
+    ],
+)
+def test_packages_and_options_are_strings(make: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         make()
 
 

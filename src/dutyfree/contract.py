@@ -138,6 +138,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             least, bound = (-1, "≥ 0") if name == "output" else (0, "> 0")
             if not least < value <= most:
                 raise LimitError(f"{name} must be {bound} and ≤ {most}, not {value}")
+        if self.network not in (None, "off", "on"):
+            msgspec.structs.force_setattr(self, "network", _allow_list(self.network))
 
 
 _MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
@@ -156,6 +158,16 @@ def _number(name: str, value: object) -> float:
     wanted = "a number" if name == "cpus" else "a whole number"
     remedy = f'write {name}="512M", or the bytes' if name in SIZES else ""
     raise LimitError(f"{name} must be {wanted}, not {value!r}", remedy=remedy)
+
+
+def _allow_list(network: object) -> tuple[str, ...]:
+    """A network policy that is neither "on" nor "off". Raises LimitError."""
+    if isinstance(network, tuple | list) and all(isinstance(entry, str) for entry in network):
+        return tuple(network)
+    raise LimitError(
+        f'network must be "on", "off" or a list of strings, not {network!r}',
+        remedy='to allow one host, write network=("example.org:443",)',
+    )
 
 
 def size(text: str, of: str) -> int:

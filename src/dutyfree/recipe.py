@@ -37,12 +37,13 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RecipeError(
                 f"{self.kind!r} is no kind of stage", remedy=f"known are: {', '.join(get_args(StageKind))}"
             )
-        commands = [
-            one if isinstance(one, str) else tuple(one) for one in _several("commands", self.commands)
-        ]
-        msgspec.structs.force_setattr(self, "commands", tuple(commands))
+        commands = tuple(
+            one if isinstance(one, str) else _several("a command", one, str)
+            for one in _several("commands", self.commands)
+        )
+        msgspec.structs.force_setattr(self, "commands", commands)
         msgspec.structs.force_setattr(self, "files", {name: Path(at) for name, at in self.files.items()})
-        msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets))
+        msgspec.structs.force_setattr(self, "secrets", _several("secrets", self.secrets, str))
 
     def __hash__(self) -> int:
         return hash((self.kind, self.commands, frozenset(self.files.items()), self.secrets))
@@ -67,8 +68,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Every prefix has a content key, in which files count by what is in them when it is worked out. Recipes
     that say the same are equal and have the same hash, in which files count by their paths.
 
-    Raises RecipeError for what are no stages, for services of the same name, and for what cannot be an
-    environment.
+    Raises RecipeError for an image that is no string, for what are no stages, for services of the same name,
+    and for what cannot be an environment.
     """
 
     image: str | None = None
@@ -85,6 +86,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Directories that come before those of PATH; relative ones start at the working directory."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.image, str | None):
+            raise RecipeError(f"image must be a string, not {self.image!r}", remedy="write image=str(…)")
         msgspec.structs.force_setattr(self, "stages", _several("stages", self.stages, Stage))
         msgspec.structs.force_setattr(self, "services", _several("services", self.services, Service))
         names = [service.name for service in self.services]

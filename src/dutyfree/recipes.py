@@ -220,12 +220,16 @@ def pip(
     """Packages of Python, by name or by a file of requirements. Raises UsageError."""
     if not packages and requirements is None:
         raise UsageError("pip has nothing to install", remedy="name packages, or a file of requirements")
+    if isinstance(options, str):
+        raise UsageError(
+            f"options must be several strings, not {options!r}", remedy=f"write options=({options!r},)"
+        )
     words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir", *options]
     locks: dict[str, str | Path] = {}
     if requirements is not None:
         locks["requirements.txt"] = requirements
         words += ["-r", f"{LOCKS}/requirements.txt"]
-    return command(shlex.join([*words, *packages]), locks=locks, secrets=secrets)
+    return command(_joined([*words, *packages]), locks=locks, secrets=secrets)
 
 
 def npm(directory: str = REPOSITORY, *, lock: str | Path | None = None, secrets: Sequence[str] = ()) -> Stage:
@@ -243,7 +247,7 @@ def apt(*packages: str) -> Stage:
     """Packages of Debian and its kin, ``name`` or ``name=version``; the image has apt. Raises UsageError."""
     if not packages:
         raise UsageError("apt has nothing to install", remedy="name packages")
-    install = shlex.join(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
+    install = _joined(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     quiet = "export DEBIAN_FRONTEND=noninteractive"
     tidy = "apt-get clean && rm -rf /var/lib/apt/lists/*"  # the layer needs neither
     return command(f"{quiet}; apt-get update -qq && {install} && {tidy}")
@@ -257,7 +261,17 @@ def command(
     """Any commands that install something; ``locks`` are files that they find in ``LOCKS`` meanwhile."""
     files = {f"{LOCKS}/{name}": Path(path) for name, path in (locks or {}).items()}
     tidy = (f"rm -rf {LOCKS}",) if files else ()
-    return Stage("dependencies", commands=(*commands, *tidy), files=files, secrets=tuple(secrets))
+    return Stage("dependencies", commands=(*commands, *tidy), files=files, secrets=secrets)  # type: ignore[arg-type]
+
+
+def _joined(words: Sequence[str]) -> str:
+    """A command for the shell, of these words. Raises UsageError for one that is no string."""
+    for word in words:
+        if not isinstance(word, str):
+            raise UsageError(
+                f"{word!r} must be a string", remedy="give several as arguments of their own, or as *names"
+            )
+    return shlex.join(words)
 
 
 def python(

@@ -54,6 +54,8 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if not self.name or not self.command:
             raise RecipeError("a service needs a name and a command")
         if not isinstance(self.command, str):
+            if not all(isinstance(word, str) for word in self.command):
+                raise RecipeError(f"the command of the service {self.name!r} must be strings alone")
             msgspec.structs.force_setattr(self, "command", tuple(self.command))
         if not self.seconds > 0:
             raise RecipeError(f"the service {self.name!r} needs time to become ready, not {self.seconds:g} s")

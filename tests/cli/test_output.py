@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,23 @@ def test_a_closed_pipe_ends_a_listing_without_a_word(arguments: list[str], unbuf
     os.close(writer)
     # A listing of nothing has nothing to write.
     assert (done.returncode, done.stderr) in ((141, ""), (0, "no sandbox lives on this machine\n"))
+
+
+@pytest.mark.parametrize("arguments", [["substrates"], ["run", "--substrate", "bare", "--", "echo", "here"]])
+def test_output_that_does_not_fit_is_one_sentence(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"dutyfree: the output could not be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["ps", "run --substrate bare -- sh -c 'cat; exit 5'"])
+def test_closed_standard_streams_are_empty(closed: str, arguments: str) -> None:
+    line = f"{shlex.join(COMMAND)} {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, input=b"", check=False)
+    assert done.returncode == (5 if "exit 5" in arguments else 0)
+    assert b"Traceback" not in done.stderr
 
 
 # --- What was meant ----------------------------------------------------------------------------------------

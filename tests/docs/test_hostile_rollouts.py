@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Edit, Limits, Recipe
+from dutyfree import Edit, Limits, Recipe, Stage
 from dutyfree.engine import waiting
 from dutyfree.errors import UsageError
 from tests.attacks import FORK_BOMB
@@ -241,3 +241,18 @@ async def test_a_mistake_of_the_program_raises(loop: dict[str, Any], native: Any
         with pytest.raises(UsageError, match="a number of seconds"):
             await loop["attempt"](native, Recipe(), sandbox)
     assert rollout.times == 1
+
+
+async def test_a_task_whose_stage_fails_is_left_out(
+    loop: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails, works = (Recipe(stages=(Stage("setup", (command,)),)) for command in ("exit 3", "true"))
+    loop["tasks"], loop["rollout"] = [fails, works], Counted(solves)
+    await loop["main"]()
+    left_out, rewards, *_ = capsys.readouterr().out.splitlines()
+    assert left_out.startswith("left out: stage 'setup': 'exit 3' ended with 3")
+    assert rewards == str([SOLVED] * 8)
+
+
+async def solves(sandbox: Any) -> float:
+    return SOLVED

@@ -5,6 +5,7 @@ A command loads only what it needs: ``run`` not even the general parser (``run_p
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -31,14 +32,39 @@ def main() -> int:
 
     141 says that nobody reads its output any more, as of a program that SIGPIPE has killed.
     """
+    _open_standard_streams()
     try:
         status = _main()
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still to be written when Python ends goes nowhere, without a word.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _discard_output()
+        _say(DutyfreeError(f"the output could not be written: {error.strerror}"))
+        return 1
     return status
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that the caller closed.
+
+    Otherwise the next file or socket that is opened gets the number of that stream.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """What Python has yet to write when it ends goes to /dev/null."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main() -> int:
