@@ -176,6 +176,13 @@ def test_unlike_hosts_are_refused_unless_insisted():
     assert only(compare([a], [b], across_hosts=True), CautionKind.UNLIKE_HOSTS)
 
 
+def test_the_load_of_the_moment_makes_no_host_unlike():
+    a = records(*cold("bare", [1.0] * 5), study=study(host={"host_key": "a", "load": 1, "cpu": "A"}))
+    b = records(*cold("bare", [2.0] * 5), study=study(host={"host_key": "b", "load": 9, "cpu": "B"}))
+    with pytest.raises(RecordsError, match=r"unlike hosts \(cpu: A and B\)"):
+        compare([a], [b])
+
+
 def test_changed_software_is_told():
     a = records(*cold("bare", [1.0] * 5))
     b = records(*cold("bare", [1.0] * 5), substrates={"bare": facts("bare", facts={"python": "3.13"})})
