@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import textwrap
+from typing import Any
 
 import anyio
 import pytest
@@ -156,3 +157,22 @@ async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyP
                     with anyio.move_on_after(0.2):
                         await sandbox.exec("true")
                     await held.run("true", timeout=0.2)
+
+
+async def test_questions_to_init_keep_nothing_from_standing_still(native: Any) -> None:
+    """What waits for an answer to a system call cannot be frozen: init must not stop before it."""
+    storm = """
+    import os, socket
+    for _ in range(5): os.fork()
+    while True:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one: one.connect(("127.0.0.1", 9))
+        except OSError: pass
+    """
+    async with native.sandbox(limits=LIMITS) as sandbox:
+        await background(sandbox, storm)
+        for _ in range(5):
+            await sandbox.pause()
+            await sandbox.resume()
+            native.forget(await sandbox.snapshot())
+        assert (await sandbox.exec("echo alive", timeout=60)).stdout == b"alive\n"

@@ -9,7 +9,7 @@ import anyio
 from dutyfree.engine import protocol
 from dutyfree.engine.launcher import Launcher, LauncherError
 from dutyfree.engine.protocol import Request
-from dutyfree.errors import CleanupError, ExecError
+from dutyfree.errors import ActionTimeout, CleanupError, ExecError
 
 PATIENCE = 30.0
 """So long the kernel may take to end, or to freeze, all that runs in a sandbox."""
@@ -28,15 +28,16 @@ class Box:
         self._name = name
 
     async def freeze(self) -> None:
-        """Every process of it stands still, its init too; if that fails, some may. Raises ExecError.
+        """Every process of it stands still, its init too; if that fails, some may.
 
-        Without a freezer it is init alone.
+        Without a freezer it is init alone. Raises ExecError, and ActionTimeout if processes keep running.
         """
         try:
             with anyio.fail_after(PATIENCE):
                 await self._launcher.ask(Request.FREEZE, self.number)
         except TimeoutError as error:
-            raise ExecError(f"sandbox {self._name} cannot be frozen within {PATIENCE:g} s") from error
+            what = f"sandbox {self._name} cannot be frozen within {PATIENCE:g} s"
+            raise (ActionTimeout(what) if await self.responds() else ExecError(what)) from error
         except LauncherError as error:
             raise ExecError(f"sandbox {self._name} cannot be frozen: {error.message}") from error
 

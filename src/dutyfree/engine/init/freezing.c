@@ -38,17 +38,16 @@ void box_freezing_ends(struct box *box, int error)
 }
 
 /* On version 2, and where nothing can be frozen, init is in no group of its sandbox. Awake it would end, during
- * the pause, what has its time then. */
+ * the pause, what has its time then. It stops last: a process that waits for its answer to a system call cannot be
+ * frozen. */
+static int stop_init(const struct box *box)
+{
+	return cgroup_freezes_init() ? 0 : pidfd_signal(box->slot->pidfd, SIGSTOP);
+}
+
 static int freeze(const struct box *box)
 {
-	bool alone = !cgroup_freezes_init();
-	int error = alone ? pidfd_signal(box->slot->pidfd, SIGSTOP) : 0;
-
-	if (!error && cgroup_freezes())
-		error = cgroup_freeze(&box->slot->cgroup, true);
-	if (error && alone)
-		pidfd_signal(box->slot->pidfd, SIGCONT);
-	return error;
+	return cgroup_freezes() ? cgroup_freeze(&box->slot->cgroup, true) : stop_init(box);
 }
 
 static int thaw(const struct box *box)
@@ -98,5 +97,5 @@ void box_freeze(const struct request *request)
 void box_frozen(struct box *box)
 {
 	if (box->freezing >= 0 && cgroup_is_frozen(box->freezing))
-		box_freezing_ends(box, 0);
+		box_freezing_ends(box, stop_init(box));
 }
