@@ -9,13 +9,21 @@ from typing import Protocol
 import anyio
 
 from dutyfree.contract import Availability
-from dutyfree.errors import CleanupError, SubstrateError, Unavailable
+from dutyfree.errors import CleanupError, SubstrateError, Unavailable, UsageError
 
 
 def require(found: Availability, substrate: str) -> None:
     """Raises Unavailable, with the remedy, unless the probe found that it can be used."""
     if not found.available:
         raise Unavailable(f"{substrate}: {found.detail}", remedy=found.remedy)
+
+
+def refuse_second_entry(is_open: bool, substrate: str) -> None:
+    """Raises UsageError for a substrate that is open: entering it again would lose what it holds."""
+    if is_open:
+        raise UsageError(
+            f"{substrate} is open already", remedy="enter it once and share it, or open another one"
+        )
 
 
 class Closable(Protocol):

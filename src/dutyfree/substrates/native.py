@@ -57,6 +57,7 @@ from dutyfree.errors import (
 )
 from dutyfree.recipe import checked
 from dutyfree.substrates import stages
+from dutyfree.substrates.lifecycle import refuse_second_entry
 from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
 
@@ -142,6 +143,7 @@ class Native(Pooled):
         return await anyio.to_thread.run_sync(requirements.met, Path(config.program))
 
     async def __aenter__(self) -> Self:
+        refuse_second_entry(self._is_open, self.name)
         found = await self.probe(self._config)
         if not found.available:
             raise Unavailable(f"native: {found.detail}", remedy=found.remedy)
@@ -183,12 +185,13 @@ class Native(Pooled):
         except BaseException:
             await self._close()
             raise
-        self._entered = True
+        self._entered = self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         # What was made before an error is on its way to the disk too; who is interrupted does not wait.
         await self._close(finish=kind is None or issubclass(kind, Exception))
 

@@ -60,6 +60,7 @@ class Pooled(ABC):
     _labelling: Labelling
     _warmth: ClassVar[Warmth | None] = None
     _entered = False
+    _is_open = False
 
     @property
     @abstractmethod

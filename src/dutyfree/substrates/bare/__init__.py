@@ -42,7 +42,7 @@ from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.command import Commands
 from dutyfree.substrates.editing import replace_once
 from dutyfree.substrates.kinds import KINDS, Links, local_special, unpackable
-from dutyfree.substrates.lifecycle import closing, require
+from dutyfree.substrates.lifecycle import closing, refuse_second_entry, require
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
 
@@ -69,6 +69,7 @@ class Bare:
         self._numbers = itertools.count(1)
         self._templates: dict[int, tuple[Recipe, Path]] = {}
         self._preparing = anyio.Lock()
+        self._is_open = False
 
     @classmethod
     async def probe(cls, config: BareConfig) -> Availability:
@@ -77,13 +78,16 @@ class Bare:
         return Availability(True, "the host itself; isolates nothing")
 
     async def __aenter__(self) -> Self:
+        refuse_second_entry(self._is_open, self.name)
         require(await self.probe(self._config), "bare")
         await anyio.to_thread.run_sync(self._open)
+        self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._close)
 

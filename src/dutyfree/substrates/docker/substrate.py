@@ -27,6 +27,7 @@ from dutyfree.substrates.docker.leftovers import OWNER, PROCESS, ROLE, listed, r
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.reaching import REMEDY, meet, socket_path
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
+from dutyfree.substrates.lifecycle import refuse_second_entry
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import Reaper
 
@@ -57,14 +58,18 @@ class Docker:
     def __init__(self, config: DockerConfig | None = None) -> None:
         self._config = config or DockerConfig()
         self._stack = AsyncExitStack()
+        self._is_open = False
 
     async def __aenter__(self) -> Substrate:
+        refuse_second_entry(self._is_open, "docker")
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(_opened(self._config))
             self._stack = stack.pop_all()
+        self._is_open = True
         return opened
 
     async def __aexit__(self, *details: Any) -> bool | None:
+        self._is_open = False
         return await self._stack.__aexit__(*details)
 
     @classmethod
