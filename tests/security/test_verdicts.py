@@ -7,6 +7,7 @@ would have the attempt repeated elsewhere, or end the training loop.
 from __future__ import annotations
 
 import errno
+import socket
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -418,6 +419,11 @@ async def test_a_server_that_accepts_nobody(shared: Any, monkeypatch: pytest.Mon
         await appeared(sandbox, "ready")
         with anyio.fail_after(60), pytest.raises(ActionTimeout, match="8080"):
             await sandbox.connect(8080)
+        assert await sandbox.exec("true")
+        # The loop has forgotten the descriptor: the next one of its number is listened to.
+        one, other = socket.socketpair()
+        with one, other, anyio.fail_after(60):
+            await anyio.wait_writable(one)
 
 
 @pytest.mark.native

@@ -83,9 +83,9 @@ async def _established(connected: socket.socket) -> bool:
     try:
         await decided.wait()
     except BaseException:
+        # Not closed before: the loop would take the next descriptor of this number for it.
+        loop.remove_writer(connected)
         connected.close()
         raise
-    finally:
-        if connected.fileno() >= 0:
-            loop.remove_writer(connected)
+    loop.remove_writer(connected)
     return connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
