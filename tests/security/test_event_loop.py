@@ -141,7 +141,7 @@ async def test_a_terminal_that_others_make_wait() -> None:
         os.set_blocking(copy, True)
         with anyio.fail_after(30):
             assert await side.read(lambda: False) == b""
-            with pytest.raises(InputClosed, match="taken it over"):
+            with pytest.raises(InputClosed, match="made it blocking"):
                 await side.write(b"x")
     finally:
         side.close()

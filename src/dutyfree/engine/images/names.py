@@ -17,6 +17,8 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ODD = ("//", "./", "/.", "\0")
 _SHORT = 255
 _SYS_OPENAT2 = 437
+_TRIES = 1000
+"""The kernel asks for another one whenever anything on the host was renamed during the look-up."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,13 +76,16 @@ def resolve(root: int, path: bytes) -> int:
 
 
 def _openat2(root: int, path: bytes, how: _How) -> int:
-    descriptor = _libc.syscall(
-        _SYS_OPENAT2, ctypes.c_int(root), ctypes.c_char_p(path), ctypes.byref(how), ctypes.c_size_t(24)
-    )
-    if descriptor < 0:
+    for _ in range(_TRIES):
+        descriptor = _libc.syscall(
+            _SYS_OPENAT2, ctypes.c_int(root), ctypes.c_char_p(path), ctypes.byref(how), ctypes.c_size_t(24)
+        )
+        if descriptor >= 0:
+            return int(descriptor)
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), os.fsdecode(path))
-    return int(descriptor)
+        if number != errno.EAGAIN:
+            break
+    raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
 def encode(text: str) -> bytes:
