@@ -16,7 +16,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Substrate
-from dutyfree.errors import CreateError, ExecError, SandboxClosed
+from dutyfree.errors import ExecError, LimitError, SandboxClosed
 from tests.engine import counts
 
 ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
@@ -155,6 +155,9 @@ async def test_many_cycles_leave_no_descriptor(native: Substrate) -> None:
 
 @pytest.mark.anyio
 async def test_a_disk_must_fit_into_the_memory(native: Substrate) -> None:
-    with pytest.raises(CreateError, match="does not fit"):
-        async with native.sandbox(limits=Limits(memory=64 << 20, disk=64 << 20)):
+    limits = Limits(memory=64 << 20, disk=64 << 20)
+    with pytest.raises(LimitError, match="does not fit"):
+        async with native.sandbox(limits=limits):
             pass
+    with pytest.raises(LimitError, match="does not fit"):
+        dutyfree.open("native", limits=limits)

@@ -119,20 +119,22 @@ async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
 async def test_it_is_used_between_entering_and_leaving():
     native = opened("native")
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"not open yet \(write: async with"):
+        with pytest.raises(UsageError, match=r"not open \(use it inside of: async with"):
             native.sandbox()
-        with pytest.raises(UsageError, match="not open yet"):
+        with pytest.raises(UsageError, match="not open"):
             async with native.group(recipe(), 2):
                 pass
-        with pytest.raises(UsageError, match="not open yet"):
+        with pytest.raises(UsageError, match="not open"):
             await native.prefetch([recipe()], 2)
-        with pytest.raises(UsageError, match="not open yet"):
+        with pytest.raises(UsageError, match="not open"):
             await native.prepare(recipe())
     async with native:
         await native.prefetch([recipe()], 1)
         await idle(native, recipe(), 1)
-    with pytest.raises(PoolError, match="closed"):
+    with pytest.raises(UsageError, match="not open"):
         await native.prefetch([recipe()], 1)
+    with pytest.raises(UsageError, match="not open"):
+        native.sandbox()
     with pytest.raises(PoolError, match="closed"):
         await native.pool.keep(recipe(), 1)
 

@@ -8,7 +8,7 @@ from dutyfree.contract import Limits
 from dutyfree.engine import protocol
 from dutyfree.engine.features import Features
 from dutyfree.engine.protocol import Create, Tree
-from dutyfree.errors import CreateError
+from dutyfree.errors import CreateError, LimitError
 
 PIDS = 2048
 """Of a sandbox without such a limit: enough for builds, and no bomb reaches the host's."""
@@ -30,29 +30,30 @@ def share_of_memory() -> int:
     return host_memory() // SHARE
 
 
-def create(features: Features, trees: tuple[Tree, ...], limits: Limits) -> bytes:
-    """The request for a sandbox, but for its label. Raises CreateError."""
-    disk, memory = limits.disk, limits.memory
-    if memory is None:
-        # No sandbox takes all from the others. What it may write, it may also hold.
-        memory = max(share_of_memory(), 2 * (disk or 0))
-    if disk is None:
-        disk = memory // 2
-    elif disk > memory // 2:
-        raise CreateError(
-            f"a disk of {disk} bytes does not fit into a memory of {limits.memory}",
+def check_limits(limits: Limits) -> None:
+    """Raises LimitError for what no sandbox can have, on any host."""
+    if limits.memory is not None and limits.memory < LEAST_MEMORY:
+        raise LimitError(f"no program runs in {limits.memory} bytes", remedy="allow at least 1M")
+    if limits.cpus is not None and limits.cpus < LEAST_CPUS:
+        raise LimitError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
+    if limits.disk is not None and limits.memory is not None and limits.disk > limits.memory // 2:
+        raise LimitError(
+            f"a disk of {limits.disk} bytes does not fit into a memory of {limits.memory}",
             remedy="what is written is kept in memory: allow at least twice as much of it",
         )
+
+
+def create(features: Features, trees: tuple[Tree, ...], limits: Limits) -> bytes:
+    """The request for a sandbox, but for its label. Raises LimitError, CreateError."""
+    check_limits(limits)
     _refuse_what_cannot_be_limited(features, limits)
-    if limits.memory is not None and limits.memory < LEAST_MEMORY:
-        raise CreateError(f"no program runs in {limits.memory} bytes", remedy="allow at least 1M")
-    if limits.cpus is not None and limits.cpus < LEAST_CPUS:
-        raise CreateError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
+    # No sandbox takes all memory from the others. What it may write, it may also hold.
+    memory = max(share_of_memory(), 2 * (limits.disk or 0)) if limits.memory is None else limits.memory
     return protocol.create(
         Create.SHARED_NETWORK if shares_network(features, limits) else 0,
         trees,
         memory=memory if "memory" in features.controllers else 0,
-        disk=disk,
+        disk=memory // 2 if limits.disk is None else limits.disk,
         pids=limits.pids if limits.pids is not None else PIDS,
         cpu_quota=0 if limits.cpus is None else int(limits.cpus * 100_000),
     )

@@ -26,6 +26,14 @@ def refuse_second_entry(is_open: bool, substrate: str) -> None:
         )
 
 
+def require_open(is_open: bool) -> None:
+    """Raises UsageError for a substrate that was not entered yet, or is left already."""
+    if not is_open:
+        raise UsageError(
+            "the substrate is not open", remedy="use it inside of: async with dutyfree.open(…) as substrate"
+        )
+
+
 class Closable(Protocol):
     async def close(self) -> None:
         """Raises OSError, SubstrateError."""

@@ -57,7 +57,7 @@ from dutyfree.errors import (
 )
 from dutyfree.recipe import checked
 from dutyfree.substrates import stages
-from dutyfree.substrates.lifecycle import refuse_second_entry
+from dutyfree.substrates.lifecycle import refuse_second_entry, require_open
 from dutyfree.substrates.opening import Images
 from dutyfree.substrates.pooled import OPEN, Pooled
 
@@ -125,6 +125,7 @@ class Native(Pooled):
     host_address = policy.HOST
 
     def __init__(self, config: NativeConfig) -> None:
+        requests.check_limits(config.limits)
         self._config = config
         self._numbers = itertools.count(1)
         self._keys = Keys()
@@ -185,7 +186,7 @@ class Native(Pooled):
         except BaseException:
             await self._close()
             raise
-        self._entered = self._is_open = True
+        self._is_open = True
         return self
 
     async def __aexit__(
@@ -214,7 +215,7 @@ class Native(Pooled):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]:
-        self._check_entered()
+        require_open(self._is_open)
         recipe, limits = checked(recipe or NO_STAGES), limited(limits, self._config.limits)
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
@@ -222,7 +223,7 @@ class Native(Pooled):
         return self._made(recipe, limits, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        self._check_entered()
+        require_open(self._is_open)
         await self._base(checked(recipe or NO_STAGES))
 
     async def sandboxes(self) -> Sequence[str]:

@@ -27,9 +27,9 @@ from dutyfree.engine.scheduling.values import Budget, Policy
 from dutyfree.engine.snapshots import Layers
 from dutyfree.engine.stages import Stages, Trace
 from dutyfree.engine.supply import Supply, Warmth
-from dutyfree.errors import UsageError
 from dutyfree.recipe import checked
 from dutyfree.substrates import stages
+from dutyfree.substrates.lifecycle import require_open
 
 OPEN = Limits(network="on")
 """Of sandboxes in which stages are run, as image builds have it."""
@@ -59,7 +59,6 @@ class Pooled(ABC):
     _keys: Keys
     _labelling: Labelling
     _warmth: ClassVar[Warmth | None] = None
-    _entered = False
     _is_open = False
 
     @property
@@ -99,16 +98,9 @@ class Pooled(ABC):
         """The pool, once something was asked for that wants one: ``prefetch``, ``group`` or ``pooled``."""
         return self._keeping.pool
 
-    def _check_entered(self) -> None:
-        """Raises UsageError for what was opened and not entered."""
-        if not self._entered:
-            raise UsageError(
-                "the substrate is not open yet", remedy="write: async with dutyfree.open(…) as substrate"
-            )
-
     async def pooled(self) -> Pool:
         """The pool, for leases with terms of their own, begun if it was not."""
-        self._check_entered()
+        require_open(self._is_open)
         return await self._keeping.started()
 
     async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
@@ -131,7 +123,7 @@ class Pooled(ABC):
 
         Raises UsageError, PoolError, StageError and CreateError.
         """
-        self._check_entered()
+        require_open(self._is_open)
         recipe, count = checked(recipe), whole(count, 1)
         limits = limited(limits, self._options.limits)
         if self._is_pooled(recipe, limits):

@@ -42,7 +42,7 @@ from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
 from dutyfree.substrates.command import Commands
 from dutyfree.substrates.editing import replace_once
 from dutyfree.substrates.kinds import KINDS, Links, local_special, unpackable
-from dutyfree.substrates.lifecycle import closing, refuse_second_entry, require
+from dutyfree.substrates.lifecycle import closing, refuse_second_entry, require, require_open
 from dutyfree.substrates.owner import identity
 from dutyfree.substrates.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
 
@@ -131,6 +131,7 @@ class Bare:
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[BareSandbox]:
         del labels  # nothing outlives the sandbox that could carry them
+        require_open(self._is_open)
         limits = limited(limits, Limits())
         stages.refuse("bare", recipe, limits, network=("on",))
         asked = perf_counter()
