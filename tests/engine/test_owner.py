@@ -241,3 +241,17 @@ def test_in_a_notebook() -> None:
         output["text"] for cell in notebook.cells for output in cell["outputs"] if "text" in output
     )
     assert said == "b'awaited\\n'\nb'blocked\\n'\n"
+
+
+@pytest.mark.native
+def test_signals_that_an_owner_ignores_are_not_ignored_in_a_sandbox() -> None:
+    """As one does that is started by nohup, or in the background of a script: no shell could trap them."""
+    program = textwrap.dedent("""
+        import signal, dutyfree
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1): signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        with dutyfree.sync.open("native") as substrate, substrate.sandbox() as sandbox:
+            print(sandbox.exec("grep -E 'Sig(Blk|Ign)' /proc/self/status").stdout.decode())
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]

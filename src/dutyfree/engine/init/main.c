@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,18 @@ static int seal_ourselves(char **argv)
 	return -errno;
 }
 
+/* An owner started by nohup, or in the background of a script, ignores SIGHUP or SIGINT. What runs in a sandbox would
+ * inherit that, and no shell could trap them. */
+static void forget_signals(void)
+{
+	sigset_t none;
+
+	for (int number = 1; number < NSIG; number++)
+		signal(number, SIG_DFL);
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
 int main(int argc, char **argv)
 {
 	char *end;
@@ -69,6 +82,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "dutyfree-init: cannot copy itself: %s\n", strerror(-error));
 		return 70;
 	}
+	forget_signals();
 	title_keep(argc, argv);
 	launcher_run((int)socket);
 }
