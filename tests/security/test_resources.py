@@ -446,7 +446,10 @@ anyio.run(main)
 async def test_connections_on_a_host_that_has_just_started() -> None:
     """Turns are counted on the monotonic clock, which begins with the host."""
     command = ["unshare", "--time", "--fork", "--monotonic", str(-int(time.monotonic()))]
-    done = await anyio.run_process([*command, sys.executable, "-c", EARLY], stderr=None)
+    done = await anyio.run_process([*command, sys.executable, "-c", EARLY], check=False)
+    if b"monotonic offset" in done.stderr:
+        pytest.skip("this unshare takes no negative offset; to enable it: another version of util-linux")
+    assert done.returncode == 0, done.stderr
     if done.stdout == b"late\n":
         pytest.skip("this machine was too slow to connect within its first seconds")
     assert done.stdout == b"answered\n"
