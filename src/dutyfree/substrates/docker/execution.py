@@ -137,7 +137,7 @@ class Execution:
         try:
             made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)
         except EngineError as error:
-            if error.status == 409:
+            if _has_ended(error):
                 await self._require_running()
             raise refusal(error, self._container) from error
         except EngineLost as error:
@@ -168,7 +168,7 @@ class Execution:
             self._abandon()
             raise DispatchError(f"the Docker engine went away: {lost}") from lost
         self._abandon()
-        if error.status == 409:  # the container has ended since
+        if _has_ended(error):
             await self._require_running()
         raise refusal(error, self._container) from error
 
@@ -362,10 +362,14 @@ def _unstarted(reason: bytes) -> int:
     return 127 if any(text in reason.lower() for text in missing) else 126
 
 
+def _has_ended(error: EngineError) -> bool:
+    """Whether the engine says so of the container: with 409, or with 500 if it ended a moment ago."""
+    return error.status == 409 or "is not running" in error.message
+
+
 def refusal(error: EngineError, container: str) -> DispatchError:
     """The engine's refusal of an action, as the caller must see it."""
-    gone = error.status == 404 or (error.status == 409 and "is not running" in error.message)
-    if gone:
+    if error.status == 404 or "is not running" in error.message:
         return SandboxClosed(f"the container {container[:12]} is gone: {error}")
     return DispatchError(f"the Docker engine refused: {error}")
 
