@@ -38,6 +38,23 @@ def test_links_lead_somewhere(name):
             assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
 
 
+def anchors(page):
+    """The anchors that a code host gives to the headings of a page."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = (
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)", prose, re.MULTILINE)
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_anchors_exist(name):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text(name)):
+        page = (ROOT / name).parent / target if target else ROOT / name
+        if page.suffix == ".md" and not target.startswith(("http:", "https:")):
+            assert anchor in anchors(page), f"{name} links to {target}#{anchor}"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name):
     known = set(re.findall(r"^([a-z0-9-]+):", text("Makefile"), re.MULTILINE))
