@@ -1,4 +1,4 @@
-"""A substrate made of bubblewrap: a sandbox is a set of namespaces over this host's programs, read-only."""
+"""A substrate that uses bubblewrap: a sandbox is a set of namespaces with this host's programs, read-only."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from dutyfree.errors import CreateError
 from dutyfree.substrates import toolkit
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-NOBODY = 65534 if os.geteuid() == 0 else -1  # who root in a sandbox is outside; without root, the caller
+NOBODY = 65534 if os.geteuid() == 0 else -1  # the sandbox's user on the host; -1: the caller
 BECOME = "" if NOBODY == -1 else f"/usr/bin/setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups "
 SYSTEM = "".join(f" --ro-bind-try /{name} /{name}" for name in ("usr", "etc", "bin", "sbin", "lib", "lib64"))
 BWRAP = f"{BECOME}bwrap --unshare-all --uid 0 --gid 0 --dev /dev --proc /proc --tmpfs /tmp{SYSTEM}"
@@ -67,7 +67,7 @@ class Bubblewrap:
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        pass  # stages run in each sandbox: nothing can be done beforehand
+        pass  # stages run in each sandbox, so there is nothing to prepare
 
     async def facts(self) -> dict[str, str]:
         return {"isolation": "namespaces", "kernel": os.uname().release}
@@ -93,7 +93,7 @@ class BubblewrapSandbox(toolkit.EnteredSandbox):
 
     async def close(self) -> None:
         self.closed = True
-        await run_sync(self.commands.kill)  # PID 1 has the mark too
+        await run_sync(self.commands.kill)  # PID 1 too: it has the mark
         if self._bwrap is not None:
             await self._bwrap.aclose()
         await run_sync(toolkit.remove_tree, self.workdir)
