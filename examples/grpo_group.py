@@ -1,10 +1,10 @@
-"""A group of rollouts for GRPO: eight sandboxes copied from one prepared state, one attempt in each.
+"""A group of rollouts for GRPO: eight sandboxes in the same state, one attempt in each.
 
     python examples/grpo_group.py
 
-The state (a small project with a bug, and its tests) is prepared once. Each attempt edits the source and runs
-the tests; its reward is whether they pass. An attempt whose sandbox broke has no reward at all: it is left
-out of the group's baseline, so that no broken machine teaches the model anything.
+The state is a small project with a bug, and its tests. It is prepared once. Each attempt edits the source and
+runs the tests, and its reward is 1 if they pass. If a sandbox breaks, its attempt has no reward, and does not
+count in the group's baseline. So the model learns nothing from a broken machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ assert middle([30, 1, 2]) == 2
 RECIPE = Recipe(
     stages=(
         Stage("repository", (f"cat > project.py <<'.'\n{SOURCE}.", f"cat > test.py <<'.'\n{TEST}.")),
-        # By its hash: an edit of the same size in the same second would go unseen by the usual check.
+        # Checked by hash: the default check misses an edit of the same size in the same second.
         Stage("dependencies", ("python3 -m compileall -q --invalidation-mode checked-hash project.py",)),
     )
 )
@@ -49,12 +49,12 @@ SAMPLES = (
     "sorted(values)[-1",
     "max(iter(lambda: 0, 1))",
 )
-"""What a model might have written; the seventh is no Python, the last never ends."""
+"""What a model might write. The seventh is not valid Python, the last never ends."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one attempt: a reward, or why there is none. What the agent brought about is a reward of 0."""
+    """The reward of one attempt, or the failure of the infrastructure. Errors of the agent give 0."""
 
     sample: str
     reward: float | None = None
@@ -70,16 +70,16 @@ async def attempt(sandbox: Sandbox, sample: str, seconds: float) -> Outcome:
         seen = await sandbox.exec(["python3", "test.py"], timeout=seconds)
     except Exception as error:
         match verdict(error):
-            case "task":  # the model's own doing, such as a full disk: it counts
+            case "task":  # the model caused it, such as a full disk: it counts
                 return Outcome(sample, reward=0.0, served=how)
             case "infrastructure":
                 return Outcome(sample, failure=str(error), served=how)
-        raise  # a mistake in this program
+        raise  # a bug in this program
     return Outcome(sample, reward=float(seen.ok), served=how)
 
 
 def advantages(outcomes: Sequence[Outcome]) -> list[float | None]:
-    """Each reward against its group's; None for an attempt that has none, or where all are alike."""
+    """Each reward relative to its group. None without a reward, or if all rewards are equal."""
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     spread = statistics.pstdev(rewards) if rewards else 0.0
     if not spread:
@@ -114,7 +114,7 @@ async def show(seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A group of rollouts for GRPO.")
-    parser.add_argument("--timeout", type=float, default=6, help="seconds that an attempt's tests may take")
+    parser.add_argument("--timeout", type=float, default=6, help="seconds for the tests of one attempt")
     anyio.run(partial(show, parser.parse_args().timeout))
 
 

@@ -1,10 +1,10 @@
-"""A training loop in miniature: tasks of two repositories, groups of eight, the next batch prefetched.
+"""A small training loop: tasks of two repositories, groups of eight, the next batch prefetched.
 
     python examples/training_loop.py --steps 3
 
-The model and its updates are left out; all else is there. Attempts pause in the middle, as partial rollouts
-do. A sandbox that dies costs its attempt a second try, never a reward. A recipe that cannot be made costs its
-task, and nothing else. At the end one task is searched as a tree, and the pool says what it was worth.
+It has everything but the model and its updates. Attempts pause in the middle, as partial rollouts do. If a
+sandbox dies, its attempt runs again in another one, and the reward is not affected. If a recipe fails, only
+its task is left out. At the end the program searches one task as a tree, and prints what the pool saved.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from dutyfree.substrates.native import Native
 
 GROUP = 8
 REPEATS = 2
-"""Further sandboxes that one attempt may use up."""
+"""How many more sandboxes one attempt may use, if the infrastructure fails."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A bug to fix, in the state that its recipe gives."""
+    """A bug to fix. The recipe gives the state in which the attempt starts."""
 
     name: str
     recipe: Recipe
-    """Made once and kept: its key, for which files are read, is worked out once for each object."""
+    """Create it once and keep it: dutyfree reads the files of a recipe once per object."""
 
 
 def prepared(repository: Path, commit: str) -> Recipe:
-    """The copy of the repository is one layer for all of its tasks; the history ends with the bug."""
+    """All tasks of a repository share the layer of its copy. The history ends with the bug."""
     return Recipe(
         stages=(
             recipes.repository(repository),
             recipes.checkout(commit, only_past=True),
-            # By its hash: an edit of the same size in the same second would go unseen by the usual check.
+            # Checked by hash: the default check misses an edit of the same size in the same second.
             Stage("setup", ("python3 -m compileall -q --invalidation-mode checked-hash repository",)),
         )
     )
 
 
 def make_tasks(root: Path) -> list[Task]:
-    """Two repositories with four bugs each, and a task that cannot be: its commit is nowhere."""
+    """Two repositories with four bugs each, and a task that fails: its commit does not exist."""
     tasks = []
     for letter in "ab":
         repository = root / letter
@@ -77,10 +77,10 @@ def make_tasks(root: Path) -> list[Task]:
 
 
 async def attempt(sandbox: ActingSandbox, chance: random.Random) -> float:
-    """Look, think, change, test: the reward is whether the test passes. Raises DutyfreeError."""
+    """Find the bug, change the code, run the test. The reward is 1 if it passes. Raises DutyfreeError."""
     seen = await sandbox.exec("grep -l ' - ' m*.py", cwd="repository", timeout=30)
     suspect = seen.stdout.decode().strip()
-    await sandbox.pause()  # the weights are updated: nothing runs, no timeout does either
+    await sandbox.pause()  # while the weights are updated: no process and no timeout runs
     await sandbox.resume()
     await guess(sandbox, suspect, " + " if chance.random() < 0.5 else " * ")
     return await reward(sandbox)
@@ -92,13 +92,13 @@ async def guess(sandbox: ActingSandbox, suspect: str, operator: str) -> None:
 
 async def reward(sandbox: ActingSandbox) -> float:
     seen = await sandbox.exec(["python3", "test.py"], cwd="repository", timeout=30)
-    return float(seen.ok)  # a timeout is a failure of the attempt, too
+    return float(seen.ok)  # a timeout is a failure of the attempt too
 
 
 async def persistent(
     native: Native, task: Task, sandbox: ActingSandbox, chance: random.Random
 ) -> float | None:
-    """An attempt that survives its sandbox; None if the machinery failed each time."""
+    """An attempt that survives the loss of its sandbox; None if the infrastructure failed each time."""
     reward = await outcome(task, sandbox, chance)
     for _ in range(REPEATS):
         if reward is None:
@@ -111,24 +111,24 @@ async def persistent(
 
 
 async def outcome(task: Task, sandbox: ActingSandbox, chance: random.Random) -> float | None:
-    """The reward; None if the machinery failed, so that there is none."""
+    """The reward, or None if the infrastructure failed."""
     try:
         return await attempt(sandbox, chance)
     except Exception as error:
         match verdict(error):
-            case "task":  # the model's own doing, such as an edit that does not fit: it counts
+            case "task":  # the model caused it, such as an edit that does not match: it counts
                 return 0.0
             case "infrastructure":
                 print(f"{task.name}: {error}; once more")
                 return None
-        raise  # a mistake in this program
+        raise  # a bug in this program
 
 
 # --- Groups, batches, trees --------------------------------------------------------------------------
 
 
 async def rollouts(native: Native, task: Task, chance: random.Random) -> list[float | None]:
-    """One group: a reward for each attempt. Raises SubstrateError if there are no sandboxes for it."""
+    """One group: a reward for each attempt. Raises SubstrateError if it gets no sandboxes."""
     rewards: list[float | None] = [None] * GROUP
     async with native.group(task.recipe, GROUP) as sandboxes, anyio.create_task_group() as tasks:
 
@@ -143,14 +143,14 @@ async def rollouts(native: Native, task: Task, chance: random.Random) -> list[fl
 async def step(
     native: Native, batch: Sequence[Task], following: Sequence[Task], chance: random.Random
 ) -> dict[str, list[float | None]]:
-    """All groups of a batch at once, while the next one's sandboxes are made in the background."""
+    """Run all groups of a batch at once, and prepare the next batch in the background."""
     await native.prefetch([task.recipe for task in following], GROUP)
     results: dict[str, list[float | None]] = {}
 
     async def one(task: Task) -> None:
         try:
             results[task.name] = await rollouts(native, task, chance)
-        except (StageError, Quarantined) as error:  # the recipe's fault: trying again would not help
+        except (StageError, Quarantined) as error:  # the recipe fails: a retry would not help
             print(f"{task.name} is left out: {error.message.splitlines()[0]}")
 
     async with anyio.create_task_group() as tasks:
@@ -160,7 +160,7 @@ async def step(
 
 
 async def best_branch(native: Native, task: Task) -> str:
-    """A tree of one level: go to where it matters, fork, and try everything."""
+    """A tree of one level: find the bug, fork, and try every operator."""
     operators = (" + ", " * ", " / ", " % ")
     async with native.sandbox(task.recipe) as root:
         seen = await root.exec("grep -l ' - ' m*.py", cwd="repository", timeout=30)
@@ -186,7 +186,7 @@ async def train(root: Path, steps: int) -> None:
             print(f"step {number}: {len(rewards)} rewards, mean {statistics.fmean(rewards):.2f}")
         print(f"the best branch of {tasks[1].name} is {await best_branch(native, tasks[1])}")
         assert native.pool is not None
-        print(native.pool.ledger)  # .figures() and .prometheus() are for programs
+        print(native.pool.ledger)  # for programs there are .figures() and .prometheus()
 
 
 # --- Git ---------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _commit(repository: Path, message: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A training loop in miniature.")
+    parser = argparse.ArgumentParser(description="A small training loop.")
     parser.add_argument("--steps", type=int, default=3)
     with tempfile.TemporaryDirectory() as root:
         anyio.run(partial(train, Path(root), parser.parse_args().steps))
