@@ -23,7 +23,7 @@ setup: linux $(INSTALLED) ## Make .venv with the dutyfree command in it
 	@echo '  $(BIN)/dutyfree run -- echo hello     a command in a fresh sandbox'
 	@echo '  make study                          measure this machine: a few minutes, ends with a report'
 
-$(INSTALLED): pyproject.toml hatch_build.py scripts/setup $(wildcard src/dutyfree/engine/init/*.[ch])
+$(INSTALLED): pyproject.toml hatch_build.py scripts/setup $(wildcard src/dutyfree/engine/init/*.[ch] src/dutyfree/engine/init/*/*.[ch])
 	@scripts/needs-linux
 	scripts/host-tools gcc musl-tools linux-libc-dev
 	scripts/setup "$(PYTHON)" "$(VENV)"

@@ -59,10 +59,11 @@ def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "
         return NO_COMPILER
     target.parent.mkdir(exist_ok=True, parents=True)
     scratch = target.with_suffix(".new")
-    command = [*found, *(SANITIZED if sanitized else FLAGS), "-o"]
-    sources = sorted((engine / "init").glob("*.c"))
+    init = engine / "init"
+    command = [*found, *(SANITIZED if sanitized else FLAGS), f"-I{init}", "-o"]
+    sources = sorted(init.rglob("*.c"))
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [f"{directory}/{source.stem}.o" for source in sources]
+        objects = [f"{directory}/{number}.o" for number in range(len(sources))]
         compiled = pool.map(lambda made, source: _run([*command, made, "-c", str(source)]), objects, sources)
         reason = "".join(compiled) or _run([*command, str(scratch), *objects, *LINKED])
     if not reason:

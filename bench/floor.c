@@ -10,13 +10,13 @@
  *   f F   a sandbox of which everything is made anew: likewise
  */
 #define _GNU_SOURCE
-#include "blank.h"
-#include "command.h"
-#include "handover.h"
-#include "layers.h"
-#include "sandbox.h"
-#include "seccomp.h"
-#include "slot.h"
+#include "launcher/parked.h"
+#include "pid1/command.h"
+#include "launcher/fd_handover.h"
+#include "launcher/layers.h"
+#include "setup/sandbox.h"
+#include "setup/seccomp.h"
+#include "launcher/slot.h"
 #include "sys.h"
 
 #include <fcntl.h>

@@ -12,7 +12,16 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "src/dutyfree/engine/init"
-REPLACED = ("box.c", "freezing.c", "init.c", "keeping.c", "launcher.c", "looking.c", "main.c", "way.c")
+REPLACED = (
+    "sandboxes.c",
+    "freeze.c",
+    "init.c",
+    "snapshot_layers.c",
+    "launcher.c",
+    "audit.c",
+    "main.c",
+    "client_sandbox.c",
+)
 """By floor.c; all else of the engine is its own."""
 
 sys.path.insert(0, str(HERE.parent))
@@ -26,7 +35,7 @@ def build(directory: Path) -> tuple[Path, Path]:
         raise RuntimeError("no C compiler: install musl-tools")
     nothing = directory / "nothing.c"
     nothing.write_text("int main(void) { return 0; }\n")
-    sources = [HERE / "floor.c", *(path for path in sorted(ENGINE.glob("*.c")) if path.name not in REPLACED)]
+    sources = [HERE / "floor.c", *(path for path in sorted(ENGINE.rglob("*.c")) if path.name not in REPLACED)]
     for target, parts in {"floor": sources, "static-true": [nothing]}.items():
         subprocess.run([*found, *FLAGS, f"-I{ENGINE}", "-o", directory / target, *parts], check=True)
     return directory / "floor", directory / "static-true"

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from dutyfree.engine.images.pull import Puller
 from dutyfree.engine.images.reference import parse
-from dutyfree.engine.images.store import Store
+from dutyfree.engine.store.store import Store
 
 LAYERS = 12
 """Of the second image: the first one's, and small ones upon it."""

@@ -19,9 +19,9 @@ from itertools import count
 
 from measuring import Row, percentile
 
-from dutyfree.engine.scheduler import State, decide, wake
-from dutyfree.engine.scheduling.costs import Costs
-from dutyfree.engine.scheduling.values import (
+from dutyfree.engine.pool.scheduler.costs import Costs
+from dutyfree.engine.pool.scheduler.decide import State, decide, wake
+from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Chain,
     Deliver,

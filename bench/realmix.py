@@ -31,7 +31,7 @@ from measuring import Row, figure
 import dutyfree
 from dutyfree import paths
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.scheduling.values import Budget
+from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.workloads import fixture
 
 LOAD = replace(mix.Workload(), groups=4, batches=5)

@@ -11,8 +11,8 @@ from time import perf_counter
 import mix
 from measuring import Row, figure
 
-from dutyfree.engine.scheduler import State, candidates, decide, place
-from dutyfree.engine.scheduling.values import Budget, Chain, Deliver, Make, Policy, Request
+from dutyfree.engine.pool.scheduler.decide import State, candidates, decide, place
+from dutyfree.engine.pool.scheduler.values import Budget, Chain, Deliver, Make, Policy, Request
 
 RECIPES = 1000
 FLEETS = (100, 1_000, 10_000, 100_000)

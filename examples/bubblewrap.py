@@ -13,7 +13,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from dutyfree.contract import Availability, Limits, Recipe, limited
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
 from dutyfree.substrates import toolkit
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}

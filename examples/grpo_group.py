@@ -20,8 +20,8 @@ import anyio
 
 import dutyfree
 from dutyfree import Recipe, Sandbox, Stage
-from dutyfree.abilities import Pooling
-from dutyfree.errors import verdict
+from dutyfree.contract.abilities import Pooling
+from dutyfree.contract.errors import verdict
 
 SOURCE = "def middle(values):\n    return sorted(values)[len(values) // 2 + 1]\n"
 TEST = """\

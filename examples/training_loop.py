@@ -23,8 +23,8 @@ import anyio
 
 import dutyfree
 from dutyfree import Recipe, Stage, recipes
-from dutyfree.engine.actions import ActingSandbox
-from dutyfree.errors import Quarantined, StageError, SubstrateError, verdict
+from dutyfree.contract.errors import Quarantined, StageError, SubstrateError, verdict
+from dutyfree.engine.sandbox.actions import ActingSandbox
 from dutyfree.substrates.native import Native
 
 GROUP = 8

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dutyfree.doctor import native
-from dutyfree.engine.features import Features
+from dutyfree.engine.host.features import Features
 from dutyfree.substrates.native import NativeConfig
 
 LIMITED = ("cpu", "memory", "pids")

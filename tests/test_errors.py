@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from dutyfree import errors
-from dutyfree.errors import (
+from dutyfree.contract.errors import (
     ActionError,
     ActionTimeout,
     ArgumentError,

@@ -16,8 +16,8 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from dutyfree import debian, image, paths
-from dutyfree.errors import Unavailable
+from dutyfree import debian, paths, study_image
+from dutyfree.contract.errors import Unavailable
 
 SOURCES = """\
 # What this machine uses
@@ -93,18 +93,18 @@ def test_mirror_list(tmp_path: Path) -> None:
 def test_half_an_image_is_none(cache: Path) -> None:
     directory = cache / "images"
     directory.mkdir(parents=True)
-    assert image.built() is None
+    assert study_image.built() is None
     scratch = directory / "image.tar"
     scratch.write_bytes(b"x" * 1000)
-    made = image._publish(scratch, "trixie")
-    assert image.built() == made
+    made = study_image._publish(scratch, "trixie")
+    assert study_image.built() == made
     assert made.tar.read_bytes() == b"x" * 1000
     os.truncate(made.tar, 999)
-    assert image.built() is None
+    assert study_image.built() is None
     made.tar.unlink()
-    assert image.built() is None
-    image._record().write_bytes(b'{"name": ')
-    assert image.built() is None
+    assert study_image.built() is None
+    study_image._record().write_bytes(b'{"name": ')
+    assert study_image.built() is None
 
 
 def test_a_new_image_replaces_the_old(cache: Path) -> None:
@@ -112,27 +112,27 @@ def test_a_new_image_replaces_the_old(cache: Path) -> None:
     for content in (b"old", b"new"):
         scratch = cache / "images" / "image.tar"
         scratch.write_bytes(content)
-        image._publish(scratch, "trixie")
+        study_image._publish(scratch, "trixie")
     assert [path.read_bytes() for path in (cache / "images").glob("*.tar")] == [b"new"]
 
 
 @pytest.mark.anyio
 async def test_build_gives_what_the_cache_holds(cache: Path) -> None:
-    def plant() -> image.Image:
+    def plant() -> study_image.Image:
         (cache / "images").mkdir(parents=True)
         scratch = cache / "images" / "image.tar"
         scratch.write_bytes(b"held")
-        return image._publish(scratch, debian.suite())
+        return study_image._publish(scratch, debian.suite())
 
     made = await anyio.to_thread.run_sync(plant)
-    assert await image.build() == made
+    assert await study_image.build() == made
 
 
 @pytest.mark.anyio
 async def test_only_root_builds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Unavailable, match="only root") as caught:
-        await image.build()
+        await study_image.build()
     assert "--from" in caught.value.remedy
     assert not await anyio.Path(cache).exists()
 
@@ -143,7 +143,7 @@ async def test_unusable_cache_directory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(Unavailable, match="cannot be written") as caught:
-        await image.build()
+        await study_image.build()
     assert "DUTYFREE_CACHE" in caught.value.remedy
 
 
@@ -180,10 +180,10 @@ def leftovers(cache: Path) -> tuple[list[str], list[str]]:
 def test_a_build_whose_maker_died_at_once_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subprocess.run([*image._namespaces(), "touch", str(tmp_path / "begun")], check=True)
+    subprocess.run([*study_image._namespaces(), "touch", str(tmp_path / "begun")], check=True)
     assert (tmp_path / "begun").exists()
     monkeypatch.setattr(os, "getpid", lambda: 1 << 22)  # nobody's: as if the parent were another by now
-    ended = subprocess.run([*image._namespaces(), "touch", str(tmp_path / "never")], check=False)
+    ended = subprocess.run([*study_image._namespaces(), "touch", str(tmp_path / "never")], check=False)
     assert ended.returncode
     assert not (tmp_path / "never").exists()
 
@@ -198,7 +198,7 @@ def test_broken_off_build_leaves_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, moment: str, number: signal.Signals
 ) -> None:
     """With fewer packages than there are in a whole one: whatever they are, the moments are the same."""
-    monkeypatch.setattr(image, "PACKAGES", FEW)
+    monkeypatch.setattr(study_image, "PACKAGES", FEW)
     with subprocess.Popen(
         [sys.executable, "-c", BUILDER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as builder:
@@ -210,19 +210,19 @@ def test_broken_off_build_leaves_nothing(
     while any(leftovers(cache)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert leftovers(cache) == ([], [])
-    assert image.built() is None
+    assert study_image.built() is None
     if number == signal.SIGINT:
         assert sorted(path.name for path in (cache / "images").iterdir()) == ["lock"]
     # The next builder finds the lock free, and sweeps what is left.
-    scratch = image._scratch()
+    scratch = study_image._scratch()
     assert sorted(path.name for path in (cache / "images").iterdir()) == sorted([scratch.name, "lock"])
 
 
-def portrait(made: image.Image) -> tuple[list[str], list[str], dict[str, object]]:
+def portrait(made: study_image.Image) -> tuple[list[str], list[str], dict[str, object]]:
     """Names in the tar, names beside it, and its record."""
     with tarfile.open(made.tar) as tar:
         names = tar.getnames()
-    record: dict[str, object] = msgspec.json.decode(image._record().read_bytes())
+    record: dict[str, object] = msgspec.json.decode(study_image._record().read_bytes())
     return names, sorted(path.name for path in made.tar.parent.iterdir()), record
 
 
@@ -231,10 +231,10 @@ def portrait(made: image.Image) -> tuple[list[str], list[str], dict[str, object]
 @pytest.mark.anyio
 async def test_build(cache: Path) -> None:
     said: list[str] = []
-    made: list[image.Image] = []
+    made: list[study_image.Image] = []
 
     async def build() -> None:
-        made.append(await image.build(progress=said.append))
+        made.append(await study_image.build(progress=said.append))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(build)

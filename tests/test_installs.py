@@ -13,8 +13,8 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Recipe, Stage, image, layers, recipes
-from dutyfree.errors import CreateError
+from dutyfree import Recipe, Stage, layers, recipes, study_image
+from dutyfree.contract.errors import CreateError
 from tests.test_recipes import git
 
 pytestmark = [
@@ -85,7 +85,7 @@ async def test_npm_installs_what_the_lock_says(project: Path, cache: Path) -> No
 
 async def test_apt_installs_into_an_image(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUTYFREE_CACHE")
-    made = await anyio.to_thread.run_sync(image.built)
+    made = await anyio.to_thread.run_sync(study_image.built)
     if made is None:
         pytest.skip("there is no image with apt; to enable it: dutyfree image build")
     debian = str(made.tar)

@@ -13,7 +13,7 @@ import pytest
 
 import dutyfree
 from dutyfree import substrates
-from dutyfree.errors import Unavailable
+from dutyfree.contract.errors import Unavailable
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,9 +19,9 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage, layers, recipes
-from dutyfree.engine.scheduling.values import Chain
-from dutyfree.errors import CreateError, RecipeError, UsageError
-from dutyfree.recipe import tree_digest
+from dutyfree.contract.errors import CreateError, RecipeError, UsageError
+from dutyfree.contract.recipe import tree_digest
+from dutyfree.engine.pool.scheduler.values import Chain
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
 AUTHOR |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
@@ -109,7 +109,7 @@ async def test_a_repository_and_its_dependencies(
                     "PYTHONPATH=packages python3 -c 'import little; print(little.answer)'"
                 )
                 assert seen.stdout == b"42\n", seen
-                seen = await sandbox.exec(f"ls {recipes.LOCKS}")
+                seen = await sandbox.exec(f"ls {recipes.stages.LOCKS}")
                 assert not seen.ok
         missing = recipes.repository(f"{there}/project.git", commit="0" * 40)
         with pytest.raises(CreateError, match="'repository'"):
@@ -230,7 +230,7 @@ def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pyte
         read.append(path)
         return tree_digest(path)
 
-    monkeypatch.setattr("dutyfree.recipe.tree_digest", counted)
+    monkeypatch.setattr("dutyfree.contract.recipe.tree_digest", counted)
     files = [tmp_path / name for name in "abc"]
     for path in files:
         path.write_text(path.name)

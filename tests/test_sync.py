@@ -12,8 +12,8 @@ import pytest
 
 import dutyfree.sync
 from dutyfree import errors
-from dutyfree.abilities import Chunk, Pooling
 from dutyfree.contract import Limits, Observation, Recipe, Stage
+from dutyfree.contract.abilities import Chunk, Pooling
 
 
 @pytest.fixture(params=["scripted", "bare"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from dutyfree import Limits, validation
-from dutyfree.described import _File
+from dutyfree.recipes.toml import _File
 from dutyfree.study.plan import Plan
 
 JARGON = re.compile(r"`|\$|Expected|Object|Invalid|enum|\b(int|str|bool|float|array|object|null|NoneType)\b")

@@ -8,7 +8,7 @@
 
 TYPE_CHECKING = False  # not typing's: that alone takes longer than all else here
 if TYPE_CHECKING:
-    from dutyfree import abilities, errors, layers, recipes, sync
+    from dutyfree import layers, recipes, sync
     from dutyfree.contract import (
         Action,
         Availability,
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
         Substrate,
         Usage,
         Write,
+        abilities,
+        errors,
     )
-    from dutyfree.errors import ActionError
-    from dutyfree.services import Ready, Service
+    from dutyfree.contract.errors import ActionError
+    from dutyfree.contract.services import Ready, Service
     from dutyfree.substrates import open  # noqa: A004 (dutyfree.open reads as intended)
 else:
 
@@ -41,9 +43,9 @@ else:
         from importlib import import_module
 
         if name in _MODULES:
-            return import_module(f"dutyfree.{name}")
+            return import_module(_MODULES[name])
         if name in __all__:
-            for home in _HOMES:
+            for home in ("contract", "contract.errors", "contract.services", "substrates"):
                 module = import_module(f"dutyfree.{home}")
                 if hasattr(module, name):
                     return globals().setdefault(name, getattr(module, name))
@@ -53,8 +55,21 @@ else:
         return sorted({*globals(), *__all__})
 
 
-_HOMES = ("contract", "errors", "services", "substrates")
-_MODULES = (*_HOMES, "abilities", "layers", "recipes", "sync")
+_HOMES = (
+    "dutyfree.contract",
+    "dutyfree.contract.errors",
+    "dutyfree.contract.services",
+    "dutyfree.substrates",
+)
+_MODULES = {
+    "abilities": "dutyfree.contract.abilities",
+    "contract": "dutyfree.contract",
+    "errors": "dutyfree.contract.errors",
+    "layers": "dutyfree.layers",
+    "recipes": "dutyfree.recipes",
+    "substrates": "dutyfree.substrates",
+    "sync": "dutyfree.sync",
+}
 __version__ = "0.1.0"
 
 __all__ = [

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from dutyfree.contract import Recipe
-from dutyfree.errors import CreateError, UsageError
+from dutyfree.contract.errors import CreateError, UsageError
 
 if TYPE_CHECKING:
-    from dutyfree.engine.images.halting import Halt
+    from dutyfree.engine.exchange.chains import Chain
+    from dutyfree.engine.exchange.fetching import Fetched
+    from dutyfree.engine.exchange.peers import Peer
     from dutyfree.engine.images.pull import Progress
-    from dutyfree.engine.images.store import Store
-    from dutyfree.engine.travel.chains import Chain
-    from dutyfree.engine.travel.fetching import Fetched
-    from dutyfree.engine.travel.peers import Peer
+    from dutyfree.engine.store.cancel import Halt
+    from dutyfree.engine.store.store import Store
 
 What: TypeAlias = str | Recipe
 
@@ -71,7 +71,7 @@ class Exported(msgspec.Struct, frozen=True):
 
 def ls() -> list[Kept]:
     """All of them, those upon the same image together, each after what it stands on."""
-    from dutyfree.engine.travel import chains
+    from dutyfree.engine.exchange import chains
 
     store = _store()
     named = {snapshot.layer: snapshot.name for snapshot in store.snapshots.all()}
@@ -113,8 +113,8 @@ def export(
     Without ``image`` the layers of the image itself stay here: whoever imports it must have it.
     Raises UsageError, CreateError.
     """
-    from dutyfree.engine.images.halting import Halt
-    from dutyfree.engine.travel import layout
+    from dutyfree.engine.exchange import layout
+    from dutyfree.engine.store.cancel import Halt
 
     store = _store()
     found = {chain.name: chain for one in what for chain in [_one(store, one)]}
@@ -144,10 +144,10 @@ def bring(
     ``what``, all that an export holds. ``digest`` must be that of the export, if given. Raises UsageError,
     CreateError.
     """
-    from dutyfree.engine.images.halting import Halt
+    from dutyfree.engine.exchange import layout, sources
+    from dutyfree.engine.exchange.fetching import Fetcher
     from dutyfree.engine.images.unpack import LARGEST
-    from dutyfree.engine.travel import layout, sources
-    from dutyfree.engine.travel.fetching import Fetcher
+    from dutyfree.engine.store.cancel import Halt
 
     store, halt = _store(), halt or Halt()
     with sources.opened(str(source), store, halt) as peer:
@@ -169,7 +169,7 @@ def remove(what: Sequence[What]) -> list[str]:
     Made again, a stage may leave something else: nothing of before fits upon that. What is in use goes with
     a later `dutyfree gc`. Raises UsageError.
     """
-    from dutyfree.engine.travel import chains
+    from dutyfree.engine.exchange import chains
 
     store = _store()
     found = [_top(store, one) for one in what]
@@ -191,7 +191,7 @@ def remove(what: Sequence[What]) -> list[str]:
 
 def _top(store: Store, what: What) -> tuple[str, str]:
     """What is meant, and its uppermost layer; a snapshot need not be whole. Raises UsageError."""
-    from dutyfree.engine.travel import chains
+    from dutyfree.engine.exchange import chains
 
     if isinstance(what, str) and what.startswith(chains.SNAPSHOT):
         snapshot = store.snapshots.get(what.removeprefix(chains.SNAPSHOT))
@@ -202,13 +202,13 @@ def _top(store: Store, what: What) -> tuple[str, str]:
 
 
 def _store() -> Store:
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
     return Store()
 
 
 def _written(contents: object, target: Path | str) -> int:
-    from dutyfree.engine.travel import layout
+    from dutyfree.engine.exchange import layout
 
     assert isinstance(contents, layout.Contents)
     if target == "-":
@@ -228,7 +228,7 @@ def _written(contents: object, target: Path | str) -> int:
 
 def _wanted(what: What) -> list[str]:
     """What to ask a peer for. Raises UsageError."""
-    from dutyfree.engine.travel import chains
+    from dutyfree.engine.exchange import chains
 
     if isinstance(what, str):
         return [what]
@@ -250,19 +250,19 @@ def _offered(peer: Peer, what: What) -> Chain:
 
 def _named(chain: Chain, what: What) -> Chain:
     """Its image comes under the name that the recipe has for it, and under no other."""
-    from dutyfree.engine.images import library, reference
+    from dutyfree.engine.images import find, reference
 
     wanted = None if isinstance(what, str) else what.image
     if chain.known is None or wanted is None:
         return msgspec.structs.replace(chain, known=None)
-    if not wanted.startswith(("/", library.LAYOUT, library.DAEMON)):
+    if not wanted.startswith(("/", find.LAYOUT, find.DAEMON)):
         wanted = str(reference.parse(wanted))
     return msgspec.structs.replace(chain, known=msgspec.structs.replace(chain.known, name=wanted))
 
 
 def _is(chain: Chain, what: What) -> bool:
-    from dutyfree.engine import wanted
-    from dutyfree.engine.travel import chains
+    from dutyfree.engine.exchange import chains
+    from dutyfree.engine.layers import build_request as wanted
 
     told = [layer.made for layer in chain.upper if layer.made]
     tops = {chain.name} | {chains.RECIPE + last.recipe for last in told[-1:] if last.recipe}
@@ -276,7 +276,7 @@ def _is(chain: Chain, what: What) -> bool:
 
 def _one(store: Store, what: What) -> Chain:
     """The chain that is meant. Raises UsageError."""
-    from dutyfree.engine.travel import chains
+    from dutyfree.engine.exchange import chains
 
     if isinstance(what, str) and not what.startswith(chains.SNAPSHOT):
         digits = what.rpartition(":")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 
 def cache() -> Path:

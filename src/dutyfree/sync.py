@@ -27,7 +27,7 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dutyfree import abilities, contract, substrates
-from dutyfree.errors import SandboxClosed
+from dutyfree.contract.errors import SandboxClosed
 
 T = TypeVar("T")
 

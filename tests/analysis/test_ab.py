@@ -8,7 +8,7 @@ import pytest
 from dutyfree.analysis.ab import compare_rounds
 from dutyfree.analysis.comparison import as_markdown
 from dutyfree.analysis.model import CautionKind
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Failure, Records
 from tests.analysis.synthetic import action, cold, facts, records, study, trial
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dutyfree.analysis.comparison import as_markdown, compare
 from dutyfree.analysis.model import CautionKind
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Failure, Records, Session
 from tests.analysis.synthetic import cold, facts, plausible, records, study, trial
 

@@ -10,7 +10,7 @@ import pytest
 
 from dutyfree.analysis.export import ACTION_COLUMNS, TRIAL_COLUMNS, export
 from dutyfree.contract import Span
-from dutyfree.errors import RecordsError, UsageError
+from dutyfree.contract.errors import RecordsError, UsageError
 from dutyfree.study.records import ActionRecord, Failure
 from tests.analysis.synthetic import plausible, records, trial
 

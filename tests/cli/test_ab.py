@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dutyfree.cli.ab import configuration
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 
 @pytest.mark.parametrize(

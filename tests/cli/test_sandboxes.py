@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree import leftovers
-from dutyfree.engine.images.store import Store
+from dutyfree import gc
+from dutyfree.engine.store.store import Store
 from tests.awaiting import PATIENCE
 from tests.engine import counts
 
@@ -466,7 +466,7 @@ def test_others_may_remove_the_same_groups(tmp_path, monkeypatch):
         rmdir(path)
 
     monkeypatch.setattr(Path, "rmdir", beaten)
-    leftovers._remove_group(tmp_path / "dutyfree-1")
+    gc._remove_group(tmp_path / "dutyfree-1")
     assert not list(tmp_path.iterdir())
 
 
@@ -484,7 +484,7 @@ def test_gc_waits_for_no_builder(tmp_path):
 
 
 def _identity_of_the_dead() -> str:
-    program = "from dutyfree.substrates.owner import identity; print(identity())"
+    program = "from dutyfree.substrates.local.owner import identity; print(identity())"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -15,8 +15,8 @@ import pytest
 
 import dutyfree
 from dutyfree import Edit, Limits, Recipe, Stage
-from dutyfree.engine import waiting
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
+from dutyfree.engine.sandbox import pending
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 from tests.engine import counts
@@ -209,7 +209,7 @@ async def test_a_hostile_agent_gets_no_reward_and_no_second_try(
     hostile: Callable[[Any], Awaitable[float]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 1.5 if hostile is stops_its_init else 20.0)
+    monkeypatch.setattr(pending, "PATIENCE", 1.5 if hostile is stops_its_init else 20.0)
     loop["rollout"] = rollout = Counted(hostile)
     with anyio.fail_after(200):
         async with native.sandbox() as sandbox:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dutyfree.engine.scheduler import State
-from dutyfree.engine.scheduling.stock import Node
+from dutyfree.engine.pool.scheduler.decide import State
+from dutyfree.engine.pool.scheduler.stock import Node
 
 
 def check(state: State) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from dutyfree.engine.scheduler import State, decide
-from dutyfree.engine.scheduling.values import (
+from dutyfree.engine.pool.scheduler.decide import State, decide
+from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Chain,
     Deliver,

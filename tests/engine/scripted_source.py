@@ -11,10 +11,10 @@ import anyio
 import anyio.lowlevel
 
 from dutyfree.contract import Recipe, Sandbox
-from dutyfree.engine.haste import Haste
-from dutyfree.engine.scheduling.ledger import Served
-from dutyfree.engine.source import Made
-from dutyfree.errors import CleanupError, CreateError, ExecError, StageError
+from dutyfree.contract.errors import CleanupError, CreateError, ExecError, StageError
+from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.pool.scheduler.ledger import Served
+from dutyfree.engine.pool.source import Made
 from dutyfree.substrates.scripted import Scripted
 
 

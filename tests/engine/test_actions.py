@@ -14,13 +14,9 @@ import anyio
 import pytest
 
 from dutyfree import Edit, Exec, Limits, List, Read, Search, Write
-from dutyfree.abilities import Terminal
 from dutyfree.contract import Observation, Substrate
-from dutyfree.engine import box as boxes
-from dutyfree.engine.actions import ActingSandbox
-from dutyfree.engine.launcher import Launcher, Reply
-from dutyfree.engine.protocol import Request
-from dutyfree.errors import (
+from dutyfree.contract.abilities import Terminal
+from dutyfree.contract.errors import (
     ActionError,
     ArgumentError,
     CleanupError,
@@ -30,6 +26,10 @@ from dutyfree.errors import (
     LimitError,
     UsageError,
 )
+from dutyfree.engine.launcher import handle as boxes
+from dutyfree.engine.launcher.client import Launcher, Reply
+from dutyfree.engine.launcher.protocol import Request
+from dutyfree.engine.sandbox.actions import ActingSandbox
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 from tests.engine import counts
@@ -346,7 +346,7 @@ async def test_a_watch_ends_with_what_it_watches(native: Native) -> None:
 
 
 async def test_too_many_directories_are_told(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dutyfree.engine.searching.DIRECTORIES", 20)
+    monkeypatch.setattr("dutyfree.engine.sandbox.search.DIRECTORIES", 20)
     async with native.sandbox() as sandbox:
         await sandbox.exec("mkdir $(seq 40)")
         async with sandbox.watch(".", recursive=True) as changes:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree.engine import policy
+from dutyfree.engine.launcher import network_policy
 
 HERE = Path(__file__).parent
-SOURCES = Path(policy.__file__).parent / "init"
+SOURCES = Path(network_policy.__file__).parents[1] / "init"
 
 METADATA = {
     "169.254.169.254": "AWS, Google, Azure, IBM, Oracle, DigitalOcean, Hetzner, Vultr, OpenStack, Huawei, …",
@@ -67,7 +67,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("gcc"):
         pytest.skip("gcc is missing; to enable it: apt-get install gcc")
     target = tmp_path_factory.mktemp("verdicts") / "verdicts"
-    sources = [HERE / "verdicts.c", SOURCES / "policy.c"]
+    sources = [HERE / "verdicts.c", SOURCES / "egress/policy.c"]
     subprocess.run(
         ["gcc", "-std=gnu17", "-Wall", "-Werror", f"-I{SOURCES}", *sources, "-o", target], check=True
     )
@@ -130,16 +130,16 @@ def test_what_may_be_reached_may_be_so_inside(program: Path, text: str) -> None:
 
 def test_one_list_for_both(program: Path) -> None:
     """The ends of each network are refused by both, and Python has all of them."""
-    networks = policy.NEVER
-    assert len(networks) == (SOURCES / "denylist.h").read_text().count("\nNEVER(") > 15
+    networks = network_policy.NEVER
+    assert len(networks) == (SOURCES / "egress/denylist.h").read_text().count("\nNEVER(") > 15
     ends = [str(end) for network in networks for end in (network[0], network[-1])]
     assert judged(program, ends) == dict.fromkeys(ends, "refused")
     for network in networks:
         with pytest.raises(ValueError, match="never in reach"):
-            policy.encode((str(network),), ())
+            network_policy.encode((str(network),), ())
 
 
 @pytest.mark.parametrize("entry", ["2001:db8::1%eth0", "fe80::1%1", "[fd00::1%eth0]:443"])
 def test_zones(entry: str) -> None:
     with pytest.raises(ValueError, match="never in reach"):
-        policy.encode((entry,), ())
+        network_policy.encode((entry,), ())

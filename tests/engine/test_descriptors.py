@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dutyfree import Read, Write
-from dutyfree.engine.actions import ActingSandbox
-from dutyfree.errors import SubstrateError
+from dutyfree.contract.errors import SubstrateError
+from dutyfree.engine.sandbox.actions import ActingSandbox
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 

@@ -18,8 +18,8 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import NetworkPolicy
-from dutyfree.engine import policy, protocol
-from dutyfree.engine.protocol import Request
+from dutyfree.engine.launcher import network_policy, protocol
+from dutyfree.engine.launcher.protocol import Request
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.engine.test_protocol import Launcher
 
@@ -197,7 +197,9 @@ def test_policies_at_random(program: Path) -> None:
     launcher.fill()
     chance = random.Random(8)
     launcher.sandbox()
-    sound = policy.encode(("example.org:443", "10.0.0.0/8", "host"), policy.servers(["127.0.0.1"]))
+    sound = network_policy.encode(
+        ("example.org:443", "10.0.0.0/8", "host"), network_policy.servers(["127.0.0.1"])
+    )
     for _ in range(ROUNDS):
         body = bytearray(sound)
         for _ in range(chance.randrange(1, 5)):

@@ -12,7 +12,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage, recipes
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

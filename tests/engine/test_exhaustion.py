@@ -9,13 +9,13 @@ import textwrap
 
 import pytest
 
-from dutyfree.engine import exhaustion
+from dutyfree.engine.host import limits
 
 GREEDY = textwrap.dedent(
     """
     import contextlib, sys
     import anyio, dutyfree
-    from dutyfree.errors import CreateError
+    from dutyfree.contract.errors import CreateError
     async def main():
         async with dutyfree.open("native") as substrate, contextlib.AsyncExitStack() as stack:
             made = []
@@ -90,5 +90,5 @@ def test_what_is_kept_idle_leaves_open_files_for_who_asks() -> None:
     ],
 )
 def test_every_limit_has_a_remedy(number: int, word: str) -> None:
-    assert word in exhaustion.remedy(number)
-    assert not exhaustion.remedy(errno.EPERM)
+    assert word in limits.remedy(number)
+    assert not limits.remedy(errno.EPERM)

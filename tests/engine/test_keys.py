@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import dutyfree
 from dutyfree.contract import Observation, Recipe, Stage
-from dutyfree.engine.keys import Keys, identity
-from dutyfree.engine.pool import Pool
-from dutyfree.engine.scheduling.values import Policy
-from dutyfree.errors import CreateError, Quarantined, StageError
-from dutyfree.services import Service
+from dutyfree.contract.errors import CreateError, Quarantined, StageError
+from dutyfree.contract.services import Service
+from dutyfree.engine.layers.keys import Keys, identity
+from dutyfree.engine.pool.pool import Pool
+from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.substrates.scripted import Scripted
 from tests.engine import virtual
 from tests.engine.scripted_source import ScriptedSource
@@ -91,7 +91,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_what_is_remembered_is_bounded_and_keeps_what_is_used(tmp_path: Path) -> None:
-    from dutyfree.engine.keys import Remembered
+    from dutyfree.engine.layers.keys import Remembered
 
     some: Remembered[int] = Remembered(2)
     one, two, three = (Recipe(stages=(Stage("setup", (str(number),)),)) for number in range(3))

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import dutyfree
 from dutyfree.contract import Limits, Recipe
-from dutyfree.engine import census, labelling
-from dutyfree.engine.labelling import ROOM, Labelling
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
+from dutyfree.engine.host import census, sandbox_labels
+from dutyfree.engine.host.sandbox_labels import ROOM, Labelling
 
 LABELS = {"task": "astropy-1", "run": "7 “ü” \x1b[31m"}
 
@@ -113,12 +113,12 @@ def test_those_that_live_are_told_and_those_that_are_gone_take_little_room(
                 gone = sorted(living)[which % len(living)]
                 del living[gone]
                 told.drop(gone)
-        found = labelling.read(os.getpid(), [os.getpid()])
+        found = sandbox_labels.read(os.getpid(), [os.getpid()])
         assert living.items() <= found.items()
         assert told._written <= 2 * sum(len(line) for line in told._lines.values()) + 2 * ROOM
     finally:
         told.close()
-    assert labelling.read(os.getpid(), [os.getpid()]) == {}
+    assert sandbox_labels.read(os.getpid(), [os.getpid()]) == {}
 
 
 def test_a_forked_copy_of_the_owner_tells_nothing() -> None:
@@ -128,5 +128,5 @@ def test_a_forked_copy_of_the_owner_tells_nothing() -> None:
     if not child:
         os._exit(0 if told._file < 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert labelling.read(os.getpid(), [os.getpid()]) == {1: {"a": "b"}}
+    assert sandbox_labels.read(os.getpid(), [os.getpid()]) == {1: {"a": "b"}}
     told.close()

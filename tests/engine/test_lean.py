@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from dutyfree.engine import launcher
+from dutyfree.engine.launcher import client
 
 HUGE = 2 << 20
 WRITABLE = 2
@@ -14,7 +14,7 @@ LOADED = 1
 
 def test_no_variable_of_init_can_become_part_of_a_huge_page() -> None:
     """Where the kernel makes them for everybody, each sandbox would copy one when it first writes there."""
-    program = Path(launcher.__file__).parent.joinpath("bin/dutyfree-init").read_bytes()
+    program = client.BINARY.read_bytes()
     (at,), (size, count) = struct.unpack_from("<Q", program, 32), struct.unpack_from("<HH", program, 54)
     parts = [struct.unpack_from("<IIQQQQQQ", program, at + number * size) for number in range(count)]
     (data,) = [part for part in parts if part[0] == LOADED and part[1] & WRITABLE]

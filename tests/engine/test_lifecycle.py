@@ -16,7 +16,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Substrate
-from dutyfree.errors import ExecError, LimitError, SandboxClosed
+from dutyfree.contract.errors import ExecError, LimitError, SandboxClosed
 from tests.engine import counts
 
 ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))

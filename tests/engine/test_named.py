@@ -18,9 +18,9 @@ import pytest
 import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.disk import DEEPEST
-from dutyfree.engine.images.store import Store
-from dutyfree.errors import CreateError, UsageError
+from dutyfree.contract.errors import CreateError, UsageError
+from dutyfree.engine.layers.disk_bridge import DEEPEST
+from dutyfree.engine.store.store import Store
 from tests.engine.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
 
 pytestmark = [

@@ -19,10 +19,10 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
-from dutyfree.abilities import Chunk, Resettable, ShellSessions, Streaming
 from dutyfree.contract import Observation, Substrate
-from dutyfree.engine import census
-from dutyfree.errors import ActionError, DispatchError
+from dutyfree.contract.abilities import Chunk, Resettable, ShellSessions, Streaming
+from dutyfree.contract.errors import ActionError, DispatchError
+from dutyfree.engine.host import census
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 

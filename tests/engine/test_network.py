@@ -20,9 +20,9 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Limits, Ready, Recipe, Service, Stage, ports
-from dutyfree.engine.sandbox import NativeSandbox
-from dutyfree.errors import CreateError, ExecError, SandboxClosed, UsageError
+from dutyfree import Limits, Ready, Recipe, Service, Stage, port_forward
+from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, UsageError
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
@@ -312,7 +312,7 @@ async def test_forwarding_a_port(networked: Native) -> None:
     async with networked.sandbox() as sandbox:
         await sandbox.write("page", b"of the sandbox")
         await sandbox.start("python3 -m http.server 8000 --bind ::1")
-        async with ports.forward(sandbox, 8000) as (host, port):
+        async with port_forward.forward(sandbox, 8000) as (host, port):
 
             def fetch() -> bytes:
                 with urllib.request.urlopen(f"http://{host}:{port}/page", timeout=20) as page:

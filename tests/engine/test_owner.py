@@ -60,7 +60,7 @@ def test_the_blocking_face_has_the_abilities() -> None:
 
 FORKING = """
 import anyio, dutyfree, os, sys
-from dutyfree.errors import SandboxClosed
+from dutyfree.contract.errors import SandboxClosed
 
 async def main():
     async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
@@ -90,7 +90,7 @@ anyio.run(main)
 
 FORKING_BLOCKING = """
 import dutyfree.sync, os, sys
-from dutyfree.errors import SandboxClosed
+from dutyfree.contract.errors import SandboxClosed
 
 with dutyfree.sync.open("native") as substrate, substrate.sandbox() as sandbox:
     print(substrate._inner._launcher._process.pid, flush=True)

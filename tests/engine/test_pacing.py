@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.engine import pacing
-from dutyfree.engine.pacing import Debt, Share
+from dutyfree.engine.sandbox import output_credit
+from dutyfree.engine.sandbox.output_credit import Debt, Share
 from tests.engine import virtual
 
 
@@ -24,11 +24,11 @@ def test_all_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> No
     for number, (begin, _) in enumerate(moments):
         for end, size in moments[number:]:
             given_out = sum(other for at, other in moments if begin <= at <= end) - size
-            assert given_out <= pacing.RATE * (end - begin) * 1.001 + 1
+            assert given_out <= output_credit.RATE * (end - begin) * 1.001 + 1
 
 
 def test_who_prints_little_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "RATE", float(4 << 20))
+    monkeypatch.setattr(output_credit, "RATE", float(4 << 20))
     virtual.run(_print_much_and_little)
 
 
@@ -50,5 +50,5 @@ async def _print_much_and_little() -> None:
         debts[0].add(1000)
         used += 1000
         assert used - paid[0] < 1 << 20  # what it may print without being given more
-    most = pacing.RATE * (anyio.current_time() - begun + 1)
+    most = output_credit.RATE * (anyio.current_time() - begun + 1)
     assert most / 2 <= sum(paid[who] for who in range(1, 9)) <= most

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dutyfree.contract import Limits
-from dutyfree.engine import policy, protocol
-from dutyfree.engine.protocol import Network, Rule
+from dutyfree.engine.launcher import network_policy, protocol
+from dutyfree.engine.launcher.protocol import Network, Rule
 
 HEAD = protocol.NETWORK.size + protocol.RESOLVERS_MAX * protocol.RESOLVER.size
 
 
 def rules(*entries: str) -> list[tuple[int, int, int, bytes, bytes]]:
-    body = policy.encode(entries, ())
+    body = network_policy.encode(entries, ())
     found, at = [], HEAD
     while at < len(body):
         address, port, kind, prefix, size = protocol.RULE.unpack_from(body, at)
@@ -93,26 +93,28 @@ def test_entries(entry: str, rule: tuple[int, int, int, bytes, bytes]) -> None:
 )
 def test_nonsense(entry: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as raised:
-        policy.encode((entry,), ())
+        network_policy.encode((entry,), ())
     assert repr(entry) in str(raised.value)
 
 
 def test_whole_policies() -> None:
-    assert policy.encode(None, ()) == policy.encode("off", ()) == b""
-    flags, count, resolvers = protocol.NETWORK.unpack_from(policy.encode("on", policy.servers(["192.0.2.1"])))
+    assert network_policy.encode(None, ()) == network_policy.encode("off", ()) == b""
+    flags, count, resolvers = protocol.NETWORK.unpack_from(
+        network_policy.encode("on", network_policy.servers(["192.0.2.1"]))
+    )
     assert (flags, count, resolvers) == (Network.ALL, 0, 1)
     with pytest.raises(ValueError, match='say "off"'):
-        policy.encode((), ())
+        network_policy.encode((), ())
     with pytest.raises(ValueError, match="a list of what is allowed"):
-        policy.encode("example.org", ())  # type: ignore[arg-type]
+        network_policy.encode("example.org", ())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="more than can be allowed"):
-        policy.encode(("example.org",) * 257, ())
+        network_policy.encode(("example.org",) * 257, ())
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=3).map(tuple))
 def test_any_text_is_taken_or_told(entries: tuple[str, ...]) -> None:
     try:
-        body = policy.encode(entries, ())
+        body = network_policy.encode(entries, ())
     except ValueError:
         pass
     else:
@@ -128,19 +130,19 @@ def test_limits_are_read_from_toml() -> None:
 
 
 def test_resolvers(tmp_path: Path) -> None:
-    assert policy.servers(["192.0.2.1", "192.0.2.1:5353", "2001:db8::1", "[2001:db8::1]:54"]) == (
-        policy.Server(ipaddress.ip_address("192.0.2.1")),
-        policy.Server(ipaddress.ip_address("192.0.2.1"), 5353),
-        policy.Server(ipaddress.ip_address("2001:db8::1")),
-        policy.Server(ipaddress.ip_address("2001:db8::1"), 54),
+    assert network_policy.servers(["192.0.2.1", "192.0.2.1:5353", "2001:db8::1", "[2001:db8::1]:54"]) == (
+        network_policy.Server(ipaddress.ip_address("192.0.2.1")),
+        network_policy.Server(ipaddress.ip_address("192.0.2.1"), 5353),
+        network_policy.Server(ipaddress.ip_address("2001:db8::1")),
+        network_policy.Server(ipaddress.ip_address("2001:db8::1"), 54),
     )
     with pytest.raises(ValueError, match="nowhere"):
-        policy.servers(["nowhere"])
+        network_policy.servers(["nowhere"])
     settings = tmp_path / "resolv.conf"
     settings.write_text(
         "# c\nnameserver 192.0.2.1\nnameserver what\nnameserver fe80::1%eth0\nsearch a.example b\n"
     )
-    found = policy.host_resolvers(settings)
+    found = network_policy.host_resolvers(settings)
     assert [str(server.address) for server in found] == ["192.0.2.1", "fe80::1"]
-    assert policy.resolver_settings(settings).endswith(b"options edns0\nsearch a.example b\n")
-    assert policy.host_resolvers(tmp_path / "none") == ()
+    assert network_policy.resolver_settings(settings).endswith(b"options edns0\nsearch a.example b\n")
+    assert network_policy.host_resolvers(tmp_path / "none") == ()

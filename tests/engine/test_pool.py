@@ -8,9 +8,17 @@ import anyio
 import pytest
 
 from dutyfree.contract import Observation, Recipe, Stage
-from dutyfree.engine.pool import Pool
-from dutyfree.engine.scheduling.values import Budget, Policy
-from dutyfree.errors import CreateError, Exhausted, LeaseEnded, PoolError, Quarantined, StageError, UsageError
+from dutyfree.contract.errors import (
+    CreateError,
+    Exhausted,
+    LeaseEnded,
+    PoolError,
+    Quarantined,
+    StageError,
+    UsageError,
+)
+from dutyfree.engine.pool.pool import Pool
+from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.substrates.scripted import Scripted
 from tests.engine import virtual
 from tests.engine.scripted_source import ScriptedSource

@@ -22,9 +22,9 @@ import pytest
 import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.images.leasing import Facts
 from dutyfree.engine.images.manifest import Settings
-from dutyfree.engine.images.store import Image, Snapshot, Store
+from dutyfree.engine.store.layer_lease import Facts
+from dutyfree.engine.store.store import Image, Snapshot, Store
 
 pytestmark = [
     pytest.mark.anyio,

@@ -10,7 +10,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Observation, Recipe, Stage, recipes
-from dutyfree.errors import ActionError, CreateError, UsageError
+from dutyfree.contract.errors import ActionError, CreateError, UsageError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 

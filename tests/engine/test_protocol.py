@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree.engine import census, protocol
-from dutyfree.engine.protocol import Frame, Request
+from dutyfree.engine.host import census
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import Frame, Request
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("DUTYFREE_FUZZ", "400"))
@@ -138,7 +139,7 @@ def test_numbers_agree() -> None:
     for name in ("MOUNTPOINT_MAX", "LAYERS_MAX", "TREES_MAX", "RULES_MAX", "RESOLVERS_MAX", "REQUEST_MAX"):
         assert f"#define {name} {getattr(protocol, name)}\n" in text
     assert f"#define PROTOCOL_VERSION {protocol.VERSION}\n" in text
-    text = (ROOT / "src/dutyfree/engine/init/init.h").read_text()
+    text = (ROOT / "src/dutyfree/engine/init/pid1/init.h").read_text()
     assert f"#define PAYLOAD_FD {census.PAYLOAD_FD} " in text
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree.engine import features
+from dutyfree.engine.host import features
 from tests.engine import counts, unprivileged
 
 pytestmark = pytest.mark.native
@@ -22,7 +22,7 @@ PATIENCE = os.environ.get("DUTYFREE_PATIENCE", "1")  # on slow machines
 SESSION = """
 import anyio, dutyfree, json, os, sys
 from dutyfree import Limits, Recipe, Stage
-from dutyfree.errors import CreateError, DispatchError
+from dutyfree.contract.errors import CreateError, DispatchError
 
 async def main():
     async with dutyfree.open("native") as substrate:

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.images import made, rootfs
-from dutyfree.engine.images.leasing import Facts
-from dutyfree.engine.images.store import Store
-from dutyfree.engine.wanted import name
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
+from dutyfree.engine.images import rootfs
+from dutyfree.engine.layers.build_request import name
+from dutyfree.engine.store import provenance
+from dutyfree.engine.store.layer_lease import Facts
+from dutyfree.engine.store.store import Store
 
 pytestmark = [
     pytest.mark.anyio,
@@ -343,10 +344,10 @@ def check_disk() -> None:
     """What it has to offer is of one story too."""
     store = Store()
     for facts in store.layers():
-        told = made.read(store.path(facts.key) / "tree")
+        told = provenance.read(store.path(facts.key) / "tree")
         assert told is not None
         if told.below and not store.is_loose(facts.key):
-            ground = made.read(store.path(told.below[-1]) / "tree")
+            ground = provenance.read(store.path(told.below[-1]) / "tree")
             assert ground is not None
             assert ground.birth == told.upon
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.engine.scheduler import place, wake
-from dutyfree.engine.scheduling.costs import PRIOR, Costs
-from dutyfree.engine.scheduling.ledger import BOUNDS, Histogram, Ledger, Served
-from dutyfree.engine.scheduling.ranking import Ranking
-from dutyfree.engine.scheduling.values import (
+from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
+from dutyfree.engine.pool.scheduler.decide import place, wake
+from dutyfree.engine.pool.scheduler.ledger import BOUNDS, Histogram, Ledger, Served
+from dutyfree.engine.pool.scheduler.ranking import Ranking
+from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
     Deliver,

@@ -6,12 +6,12 @@ from math import log
 
 import pytest
 
-from dutyfree.engine.scheduler import candidates, wake
-from dutyfree.engine.scheduling.breaker import Breaker
-from dutyfree.engine.scheduling.costs import PRIOR, Costs
-from dutyfree.engine.scheduling.jobs import Returns
-from dutyfree.engine.scheduling.ranking import Ranking
-from dutyfree.engine.scheduling.values import (
+from dutyfree.engine.pool.scheduler.breaker import Breaker
+from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
+from dutyfree.engine.pool.scheduler.decide import candidates, wake
+from dutyfree.engine.pool.scheduler.jobs import Returns
+from dutyfree.engine.pool.scheduler.ranking import Ranking
+from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
     Deliver,

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dutyfree.engine.scheduler import State, decide
-from dutyfree.engine.scheduling.values import Budget, Deliver, Policy
+from dutyfree.engine.pool.scheduler.decide import State, decide
+from dutyfree.engine.pool.scheduler.values import Budget, Deliver, Policy
 from tests.engine.scheduling_world import World, chain
 
 CHAINS = [chain(name) for name in ("a", "a/b", "a/b/c", "a/b/d", "a/e", "f/g/h", "f/g/i")]

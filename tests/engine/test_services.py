@@ -16,8 +16,8 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage
-from dutyfree.abilities import Serving
-from dutyfree.errors import ActionError, CreateError, UsageError
+from dutyfree.contract.abilities import Serving
+from dutyfree.contract.errors import ActionError, CreateError, UsageError
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]

@@ -15,10 +15,10 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.abilities import Forkable, Snapshottable
 from dutyfree.contract import Limits, Recipe, Stage
-from dutyfree.engine.snapshots import worth_merging
-from dutyfree.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
+from dutyfree.contract.abilities import Forkable, Snapshottable
+from dutyfree.contract.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
+from dutyfree.engine.layers.memory_layers import worth_merging
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]

@@ -20,11 +20,11 @@ import pytest
 import dutyfree
 from dutyfree import recipes
 from dutyfree.contract import Recipe, Stage
+from dutyfree.contract.errors import CreateError, StageError
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.store import Store
-from dutyfree.engine.wanted import name
-from dutyfree.errors import CreateError, StageError
-from dutyfree.substrates.stages import LOGS
+from dutyfree.engine.layers.build_request import name
+from dutyfree.engine.layers.run_stage import LOGS
+from dutyfree.engine.store.store import Store
 from tests.engine import counts
 
 pytestmark = [

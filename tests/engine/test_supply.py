@@ -22,10 +22,9 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Service
-from dutyfree.abilities import Pooling
 from dutyfree.contract import Limits, Recipe, Stage
-from dutyfree.engine.scheduling.values import Budget, Policy
-from dutyfree.errors import (
+from dutyfree.contract.abilities import Pooling
+from dutyfree.contract.errors import (
     CreateError,
     ExecError,
     Exhausted,
@@ -38,6 +37,7 @@ from dutyfree.errors import (
     SubstrateError,
     UsageError,
 )
+from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -499,7 +499,7 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
 
 async def test_layers_go_when_the_disk_is_full() -> None:
     """The least valuable one that nobody stands on; its files too."""
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
     budget = Budget(disk=1 << 20, layer_disk=300_000)
     async with opened("native", budget=budget) as substrate:

@@ -1,5 +1,5 @@
 /* Says of each address on its standard input whether a sandbox may reach it under the policy "on". */
-#include "policy.h"
+#include "egress/policy.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -17,7 +17,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.conformance import CHECKS
-from dutyfree.errors import CreateError, ExecError, SandboxClosed, Unavailable
+from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, Unavailable
 from tests.engine import unprivileged
 from tests.examples.loading import EXAMPLES
 

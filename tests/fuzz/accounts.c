@@ -1,8 +1,8 @@
 /* Files that name users: /etc/passwd and /etc/group of a sandbox, and a host's /etc/subuid and uid_map. The input
  * is a user, then the text of the first, then that of the second, each ended by a NUL. */
 #define _GNU_SOURCE
-#include "process.c"
-#include "host.c"
+#include "pid1/process.c"
+#include "launcher/host.c"
 #include "jail.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)

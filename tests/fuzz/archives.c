@@ -1,6 +1,6 @@
 /* Archives: the input is unpacked; what then lies there is packed, and that is unpacked again. */
 #define _GNU_SOURCE
-#include "init.h"
+#include "pid1/init.h"
 #include "jail.h"
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
 """Builds the harnesses: each one C file here, linked with the engine's own sources.
 
-A harness that includes a source (``#include "init.c"``) stands in for it, to reach what is static there; one
+A harness that includes a source (``#include "pid1/init.c"``) replaces it, to reach what is static there; one
 that defines ``__wrap_kill`` has all calls of ``kill`` replaced.
 """
 
@@ -44,7 +44,7 @@ def missing() -> str:
 def build(directory: Path) -> dict[str, Path]:
     """The program of each target; raises RuntimeError with what the compiler says."""
     directory.mkdir(parents=True, exist_ok=True)
-    sources = [path for path in sorted(ENGINE.glob("*.c")) if path.stem != "main"] + [SHARED]
+    sources = [path for path in sorted(ENGINE.rglob("*.c")) if path.stem != "main"] + [SHARED]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = pool.map(lambda path: _compile(path, directory), sources)
         objects = dict(zip(sources, compiled, strict=True))
@@ -62,9 +62,9 @@ def _compile(source: Path, directory: Path) -> Path:
 def _link(name: str, directory: Path, objects: dict[Path, Path]) -> Path:
     source, target = HERE / f"{name}.c", directory / f"fuzz-{name}"
     text = source.read_text()
-    included = set(re.findall(r'^#include "(\w+\.c)"', text, re.MULTILINE))
+    included = set(re.findall(r'^#include "([\w/]+\.c)"', text, re.MULTILINE))
     wraps = sorted(set(re.findall(r"__wrap_(\w+)\(", text)))
-    others = [str(made) for path, made in objects.items() if path.name not in included]
+    others = [str(made) for path, made in objects.items() if "/".join(path.parts[-2:]) not in included]
     replaced = [f"-Wl,--wrap={function}" for function in wraps]
     command = ["clang", *FLAGS, "-fsanitize=fuzzer,address,undefined", *replaced, str(source), *others]
     _run([*command, "-o", str(target)])

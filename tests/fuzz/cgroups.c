@@ -1,6 +1,6 @@
 /* Where control groups are: the text of /proc/self/mountinfo, a NUL, and that of /proc/self/cgroup. */
 #define _GNU_SOURCE
-#include "cgroup.c"
+#include "launcher/cgroup.c"
 #include "jail.h"
 
 #include <sys/syscall.h>

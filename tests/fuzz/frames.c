@@ -1,8 +1,8 @@
 /* Init's frames, through its own socket: everything but the processes, of which none is made. The input: how many
  * descriptors come with it, in pieces of how many 16 bytes, and what ends meanwhile; then the stream. */
 #define _GNU_SOURCE
-#include "init.c"
-#include "queue.c"
+#include "pid1/init.c"
+#include "pid1/frame_queue.c"
 #include "jail.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* Names: what a sandbox asks (a size of two bytes, and that many), and what a resolver answers (the rest). */
 #define _GNU_SOURCE
-#include "dns.h"
+#include "egress/dns.h"
 #include "jail.h"
 
 #include <string.h>

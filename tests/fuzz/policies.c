@@ -1,6 +1,6 @@
 /* What a sandbox may reach: a policy (a size of two bytes, and that many), a port, an address, and a name. */
 #define _GNU_SOURCE
-#include "policy.h"
+#include "egress/policy.h"
 #include "jail.h"
 
 #include <string.h>

@@ -2,10 +2,10 @@
  * a byte that says what, a size of two bytes, and that many: a request, a word of the egress process, or four bytes
  * with the number of a sandbox whose processes have ended, or stand still. */
 #define _GNU_SOURCE
-#include "launcher.c"
-#include "box.c"
+#include "launcher/launcher.c"
+#include "launcher/sandboxes.c"
 #include "jail.h"
-#include "network.h"
+#include "egress/netns.h"
 
 #include <sys/eventfd.h>
 

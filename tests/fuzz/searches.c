@@ -1,6 +1,6 @@
 /* Searches: the frame's payload (a size of two bytes, and that many), then the text of a file to search in. */
 #define _GNU_SOURCE
-#include "search.c"
+#include "pid1/search.c"
 #include "jail.h"
 
 #include <sys/mman.h>

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from dutyfree.engine import policy, protocol
-from dutyfree.engine.protocol import Await, Create, Frame, Request, Search, Watch
+from dutyfree.engine.launcher import network_policy, protocol
+from dutyfree.engine.launcher.protocol import Await, Create, Frame, Request, Search, Watch
 
 SIZE = struct.Struct("=H")
 REQUEST, EGRESS, ENDED, FROZEN = range(4)
@@ -91,11 +91,11 @@ def _names() -> list[bytes]:
 
 
 def _policies() -> list[bytes]:
-    resolvers = policy.servers(["127.0.0.1", "::1"])
+    resolvers = network_policy.servers(["127.0.0.1", "::1"])
     bodies = [
-        policy.encode("on", resolvers),
-        policy.encode(("example.org:443", "*.example.test", "10.0.0.0/8", "host:80"), resolvers),
-        policy.encode(("*", "2001:db8::/33"), []),
+        network_policy.encode("on", resolvers),
+        network_policy.encode(("example.org:443", "*.example.test", "10.0.0.0/8", "host:80"), resolvers),
+        network_policy.encode(("*", "2001:db8::/33"), []),
     ]
     address = bytes(10) + b"\xff\xff\x0a\1\2\3"
     return [
@@ -192,7 +192,7 @@ def _requests() -> list[bytes]:
         return request(Request.CREATE, 0, body + protocol.label(1, "image"))
 
     ended, frozen = event(ENDED, protocol.NUMBER.pack(1)), event(FROZEN, protocol.NUMBER.pack(1))
-    allowed = policy.encode(("example.org:443", "host"), policy.servers(["127.0.0.1"]))
+    allowed = network_policy.encode(("example.org:443", "host"), network_policy.servers(["127.0.0.1"]))
     opened = request(Request.NETWORK, 1, allowed)
     said = event(EGRESS, protocol.REPLY.pack(7, 0, 1, 0))
     port = request(Request.CONNECT, 1, protocol.PORT.pack(80, 0))

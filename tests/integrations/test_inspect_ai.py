@@ -19,7 +19,7 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
 from dutyfree.integrations.inspect_ai import (
     _OPENED,
     DutyfreeSandboxConfig,

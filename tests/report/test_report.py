@@ -15,7 +15,7 @@ import pytest
 import dutyfree.report
 from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.summary import decode, summarise
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.report.headline import answers
 from dutyfree.report.tables import tables
 from dutyfree.report.wording import groups

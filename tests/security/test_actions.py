@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from dutyfree import Limits, List, Read
-from dutyfree.engine import waiting
-from dutyfree.engine.actions import ActingSandbox
-from dutyfree.errors import ActionError, ExecError, SandboxClosed
+from dutyfree.contract.errors import ActionError, ExecError, SandboxClosed
+from dutyfree.engine.sandbox import pending
+from dutyfree.engine.sandbox.actions import ActingSandbox
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 
@@ -109,7 +109,7 @@ async def test_workers_that_are_killed_or_stopped(native: Native, monkeypatch: p
             with anyio.fail_after(60):
                 assert [change async for change in changes] == []
         await sandbox.start("while :; do kill -STOP -1; done")
-        monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+        monkeypatch.setattr(pending, "PATIENCE", 1.5)
         with anyio.fail_after(60), pytest.raises(ActionError):
             await search_until_it_fails(sandbox)
     async with native.sandbox() as sandbox:

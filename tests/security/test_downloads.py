@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dutyfree.engine import trees
-from dutyfree.engine.protocol import MEMBER
-from dutyfree.errors import ActionError, CollectError
-from dutyfree.substrates.kinds import NAMED, Links, leads_out
+from dutyfree.contract.entries import NAMED, Links, leads_out
+from dutyfree.contract.errors import ActionError, CollectError
+from dutyfree.engine.launcher.protocol import MEMBER
+from dutyfree.engine.sandbox import tree_stream
 
 NAMES = some.sampled_from(["a", "b", "c"])
 PLACES = some.lists(NAMES, min_size=1, max_size=3).map("/".join)
@@ -67,7 +67,7 @@ def unpacked(target: Path, *members: bytes, outside: bool = False) -> Links:
     writer.start()
     links = Links("tree", outside=outside)
     try:
-        trees.unpack(ours, target, links)
+        tree_stream.unpack(ours, target, links)
     finally:
         writer.join()
     return links
@@ -126,5 +126,5 @@ def test_nonsense_in_the_pipe(tmp_path: Path) -> None:
         theirs.sendall(nonsense)
         theirs.close()
         with pytest.raises((CollectError, OSError)):
-            trees.unpack(ours.detach(), tmp_path / "t", Links("tree", outside=False))
+            tree_stream.unpack(ours.detach(), tmp_path / "t", Links("tree", outside=False))
         assert not os.path.lexists(tmp_path / "t")

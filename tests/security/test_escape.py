@@ -15,7 +15,7 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import waiting
+from dutyfree.engine.sandbox import pending
 from dutyfree.substrates.native import Native
 
 pytestmark = pytest.mark.anyio
@@ -380,7 +380,7 @@ BOMBS = {
 
 async def test_bombs_beside_a_neighbour(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind at once, and the neighbour answers."""
-    monkeypatch.setattr(waiting, "PATIENCE", 60.0)  # with a fifth of a processor they take long to end
+    monkeypatch.setattr(pending, "PATIENCE", 60.0)  # with a fifth of a processor they take long to end
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
 
     async def explode(command: str) -> None:

@@ -13,13 +13,14 @@ import anyio
 import pytest
 
 from dutyfree.contract import List, Search, Substrate
-from dutyfree.engine import batch, contents, observing, protocol, searching
-from dutyfree.engine.actions import ActingSandbox
-from dutyfree.engine.descriptor import Descriptor
-from dutyfree.engine.observing import PART
-from dutyfree.engine.protocol import EXIT
-from dutyfree.engine.waiting import Answer, Running
-from dutyfree.errors import CollectError, InputClosed
+from dutyfree.contract.errors import CollectError, InputClosed
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import EXIT
+from dutyfree.engine.sandbox import batch, contents, observation, search
+from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.observation import PART
+from dutyfree.engine.sandbox.pending import Answer, Running
+from dutyfree.engine.sandbox.pipes import Descriptor
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +53,7 @@ def listed(names: list[bytes]) -> bytes:
 async def test_a_large_directory(order: str) -> None:
     names = [b"%06d" % number if order != "alike" else b"x" * 200 + b"%d" % number for number in range(MANY)]
     given = {"sorted": names, "reversed": names[::-1], "random": random.sample(names, MANY), "alike": names}
-    found, had = await turns(observing.entries(listed(given[order])))
+    found, had = await turns(observation.entries(listed(given[order])))
     assert [os.fsencode(entry.name) for entry in found] == sorted(names)
     # Once in each part while it is read, while it is divided, and while that is sorted.
     assert had > 2 * MANY // PART
@@ -61,14 +62,14 @@ async def test_a_large_directory(order: str) -> None:
 @pytest.mark.parametrize("count", [0, 1, PART - 1, PART, PART + 1, 3 * PART])
 async def test_directories_of_any_size(count: int) -> None:
     names = [b"%d" % number for number in range(count)]
-    found = await observing.entries(listed(names))
+    found = await observation.entries(listed(names))
     assert [os.fsencode(entry.name) for entry in found] == sorted(names)
 
 
 async def test_a_large_search() -> None:
     match = protocol.MATCH.pack(1, 3, 5, 0) + b"a/bline1"
     last = protocol.MATCH.pack(2, 0, 0, protocol.Match.LAST)
-    found, had = await turns(searching.found(Search("below", "x"), match * MANY + last))
+    found, had = await turns(search.found(Search("below", "x"), match * MANY + last))
     assert (len(found.matches), found.matches[-1].path, found.unseen) == (MANY, "below/a/b", 2)
     assert had >= MANY // PART
 
@@ -109,7 +110,7 @@ NONSENSE = {
 @pytest.mark.parametrize("nonsense", list(NONSENSE))
 async def test_lists_that_make_no_sense(nonsense: str) -> None:
     with pytest.raises(CollectError):
-        await observing.entries(NONSENSE[nonsense])
+        await observation.entries(NONSENSE[nonsense])
 
 
 @pytest.mark.parametrize("status", [0x137F, -1, 0x7F, 0xFFFF])
@@ -117,7 +118,7 @@ async def test_ends_that_make_no_sense(status: int) -> None:
     running = Running(asyncio.get_running_loop(), 0)
     ended = EXIT.unpack(EXIT.pack(status, *[0] * 12))
     with pytest.raises(CollectError):
-        observing.observe("x", None, None, running, ended, 0.0)
+        observation.observe("x", None, None, running, ended, 0.0)
 
 
 async def test_files_that_are_none() -> None:

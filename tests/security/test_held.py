@@ -20,10 +20,11 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import protocol, waiting
-from dutyfree.engine.channel import Channel
-from dutyfree.engine.protocol import Frame
-from dutyfree.errors import ActionError
+from dutyfree.contract.errors import ActionError
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import Frame
+from dutyfree.engine.sandbox import pending
+from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 from tests.engine import counts
@@ -116,7 +117,7 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
 async def test_the_kernel_out_of_memory_spares_init(
     native: Substrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 60.0)  # for want of memory they take long to end, too
+    monkeypatch.setattr(pending, "PATIENCE", 60.0)  # for want of memory they take long to end, too
     limited = getattr(native, "features").controllers  # noqa: B009 (native's own)
     if "memory" not in limited:
         pytest.skip("memory cannot be limited here; to enable it: see `dutyfree doctor`")

@@ -12,13 +12,13 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from dutyfree.engine import protocol
-from dutyfree.engine.channel import Channel
-from dutyfree.engine.protocol import FRAME_COST, Frame
-from dutyfree.engine.waiting import Unstarted
-from dutyfree.engine.warm import Warm
-from dutyfree.errors import CollectError, SandboxClosed
-from dutyfree.services import Service
+from dutyfree.contract.errors import CollectError, SandboxClosed
+from dutyfree.contract.services import Service
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import FRAME_COST, Frame
+from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.pending import Unstarted
+from dutyfree.engine.sandbox.warm import Warm
 
 pytestmark = pytest.mark.anyio
 

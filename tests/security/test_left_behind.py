@@ -13,8 +13,8 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Ready, Recipe, Service, Stage
-from dutyfree.engine import supply
-from dutyfree.errors import CreateError, ExecError, StageError
+from dutyfree.contract.errors import CreateError, ExecError, StageError
+from dutyfree.engine.pool import native_source
 from tests.awaiting import PATIENCE
 
 pytestmark = [
@@ -171,7 +171,7 @@ async def test_what_a_service_takes_is_not_asked_of_its_sandbox(pooled: Any, say
 async def test_a_program_that_never_ends_holds_up_no_reset(
     pooled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supply, "PATIENCE", 0.5)
+    monkeypatch.setattr(native_source, "PATIENCE", 0.5)
     shell = (
         "cp /bin/sh /usr/bin/kept-sh; printf '#!/usr/bin/kept-sh\nsleep 1000\n' > /tmp/sh; chmod +x /tmp/sh"
     )

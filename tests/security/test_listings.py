@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.engine import census
+from dutyfree.engine.host import census
 from tests.engine import unprivileged
 from tests.terminals import is_quiet, on_terminal
 

@@ -7,8 +7,8 @@ import textwrap
 import anyio
 import pytest
 
-from dutyfree.abilities import ManagedProcesses
 from dutyfree.contract import Substrate
+from dutyfree.contract.abilities import ManagedProcesses
 from tests.awaiting import appeared
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]

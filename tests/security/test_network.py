@@ -18,9 +18,9 @@ import anyio.to_thread
 import pytest
 
 from dutyfree import Limits
-from dutyfree.abilities import Chunk, NetworkControl
 from dutyfree.contract import NetworkPolicy, Sandbox
-from dutyfree.engine import protocol
+from dutyfree.contract.abilities import Chunk, NetworkControl
+from dutyfree.engine.launcher import protocol
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts

@@ -6,9 +6,9 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Substrate
-from dutyfree.engine.actions import ActingSandbox
-from dutyfree.engine.processes import MOST, Log, Shelf
-from dutyfree.engine.protocol import FRAME_COST
+from dutyfree.engine.launcher.protocol import FRAME_COST
+from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.processes import MOST, Log, Shelf
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,9 @@ import pytest
 
 import dutyfree
 from dutyfree import Recipe, Stage, recipes
-from dutyfree.engine.images.store import Store
-from dutyfree.errors import ActionError, CreateError, StageError, UsageError
-from dutyfree.substrates import stages
+from dutyfree.contract.errors import ActionError, CreateError, StageError, UsageError
+from dutyfree.engine.layers import run_stage
+from dutyfree.engine.store.store import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -63,18 +63,18 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
     await anyio.to_thread.run_sync(source.mkdir)
     await anyio.to_thread.run_sync((source / "file").write_text, "honest")
     recipe = Recipe(stages=(await anyio.to_thread.run_sync(recipes.repository, source),))
-    apply = stages.apply
+    apply = run_stage.apply
 
     async def meanwhile(*arguments: Any) -> str:
         await anyio.to_thread.run_sync((source / "file").write_text, "poison")
         return await apply(*arguments)
 
-    monkeypatch.setattr(stages, "apply", meanwhile)
+    monkeypatch.setattr(run_stage, "apply", meanwhile)
     async with opened() as native:
         with pytest.raises(CreateError, match="files changed while it was made"):
             await native.prepare(recipe)
         assert native._layers.size == 0
-    monkeypatch.setattr(stages, "apply", apply)
+    monkeypatch.setattr(run_stage, "apply", apply)
     await anyio.to_thread.run_sync((source / "file").write_text, "honest")
     async with opened() as native, native.sandbox(recipe) as sandbox:
         assert await sandbox.read("repository/file") == b"honest"
@@ -216,7 +216,7 @@ async def test_those_on_one_layer_do_not_meet_in_it(native: Any) -> None:
 def test_secrets_are_hidden_whole() -> None:
     secrets = {"A": "abcd", "B": "abcdefgh", "C": "-----\nfirst line\nsecond line\n", "D": "end\n", "E": ""}
     text = b"abcdefgh, abcd; + echo second line; first line\r\n end -----"
-    hidden = stages.hide(text, secrets)
+    hidden = run_stage.hide(text, secrets)
     for part in (b"efgh", b"abcd", b"second", b"first"):
         assert part not in hidden
 
@@ -280,8 +280,8 @@ def make_later(logs: Path) -> None:
 @rooted
 @pytest.mark.native
 async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "LOGS", 3)
-    monkeypatch.setattr(stages, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(run_stage, "LOGS", 3)
+    monkeypatch.setattr(run_stage, "LOG_BYTES", 10_000)
     async with opened() as native:
         for number in range(6):
             stage = Stage("setup", (f"head -c {2000 * number} /dev/zero; exit 1",))

@@ -19,9 +19,9 @@ import pytest
 import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import trees
-from dutyfree.engine.observing import refusal
-from dutyfree.engine.protocol import Exit
+from dutyfree.engine.launcher.protocol import Exit
+from dutyfree.engine.sandbox import tree_stream
+from dutyfree.engine.sandbox.observation import refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -161,7 +161,7 @@ def test_a_program_without_memory_or_process_is_observed(number: int) -> None:
 async def test_many_names_of_one_file(
     native: Substrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trees, "LARGEST", 8 << 20)
+    monkeypatch.setattr(tree_stream, "LARGEST", 8 << 20)
     async with native.sandbox(limits=LIMITS) as sandbox:
         await sandbox.exec("mkdir d; head -c 1M /dev/urandom > d/0; for i in $(seq 99); do ln d/0 d/$i; done")
         with pytest.raises(OSError, match="too large"):

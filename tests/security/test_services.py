@@ -13,7 +13,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Recipe, Service
-from dutyfree.errors import ActionError
+from dutyfree.contract.errors import ActionError
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]

@@ -20,10 +20,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Action, Edit, Exec, Limits, List, Read, Recipe, Search, Service, Stage, Write
-from dutyfree.engine import reach, waiting
-from dutyfree.engine.channel import SetupError
-from dutyfree.engine.forking import _unusable
-from dutyfree.errors import (
+from dutyfree.contract.errors import (
     ActionError,
     ActionTimeout,
     CreateError,
@@ -33,7 +30,11 @@ from dutyfree.errors import (
     SpecialFile,
     verdict,
 )
-from dutyfree.substrates import stages
+from dutyfree.engine.launcher import network
+from dutyfree.engine.layers import run_stage
+from dutyfree.engine.sandbox import pending
+from dutyfree.engine.sandbox.channel import SetupError
+from dutyfree.engine.sandbox.snapshot import _unusable
 from dutyfree.substrates.docker import images
 from dutyfree.substrates.docker import sandbox as container
 from tests.attacks import FORK_BOMB
@@ -279,7 +280,7 @@ async def all_judged(sandbox: Any, local: Path, attack: str) -> None:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 20.0)  # for machines that do other work
+    monkeypatch.setattr(pending, "PATIENCE", 20.0)  # for machines that do other work
 
 
 @pytest.mark.native
@@ -314,7 +315,7 @@ async def run_until_it_fails(sandbox: Any) -> None:
 @pytest.mark.native
 async def test_an_init_that_is_held_up(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher answers, so it is what runs in the sandbox that keeps its init from answering."""
-    monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+    monkeypatch.setattr(pending, "PATIENCE", 1.5)
     async with shared.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("script.py", STOPPER.encode())
         await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
@@ -412,7 +413,7 @@ time.sleep(1000)
 
 @pytest.mark.native
 async def test_a_server_that_accepts_nobody(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "PATIENCE", 0.5)
+    monkeypatch.setattr(network, "PATIENCE", 0.5)
     async with shared.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("script.py", QUEUE.encode())
         await sandbox.start(["python3", "script.py"])
@@ -613,7 +614,7 @@ async def test_a_stage_that_ends_its_sandbox() -> None:
     """No agent has been there yet: the recipe is at fault."""
     sandbox: Any = Gone()
     with pytest.raises(CreateError, match="the sandbox is gone") as failed:
-        await stages.apply(sandbox, Stage("setup", ("true",)), 1)
+        await run_stage.apply(sandbox, Stage("setup", ("true",)), 1)
     assert verdict(failed.value) == "infrastructure"
     with pytest.raises(CreateError, match="the sandbox is gone"):
         await images._must_succeed(sandbox, "true", "stage 1", {})

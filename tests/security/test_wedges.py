@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from dutyfree import Limits
-from dutyfree.abilities import ShellSessions
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine import shell, waiting
-from dutyfree.errors import ActionError, SandboxGone
+from dutyfree.contract.abilities import ShellSessions
+from dutyfree.contract.errors import ActionError, SandboxGone
+from dutyfree.engine.sandbox import pending, shell
 from tests.awaiting import appeared, overrun
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ async def test_an_init_that_is_held_up_ends_the_sandbox(
 ) -> None:
     async with native.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
-        monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+        monkeypatch.setattr(pending, "PATIENCE", 1.5)
         with anyio.fail_after(200):
             with pytest.raises(SandboxGone, match="stopped answering because of what runs in it"):
                 await run_until_it_fails(sandbox)
@@ -75,7 +75,7 @@ async def test_an_init_that_is_held_up_ends_the_sandbox(
 async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
     async with native.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
-        monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+        monkeypatch.setattr(pending, "PATIENCE", 1.5)
         with anyio.fail_after(200), pytest.raises(SandboxGone):
             await cancel_until_it_fails(sandbox)
 
@@ -151,7 +151,7 @@ async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyP
             async with sandbox.shell() as held:
                 await held.run("true")
                 await background(sandbox, STOPPER)
-                monkeypatch.setattr(waiting, "PATIENCE", 1.5)
+                monkeypatch.setattr(pending, "PATIENCE", 1.5)
                 monkeypatch.setattr(shell, "PATIENCE", 1.5)
                 for _ in range(20):
                     with anyio.move_on_after(0.2):

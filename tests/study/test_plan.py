@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.errors import PlanError
+from dutyfree.contract.errors import PlanError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Adaptive, Plan
 from tests.study.test_records import trial

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.study import records
 from dutyfree.study.records import SCHEMA, ActionRecord, Failure, Session, Study, Trial, Writer
 

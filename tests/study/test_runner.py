@@ -13,7 +13,7 @@ import pytest
 
 from dutyfree import substrates, workloads
 from dutyfree.contract import Availability
-from dutyfree.errors import CreateError, PlanError, RecordsError, Unavailable
+from dutyfree.contract.errors import CreateError, PlanError, RecordsError, Unavailable
 from dutyfree.study import plan as plans
 from dutyfree.study import records, runner, trial
 from dutyfree.study.plan import Plan

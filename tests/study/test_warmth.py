@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import dutyfree
-from dutyfree.abilities import Warmed
 from dutyfree.contract import Exec, Recipe, Stage
+from dutyfree.contract.abilities import Warmed
 from dutyfree.study import runner, trial
 from dutyfree.study.plan import Batch, Plan
 from dutyfree.workloads.workload import Expect, Step, Workload

@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.errors import (
+from dutyfree.contract.errors import (
     CleanupError,
     CollectError,
     CreateError,
@@ -29,9 +29,9 @@ from dutyfree.errors import (
     verdict,
 )
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
-from dutyfree.substrates.lifecycle import closing
-from dutyfree.substrates.owner import identity
-from dutyfree.substrates.reaper import OWNER as OWNED
+from dutyfree.substrates.local.lifecycle import closing
+from dutyfree.substrates.local.owner import identity
+from dutyfree.substrates.local.reaper import OWNER as OWNED
 from tests.engine import counts
 
 DYING = """

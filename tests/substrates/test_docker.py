@@ -26,10 +26,18 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, debian, substrates
-from dutyfree import image as study
-from dutyfree.abilities import Pausable
-from dutyfree.errors import CleanupError, CreateError, DispatchError, ExecError, SandboxClosed, Unavailable
-from dutyfree.image import REFERENCE
+from dutyfree import study_image as study
+from dutyfree.contract.abilities import Pausable
+from dutyfree.contract.entries import Links
+from dutyfree.contract.errors import (
+    CleanupError,
+    CreateError,
+    DispatchError,
+    ExecError,
+    SandboxClosed,
+    Unavailable,
+)
+from dutyfree.study_image import REFERENCE
 from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, reaching, socket_path
 from dutyfree.substrates.docker import images as image_module
 from dutyfree.substrates.docker.execution import Execution, Request
@@ -38,8 +46,7 @@ from dutyfree.substrates.docker.images import identify, inspect
 from dutyfree.substrates.docker.leftovers import PROCESS
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
-from dutyfree.substrates.kinds import Links
-from dutyfree.substrates.owner import identity
+from dutyfree.substrates.local.owner import identity
 from tests.awaiting import appeared, overrun
 from tests.engine import counts
 from tests.engine.images import composing

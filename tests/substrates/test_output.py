@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.substrates.output import Collector
+from dutyfree.contract.output import Collector
 
 
 def collected(limit: int, *chunks: bytes) -> tuple[bytes, int]:

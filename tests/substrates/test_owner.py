@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from dutyfree.substrates.owner import identity, is_dead
+from dutyfree.substrates.local.owner import identity, is_dead
 
 
 def test_the_living_and_the_dead() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree.substrates import reaper
-from dutyfree.substrates.reaper import BEGINNING, Census, Moment, kill_marked
+from dutyfree.substrates.local import reaper
+from dutyfree.substrates.local.reaper import BEGINNING, Census, Moment, kill_marked
 
 
 def mark(name: str) -> str:

@@ -11,8 +11,8 @@ import pytest
 import dutyfree
 from dutyfree import substrates
 from dutyfree.contract import Limits
-from dutyfree.engine.scheduling.values import Policy
-from dutyfree.errors import OptionError
+from dutyfree.contract.errors import OptionError
+from dutyfree.engine.pool.scheduler.values import Policy
 
 THIRD_PARTY = """
 from dutyfree.substrates.scripted import Scripted

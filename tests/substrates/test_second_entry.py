@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dutyfree
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.workloads import build
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.recorded import load, save

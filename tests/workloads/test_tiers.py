@@ -11,9 +11,9 @@ import pytest
 
 import dutyfree
 from dutyfree import workloads
-from dutyfree.actions import perform
 from dutyfree.contract import Exec, Observation, Recipe, Stage, Substrate
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
+from dutyfree.contract.perform import perform
 from dutyfree.study import trial
 from dutyfree.study.plan import Batch
 from dutyfree.study.records import Trial

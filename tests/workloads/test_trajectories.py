@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dutyfree.actions import perform
 from dutyfree.contract import Edit, Exec, Recipe, Stage, Substrate, Write
+from dutyfree.contract.perform import perform
 from dutyfree.workloads import tiers
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.trajectories import mix, spread, trajectory

@@ -16,7 +16,7 @@ from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution
 from dutyfree.analysis.statistics import Floats, as_sample, judge_pairs
 from dutyfree.analysis.verdicts import METRICS, Comparison, Judged, Run, changes, failures
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Records
 
 

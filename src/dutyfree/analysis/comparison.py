@@ -34,7 +34,7 @@ from dutyfree.analysis.verdicts import (
     changes,
     failures,
 )
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Records
 
 SILENT = {CautionKind.CACHE, CautionKind.NO_BASELINE, CautionKind.UNSURE_TAIL, CautionKind.UNDIVIDED}

@@ -14,7 +14,7 @@ from dutyfree.analysis.drafts import replacing
 from dutyfree.analysis.inner import by_name
 from dutyfree.analysis.units import csv_cell
 from dutyfree.contract import Span
-from dutyfree.errors import RecordsError, UsageError
+from dutyfree.contract.errors import RecordsError, UsageError
 from dutyfree.study.records import ActionRecord, Records, Trial
 
 Format = Literal["csv", "parquet"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from dutyfree.cli.interrupts import interruptible
-from dutyfree.errors import DutyfreeError, UsageError
+from dutyfree.contract.errors import DutyfreeError, UsageError
 
 if TYPE_CHECKING:
     from dutyfree.cli.commands import app as app

@@ -17,7 +17,7 @@ from dutyfree.cli.progress import Watcher
 from dutyfree.cli.reports import show_comparison
 from dutyfree.cli.running import run
 from dutyfree.cli.study import FOLDER, latest, recorded
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Plan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dutyfree import contract
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 
 def size(text: str | None, option: str) -> int | None:

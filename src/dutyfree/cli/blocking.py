@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from dutyfree.engine.images.halting import Halt, Stopped
+from dutyfree.engine.store.cancel import Halt, Stopped
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from cyclopts import (
 
 import dutyfree
 from dutyfree.cli import unknown_option
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.suggestion import suggestion
 
 

@@ -11,7 +11,7 @@ from dutyfree.cli.amounts import shown
 from dutyfree.cli.running import run
 
 if TYPE_CHECKING:
-    from dutyfree.engine.census import Living
+    from dutyfree.engine.host.census import Living
 
 
 def ps(*, json: bool = False) -> int:
@@ -30,7 +30,7 @@ def ps(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from dutyfree.engine import census
+    from dutyfree.engine.host import census
 
     found = census.sandboxes()
     if json:
@@ -86,7 +86,7 @@ def gc(
     json
         Print JSON on standard output.
     """
-    from dutyfree import leftovers
+    from dutyfree import gc as leftovers
 
     kept = amounts.size(spare, "--spare") or 0
     found = run(partial(leftovers.collect, spare=kept, dry_run=dry_run))

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from dutyfree.cli import amounts, blocking, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 if TYPE_CHECKING:
     from dutyfree.engine.images.pull import Held
@@ -43,7 +43,7 @@ def build(
     force
         Build anew even if the cache has it.
     """
-    from dutyfree import image as images
+    from dutyfree import study_image as images
     from dutyfree.cli.running import run
 
     say = standard.say
@@ -85,7 +85,7 @@ def pull(
     from dutyfree.engine.images import mirrors
     from dutyfree.engine.images import reference as references
     from dutyfree.engine.images.pull import Puller
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
     wanted = references.parse(reference)
     options = mirrors.options({wanted.registry: mirror} if mirror else {})
@@ -120,17 +120,17 @@ def import_(
         No progress; print the digest alone.
     """
     from dutyfree.cli.running import run
-    from dutyfree.engine.images import library, reference
+    from dutyfree.engine.images import find, reference
     from dutyfree.engine.images.pull import disk_error
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
-    if source.startswith(library.DAEMON):
+    if source.startswith(find.DAEMON):
         from dutyfree.substrates.docker import export
 
-        kept = str(reference.parse(name or source.removeprefix(library.DAEMON)))
+        kept = str(reference.parse(name or source.removeprefix(find.DAEMON)))
         bring = partial(export.bring, source, kept)
     else:
-        bring = partial(library.bring, source, name)
+        bring = partial(find.bring, source, name)
     with Bars(quiet) as bars:
         held = run(partial(bring, progress=bars.show))
     try:
@@ -160,7 +160,7 @@ def list_(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
     store = Store()
     images = store.images()
@@ -199,7 +199,7 @@ def remove(
         Leave the layers for 'dutyfree image gc'.
     """
     from dutyfree.engine.images import reference
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
     store = Store()
     if not names:
@@ -228,7 +228,7 @@ def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = F
     dry_run
         Only say what would be removed.
     """
-    from dutyfree.engine.images.store import Store
+    from dutyfree.engine.store.store import Store
 
     done = Store().collect(amounts.size(spare, "--spare") or 0, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"

@@ -17,12 +17,12 @@ from dutyfree import layers
 from dutyfree.cli import amounts, blocking, making, standard
 from dutyfree.cli.amounts import shown
 from dutyfree.cli.bars import Bars
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 if TYPE_CHECKING:
     from dutyfree.cli.sandbox_options import Wanted
     from dutyfree.contract import Recipe
-    from dutyfree.engine.images.halting import Halt
+    from dutyfree.engine.store.cancel import Halt
 
 layer = App(name="layer")
 
@@ -49,7 +49,7 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     from dutyfree import recipes
     from dutyfree.cli.running import run
     from dutyfree.cli.sandbox_options import Wanted
-    from dutyfree.engine.disk import DEEPEST
+    from dutyfree.engine.layers.disk_bridge import DEEPEST
 
     wanted = recipes.load(recipe)
     if not wanted.stages:
@@ -222,8 +222,8 @@ def serve(*, bind: str | None = None) -> int:
     bind
         HOST:PORT to listen at, until Ctrl-C; port 0 is any that is free.
     """
-    from dutyfree.engine.images.store import Store
-    from dutyfree.engine.travel import lines, listening, peers
+    from dutyfree.engine.exchange import lines, listening, peers
+    from dutyfree.engine.store.store import Store
 
     if bind is not None:
         token = lines.token()

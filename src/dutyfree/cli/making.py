@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dutyfree.cli import standard
 
-_STAGES = logging.getLogger("dutyfree.substrates.stages")
+_STAGES = logging.getLogger("dutyfree.engine.layers.run_stage")
 
 
 class _Teller(logging.Handler):

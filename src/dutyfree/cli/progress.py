@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from dutyfree.cli import standard
-from dutyfree.errors import plain
+from dutyfree.contract.errors import plain
 from dutyfree.study.records import Trial
 
 QUIET_SECONDS = 30.0

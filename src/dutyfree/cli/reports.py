@@ -14,7 +14,7 @@ from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.analysis.verdicts import Comparison
 from dutyfree.cli import standard
 from dutyfree.cli.interrupts import loading
-from dutyfree.errors import UsageError, plain
+from dutyfree.contract.errors import UsageError, plain
 from dutyfree.report.wording import groups, signed
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.abilities import Chunk, Programmed, Streaming
 from dutyfree.cli import standard, unknown_option
 from dutyfree.cli.running import run as run_to_the_end
 from dutyfree.cli.sandbox_options import Wanted, fetch, opened
 from dutyfree.contract import Observation, Sandbox
-from dutyfree.errors import UsageError
+from dutyfree.contract.abilities import Chunk, Programmed, Streaming
+from dutyfree.contract.errors import UsageError
 
 TIMED_OUT = 124
 """As timeout(1) has it."""

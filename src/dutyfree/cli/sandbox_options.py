@@ -12,7 +12,7 @@ from typing import Any
 import dutyfree
 from dutyfree.cli import amounts, making, standard
 from dutyfree.contract import Limits, Recipe, Sandbox, limited
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

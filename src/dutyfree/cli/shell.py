@@ -9,12 +9,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dutyfree.abilities import Shell, ShellSessions, Terminals
 from dutyfree.cli import standard, terminal
 from dutyfree.cli.running import run
 from dutyfree.cli.sandbox_options import Wanted, fetch, opened
 from dutyfree.contract import Sandbox
-from dutyfree.errors import ActionError, UsageError
+from dutyfree.contract.abilities import Shell, ShellSessions, Terminals
+from dutyfree.contract.errors import ActionError, UsageError
 
 
 def shell(*, wanted: Annotated[Wanted, Parameter(name="*")] = Wanted()) -> int:  # noqa: B008 (frozen)

@@ -13,7 +13,7 @@ from typing import Literal, TextIO
 import anyio.to_thread
 import msgspec
 
-from dutyfree.errors import plain
+from dutyfree.contract.errors import plain
 
 CHUNK = 1 << 16
 

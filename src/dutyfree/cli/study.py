@@ -12,7 +12,7 @@ from rich.console import Console
 from dutyfree.cli.progress import Watcher
 from dutyfree.cli.reports import show
 from dutyfree.cli.running import run
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Plan
 

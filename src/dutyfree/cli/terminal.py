@@ -11,9 +11,9 @@ import termios
 import tty
 from collections.abc import Iterator, Mapping
 
-from dutyfree.abilities import Terminal, Terminals
 from dutyfree.cli import standard
 from dutyfree.contract import Observation
+from dutyfree.contract.abilities import Terminal, Terminals
 
 _SHELL = r"""
 if command -v bash >/dev/null 2>&1; then

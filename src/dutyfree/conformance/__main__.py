@@ -18,7 +18,7 @@ import msgspec
 from dutyfree.conformance import CHECKS, Check, Result, named, select, tally
 from dutyfree.conformance.suite import Outcome
 from dutyfree.conformance.supervision import NotOpened, supervised
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 
 PROGRAM = "python -m dutyfree.conformance"
 

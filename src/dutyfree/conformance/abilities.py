@@ -6,7 +6,11 @@ import itertools
 
 import anyio
 
-from dutyfree.abilities import (
+from dutyfree.conformance import expect
+from dutyfree.conformance.processes import PATIENCE, beat
+from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate
+from dutyfree.contract import Observation, Sandbox, Substrate
+from dutyfree.contract.abilities import (
     BackgroundProcesses,
     Chunk,
     Forkable,
@@ -16,10 +20,6 @@ from dutyfree.abilities import (
     Snapshottable,
     Streaming,
 )
-from dutyfree.conformance import expect
-from dutyfree.conformance.processes import PATIENCE, beat
-from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate
-from dutyfree.contract import Observation, Sandbox, Substrate
 
 
 @in_sandbox()

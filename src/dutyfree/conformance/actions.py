@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dutyfree.abilities import Batching, Editing, ManagedProcesses, Searching, Terminal, Terminals, Watching
 from dutyfree.conformance import expect
 from dutyfree.conformance.processes import PATIENCE
 from dutyfree.conformance.suite import Skipped, in_sandbox
 from dutyfree.contract import Edit, Exec, List, Match, Observation, Read, Sandbox, Write
-from dutyfree.errors import EditError
+from dutyfree.contract.abilities import (
+    Batching,
+    Editing,
+    ManagedProcesses,
+    Searching,
+    Terminal,
+    Terminals,
+    Watching,
+)
+from dutyfree.contract.errors import EditError
 
 
 @in_sandbox()

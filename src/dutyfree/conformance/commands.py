@@ -5,7 +5,7 @@ from __future__ import annotations
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import Skipped, at_once, in_sandbox
 from dutyfree.contract import Sandbox
-from dutyfree.errors import DispatchError, SubstrateError
+from dutyfree.contract.errors import DispatchError, SubstrateError
 
 
 @in_sandbox("commands")

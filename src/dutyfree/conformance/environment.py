@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from dutyfree.abilities import (
+from dutyfree.conformance import expect
+from dutyfree.conformance.suite import on_substrate
+from dutyfree.contract import Exec, Observation, Recipe, Sandbox, Stage, Substrate
+from dutyfree.contract.abilities import (
     BackgroundProcesses,
     Batching,
     Chunk,
@@ -16,9 +19,6 @@ from dutyfree.abilities import (
     Streaming,
     Terminals,
 )
-from dutyfree.conformance import expect
-from dutyfree.conformance.suite import on_substrate
-from dutyfree.contract import Exec, Observation, Recipe, Sandbox, Stage, Substrate
 
 SAY = ["printenv", "GIVEN"]
 GIVEN = Recipe(env={"GIVEN": "by the recipe"})

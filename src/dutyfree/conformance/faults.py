@@ -9,13 +9,13 @@ from typing import Any
 
 import anyio
 
-from dutyfree.abilities import Batching, Editing, ManagedProcesses, Searching, ShellSessions
 from dutyfree.conformance import expect
 from dutyfree.conformance.limits import limited
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
 from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Limits, Observation, Sandbox, Substrate
-from dutyfree.errors import ActionError, ActionKind, UsageError, verdict
+from dutyfree.contract.abilities import Batching, Editing, ManagedProcesses, Searching, ShellSessions
+from dutyfree.contract.errors import ActionError, ActionKind, UsageError, verdict
 
 LONE_SURROGATE = "\ud800"
 

@@ -13,7 +13,7 @@ from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox
 from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Sandbox
-from dutyfree.errors import LimitError
+from dutyfree.contract.errors import LimitError
 
 HOSTILE = [
     "with space",

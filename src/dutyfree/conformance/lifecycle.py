@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from dutyfree.abilities import Countable
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox, on_substrate
 from dutyfree.conformance.trees import local_directory
 from dutyfree.contract import Recipe, Sandbox, Stage, Substrate
-from dutyfree.errors import CreateError, SandboxClosed
+from dutyfree.contract.abilities import Countable
+from dutyfree.contract.errors import CreateError, SandboxClosed
 
 
 @on_substrate()

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import on_substrate, require
 from dutyfree.contract import Limits, Sandbox, Substrate
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
 
 
 @asynccontextmanager

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
-from dutyfree.abilities import NetworkControl, Ports
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import Skipped, in_sandbox, on_substrate, require
 from dutyfree.contract import NetworkPolicy, Sandbox, Substrate
-from dutyfree.errors import UsageError
+from dutyfree.contract.abilities import NetworkControl, Ports
+from dutyfree.contract.errors import UsageError
 
 _REACH = (
     "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)\n"

@@ -10,7 +10,7 @@ import anyio
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import at_once, in_sandbox, on_substrate
 from dutyfree.contract import Limits, Sandbox, Substrate
-from dutyfree.errors import SubstrateError
+from dutyfree.contract.errors import SubstrateError
 
 BEAT = "i=0; while [ $i -lt 1200 ]; do i=$((i + 1)); echo x >> {file}; sleep 0.05; done"
 """Bounded, so that a substrate that fails to kill it is not left with it for ever."""

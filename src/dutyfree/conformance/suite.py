@@ -22,7 +22,7 @@ import anyio
 import msgspec
 
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.suggestion import suggestion
 
 Needs: TypeAlias = Literal["nothing", "commands", "python"]

@@ -25,7 +25,7 @@ import msgspec
 import dutyfree
 from dutyfree.conformance import suite
 from dutyfree.conformance.suite import Check, Result, complaint, judge, where
-from dutyfree.errors import DutyfreeError
+from dutyfree.contract.errors import DutyfreeError
 
 GRACE = 5.0
 """Seconds for a check that missed its deadline to be cancelled and cleaned up after."""

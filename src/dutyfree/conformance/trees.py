@@ -15,7 +15,7 @@ import anyio.to_thread
 from dutyfree.conformance import expect
 from dutyfree.conformance.suite import in_sandbox
 from dutyfree.contract import Sandbox
-from dutyfree.errors import ActionError
+from dutyfree.contract.errors import ActionError
 
 
 @asynccontextmanager

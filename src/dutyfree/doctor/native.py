@@ -10,13 +10,13 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from dutyfree.contract.errors import DutyfreeError
 from dutyfree.doctor.finding import Finding
-from dutyfree.engine import exhaustion
-from dutyfree.engine.features import Features
-from dutyfree.engine.namespaces import setting
-from dutyfree.engine.requests import host_memory
-from dutyfree.engine.requirements import KERNEL
-from dutyfree.errors import DutyfreeError
+from dutyfree.engine.host import limits
+from dutyfree.engine.host.features import Features
+from dutyfree.engine.host.namespaces import setting
+from dutyfree.engine.host.requirements import KERNEL
+from dutyfree.engine.launcher.requests import host_memory
 from dutyfree.substrates.native import Native, NativeConfig
 
 CONFIG = NativeConfig(ready=0)
@@ -136,7 +136,7 @@ def _limits(features: Features) -> Iterator[Finding]:
 
 
 def _capacity() -> Iterator[Finding]:
-    bounds = {"memory": host_memory() * 9 // 10 // IDLE_BYTES} | exhaustion.bounds()
+    bounds = {"memory": host_memory() * 9 // 10 // IDLE_BYTES} | limits.bounds()
     least = min(bounds, key=lambda name: bounds[name])
     every = ", ".join(f"{name} {count}" for name, count in bounds.items())
     yield Finding(

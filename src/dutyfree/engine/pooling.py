@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import anyio
 
 from dutyfree.contract import Limits, NetworkPolicy, Recipe
-from dutyfree.engine import exhaustion
-from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
-from dutyfree.engine.pool import Pool
-from dutyfree.engine.requests import share_of_memory
-from dutyfree.engine.scheduling.values import Budget, Policy
-from dutyfree.engine.supply import SANDBOX, Supply
-from dutyfree.errors import ActionError, CreateError, DispatchError, UsageError
+from dutyfree.contract.errors import ActionError, CreateError, DispatchError, UsageError
+from dutyfree.engine.host import limits as exhaustion
+from dutyfree.engine.launcher.requests import share_of_memory
+from dutyfree.engine.pool.native_source import SANDBOX, Supply
+from dutyfree.engine.pool.pool import Pool
+from dutyfree.engine.pool.scheduler.values import Budget, Policy
+from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
 
 POLICY = Policy(starting=64, idle_seconds=600.0)
 """Of the native engine: who waits for a stage that another makes holds up nobody, so many may."""

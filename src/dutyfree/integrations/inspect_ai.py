@@ -25,9 +25,10 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from pydantic import BaseModel, ConfigDict
 
 import dutyfree
-from dutyfree import Limits, Recipe, Sandbox, Substrate, described, recipes
+from dutyfree import Limits, Recipe, Sandbox, Substrate, recipes
 from dutyfree.contract import limited
-from dutyfree.errors import ActionError, SubstrateError, UsageError
+from dutyfree.contract.errors import ActionError, SubstrateError, UsageError
+from dutyfree.recipes import toml
 
 NOT_EXECUTABLE = 126
 
@@ -78,7 +79,7 @@ class DutyfreeSandboxConfig(BaseModel):
             return Recipe(image=self.image)
         if isinstance(self.recipe, str):
             return recipes.load(self.recipe)
-        return described.recipe(self.recipe, Path.cwd(), "recipe")
+        return toml.recipe(self.recipe, Path.cwd(), "recipe")
 
 
 class _Opened:

@@ -8,7 +8,7 @@ from pathlib import Path
 from dutyfree.analysis.drafts import replacing
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.summary import encode, summarise
-from dutyfree.errors import RecordsError
+from dutyfree.contract.errors import RecordsError
 from dutyfree.report import canvas, html, markdown
 from dutyfree.report.document import document
 from dutyfree.report.figures import FIGURES

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from dutyfree import substrates, validation
-from dutyfree.errors import OptionError, PlanError, UsageError
+from dutyfree.contract.errors import OptionError, PlanError, UsageError
 from dutyfree.study.records import Trial
 from dutyfree.suggestion import suggestion
 from dutyfree.workloads import check_name

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from dutyfree.contract import Span, Usage
-from dutyfree.errors import Phase, RecordsError
+from dutyfree.contract.errors import Phase, RecordsError
 
 SCHEMA = 1
 FILE = "records.jsonl"

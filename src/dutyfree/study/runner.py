@@ -22,9 +22,9 @@ import msgspec
 
 import dutyfree
 from dutyfree import paths, substrates, validation, workloads
-from dutyfree.abilities import Warmed
 from dutyfree.contract import Substrate
-from dutyfree.errors import DutyfreeError, PlanError, RecordsError, Unavailable
+from dutyfree.contract.abilities import Warmed
+from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Unavailable
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Batch, Plan

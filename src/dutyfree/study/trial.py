@@ -8,9 +8,9 @@ from time import perf_counter
 
 import anyio
 
-from dutyfree.actions import perform
 from dutyfree.contract import Observation, Result, Sandbox, Span, Stage, Substrate, Usage
-from dutyfree.errors import ActionError, Phase, SubstrateError
+from dutyfree.contract.errors import ActionError, Phase, SubstrateError
+from dutyfree.contract.perform import perform
 from dutyfree.study.plan import Batch
 from dutyfree.study.records import ActionKind, ActionRecord, Failure, Trial
 from dutyfree.workloads.workload import Expect, Step, Workload

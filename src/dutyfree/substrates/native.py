@@ -26,40 +26,36 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, Stage, limited
-from dutyfree.engine import creation, features, labelling, policy, protocol, requests, requirements
-from dutyfree.engine.actions import ActingSandbox, NetworkedActingSandbox
-from dutyfree.engine.box import Box
-from dutyfree.engine.channel import Channel
-from dutyfree.engine.creation import Creator
-from dutyfree.engine.disk import Base, Disk
-from dutyfree.engine.haste import Haste
+from dutyfree.contract.errors import CleanupError, CreateError, OptionError, Unavailable, UsageError
+from dutyfree.contract.recipe import checked
+from dutyfree.engine.exchange import sources
+from dutyfree.engine.exchange.neighbours import Figures, Neighbours
+from dutyfree.engine.host import features, requirements, sandbox_labels
+from dutyfree.engine.host.sandbox_labels import Labelling
 from dutyfree.engine.images import mirrors
-from dutyfree.engine.images.store import Store
-from dutyfree.engine.keys import Keys
-from dutyfree.engine.labelling import Labelling
-from dutyfree.engine.launcher import BINARY, Launcher, LauncherError
-from dutyfree.engine.named import Named
+from dutyfree.engine.launcher import create, protocol, requests
+from dutyfree.engine.launcher import network_policy as policy
+from dutyfree.engine.launcher.client import BINARY, Launcher, LauncherError
+from dutyfree.engine.launcher.create import Creator
+from dutyfree.engine.launcher.handle import Box
+from dutyfree.engine.launcher.network import Reach
+from dutyfree.engine.launcher.protocol import Request, Tree
+from dutyfree.engine.layers import run_stage
+from dutyfree.engine.layers.build import Built, FilesChanged, Stages, Trace
+from dutyfree.engine.layers.disk_bridge import Base, Disk
+from dutyfree.engine.layers.keys import Keys
+from dutyfree.engine.layers.memory_layers import Layers, Snapshot, Snapshots
+from dutyfree.engine.layers.named_snapshots import Named
+from dutyfree.engine.layers.open_image import Images
+from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.pool.scheduler.ledger import Served
+from dutyfree.engine.pool.scheduler.values import Budget, Kind, Policy
+from dutyfree.engine.pooled import OPEN, Pooled
 from dutyfree.engine.pooling import POLICY, default_budget
-from dutyfree.engine.protocol import Request, Tree
-from dutyfree.engine.reach import Reach
-from dutyfree.engine.scheduling.ledger import Served
-from dutyfree.engine.scheduling.values import Budget, Kind, Policy
-from dutyfree.engine.snapshots import Layers, Snapshot, Snapshots
-from dutyfree.engine.stages import Built, FilesChanged, Stages, Trace
-from dutyfree.engine.travel import sources
-from dutyfree.engine.travel.neighbours import Figures, Neighbours
-from dutyfree.errors import (
-    CleanupError,
-    CreateError,
-    OptionError,
-    Unavailable,
-    UsageError,
-)
-from dutyfree.recipe import checked
-from dutyfree.substrates import stages
-from dutyfree.substrates.lifecycle import refuse_second_entry, require_open
-from dutyfree.substrates.opening import Images
-from dutyfree.substrates.pooled import OPEN, Pooled
+from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
+from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.store.store import Store
+from dutyfree.substrates.local.lifecycle import refuse_second_entry, require_open
 
 NO_STAGES = Recipe()
 
@@ -219,7 +215,7 @@ class Native(Pooled):
         recipe, limits = checked(recipe or NO_STAGES), limited(limits, self._config.limits)
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
             return self._lease(recipe, limits, labels)
-        labelling.check(labels)
+        sandbox_labels.check(labels)
         return self._made(recipe, limits, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
@@ -262,7 +258,7 @@ class Native(Pooled):
         async with self.sandbox() as sandbox:
             owner = (await sandbox.exec(["stat", "-c", "%u", "/usr"])).stdout.strip()
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
-            facts |= await stages.tools(sandbox)
+            facts |= await run_stage.tools(sandbox)
         return facts
 
     async def tried(self) -> dict[str, int]:
@@ -318,13 +314,13 @@ class Native(Pooled):
                 identity, limits, base.usual.of(recipe), make, channel, box, reach, self._resolvers,
                 keeper=keeper, base=base, recipe=recipe,
             )  # fmt: skip
-            sandbox.spans = creation.spans(asked, begun, channel.ready.result())
+            sandbox.spans = create.spans(asked, begun, channel.ready.result())
             if not pooled:
                 sandbox.served = self._served(recipe, trace, identity, perf_counter() - asked)
             try:
                 if recipe.services and not pooled:  # the pool looks at it before
                     await sandbox.serve()
-                    sandbox.spans += (creation.following(asked, sandbox.spans, "services"),)
+                    sandbox.spans += (create.following(asked, sandbox.spans, "services"),)
                 yield sandbox
             except BaseException:
                 with contextlib.suppress(CleanupError):
@@ -368,7 +364,7 @@ class Native(Pooled):
         async with self._made(NO_STAGES, OPEN, base=below, pooled=True) as builder:
             builder.give_way(haste.background)
             with haste.telling(partial(builder.give_way, False)):
-                commit = await stages.apply(builder, stage, number, self._config.longest_stage)
+                commit = await run_stage.apply(builder, stage, number, self._config.longest_stage)
             return Built(await builder.final(), commit)
 
     def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:

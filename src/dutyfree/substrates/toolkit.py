@@ -16,14 +16,14 @@
 =====================  ====================================================================================
 """
 
-from dutyfree.substrates.command import Commands
-from dutyfree.substrates.command_sandbox import EnteredSandbox
+from dutyfree.contract.output import Collector
+from dutyfree.engine.layers.run_stage import apply_all as apply_stages
+from dutyfree.engine.layers.run_stage import refuse
 from dutyfree.substrates.docker.files import FilesByCommands
-from dutyfree.substrates.lifecycle import closing, require
-from dutyfree.substrates.output import Collector
-from dutyfree.substrates.reaper import Reaper, is_alive, remove_tree
-from dutyfree.substrates.stages import apply_all as apply_stages
-from dutyfree.substrates.stages import refuse
+from dutyfree.substrates.local.command import Commands
+from dutyfree.substrates.local.command_sandbox import EnteredSandbox
+from dutyfree.substrates.local.lifecycle import closing, require
+from dutyfree.substrates.local.reaper import Reaper, is_alive, remove_tree
 
 __all__ = [
     "Collector",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.suggestion import suggestion
 
 if TYPE_CHECKING:

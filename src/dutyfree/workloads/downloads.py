@@ -12,7 +12,7 @@ import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from dutyfree.errors import DutyfreeError
+from dutyfree.contract.errors import DutyfreeError
 
 BUGGY, FIXED = "25.2.0", "25.3.0"
 SOURCES = {

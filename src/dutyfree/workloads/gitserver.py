@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyio
 
-from dutyfree.errors import DutyfreeError
+from dutyfree.contract.errors import DutyfreeError
 from dutyfree.workloads.fixture import GIT_ENVIRONMENT, TRUSTING, Fixture
 
 LOOPBACK = "127.0.0.1"

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dutyfree.contract import Limits
-from dutyfree.errors import UsageError
+from dutyfree.contract.errors import UsageError
 from dutyfree.workloads import tiers
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.workload import Step, Workload

@@ -12,7 +12,7 @@ import pytest
 import dutyfree
 from dutyfree.contract import Recipe
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.store import Store
+from dutyfree.engine.store.store import Store
 
 pytestmark = [
     pytest.mark.anyio,

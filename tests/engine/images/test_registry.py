@@ -22,15 +22,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import registry as registries
-from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.leasing import Lease
 from dutyfree.engine.images.manifest import here
 from dutyfree.engine.images.pull import Event, Options, Puller
 from dutyfree.engine.images.reference import parse
-from dutyfree.engine.images.store import Image as Kept
-from dutyfree.engine.images.store import Store
-from dutyfree.errors import CreateError
+from dutyfree.engine.store.cancel import Halt, Stopped
+from dutyfree.engine.store.layer_lease import Lease
+from dutyfree.engine.store.store import Image as Kept
+from dutyfree.engine.store.store import Store
 from tests.engine.images import composing
 from tests.engine.images.composing import INDEX, Image, digest, member, push, push_manifest, tar
 
@@ -647,8 +647,8 @@ import sys
 from pathlib import Path
 from dutyfree.engine.images.pull import Puller
 from dutyfree.engine.images.reference import parse
-from dutyfree.engine.images.leasing import Lease
-from dutyfree.engine.images.store import Store
+from dutyfree.engine.store.layer_lease import Lease
+from dutyfree.engine.store.store import Store
 Puller(Store(Path(sys.argv[1]))).pull(parse(sys.argv[2])).close()
 """
 

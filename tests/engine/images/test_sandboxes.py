@@ -16,10 +16,10 @@ import pytest
 import dutyfree
 from dutyfree import Recipe, Stage
 from dutyfree.contract import Substrate
-from dutyfree.engine.images.store import Image as Kept
-from dutyfree.engine.images.store import Store
-from dutyfree.engine.sandbox import NativeSandbox
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.engine.store.store import Image as Kept
+from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dutyfree.engine.images.halting import Halt
-from dutyfree.engine.images.squash import squash
+from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.squash import squash
 
 ACCESS = bytes.fromhex("0200000001000700ffffffff020005000700000004000500ffffffff") + bytes.fromhex(
     "10000500ffffffff20000000ffffffff"

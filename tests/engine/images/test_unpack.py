@@ -16,10 +16,10 @@ import pytest
 from backports import zstd
 
 from dutyfree.engine.images import streams
-from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.members import members
 from dutyfree.engine.images.streams import Refused
 from dutyfree.engine.images.unpack import OPAQUE, Unpacked, unpack
+from dutyfree.engine.store.cancel import Halt
 from tests.engine.images.composing import digest, directory, hard, link, member, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")

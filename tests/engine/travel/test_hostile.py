@@ -15,15 +15,15 @@ import msgspec
 import pytest
 
 from dutyfree import layers
+from dutyfree.contract.errors import CreateError, DutyfreeError
+from dutyfree.engine.exchange import layout
+from dutyfree.engine.exchange.chains import Blob, Chain, Layer
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.made import Made
 from dutyfree.engine.images.manifest import Settings
-from dutyfree.engine.images.store import Store
 from dutyfree.engine.images.streams import zstd
-from dutyfree.engine.protocol import LAYERS_MAX
-from dutyfree.engine.travel import layout
-from dutyfree.engine.travel.chains import Blob, Chain, Layer
-from dutyfree.errors import CreateError, DutyfreeError
+from dutyfree.engine.launcher.protocol import LAYERS_MAX
+from dutyfree.engine.store.provenance import Made
+from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import directory, hard, link, member, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
@@ -301,7 +301,7 @@ def test_documents_without_end_are_refused(tmp_path: Path, cache: Path) -> None:
 
 def test_an_image_of_another_content_is_not_replaced(tmp_path: Path, cache: Path) -> None:
     del cache
-    from dutyfree.engine.images.store import Image
+    from dutyfree.engine.store.store import Image
 
     mine = Image(name="n", digest="sha256:" + "1" * 64, layers=(), mounted=(), settings=Settings(), size=0)
     Store().name(mine)

@@ -18,13 +18,13 @@ import msgspec
 import pytest
 
 from dutyfree import layers
+from dutyfree.contract.errors import CreateError, UsageError
+from dutyfree.engine.exchange import listening
+from dutyfree.engine.exchange.chains import stages
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.made import Made, write
-from dutyfree.engine.images.store import Store
-from dutyfree.engine.travel import listening
-from dutyfree.engine.travel.chains import stages
-from dutyfree.errors import CreateError, UsageError
+from dutyfree.engine.store.cancel import Halt, Stopped
+from dutyfree.engine.store.provenance import Made, write
+from dutyfree.engine.store.store import Store
 from tests.engine.travel.nodes import TOKEN, Nodes, Server
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")

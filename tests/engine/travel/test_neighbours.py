@@ -26,13 +26,13 @@ import pytest
 import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.made import Made
-from dutyfree.engine.images.store import Store
-from dutyfree.engine.travel import neighbours, timely
-from dutyfree.engine.travel.chains import Chain, Layer
-from dutyfree.engine.travel.neighbours import Missing, Neighbours
-from dutyfree.errors import CreateError, OptionError
+from dutyfree.contract.errors import CreateError, OptionError
+from dutyfree.engine.exchange import neighbours, timely
+from dutyfree.engine.exchange.chains import Chain, Layer
+from dutyfree.engine.exchange.neighbours import Missing, Neighbours
+from dutyfree.engine.store.cancel import Halt, Stopped
+from dutyfree.engine.store.provenance import Made
+from dutyfree.engine.store.store import Store
 from tests.engine.counts import arrives
 from tests.engine.travel.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.travel.test_travel import IMAGE, said, with_image

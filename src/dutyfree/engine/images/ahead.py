@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.store.cancel import Halt
 
 DEPTH = 8
 """Pieces that may wait to be used."""

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import manifest, streams
-from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.manifest import Configuration, Descriptor
-from dutyfree.errors import CreateError
+from dutyfree.engine.store.cancel import Halt
 
 _IMAGE_MEMBER = re.compile(
     r"blobs(/.*)?|index\.json|oci-layout|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?"

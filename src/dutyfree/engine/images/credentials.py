@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
 
 HELPER_SECONDS = 30.0
 _HUB_KEY = "https://index.docker.io/v1/"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dutyfree.engine.images.halting import Halt
+from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images.manifest import Descriptor
 from dutyfree.engine.images.registry import NoRange, Passing, Registry
 from dutyfree.engine.images.streams import Readable
-from dutyfree.errors import CreateError
+from dutyfree.engine.store.cancel import Halt
 
 Told = Callable[[int], None]
 

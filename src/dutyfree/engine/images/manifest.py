@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",

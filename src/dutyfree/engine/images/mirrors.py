@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images.pull import Options
 from dutyfree.engine.images.reference import HUB
-from dutyfree.errors import CreateError
 
 
 def options(mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tuple[str, ...] = ()) -> Options:

@@ -17,15 +17,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dutyfree.engine.images import archives, credentials, manifest, squash, streams
-from dutyfree.engine.images.halting import Halt, Stopped
-from dutyfree.engine.images.leasing import Lease
+from dutyfree.contract.errors import CreateError
+from dutyfree.engine.images import archives, credentials, manifest, streams
 from dutyfree.engine.images.manifest import Configuration, Settings
-from dutyfree.engine.images.merged import opaque
 from dutyfree.engine.images.reference import Reference
-from dutyfree.engine.images.store import Image, Store
 from dutyfree.engine.images.unpack import LARGEST, unpack
-from dutyfree.errors import CreateError
+from dutyfree.engine.store import squash
+from dutyfree.engine.store.cancel import Halt, Stopped
+from dutyfree.engine.store.layer_lease import Lease
+from dutyfree.engine.store.overlay_view import opaque
+from dutyfree.engine.store.store import Image, Store
 
 if TYPE_CHECKING:
     from dutyfree.engine.images.registry import Registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dutyfree.errors import CreateError
+from dutyfree.contract.errors import CreateError
 
 HUB = "docker.io"
 """The registry of names that name none."""

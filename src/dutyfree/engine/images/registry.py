@@ -15,11 +15,11 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from dutyfree.engine.images import credentials, manifest, web
-from dutyfree.engine.images.halting import Halt
+from dutyfree.contract.errors import CreateError
+from dutyfree.engine.images import credentials, http, manifest
 from dutyfree.engine.images.manifest import Descriptor
 from dutyfree.engine.images.reference import Reference
-from dutyfree.errors import CreateError
+from dutyfree.engine.store.cancel import Halt
 
 ATTEMPTS = 6
 FIRST_WAIT = 0.25
@@ -64,7 +64,7 @@ class Registry:
         self._lock = threading.Lock()
         # As it was pushed: what the transport would unpack fits no digest.
         headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
-        self._client = web.Client(headers, self._refuse_downgrade)
+        self._client = http.Client(headers, self._refuse_downgrade)
 
     def __enter__(self) -> Registry:
         return self
@@ -125,7 +125,7 @@ class Registry:
         halt.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
 
     @contextlib.contextmanager
-    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[web.Response]:
+    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.Response]:
         self._halt.check()
         url = f"{self.base}/v2/{self._reference.repository}/{path}"
         try:
@@ -141,16 +141,16 @@ class Registry:
                     self._check(response)
                     yield response
                     return
-        except web.Cut as error:
+        except http.Cut as error:
             raise Passing(str(error), reached=error.reached) from error
-        except web.Nonsense as error:
+        except http.Nonsense as error:
             raise CreateError(f"{self.base} answers with nonsense: {error}") from error
 
-    def _check(self, response: web.Response) -> None:
+    def _check(self, response: http.Response) -> None:
         if response.status not in (200, 206):
             self._refuse(response, _whole(response, _WORDS))
 
-    def _refuse(self, response: web.Response, body: bytes) -> NoReturn:
+    def _refuse(self, response: http.Response, body: bytes) -> NoReturn:
         status = response.status
         said = _said(body) or f"status {status}"
         if status in _RETRIED:
@@ -240,7 +240,7 @@ def _basic(login: credentials.Login) -> str:
     return "Basic " + base64.b64encode(f"{login.name}:{login.secret}".encode()).decode()
 
 
-def _whole(response: web.Response, limit: int) -> bytes:
+def _whole(response: http.Response, limit: int) -> bytes:
     """A small document. Raises CreateError if it is none, Passing."""
     data = bytearray()
     for piece in _passing(response):
@@ -250,10 +250,10 @@ def _whole(response: web.Response, limit: int) -> bytes:
     return bytes(data)
 
 
-def _passing(response: web.Response) -> Iterator[bytes]:
+def _passing(response: http.Response) -> Iterator[bytes]:
     try:
         yield from response.pieces()  # as it comes: what a cut leaves of a piece would be lost
-    except web.Cut as error:
+    except http.Cut as error:
         raise Passing(str(error)) from error
 
 

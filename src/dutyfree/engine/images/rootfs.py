@@ -18,12 +18,12 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from dutyfree.engine import policy
-from dutyfree.engine.images.merged import Seen, lookup
+from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images.unpack import OPAQUE
-from dutyfree.engine.launcher import Launcher, LauncherError
-from dutyfree.engine.protocol import Request, Tree
-from dutyfree.errors import CreateError
+from dutyfree.engine.launcher import network_policy
+from dutyfree.engine.launcher.client import Launcher, LauncherError
+from dutyfree.engine.launcher.protocol import Request, Tree
+from dutyfree.engine.store.overlay_view import Seen, lookup
 
 WORKSPACE = "workspace"
 
@@ -264,7 +264,7 @@ def _fill_joined(root: Path) -> None:
 
 def _place() -> dict[str, bytes]:
     files = {name: text.encode() for name, text in PLACE.items()}
-    files["etc/resolv.conf"] = policy.resolver_settings()
+    files["etc/resolv.conf"] = network_policy.resolver_settings()
     return files
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dutyfree.engine.images.halting import Halt
+from dutyfree.engine.store.cancel import Halt
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from dutyfree.engine.images.ahead import ahead
-from dutyfree.engine.images.halting import Halt
 from dutyfree.engine.images.members import members
 from dutyfree.engine.images.names import DEPTH, DIRECTORY, NAME_BYTES, above, encode, inside, resolve
 from dutyfree.engine.images.streams import Forward, Refused, hashed
+from dutyfree.engine.store.cancel import Halt
 
 OPAQUE = "trusted.overlay.opaque"
 WHITEOUT = ".wh."

@@ -1,10 +1,10 @@
 /* dutyfree-init launcher FD: the one program of the engine, started once by each owner. */
 #define _GNU_SOURCE
-#include "launcher.h"
+#include "launcher/launcher.h"
 #include "protocol.h"
-#include "seccomp.h"
+#include "setup/seccomp.h"
 #include "sys.h"
-#include "title.h"
+#include "launcher/title.h"
 
 #include <fcntl.h>
 #include <limits.h>

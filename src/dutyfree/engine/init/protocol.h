@@ -155,7 +155,7 @@ enum frame_kind {
 	FRAME_WRITE = 5,   /* struct write, path, data; or fd: a file to copy */
 	FRAME_LIST = 6,    /* path */
 	FRAME_REMOVE = 7,  /* path */
-	FRAME_UNPACK = 8,  /* path; fd: an archive to read (archive.c) */
+	FRAME_UNPACK = 8,  /* path; fd: an archive to read (tree_stream.c) */
 	FRAME_PACK = 9,    /* path; fd: where to write the archive */
 	FRAME_SIGNAL = 10, /* u32: a signal to every process but init */
 	FRAME_PING = 11,   /* → u32: whether the memory limit killed a process since that was last said */

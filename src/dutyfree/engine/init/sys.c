@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "sys.h"
 
-#include "seccomp.h"
+#include "setup/seccomp.h"
 
 #include <fcntl.h>
 #include <linux/mount.h>

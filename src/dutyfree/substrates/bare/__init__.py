@@ -26,7 +26,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.arguments import (
+from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, limited
+from dutyfree.contract.arguments import (
     Unrunnable,
     check_bytes,
     check_command,
@@ -34,17 +35,23 @@ from dutyfree.arguments import (
     check_runnable,
     encoded_path,
 )
-from dutyfree.contract import Availability, Command, Entry, Limits, Observation, Recipe, Span, limited
-from dutyfree.errors import ActionError, CreateError, FileError, SandboxClosed, Unavailable, file_error
-from dutyfree.substrates import stages
+from dutyfree.contract.entries import KINDS, Links, local_special, unpackable
+from dutyfree.contract.errors import (
+    ActionError,
+    CreateError,
+    FileError,
+    SandboxClosed,
+    Unavailable,
+    file_error,
+)
+from dutyfree.engine.layers import run_stage
 from dutyfree.substrates.bare import files
 from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
-from dutyfree.substrates.command import Commands
-from dutyfree.substrates.editing import replace_once
-from dutyfree.substrates.kinds import KINDS, Links, local_special, unpackable
-from dutyfree.substrates.lifecycle import closing, refuse_second_entry, require, require_open
-from dutyfree.substrates.owner import identity
-from dutyfree.substrates.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
+from dutyfree.substrates.local.command import Commands
+from dutyfree.substrates.local.edit import replace_once
+from dutyfree.substrates.local.lifecycle import closing, refuse_second_entry, require, require_open
+from dutyfree.substrates.local.owner import identity
+from dutyfree.substrates.local.reaper import OWNER, Reaper, kill_marked, remove_owned, remove_tree
 
 T = TypeVar("T")
 
@@ -133,7 +140,7 @@ class Bare:
         del labels  # nothing outlives the sandbox that could carry them
         require_open(self._is_open)
         limits = limited(limits, Limits())
-        stages.refuse("bare", recipe, limits, network=("on",))
+        run_stage.refuse("bare", recipe, limits, network=("on",))
         asked = perf_counter()
         template = await self._template(recipe) if recipe and (recipe.stages or recipe.image) else None
         sandbox = BareSandbox(self, f"{self.base.name}-{next(self._numbers)}", limits, recipe or Recipe())
@@ -143,7 +150,7 @@ class Bare:
             yield sandbox
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        stages.refuse("bare", recipe)
+        run_stage.refuse("bare", recipe)
         if recipe and (recipe.stages or recipe.image):
             await self._template(recipe)
 
@@ -168,7 +175,7 @@ class Bare:
         builder = BareSandbox(self, f"{self.base.name}-template-{path.name}", Limits(), Recipe())
         async with closing(builder):
             await builder.make(None)
-            await stages.apply_all(builder, recipe)
+            await run_stage.apply_all(builder, recipe)
             await anyio.to_thread.run_sync(_move, Path(builder.workdir), path)
 
     async def sandboxes(self) -> list[str]:
@@ -181,7 +188,7 @@ class Bare:
         async with self.sandbox() as sandbox:
             seen = await sandbox.exec(["stat", "--file-system", "--format=%T", "."])
             facts["storage"] = seen.stdout.decode(errors="replace").strip() or "unknown"
-            facts |= await stages.tools(sandbox)
+            facts |= await run_stage.tools(sandbox)
         return facts
 
 

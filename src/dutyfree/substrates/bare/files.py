@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dutyfree.contract import Entry
-from dutyfree.errors import SpecialFile
-from dutyfree.substrates.kinds import KINDS, Links, entry
+from dutyfree.contract.entries import KINDS, Links, entry
+from dutyfree.contract.errors import SpecialFile
 
 
 def read(path: Path) -> bytes:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dutyfree.substrates.owner import is_dead
-from dutyfree.substrates.reaper import OWNER, kill_marked, remove_owned
+from dutyfree.substrates.local.owner import is_dead
+from dutyfree.substrates.local.reaper import OWNER, kill_marked, remove_owned
 
 PREFIX = "dutyfree-bare-"
 

@@ -21,9 +21,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.arguments import not_started
 from dutyfree.contract import KILLED, Cut, Observation, Span
-from dutyfree.errors import (
+from dutyfree.contract.arguments import not_started
+from dutyfree.contract.errors import (
     CollectError,
     DispatchError,
     ExecError,
@@ -31,9 +31,9 @@ from dutyfree.errors import (
     SandboxGone,
     SubstrateError,
 )
+from dutyfree.contract.output import Collector
 from dutyfree.substrates.docker.http import CHUNK, Connection, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.processes import KEEPER, kill_tree
-from dutyfree.substrates.output import Collector
 
 MARK = "DUTYFREE_EXEC"
 KILL_SECONDS = 15.0

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from dutyfree.engine.images import library
+from dutyfree.contract.errors import CreateError, Unavailable
+from dutyfree.engine.images import find
 from dutyfree.engine.images.pull import Held, Progress
-from dutyfree.engine.images.store import Store
-from dutyfree.errors import CreateError, Unavailable
+from dutyfree.engine.store.store import Store
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.images import identify
 from dutyfree.substrates.docker.reaching import API, socket_path
@@ -18,7 +18,7 @@ from dutyfree.substrates.docker.reaching import API, socket_path
 
 async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> Held:
     """The image ``docker-daemon:name`` in the store, copied if it is not there. Raises CreateError."""
-    reference = name.removeprefix(library.DAEMON)
+    reference = name.removeprefix(find.DAEMON)
     store = Store()
     try:
         async with Engine(socket_path(None)) as engine:
@@ -28,7 +28,7 @@ async def bring(name: str, kept: str | None = None, progress: Progress | None = 
                 raise CreateError(
                     f"the Docker engine has no image {reference}", remedy=f"`docker pull {reference}`"
                 )
-            held = await library.known(kept or name, identity, store)
+            held = await find.known(kept or name, identity, store)
             return held or await _copy(engine, store, reference, kept or name, identity, progress)
     except Unavailable as error:
         raise CreateError(error.message, remedy=error.remedy) from error
@@ -46,7 +46,7 @@ async def _copy(
     try:
         tar = directory / "image.tar"
         await _save(engine, reference, tar)
-        return await library.bring(str(tar), kept, progress, store, identity)
+        return await find.bring(str(tar), kept, progress, store, identity)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(scratch.__exit__, None, None, None)

@@ -24,10 +24,17 @@ from typing import IO, BinaryIO
 
 import anyio.to_thread
 
-from dutyfree.arguments import check_bytes, check_mode, encoded_path
 from dutyfree.contract import Entry, Observation
-from dutyfree.errors import ActionError, ActionKind, CollectError, PathForbidden, SpecialFile, file_error
-from dutyfree.substrates.kinds import Links, entry, local_special, unpackable
+from dutyfree.contract.arguments import check_bytes, check_mode, encoded_path
+from dutyfree.contract.entries import Links, entry, local_special, unpackable
+from dutyfree.contract.errors import (
+    ActionError,
+    ActionKind,
+    CollectError,
+    PathForbidden,
+    SpecialFile,
+    file_error,
+)
 
 ERRNO = 64
 

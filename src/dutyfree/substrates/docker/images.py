@@ -12,10 +12,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree import image as study
+from dutyfree import study_image as study
 from dutyfree.contract import Recipe, Stage
-from dutyfree.errors import ActionError, CreateError, SubstrateError, Unavailable
-from dutyfree.substrates import stages
+from dutyfree.contract.errors import ActionError, CreateError, SubstrateError, Unavailable
+from dutyfree.engine.layers import run_stage as stages
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 

@@ -9,10 +9,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.errors import CleanupError
+from dutyfree.contract.errors import CleanupError
 from dutyfree.substrates.docker import images, reaching
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost, EngineSilent
-from dutyfree.substrates.owner import is_dead
+from dutyfree.substrates.local.owner import is_dead
 
 OWNER = "dutyfree.owner"
 PROCESS = "dutyfree.process"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dutyfree.substrates.reaper import kill_all
+from dutyfree.substrates.local.reaper import kill_all
 
 KEEPER = ("sleep", "2147483647")
 """The container's own program: it does nothing, and keeps the container."""

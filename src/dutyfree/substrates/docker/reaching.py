@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from dutyfree.errors import Unavailable
+from dutyfree.contract.errors import Unavailable
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 
 API = (1, 41)

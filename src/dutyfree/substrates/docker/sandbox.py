@@ -15,19 +15,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.arguments import (
-    Unrunnable,
-    check_command,
-    check_runnable,
-    encoded_path,
-)
 from dutyfree.contract import Command, Limits, Observation, Span
-from dutyfree.errors import CollectError, DispatchError, SandboxClosed, SandboxGone, file_error
+from dutyfree.contract.arguments import Unrunnable, check_command, check_runnable, encoded_path
+from dutyfree.contract.entries import Links
+from dutyfree.contract.errors import CollectError, DispatchError, SandboxClosed, SandboxGone, file_error
 from dutyfree.substrates.docker import files
 from dutyfree.substrates.docker.execution import Execution, Request, refusal
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.memory import OutOfMemory
-from dutyfree.substrates.kinds import Links
 
 WORKDIR = "/workspace"
 _ARCHIVE_ERRORS = {

@@ -17,19 +17,19 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from dutyfree import image as study
+from dutyfree import study_image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate, limited
-from dutyfree.errors import CleanupError, CreateError, Unavailable
-from dutyfree.substrates import stages
+from dutyfree.contract.errors import CleanupError, CreateError, Unavailable
+from dutyfree.engine.layers import run_stage
 from dutyfree.substrates.docker import images, reaching
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.leftovers import OWNER, PROCESS, ROLE, listed, remove, remove_leftovers
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.reaching import REMEDY, meet, socket_path
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
-from dutyfree.substrates.lifecycle import refuse_second_entry
-from dutyfree.substrates.owner import identity
-from dutyfree.substrates.reaper import Reaper
+from dutyfree.substrates.local.lifecycle import refuse_second_entry
+from dutyfree.substrates.local.owner import identity
+from dutyfree.substrates.local.reaper import Reaper
 
 CREATE_SECONDS = 120.0
 
@@ -121,7 +121,7 @@ class DockerSubstrate:
         return self._gateway
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        stages.refuse_services(recipe, "docker")
+        run_stage.refuse_services(recipe, "docker")
         await self._images.prepare(recipe or Recipe())
 
     @contextlib.asynccontextmanager
@@ -132,7 +132,7 @@ class DockerSubstrate:
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[DockerSandbox]:
-        stages.refuse_services(recipe, "docker")
+        run_stage.refuse_services(recipe, "docker")
         recipe, limits = recipe or Recipe(), limited(limits, Limits())
         image = await self._images.of(recipe)
         variables = recipe.variables(WORKDIR, await self._images.path(image) if recipe.path else "")

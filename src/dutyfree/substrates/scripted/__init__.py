@@ -33,8 +33,8 @@ import msgspec
 
 from dutyfree import errors
 from dutyfree.contract import Availability, Exec, Limits, Observation, Recipe, Span, limited
-from dutyfree.errors import CreateError, Phase
-from dutyfree.substrates import stages
+from dutyfree.contract.errors import CreateError, Phase
+from dutyfree.engine.layers import run_stage
 from dutyfree.substrates.scripted.files import Files, Node
 from dutyfree.substrates.scripted.language import interpret
 from dutyfree.substrates.scripted.ports import Server
@@ -143,7 +143,7 @@ class Scripted:
             await self.spend("cleanup")
 
     def _image(self, recipe: Recipe) -> Mapping[str, Node]:
-        stages.refuse_services(recipe, "scripted")
+        run_stage.refuse_services(recipe, "scripted")
         image = recipe.image or ""
         if not image.startswith("snapshot:"):
             return {}

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from dutyfree import actions as performing
-from dutyfree.abilities import BackgroundProcesses, Change, Process
-from dutyfree.arguments import check_search, encoded
 from dutyfree.contract import KILLED, Action, Command, Found, Match, Observation, Result, Sandbox, Search
-from dutyfree.errors import InputClosed, LimitError, RequestError, UnknownProcess
+from dutyfree.contract import perform as performing
+from dutyfree.contract.abilities import BackgroundProcesses, Change, Process
+from dutyfree.contract.arguments import check_search, encoded
+from dutyfree.contract.errors import InputClosed, LimitError, RequestError, UnknownProcess
 from dutyfree.substrates.scripted.files import Files, Kind, Node
 from dutyfree.substrates.scripted.processes import ScriptedProcess
 

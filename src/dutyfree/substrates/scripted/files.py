@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
-from dutyfree.arguments import encoded_path
 from dutyfree.contract import Entry
-from dutyfree.errors import file_error
-from dutyfree.substrates.kinds import Links
+from dutyfree.contract.arguments import encoded_path
+from dutyfree.contract.entries import Links
+from dutyfree.contract.errors import file_error
 
 WORKDIR = "/work"
 NAME_MAX = 255

@@ -9,9 +9,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from dutyfree.abilities import Piece
 from dutyfree.contract import KILLED, Command, Observation
-from dutyfree.errors import ArgumentError, InputClosed, LimitError
+from dutyfree.contract.abilities import Piece
+from dutyfree.contract.errors import ArgumentError, InputClosed, LimitError
 
 
 class Collecting(Protocol):

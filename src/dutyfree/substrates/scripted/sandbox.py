@@ -14,8 +14,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.abilities import Chunk
-from dutyfree.arguments import Unrunnable, check_bytes, check_command, check_mode, check_runnable
 from dutyfree.contract import (
     Command,
     Cut,
@@ -27,9 +25,11 @@ from dutyfree.contract import (
     Recipe,
     Span,
 )
-from dutyfree.errors import PortClosed, SandboxClosed, UsageError
-from dutyfree.substrates.kinds import Links
-from dutyfree.substrates.output import Collector
+from dutyfree.contract.abilities import Chunk
+from dutyfree.contract.arguments import Unrunnable, check_bytes, check_command, check_mode, check_runnable
+from dutyfree.contract.entries import Links
+from dutyfree.contract.errors import PortClosed, SandboxClosed, UsageError
+from dutyfree.contract.output import Collector
 from dutyfree.substrates.scripted.actions import ScriptedActions
 from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
 from dutyfree.substrates.scripted.ports import ScriptedStream

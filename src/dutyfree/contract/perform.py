@@ -1,0 +1,98 @@
+"""Actions as data, carried out: the one way in which a harness, a study or a batch asks a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dutyfree.contract.abilities import Editing, Searching
+from dutyfree.contract.action import Action, Edit, Exec, List, Read, Result, Search, Write
+from dutyfree.contract.arguments import check_actions, check_bytes
+from dutyfree.contract.errors import ActionError, EditError, RequestError, SandboxGone, UsageError
+from dutyfree.contract.observation import Observation
+from dutyfree.contract.sandbox import Sandbox
+
+
+async def perform(sandbox: Sandbox, action: Action) -> Result:
+    """Carry out one action. Raises what the sandbox raises, and EditError.
+
+    An edit is read and written from outside where the substrate cannot edit by itself; a search needs one
+    that can, and raises UsageError elsewhere.
+    """
+    match action:
+        case Exec(command, cwd, env, stdin, timeout, user):
+            return await sandbox.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        case Read(path):
+            return await sandbox.read(path)
+        case Write(path, data, mode):
+            await sandbox.write(path, data, mode=mode)
+        case List(path):
+            return await sandbox.list(path)
+        case Edit(path, old, new) if isinstance(sandbox, Editing):
+            await sandbox.edit(path, old, new)
+        case Edit(path, old, new):
+            await sandbox.write(path, edited(path, await sandbox.read(path), old, new))
+        case Search() if isinstance(sandbox, Searching):
+            return await sandbox.search(
+                action.path,
+                action.text,
+                regex=action.regex,
+                ignore_case=action.ignore_case,
+                names=action.names,
+                skip=action.skip,
+                binary=action.binary,
+                limit=action.limit,
+                width=action.width,
+                timeout=action.timeout,
+            )
+        case Search():
+            raise UsageError("this substrate cannot search", remedy="run grep or find with exec")
+    return None
+
+
+async def in_order(
+    sandbox: Sandbox, actions: Sequence[Action], *, stop_on_failure: bool = True
+) -> tuple[Result | Exception, ...]:
+    """A batch, one action after the other from here: what ``Batching.batch`` promises, without its speed."""
+    check_actions(actions)
+    results: list[Result | Exception] = []
+    for action in actions:
+        try:
+            result: Result | Exception = await perform(sandbox, action)
+        except SandboxGone:
+            raise
+        except ActionError as error:
+            result = error
+        results.append(result)
+        if stop_on_failure and failed(result):
+            break
+    return tuple(results)
+
+
+def failed(result: Result | Exception) -> bool:
+    return isinstance(result, Exception) or (isinstance(result, Observation) and not result.ok)
+
+
+def edited(path: str, text: bytes, old: bytes, new: bytes) -> bytes:
+    """The text with ``old`` replaced. Raises EditError, and what ``check_edit`` raises."""
+    check_edit(old, new)
+    count = text.count(old)
+    if count != 1:
+        raise EditError(path, count, _lines(text, old))
+    return text.replace(old, new)
+
+
+def check_edit(old: bytes, new: bytes) -> None:
+    """Raises ArgumentError, and RequestError if ``old`` is empty."""
+    check_bytes(old, "the text to replace")
+    check_bytes(new, "the new text")
+    if not old:
+        raise RequestError("the text to replace is empty", kind="edit")
+
+
+def _lines(text: bytes, old: bytes) -> tuple[int, ...]:
+    lines: list[int] = []
+    at = text.find(old)
+    while at >= 0 and len(lines) < 16:
+        lines.append(text.count(b"\n", 0, at) + 1)
+        at = text.find(old, at + len(old))
+    return tuple(lines)

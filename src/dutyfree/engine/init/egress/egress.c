@@ -1,0 +1,440 @@
+#define _GNU_SOURCE
+#include "egress/egress.h"
+
+#include "egress/netns.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/rtnetlink.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LAUNCHER_FD 3
+#define ROUTES_FD 4
+#define NOBODY ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
+#define EVENTS 16               /* of one sandbox in one turn */
+#define COLLECTED 256           /* from the kernel at once */
+#define TICK_MS 250             /* while a lookup is under way, or a descriptor wanted */
+
+/* The only one. An epoll within another would be fair by itself, but whatever is added to it then takes a lock
+ * of the whole kernel (epnested_mutex), which any sandbox can hold for long by nesting epolls of its own. */
+static int epoll;
+static struct client *clients;
+static struct client *busy, **busy_end = &busy; /* in the order of their turns */
+static bool starved;  /* not every listener is listened to */
+static bool returned; /* a descriptor, since that was last looked at */
+
+/* --- What is ready ------------------------------------------------------------------------------------ */
+
+static void put(struct watch *watch, uint32_t events)
+{
+	struct client *client = watch->client;
+
+	watch->events = events;
+	watch->armed = false;
+	watch->next = NULL;
+	watch->link = client->ready_end;
+	*client->ready_end = watch;
+	client->ready_end = &watch->next;
+}
+
+static void take(struct watch *watch)
+{
+	if (!watch->link)
+		return;
+	*watch->link = watch->next;
+	if (watch->next)
+		watch->next->link = watch->link;
+	else
+		watch->client->ready_end = watch->link;
+	watch->link = NULL;
+}
+
+static void line_up(struct client *client)
+{
+	if (client->busy)
+		return;
+	client->busy = true;
+	client->next_busy = NULL;
+	*busy_end = client;
+	busy_end = &client->next_busy;
+}
+
+static void leave_line(const struct client *client)
+{
+	struct client **link = &busy;
+
+	while (*link && *link != client)
+		link = &(*link)->next_busy;
+	if (!*link)
+		return;
+	*link = client->next_busy;
+	if (!*link)
+		busy_end = link;
+}
+
+void watch_for(struct client *client, struct watch *watch, uint32_t interest)
+{
+	struct epoll_event event = {.events = interest | EPOLLONESHOT, .data.ptr = watch};
+	int operation = !interest ? EPOLL_CTL_DEL : watch->interest ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+	bool waits = interest && watch->link; /* for its turn: it is armed after that */
+
+	if (interest == watch->interest && (watch->armed || !interest))
+		return;
+	if (!waits && epoll_ctl(epoll, operation, watch->fd, &event) < 0)
+		abort(); /* the launcher notices, and says so */
+	if (!interest)
+		take(watch);
+	watch->client = client;
+	watch->interest = interest;
+	watch->armed = interest && !waits;
+}
+
+/* A listener with something to accept, for which there is no descriptor, would wake us for ever. */
+void accept_later(struct client *client)
+{
+	watch_for(client, &client->listener, 0);
+	starved = true;
+}
+
+static void accept_again(void)
+{
+	starved = false;
+	for (struct client *client = clients; client; client = client->next)
+		watch_for(client, &client->listener, EPOLLIN);
+}
+
+void discard(void *memory)
+{
+	free(memory);
+	returned = true;
+}
+
+socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made)
+{
+	struct sockaddr_in *v4 = (struct sockaddr_in *)made;
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)made;
+
+	memset(made, 0, sizeof *made);
+	if (IN6_IS_ADDR_V4MAPPED(address)) {
+		v4->sin_family = AF_INET;
+		v4->sin_port = htons(port);
+		memcpy(&v4->sin_addr, address->s6_addr + 12, 4);
+		return sizeof *v4;
+	}
+	v6->sin6_family = AF_INET6;
+	v6->sin6_port = htons(port);
+	v6->sin6_addr = *address;
+	return sizeof *v6;
+}
+
+/* The kernel's own word on where packets to this address go: no list of ours could be up to date. */
+static bool leads_here(const struct in6_addr *address)
+{
+	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
+	uint16_t size = v4 ? 4 : 16;
+	struct {
+		struct nlmsghdr head;
+		struct rtmsg body;
+		struct rtattr destination;
+		uint8_t address[16];
+	} question = {
+		.head = {.nlmsg_len = (uint32_t)(NLMSG_LENGTH(sizeof(struct rtmsg)) + RTA_LENGTH(size)),
+			 .nlmsg_type = RTM_GETROUTE,
+			 .nlmsg_flags = NLM_F_REQUEST},
+		.body = {.rtm_family = v4 ? AF_INET : AF_INET6, .rtm_dst_len = (uint8_t)(size * 8)},
+		.destination = {.rta_len = (uint16_t)RTA_LENGTH(size), .rta_type = RTA_DST},
+	};
+	union {
+		struct nlmsghdr head;
+		char bytes[4096];
+	} answer;
+
+	memcpy(question.address, address->s6_addr + (v4 ? 12 : 0), size);
+	if (send(ROUTES_FD, &question, question.head.nlmsg_len, 0) < 0)
+		return true;
+	ssize_t got = recv(ROUTES_FD, &answer, sizeof answer, 0);
+	if (got < 0 || !NLMSG_OK(&answer.head, got))
+		return true;
+	/* Without a route nothing is reached; connecting says so. */
+	if (answer.head.nlmsg_type != RTM_NEWROUTE)
+		return false;
+	return ((const struct rtmsg *)NLMSG_DATA(&answer.head))->rtm_type != RTN_UNICAST;
+}
+
+bool host_is_reached_by(const struct in6_addr *address)
+{
+	struct in6_addr inner[EMBEDDED_MAX];
+	bool here = leads_here(address);
+
+	for (unsigned count = policy_embedded(address, inner); !here && count > 0; count--)
+		here = leads_here(&inner[count - 1]);
+	return here;
+}
+
+/* --- Clients ------------------------------------------------------------------------------------------ */
+
+static struct client *client_of(uint32_t number)
+{
+	struct client *client = clients;
+
+	while (client && client->number != number)
+		client = client->next;
+	return client;
+}
+
+static void drop(struct client *client)
+{
+	struct client **link = &clients;
+
+	relay_cut(client);
+	lookup_drop(client);
+	while (*link != client)
+		link = &(*link)->next;
+	*link = client->next;
+	leave_line(client);
+	/* Others may have these sockets too, and the kernel would go on to tell of them. */
+	watch_for(client, &client->listener, 0);
+	watch_for(client, &client->resolver, 0);
+	close(client->listener.fd);
+	close(client->resolver.fd);
+	close(client->program);
+	policy_drop(&client->policy);
+	discard(client);
+}
+
+static int open_client(uint32_t number, const void *body, size_t size, const int way[WAY_FDS])
+{
+	struct client *client = calloc(1, sizeof *client);
+	int error = client ? policy_take(&client->policy, body, size) : -ENOMEM;
+
+	if (error) {
+		for (int i = 0; i < WAY_FDS; i++)
+			close(way[i]);
+		if (client) {
+			policy_drop(&client->policy);
+			free(client);
+		}
+		return error;
+	}
+	client->number = number;
+	client->program = way[WAY_PROGRAM];
+	client->ready_end = &client->ready;
+	client->listener = (struct watch){.kind = WATCH_LISTENER, .fd = way[WAY_LISTENER]};
+	client->resolver = (struct watch){.kind = WATCH_RESOLVER, .fd = way[WAY_RESOLVER]};
+	watch_for(client, &client->listener, EPOLLIN);
+	watch_for(client, &client->resolver, EPOLLIN);
+	client->next = clients;
+	clients = client;
+	return 0;
+}
+
+static int change_client(struct client *client, const void *body, size_t size)
+{
+	struct policy policy = {.size = 0};
+	int error = policy_take(&policy, body, size);
+
+	if (error)
+		return error;
+	relay_cut(client);
+	lookup_drop(client);
+	policy_drop(&client->policy);
+	client->policy = policy;
+	return 0;
+}
+
+static void serve_client(struct client *client)
+{
+	for (int i = 0; i < EVENTS && client->ready; i++) {
+		struct watch *watch = client->ready;
+		take(watch);
+		switch (watch->kind) {
+		case WATCH_LISTENER:
+			relay_accept(client);
+			watch_for(client, watch, watch->interest);
+			break;
+		case WATCH_RESOLVER:
+			lookup_receive(client);
+			watch_for(client, watch, watch->interest);
+			break;
+		case WATCH_LOOKUP:
+			lookup_event(client, watch);
+			break;
+		default:
+			relay_event(client, watch, watch->events);
+		}
+	}
+}
+
+/* Each sandbox that has something ready, once. */
+static void serve_all(void)
+{
+	struct client *client = busy;
+
+	busy = NULL;
+	busy_end = &busy;
+	for (struct client *next; client; client = next) {
+		next = client->next_busy;
+		client->busy = false;
+		serve_client(client);
+		if (client->ready)
+			line_up(client);
+	}
+}
+
+/* --- The launcher's words ----------------------------------------------------------------------------- */
+
+static int serve(const struct request *request, const void *body, const int *fds, int count)
+{
+	struct client *client = client_of(request->number);
+
+	if (request->kind == EGRESS_OPEN && !client && count == WAY_FDS)
+		return open_client(request->number, body, request->size, fds);
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
+	if (request->kind == EGRESS_CHANGE && client)
+		return change_client(client, body, request->size);
+	if (request->kind == EGRESS_OPEN && !client)
+		return -EMFILE; /* the kernel could not give us what the launcher sent */
+	if (request->kind != EGRESS_CLOSE)
+		return -EPROTO;
+	if (client)
+		drop(client);
+	return 0;
+}
+
+static void hear(void)
+{
+	static union {
+		struct request head;
+		char bytes[REQUEST_MAX];
+	} message;
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(WAY_FDS * sizeof(int))];
+	} control;
+	struct iovec part = {&message, sizeof message};
+	struct msghdr wrapped = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.space,
+				 .msg_controllen = sizeof control.space};
+	ssize_t size = recvmsg(LAUNCHER_FD, &wrapped, MSG_CMSG_CLOEXEC);
+	int fds[WAY_FDS], count = 0;
+
+	if (size < 0 && errno == EINTR)
+		return;
+	/* The launcher is gone, and with it every sandbox. */
+	if (size < (ssize_t)sizeof message.head || message.head.size != (size_t)size - sizeof message.head)
+		_exit(0);
+	struct cmsghdr *rights = CMSG_FIRSTHDR(&wrapped);
+	if (rights && rights->cmsg_type == SCM_RIGHTS) {
+		count = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(rights), (size_t)count * sizeof(int));
+	}
+	int error = serve(&message.head, message.bytes + sizeof message.head, fds, count);
+	struct reply reply = {.serial = message.head.serial, .error = -error, .value = message.head.number};
+	if (reply.serial)
+		send_message(LAUNCHER_FD, &reply, sizeof reply, NULL, 0, NULL, 0);
+}
+
+/* --- The process -------------------------------------------------------------------------------------- */
+
+static int prepare(void)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+
+	epoll = epoll_create1(EPOLL_CLOEXEC); /* before that is forbidden for good */
+	return epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0 ? -errno : 0;
+}
+
+static void descend(int launcher)
+{
+	int routes = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	sigset_t all;
+
+	prctl(PR_SET_NAME, "dutyfree-egress");
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	/* Upwards first: what is moved may lie where something else shall be. */
+	launcher = fcntl(launcher, F_DUPFD_CLOEXEC, 64);
+	routes = fcntl(routes, F_DUPFD_CLOEXEC, 64);
+	if (launcher < 0 || routes < 0 || dup3(launcher, LAUNCHER_FD, O_CLOEXEC) < 0 ||
+	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0 ||
+	    relay_prepare() < 0 || prepare() < 0)
+		_exit(71);
+	if (setgroups(0, NULL) < 0 || setresgid(NOBODY, NOBODY, NOBODY) < 0 || setresuid(NOBODY, NOBODY, NOBODY) < 0 ||
+	    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
+	    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
+		_exit(71);
+	egress_confine();
+}
+
+/* Moves all that is ready to the queues of the sandboxes, so that none waits behind another's events. Returns
+ * whether the launcher has said something. */
+static bool collect(int wait_ms)
+{
+	static struct epoll_event events[COLLECTED];
+	bool told = false;
+	int count;
+
+	do {
+		count = epoll_wait(epoll, events, COLLECTED, wait_ms);
+		for (int i = 0; i < count; i++) {
+			struct watch *watch = events[i].data.ptr;
+			if (!watch) {
+				told = true;
+				continue;
+			}
+			put(watch, events[i].events);
+			line_up(watch->client);
+		}
+		wait_ms = 0;
+	} while (count == COLLECTED);
+	return told;
+}
+
+static _Noreturn void run(void)
+{
+	for (uint64_t swept = 0;;) {
+		bool ticking = starved || lookups_under_way() > 0;
+		/* The launcher's word counts before what sandboxes still want. */
+		if (collect(busy ? 0 : ticking ? TICK_MS : -1))
+			hear();
+		serve_all();
+		uint64_t moment = now();
+		bool tick = ticking && moment - swept > TICK_MS * 1000000ull;
+		if (tick) {
+			swept = moment;
+			for (struct client *client = clients; client; client = client->next)
+				lookup_overdue(client, moment);
+		}
+		/* What ended gave its descriptors back; so may others on this machine, who tell nobody. */
+		if (starved && (returned || tick))
+			accept_again();
+		returned = false;
+	}
+}
+
+int egress_start(pid_t *pid)
+{
+	int pair[2];
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	*pid = fork();
+	if (*pid == 0) {
+		descend(pair[1]);
+		run();
+	}
+	int error = *pid < 0 ? -errno : 0;
+	close(pair[1]);
+	if (error)
+		close(pair[0]);
+	return error ? error : pair[0];
+}

@@ -1,0 +1,258 @@
+#define _GNU_SOURCE
+#include "egress/policy.h"
+
+#include "egress/netns.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct rule rule_at(const struct policy *policy, size_t at)
+{
+	struct rule rule;
+
+	memcpy(&rule, policy->rules + at, sizeof rule);
+	return rule;
+}
+
+static bool sound(const struct policy *policy)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < policy->head.rules; i++) {
+		if (policy->size - at < sizeof(struct rule))
+			return false;
+		struct rule rule = rule_at(policy, at);
+		at += sizeof rule;
+		if (rule.kind < RULE_ADDRESS || rule.kind > RULE_HOST || rule.prefix > 128 ||
+		    rule.name_size > NAME_MAX_ || rule.name_size > policy->size - at)
+			return false;
+		at += rule.name_size;
+	}
+	return at == policy->size;
+}
+
+int policy_take(struct policy *policy, const void *body, size_t size)
+{
+	if (size < sizeof policy->head)
+		return -EPROTO;
+	memcpy(&policy->head, body, sizeof policy->head);
+	policy->size = size - sizeof policy->head;
+	if (policy->head.rules > RULES_MAX || policy->head.resolvers > RESOLVERS_MAX)
+		return -EPROTO;
+	policy->rules = malloc(policy->size + 1);
+	policy->learnt = calloc(LEARNT_MAX, sizeof *policy->learnt);
+	int error = policy->rules && policy->learnt ? 0 : -ENOMEM;
+	if (!error) {
+		memcpy(policy->rules, (const char *)body + sizeof policy->head, policy->size);
+		error = sound(policy) ? 0 : -EPROTO;
+	}
+	if (error)
+		policy_drop(policy);
+	return error;
+}
+
+void policy_drop(struct policy *policy)
+{
+	free(policy->rules);
+	free(policy->learnt);
+	memset(policy, 0, sizeof *policy);
+}
+
+static bool begins(const uint8_t *address, const uint8_t *prefix, unsigned bits)
+{
+	unsigned whole = bits / 8, rest = bits % 8;
+
+	if (memcmp(address, prefix, whole) != 0)
+		return false;
+	return !rest || ((address[whole] ^ prefix[whole]) >> (8 - rest)) == 0;
+}
+
+/* --- Addresses that nobody reaches ---------------------------------------------------------------------- */
+
+#define NEVER(network, why) network,
+static const char *const never[] = {
+#include "egress/denylist.h"
+};
+#undef NEVER
+#define NEVERS (sizeof never / sizeof *never)
+
+struct prefix {
+	struct in6_addr address;
+	unsigned bits;
+	bool v4;
+};
+
+static struct prefix parse(const char *text)
+{
+	struct prefix made = {.v4 = !strchr(text, ':')};
+	char address[INET6_ADDRSTRLEN];
+	size_t length = strcspn(text, "/");
+
+	if (length >= sizeof address)
+		abort();
+	memcpy(address, text, length);
+	address[length] = 0;
+	made.bits = (unsigned)atoi(text + length + 1) + (made.v4 ? 96 : 0);
+	if (made.v4)
+		memset(made.address.s6_addr + 10, 0xff, 2);
+	if (inet_pton(made.v4 ? AF_INET : AF_INET6, address, made.address.s6_addr + (made.v4 ? 12 : 0)) != 1)
+		abort(); /* the list is ours */
+	return made;
+}
+
+static bool listed(const struct in6_addr *address)
+{
+	static struct prefix prefixes[NEVERS];
+	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
+
+	for (size_t i = 0; !prefixes[NEVERS - 1].bits && i < NEVERS; i++)
+		prefixes[i] = parse(never[i]);
+	for (size_t i = 0; i < NEVERS; i++)
+		if (prefixes[i].v4 == v4 && begins(address->s6_addr, prefixes[i].address.s6_addr, prefixes[i].bits))
+			return true;
+	return false;
+}
+
+static struct in6_addr mapped(uint8_t first, uint8_t second, uint8_t third, uint8_t fourth)
+{
+	return (struct in6_addr){.s6_addr = {[10] = 0xff, 0xff, first, second, third, fourth}};
+}
+
+unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[EMBEDDED_MAX])
+{
+	const uint8_t *a = address->s6_addr;
+	uint32_t first = (uint32_t)a[0] << 24 | (uint32_t)a[1] << 16 | (uint32_t)a[2] << 8 | a[3];
+	unsigned count = 0;
+
+	if (first == 0x0064ff9bu && a[4] == 0 && a[5] == 1) {
+		/* A translator of somebody's own. Nobody knows how long its prefix is, which says where the address lies;
+		 * where it does not lie there are zeros, before it or after it. */
+		static const uint8_t places[][4] = {{6, 7, 9, 10}, {7, 9, 10, 11}, {9, 10, 11, 12}, {12, 13, 14, 15}};
+		for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
+			if (a[places[i][0]] && a[places[i][3]])
+				found[count++] = mapped(a[places[i][0]], a[places[i][1]], a[places[i][2]], a[places[i][3]]);
+	} else if (first == 0x0064ff9bu) /* NAT64 */
+		found[count++] = mapped(a[12], a[13], a[14], a[15]);
+	else if (first >> 16 == 0x2002) /* 6to4 */
+		found[count++] = mapped(a[2], a[3], a[4], a[5]);
+	else if (first == 0x20010000u) { /* Teredo: its server, and its client, inverted */
+		found[count++] = mapped(a[4], a[5], a[6], a[7]);
+		found[count++] = mapped((uint8_t)~a[12], (uint8_t)~a[13], (uint8_t)~a[14], (uint8_t)~a[15]);
+	}
+	if ((a[8] & ~2) == 0 && a[9] == 0 && a[10] == 0x5e && a[11] == 0xfe && first) /* ISATAP */
+		found[count++] = mapped(a[12], a[13], a[14], a[15]);
+	return count;
+}
+
+bool policy_never(const struct in6_addr *address)
+{
+	struct in6_addr inner[EMBEDDED_MAX];
+
+	if (listed(address))
+		return true;
+	for (unsigned count = policy_embedded(address, inner); count > 0; count--)
+		if (listed(&inner[count - 1]))
+			return true;
+	return false;
+}
+
+/* --- Judging -------------------------------------------------------------------------------------------- */
+
+static bool is_v4(const struct in6_addr *address, uint32_t number)
+{
+	uint32_t found;
+
+	memcpy(&found, address->s6_addr + 12, sizeof found);
+	return IN6_IS_ADDR_V4MAPPED(address) && ntohl(found) == number;
+}
+
+static bool port_fits(uint16_t wanted, uint16_t port)
+{
+	return wanted == 0 || wanted == port;
+}
+
+enum verdict_kind policy_judge(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment)
+{
+	bool all = policy->head.flags & NETWORK_ALL, host = is_v4(address, ADDRESS_HOST);
+	size_t at = 0;
+
+	/* By TCP nobody looks at the names that are asked for. */
+	if (is_v4(address, ADDRESS_RESOLVER) && port == 53 && all && policy->head.resolvers)
+		return ALLOWED_RESOLVER;
+	if (host && all)
+		return ALLOWED_HOST;
+	if (!host && policy_never(address))
+		return REFUSED;
+	if (all)
+		return ALLOWED;
+	for (uint32_t i = 0; i < policy->head.rules; i++) {
+		struct rule rule = rule_at(policy, at);
+		at += sizeof rule + rule.name_size;
+		if (!port_fits(rule.port, port))
+			continue;
+		if (host && rule.kind == RULE_HOST)
+			return ALLOWED_HOST;
+		if (!host && rule.kind == RULE_ADDRESS && begins(address->s6_addr, rule.address, rule.prefix))
+			return ALLOWED;
+	}
+	for (unsigned i = 0; !host && i < LEARNT_MAX; i++) {
+		const struct learnt *learnt = &policy->learnt[i];
+		if (learnt->until > moment && port_fits(learnt->port, port) &&
+		    memcmp(&learnt->address, address, sizeof *address) == 0)
+			return ALLOWED;
+	}
+	return REFUSED;
+}
+
+static bool names(const struct policy *policy, size_t at, const struct rule *rule, const char *name, size_t size)
+{
+	const char *wanted = (const char *)policy->rules + at + sizeof *rule;
+	size_t length = rule->name_size;
+
+	if (rule->kind == RULE_NAME)
+		return size == length && memcmp(name, wanted, size) == 0;
+	if (rule->kind != RULE_BELOW)
+		return false;
+	return length == 0 ||
+	       (size > length + 1 && name[size - length - 1] == '.' && memcmp(name + size - length, wanted, length) == 0);
+}
+
+bool policy_allows_name(const struct policy *policy, const char *name, size_t size)
+{
+	size_t at = 0;
+
+	if (policy->head.flags & NETWORK_ALL)
+		return true;
+	for (uint32_t i = 0; i < policy->head.rules; i++) {
+		struct rule rule = rule_at(policy, at);
+		if (names(policy, at, &rule, name, size))
+			return true;
+		at += sizeof rule + rule.name_size;
+	}
+	return false;
+}
+
+static void learn(struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t until)
+{
+	for (unsigned i = 0; i < LEARNT_MAX; i++) {
+		struct learnt *known = &policy->learnt[i];
+		if (known->until && known->port == port && memcmp(&known->address, address, sizeof *address) == 0) {
+			known->until = until > known->until ? until : known->until;
+			return;
+		}
+	}
+	policy->learnt[policy->next++ % LEARNT_MAX] = (struct learnt){*address, port, until};
+}
+
+void policy_learn(struct policy *policy, const char *name, size_t size, const struct in6_addr *address, uint64_t until)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < policy->head.rules; i++) {
+		struct rule rule = rule_at(policy, at);
+		if (names(policy, at, &rule, name, size))
+			learn(policy, address, rule.port, until);
+		at += sizeof rule + rule.name_size;
+	}
+}

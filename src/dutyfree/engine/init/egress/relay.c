@@ -1,0 +1,303 @@
+/* Connections: what one side says, the other hears, at the pace of the slower one.
+ *
+ * Data is moved by the kernel through a pipe that all connections share, so it must be empty after each turn:
+ * what the other side does not take any more is held, and nothing further is read before that is gone. */
+#define _GNU_SOURCE
+#include "egress/egress.h"
+
+#include "sys.h"
+
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define ACCEPTS 16        /* in one turn */
+#define CHUNK (128u << 10) /* of the pipe, and the most that is held */
+#define TURN (512u << 10) /* bytes of one direction in one turn */
+#define ATTEMPTS 4        /* to reach the other side: half a minute */
+#define FILES_KEPT 1024   /* descriptors for all else */
+
+enum { INSIDE, OUTSIDE };
+
+struct connection {
+	struct watch watch[2]; /* the first members, so that each leads to the whole */
+	struct connection *next, **link;
+	bool connecting;
+	bool ended[2]; /* no more comes from this side, and the other one knows */
+	struct held {
+		char *data;
+		size_t begin, end;
+	} held[2]; /* came from this side */
+};
+
+static int tube[2];
+static unsigned all_connections, most_connections;
+
+static void reset(int fd)
+{
+	const struct linger at_once = {1, 0};
+
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+	close(fd);
+}
+
+static void end(struct client *client, struct connection *connection, bool abruptly)
+{
+	for (int side = INSIDE; side <= OUTSIDE; side++) {
+		watch_for(client, &connection->watch[side], 0);
+		if (abruptly)
+			reset(connection->watch[side].fd);
+		else
+			close(connection->watch[side].fd);
+	}
+	free(connection->held[INSIDE].data);
+	free(connection->held[OUTSIDE].data);
+	*connection->link = connection->next;
+	if (connection->next)
+		connection->next->link = connection->link;
+	client->connection_count--;
+	all_connections--;
+	discard(connection);
+}
+
+void relay_cut(struct client *client)
+{
+	while (client->connections)
+		end(client, client->connections, true);
+}
+
+/* A socket under way to where the connection was meant to go, or -1. */
+static int reach(struct client *client, int inside)
+{
+	struct sockaddr_storage found, target;
+	socklen_t size = sizeof found;
+	struct in6_addr address = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
+	const int yes = 1, attempts = ATTEMPTS;
+	uint16_t port;
+
+	if (getsockname(inside, (struct sockaddr *)&found, &size) < 0)
+		return -1;
+	if (found.ss_family == AF_INET6) {
+		address = ((struct sockaddr_in6 *)&found)->sin6_addr;
+		port = ntohs(((struct sockaddr_in6 *)&found)->sin6_port);
+	} else {
+		memcpy(address.s6_addr + 12, &((struct sockaddr_in *)&found)->sin_addr, 4);
+		port = ntohs(((struct sockaddr_in *)&found)->sin_port);
+	}
+	switch (policy_judge(&client->policy, &address, port, now())) {
+	case ALLOWED:
+		if (host_is_reached_by(&address))
+			return -1;
+		size = socket_address(&address, port, &target);
+		break;
+	case ALLOWED_HOST:
+		memcpy(address.s6_addr + 12, (const uint8_t[]){127, 0, 0, 1}, 4);
+		size = socket_address(&address, port, &target);
+		break;
+	case ALLOWED_RESOLVER:
+		memcpy(&address, client->policy.head.resolver[0].address, sizeof address);
+		size = socket_address(&address, client->policy.head.resolver[0].port, &target);
+		break;
+	default:
+		return -1;
+	}
+	int outside = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (outside < 0)
+		return -1;
+	setsockopt(outside, IPPROTO_TCP, TCP_SYNCNT, &attempts, sizeof attempts);
+	setsockopt(outside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+	setsockopt(outside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	setsockopt(inside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+	setsockopt(inside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+	/* Urgent data is data (take_urgent); the inside has this from its listener. */
+	setsockopt(outside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
+	if (connect(outside, (struct sockaddr *)&target, size) < 0 && errno != EINPROGRESS)
+		close_fd(&outside);
+	return outside;
+}
+
+static void begin(struct client *client, int inside)
+{
+	struct sockaddr_storage peer;
+	socklen_t size = sizeof peer;
+	struct connection *connection = NULL;
+	int outside = -1;
+
+	if (!most_connections) {
+		long files = sysconf(_SC_OPEN_MAX);
+		most_connections = (unsigned)(files > 2 * FILES_KEPT ? files - FILES_KEPT : files / 2) / 2;
+	}
+	if (client->connection_count < CONNECTIONS_MAX && all_connections < most_connections)
+		outside = reach(client, inside);
+	if (outside >= 0)
+		connection = calloc(1, sizeof *connection);
+	if (!connection) {
+		close_fd(&outside);
+		reset(inside);
+		return;
+	}
+	connection->watch[INSIDE] = (struct watch){.kind = WATCH_INSIDE, .fd = inside};
+	connection->watch[OUTSIDE] = (struct watch){.kind = WATCH_OUTSIDE, .fd = outside};
+	connection->connecting = true;
+	connection->next = client->connections;
+	connection->link = &client->connections;
+	if (connection->next)
+		connection->next->link = &connection->next;
+	client->connections = connection;
+	client->connection_count++;
+	all_connections++;
+	watch_for(client, &connection->watch[OUTSIDE], EPOLLOUT);
+	/* On this machine it stands by now, and what the client said may be there too. */
+	if (getpeername(outside, (struct sockaddr *)&peer, &size) == 0)
+		relay_event(client, &connection->watch[OUTSIDE], EPOLLOUT);
+}
+
+void relay_accept(struct client *client)
+{
+	for (int i = 0; i < ACCEPTS; i++) {
+		int inside = accept4(client->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (inside < 0 && errno == ECONNABORTED)
+			continue;
+		if (inside < 0) {
+			if (errno != EAGAIN && errno != EINTR)
+				accept_later(client);
+			return;
+		}
+		begin(client, inside);
+	}
+}
+
+enum progress { WAITS, BLOCKED, BROKEN };
+
+/* What did not fit when it came. */
+static enum progress send_held(struct held *held, int sink)
+{
+	while (held->begin < held->end) {
+		ssize_t sent = send(sink, held->data + held->begin, held->end - held->begin, MSG_NOSIGNAL);
+		if (sent < 0)
+			return errno == EAGAIN || errno == EINTR ? BLOCKED : BROKEN;
+		held->begin += (size_t)sent;
+	}
+	free(held->data);
+	held->data = NULL;
+	return WAITS;
+}
+
+/* The pipe is for the next one: take out what is left in it. */
+static enum progress hold(struct held *held, size_t left)
+{
+	static char nowhere[CHUNK];
+	char *data = malloc(left);
+
+	for (held->begin = held->end = 0; held->end < left;) {
+		ssize_t count = read(tube[0], data ? data + held->end : nowhere, left - held->end);
+		if (count <= 0)
+			abort(); /* it was there */
+		held->end += (size_t)count;
+	}
+	held->data = data;
+	return data ? BLOCKED : BROKEN;
+}
+
+/* Urgent data is where splice stands still for ever, and takes for the end, whatever follows. As recv says. */
+static ssize_t take_urgent(struct held *held, int source)
+{
+	static char data[CHUNK];
+	ssize_t count = recv(source, data, sizeof data, 0);
+
+	if (count <= 0)
+		return count;
+	held->data = malloc((size_t)count);
+	if (!held->data)
+		return -1;
+	memcpy(held->data, data, (size_t)count);
+	held->begin = 0;
+	held->end = (size_t)count;
+	return count;
+}
+
+/* From one side to the other, as far as both go. `said`: there is something, as the kernel says. */
+static enum progress carry(struct connection *connection, int from, bool said)
+{
+	const unsigned how = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
+	int source = connection->watch[from].fd, sink = connection->watch[!from].fd;
+	struct held *held = &connection->held[from];
+	enum progress progress = held->data ? send_held(held, sink) : WAITS;
+
+	for (size_t carried = 0; progress == WAITS && carried < TURN;) {
+		ssize_t left = splice(source, NULL, tube[1], NULL, CHUNK, how);
+		if (left == 0 || (left < 0 && errno == EAGAIN && said && carried == 0)) {
+			left = take_urgent(held, source);
+			if (left > 0) {
+				carried += (size_t)left;
+				progress = send_held(held, sink);
+				continue;
+			}
+		}
+		if (left < 0)
+			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
+		if (left == 0) {
+			connection->ended[from] = true;
+			shutdown(sink, SHUT_WR);
+			return WAITS;
+		}
+		carried += (size_t)left;
+		while (left > 0) {
+			ssize_t sent = splice(tube[0], NULL, sink, NULL, (size_t)left, how);
+			if (sent <= 0)
+				break;
+			left -= sent;
+		}
+		/* If the other side is gone, sending what is held says so. */
+		if (left > 0)
+			progress = hold(held, (size_t)left);
+	}
+	return progress;
+}
+
+int relay_prepare(void)
+{
+	return pipe2(tube, O_NONBLOCK | O_CLOEXEC) < 0 || fcntl(tube[0], F_SETPIPE_SZ, CHUNK) < 0 ? -errno : 0;
+}
+
+static bool failed(int fd)
+{
+	int error = 0;
+	socklen_t size = sizeof error;
+
+	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0 || error;
+}
+
+void relay_event(struct client *client, struct watch *watch, uint32_t events)
+{
+	struct connection *connection = (struct connection *)(void *)(watch - (watch->kind == WATCH_OUTSIDE));
+	uint32_t wanted[2] = {0, 0};
+
+	if ((events & EPOLLERR || connection->connecting) && failed(watch->fd)) {
+		end(client, connection, true);
+		return;
+	}
+	connection->connecting = false;
+	for (int from = INSIDE; from <= OUTSIDE; from++) {
+		if (connection->ended[from])
+			continue;
+		enum progress progress = carry(connection, from, events & EPOLLIN && watch == &connection->watch[from]);
+		if (progress == BROKEN) {
+			end(client, connection, true);
+			return;
+		}
+		if (progress == BLOCKED)
+			wanted[!from] |= EPOLLOUT;
+		else if (!connection->ended[from])
+			wanted[from] |= EPOLLIN;
+	}
+	if (connection->ended[INSIDE] && connection->ended[OUTSIDE]) {
+		end(client, connection, false);
+		return;
+	}
+	watch_for(client, &connection->watch[INSIDE], wanted[INSIDE]);
+	watch_for(client, &connection->watch[OUTSIDE], wanted[OUTSIDE]);
+}

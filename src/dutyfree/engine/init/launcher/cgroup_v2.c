@@ -1,0 +1,143 @@
+#define _GNU_SOURCE
+#include "launcher/cgroup_v2.h"
+
+#include "launcher/cgroup.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+int unified_inits = -1, unified_namespace = -1;
+
+bool unified_controls(int group, int kind)
+{
+	char list[256];
+
+	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 && cgroup_listed(list, cgroup_names[kind], ' ');
+}
+
+/* Whether there are processes in it, and it is not the root, which may have both them and children. */
+static bool is_full(int group)
+{
+	char text[32];
+
+	return read_file(group, "cgroup.type", text, sizeof text) > 0 &&
+	       read_file(group, "cgroup.procs", text, sizeof text) > 0;
+}
+
+/* Have the group's children controlled, as far as it can be; by how many controllers. */
+static int enable(int group)
+{
+	int count = 0;
+
+	/* Some controllers could be had nevertheless, and would make the children good for threads only. */
+	if (is_full(group))
+		return 0;
+	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
+		char word[16];
+		snprintf(word, sizeof word, "+%s", cgroup_names[kind]);
+		if (!unified_controls(group, kind))
+			write_file(group, "cgroup.subtree_control", word);
+		count += unified_controls(group, kind);
+	}
+	return count;
+}
+
+/* A group with processes in it cannot control its children. Where there is no other, they make room. */
+static int make_room(int group)
+{
+	char list[8192], path[64];
+
+	if (mkdirat(group, "dutyfree-rest", 0755) < 0 && errno != EEXIST)
+		return 0;
+	snprintf(path, sizeof path, "dutyfree-rest/cgroup.procs");
+	for (int round = 0; round < 10 && read_file(group, "cgroup.procs", list, sizeof list) > 0; round++) {
+		/* Of a list that is cut off, the last number may be half of one, and another's. */
+		char *last = strrchr(list, '\n');
+		if (last)
+			*last = 0;
+		for (char *pid = strtok(list, "\n"); pid; pid = strtok(NULL, "\n"))
+			write_file(group, path, pid);
+	}
+	return enable(group);
+}
+
+static bool may_use(int group)
+{
+	/* Whoever starts a process elsewhere must be allowed to in the group that both are in. */
+	return faccessat(group, ".", W_OK, AT_EACCESS) == 0 && faccessat(group, "cgroup.procs", W_OK, AT_EACCESS) == 0;
+}
+
+/* Whether groups above are not ours to use: the rest of the hierarchy was not handed to us. */
+static bool is_boundary(const char *path)
+{
+	char value[8];
+
+	return getxattr(path, "trusted.delegate", value, sizeof value) > 0 ||
+	       getxattr(path, "user.delegate", value, sizeof value) > 0;
+}
+
+/* The nearest group, from our own upwards, that can control what it holds. */
+int unified_place(const char *point, const char *below)
+{
+	char path[1100];
+	int best = -1, most = 0, top = -1;
+
+	int length = snprintf(path, sizeof path, "%s%s", point, strcmp(below, "/") == 0 ? "" : below);
+	if (length < 0 || (size_t)length >= sizeof path)
+		return -1;
+	for (;;) {
+		int group = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		int found = group >= 0 && may_use(group) ? enable(group) : 0;
+		close_fd(&top);
+		if (found > most) {
+			close_fd(&best);
+			best = group;
+			most = found;
+		} else {
+			top = group;
+		}
+		char *last = strrchr(path, '/');
+		if (most == CGROUP_KINDS || strlen(path) <= strlen(point) || !last || is_boundary(path))
+			break;
+		*last = 0;
+	}
+	if (best < 0 && top >= 0 && may_use(top) && make_room(top) > 0) {
+		best = top;
+		top = -1;
+	}
+	close_fd(&top);
+	return best;
+}
+
+static int make_namespace(void *proc)
+{
+	if (unshare(CLONE_NEWCGROUP) < 0)
+		return errno;
+	unified_namespace = openat(*(int *)proc, "thread-self/ns/cgroup", O_RDONLY | O_CLOEXEC);
+	return unified_namespace < 0 ? errno : 0;
+}
+
+int unified_divide(int group, int proc)
+{
+	/* While it has no children: afterwards nobody can be in it. */
+	int error = run_child(make_namespace, &proc, group);
+
+	if (error)
+		return error;
+	if (mkdirat(group, "init", 0755) < 0 && errno != EEXIST)
+		return -errno;
+	unified_inits = openat(group, "init", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	enable(group);
+	/* Every init starts processes in a sibling of its group: each in that of its own sandbox, which only
+	 * it may write to. Others can do nothing with this. */
+	if (unified_inits < 0 || fchmodat(group, "cgroup.procs", 0666, 0) < 0)
+		return -errno;
+	return 0;
+}

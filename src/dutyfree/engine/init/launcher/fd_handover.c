@@ -1,0 +1,86 @@
+#define _GNU_SOURCE
+#include "launcher/fd_handover.h"
+
+#include "sys.h"
+#include "launcher/cgroup_v2.h"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static int null; /* fills the places that are not in use */
+static _Atomic uint32_t *received; /* shared with the clone, until that has its descriptors */
+
+static void hand(int fd, int place)
+{
+	dup3(fd < 0 ? null : fd, place, O_CLOEXEC);
+}
+
+int handover_open(int *owner)
+{
+	int low = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	received = mmap(NULL, sizeof *received, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	null = fcntl(low, F_DUPFD_CLOEXEC, HANDED_END);
+	*owner = fcntl(*owner, F_DUPFD_CLOEXEC, HANDED_END);
+	if (received == MAP_FAILED || null < 0 || *owner < 0)
+		return -errno;
+	/* All low places are taken from here on, so that nothing else comes to lie there. */
+	for (int fd = 3; fd < HANDED_END; fd++)
+		if (fd != low)
+			hand(-1, fd);
+	return 0;
+}
+
+void handover_give(const struct slot *slot, int socket)
+{
+	*received = 0;
+	hand(socket, HANDED_SOCKET);
+	hand(slot->user_namespace, HANDED_USER);
+	hand(slot->network, HANDED_NETWORK);
+	hand(slot->cgroup.unified, HANDED_PAYLOAD);
+	hand(unified_namespace, HANDED_GROUPS);
+	AUTOCLOSE int weight = cgroup_weight(&slot->cgroup);
+	hand(weight, HANDED_WEIGHT);
+	AUTOCLOSE int oom = cgroup_oom(&slot->cgroup);
+	hand(oom, HANDED_OOM);
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		hand(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
+}
+
+void handover_take_back(int pidfd)
+{
+	const struct timespec moment = {0, 1000000};
+
+	while (pidfd >= 0 && !*received) {
+		syscall(SYS_futex, received, FUTEX_WAIT, 0, &moment, NULL, 0);
+		if (poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0)
+			break; /* it died before that */
+	}
+	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
+	for (int place = HANDED_FIRST; place < HANDED_END; place++)
+		hand(-1, place);
+}
+
+int handover_receive(const struct slot *slot, struct slot *handed)
+{
+	if (syscall(SYS_close_range, HANDED_END, ~0u, CLOSE_RANGE_UNSHARE) < 0)
+		return -errno;
+	*received = 1;
+	syscall(SYS_futex, received, FUTEX_WAKE, 1, NULL, NULL, 0);
+	/* Who takes over PID 1 must find nothing that the launcher, and with it others' sandboxes, looks at. */
+	if (munmap((void *)received, sizeof *received) < 0)
+		return -errno;
+	*handed = *slot;
+	handed->user_namespace = HANDED_USER;
+	handed->network = HANDED_NETWORK;
+	handed->cgroup.unified = slot->cgroup.unified < 0 ? -1 : HANDED_PAYLOAD;
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		handed->cgroup.tasks[kind] = slot->cgroup.tasks[kind] < 0 ? -1 : HANDED_TASKS + kind;
+	return 0;
+}

@@ -1,0 +1,192 @@
+#define _GNU_SOURCE
+#include "launcher/host.h"
+
+#include "sys.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct host host = {.groups = true, .ids = IDS};
+
+static bool is_administrator(void)
+{
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {{0}, {0}};
+
+	return syscall(SYS_capget, &header, data) == 0 && data[0].effective & (1u << CAP_SYS_ADMIN);
+}
+
+/* --- A range of ids, from /etc/subuid --------------------------------------------------------------- */
+
+static void name_of(unsigned user, char *name, size_t size)
+{
+	char line[1024], found[256];
+	unsigned number;
+	FILE *file = fopen("/etc/passwd", "re");
+
+	name[0] = 0;
+	while (file && !name[0] && fgets(line, sizeof line, file))
+		if (sscanf(line, "%255[^:]:%*[^:]:%u:", found, &number) == 2 && number == user)
+			snprintf(name, size, "%s", found);
+	if (file)
+		fclose(file);
+}
+
+/* The longest range that the file gives to the user, who is named there by name or by number. */
+static unsigned range_of(const char *path, const char *name, unsigned user, unsigned *first)
+{
+	char line[256], found[128], number[16];
+	unsigned begin, count, best = 0;
+	FILE *file = fopen(path, "re");
+
+	snprintf(number, sizeof number, "%u", user);
+	while (file && fgets(line, sizeof line, file)) {
+		if (sscanf(line, "%127[^:]:%u:%u", found, &begin, &count) != 3 || count <= best ||
+		    (strcmp(found, name) != 0 && strcmp(found, number) != 0))
+			continue;
+		*first = begin;
+		best = count;
+	}
+	if (file)
+		fclose(file);
+	return best < IDS ? best : IDS - 1;
+}
+
+/* The caller becomes 0, the range what follows. The program is one that the host trusts with this. */
+static bool map_with(const char *program, pid_t pid, unsigned own, unsigned first, unsigned count)
+{
+	char words[5][16];
+	int status;
+	pid_t child = fork();
+
+	if (child == 0) {
+		/* Without such rights we go on; what it says about that is of no use. */
+		int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+		dup2(null, 2);
+		snprintf(words[0], sizeof *words, "%d", pid);
+		snprintf(words[1], sizeof *words, "%u", own);
+		snprintf(words[2], sizeof *words, "%u", first);
+		snprintf(words[3], sizeof *words, "%u", count);
+		execve(program,
+		       (char *[]){(char *)program, words[0], "0", words[1], "1", "1", words[2], words[3], NULL},
+		       (char *[]){NULL});
+		_exit(127);
+	}
+	return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Beside us, on the host, where those programs work: waits until we have our namespace. */
+static _Noreturn void map_ranges(pid_t pid, unsigned user, unsigned group, int socket)
+{
+	unsigned first_user = 0, first_group = 0;
+	char name[256], byte;
+
+	name_of(user, name, sizeof name);
+	unsigned users = range_of("/etc/subuid", name, user, &first_user);
+	unsigned groups = range_of("/etc/subgid", name, user, &first_group);
+	unsigned count = users < groups ? users : groups;
+	if (read(socket, &byte, 1) != 1 || !count)
+		_exit(1);
+	_exit(map_with("/usr/bin/newuidmap", pid, user, first_user, count) &&
+			      map_with("/usr/bin/newgidmap", pid, group, first_group, count)
+		      ? 0
+		      : 1);
+}
+
+static int write_single(const char *file, unsigned own)
+{
+	char map[32], now_there[64];
+
+	if (read_file(AT_FDCWD, file, now_there, sizeof now_there) > 0)
+		return 0;
+	snprintf(map, sizeof map, "0 %u 1", own);
+	return write_file(AT_FDCWD, file, map);
+}
+
+static int enter(void)
+{
+	unsigned user = geteuid(), group = getegid();
+	pid_t ourselves = getpid();
+	int pair[2], status, error = 0;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	pid_t mapper = fork();
+	if (mapper == 0) {
+		close(pair[1]);
+		map_ranges(ourselves, user, group, pair[0]);
+	}
+	close(pair[0]);
+	if (mapper < 0 || unshare(CLONE_NEWUSER) < 0)
+		error = -errno;
+	if (!error && send(pair[1], "", 1, MSG_NOSIGNAL) < 0 && errno != EPIPE)
+		error = -errno;
+	close(pair[1]);
+	if (mapper > 0)
+		waitpid(mapper, &status, 0);
+	if (error)
+		return error;
+	/* A single id is what everybody may map, who gives up leaving groups. */
+	write_file(AT_FDCWD, "/proc/self/setgroups", "deny");
+	error = write_single("/proc/self/uid_map", user);
+	return error ? error : write_single("/proc/self/gid_map", group);
+}
+
+/* How many ids from 0 on there are, and whether also those far up that we would give to sandboxes. */
+static unsigned ids_of(const char *file, bool *all)
+{
+	char text[4096];
+	unsigned long inside, outside, count, best = 0;
+
+	*all = false;
+	if (read_file(AT_FDCWD, file, text, sizeof text) < 0)
+		return 0;
+	for (const char *line = text; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
+		if (sscanf(line, "%lu %lu %lu", &inside, &outside, &count) != 3)
+			continue;
+		if (inside <= best && inside + count > best)
+			best = inside + count;
+	}
+	*all = best >= 1ul << 31;
+	return best > IDS ? IDS : (unsigned)best;
+}
+
+int host_enter(void)
+{
+	bool all_users, all_groups;
+	char text[16];
+
+	if (!is_administrator()) {
+		int error = enter();
+		if (error)
+			return error;
+		host.entered = true;
+	}
+	unsigned users = ids_of("/proc/self/uid_map", &all_users);
+	unsigned groups = ids_of("/proc/self/gid_map", &all_groups);
+	host.rootless = !all_users || !all_groups;
+	host.ids = users < groups ? users : groups;
+	host.groups = read_file(AT_FDCWD, "/proc/self/setgroups", text, sizeof text) <= 0 ||
+		      strncmp(text, "deny", 4) != 0;
+	if (host.entered && host.groups && setgroups(0, NULL) < 0)
+		return -errno;
+	/* The host's mounts are not ours to copy from, but a copy of them all that follows them is. */
+	if (host.rootless && unshare(CLONE_NEWNS) < 0)
+		return -errno;
+	return host.ids ? 0 : -EPERM;
+}
+
+void host_describe(char *text, size_t size)
+{
+	snprintf(text, size, " mode=%s ids=%u groups=%s", host.rootless ? "rootless" : "root", host.ids,
+		 host.groups ? "dropped" : "kept");
+}

@@ -1,0 +1,235 @@
+#define _GNU_SOURCE
+#include "launcher/layers.h"
+
+#include "launcher/host.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+static int host_mounts = -1, our_mounts = -1;
+static uint32_t last;
+static bool floats;
+
+/* Layers that are mounted nowhere; their directory is where sandboxes will mount them. */
+#define PLACES 4096u
+static struct floating {
+	uint32_t number;
+	int mount;
+	struct floating *next;
+} *floating[PLACES];
+
+static struct floating **place(uint32_t number)
+{
+	return &floating[number % PLACES];
+}
+
+void layer_path(char *path, uint32_t number)
+{
+	snprintf(path, LAYER_PATH, "/l/%u", number);
+}
+
+/* Without root no device is made: the host's own serves. */
+static int make_device(const char *path, dev_t number)
+{
+	char of_host[32];
+
+	if (!host.rootless)
+		return mknod(path, S_IFCHR | 0666, number) < 0 ? -1 : chmod(path, 0666);
+	snprintf(of_host, sizeof of_host, "/%s", path);
+	if (mknod(path, S_IFREG | 0666, 0) < 0 || mount(of_host, path, NULL, MS_BIND, NULL) < 0)
+		return -1;
+	AUTOCLOSE int device = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLOEXEC);
+	return device < 0 || mount_restrict(device, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1) < 0 ? -1 : 0;
+}
+
+static int make_devices(void)
+{
+	static const struct {
+		const char *path;
+		unsigned major, minor;
+	} devices[] = {{"dev/null", 1, 3},   {"dev/zero", 1, 5},    {"dev/full", 1, 7},
+		       {"dev/random", 1, 8}, {"dev/urandom", 1, 9}, {"dev/tty", 5, 0}};
+	static const char *const links[][2] = {{"/proc/self/fd", "dev/fd"},
+					       {"/proc/self/fd/0", "dev/stdin"},
+					       {"/proc/self/fd/1", "dev/stdout"},
+					       {"/proc/self/fd/2", "dev/stderr"},
+					       {"pts/ptmx", "dev/ptmx"}};
+
+	if (mkdir("dev", 0755) < 0 || mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k") < 0)
+		return -errno;
+	for (unsigned i = 0; i < sizeof devices / sizeof *devices; i++)
+		if (make_device(devices[i].path, makedev(devices[i].major, devices[i].minor)) < 0)
+			return -errno;
+	for (unsigned i = 0; i < sizeof links / sizeof *links; i++)
+		if (symlink(links[i][0], links[i][1]) < 0)
+			return -errno;
+	if (mkdir("dev/shm", 01777) < 0 || mkdir("dev/pts", 0755) < 0)
+		return -errno;
+	/* Shared by all sandboxes, so nothing may be written there; devices do not mind. */
+	if (mount(NULL, "dev", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL) < 0)
+		return -errno;
+	return 0;
+}
+
+int layers_open(int proc)
+{
+	static const char *const directories[] = {"l", "up", "new", "mask", "box", "box/proc", "box/dev"};
+
+	host_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	if (host_mounts < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID, "mode=755,size=1m") < 0 || chdir("/tmp") < 0)
+		return -errno;
+	umask(0);
+	for (unsigned i = 0; i < sizeof directories / sizeof *directories; i++)
+		if (mkdir(directories[i], 0755) < 0)
+			return -errno;
+	/* What covers the closed parts of /proc: empty, and to stay so. */
+	if (mount("tmpfs", "mask", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755,size=64k") < 0 ||
+	    mknod("mask/file", S_IFREG | 0444, 0) < 0 || mkdir("mask/directory", 0555) < 0 ||
+	    mount(NULL, "mask", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0)
+		return -errno;
+	int error = make_devices();
+	if (error)
+		return error;
+	/* Without root, only who has a /proc with nothing covered may make another: until then it is kept. */
+	if (host.rootless && (mkdir("proc", 0555) < 0 || mount("/proc", "proc", NULL, MS_BIND | MS_REC, NULL) < 0))
+		return -errno;
+	/* The old root goes on top of the new one, and away: nothing of the host is in reach any more. */
+	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
+		return -errno;
+	our_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	if (our_mounts < 0)
+		return -errno;
+	AUTOCLOSE int trial = mount_new("tmpfs", NULL, 0);
+	AUTOCLOSE int copy = trial < 0 ? trial : mount_clone(trial, "", false);
+	floats = copy >= 0;
+	return 0;
+}
+
+/* Attach a detached mount as the next layer; takes the descriptor. */
+static int adopt(int mount)
+{
+	char path[LAYER_PATH];
+	AUTOCLOSE int held = mount;
+	int error;
+
+	if (mount < 0)
+		return mount;
+	layer_path(path, last + 1);
+	if (mkdir(path, 0755) < 0)
+		return -errno;
+	error = mount_attach(held, path);
+	if (error) {
+		rmdir(path);
+		return error;
+	}
+	return (int)++last;
+}
+
+int layer_of_host(const char *path)
+{
+	int mount;
+
+	if (setns(host_mounts, CLONE_NEWNS) < 0)
+		return -errno;
+	mount = mount_clone(AT_FDCWD, path, false);
+	if (setns(our_mounts, CLONE_NEWNS) < 0)
+		_exit(70); /* among the host's files nothing may go on */
+	return adopt(mount);
+}
+
+bool layers_float(void)
+{
+	return floats;
+}
+
+/* Where the kernel can clone a detached mount (since 6.15), there is no need to attach it: every clone of ours
+ * would copy it, and processes that wait would have to be made anew to see it. */
+int layer_of_mount(int mount)
+{
+	char path[LAYER_PATH];
+
+	if (mount < 0 || !floats)
+		return adopt(mount);
+	struct floating *layer = malloc(sizeof *layer);
+	layer_path(path, last + 1);
+	if (!layer || mkdir(path, 0755) < 0) {
+		int error = layer ? -errno : -ENOMEM;
+		free(layer);
+		close(mount);
+		return error;
+	}
+	*layer = (struct floating){.number = ++last, .mount = mount, .next = *place(last)};
+	*place(last) = layer;
+	return (int)last;
+}
+
+static struct floating **find(uint32_t number)
+{
+	struct floating **at = place(number);
+
+	while (*at && (*at)->number != number)
+		at = &(*at)->next;
+	return at;
+}
+
+int layer_descriptor(uint32_t number)
+{
+	struct floating *layer = *find(number);
+
+	return layer ? layer->mount : -1;
+}
+
+int layer_open(uint32_t number)
+{
+	char path[LAYER_PATH];
+	int mount = layer_descriptor(number);
+
+	layer_path(path, number);
+	int fd = openat(mount >= 0 ? mount : AT_FDCWD, mount >= 0 ? "." : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+int layer_scratch(int *directory)
+{
+	static const char *const options[][2] = {{"mode", "0755"}, {NULL, NULL}};
+	char path[LAYER_PATH];
+	int number = adopt(mount_new("tmpfs", options, 0));
+
+	if (number < 0)
+		return number;
+	layer_path(path, (uint32_t)number);
+	*directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (*directory < 0) {
+		number = -errno;
+		layer_forget(last);
+	}
+	return number;
+}
+
+int layer_forget(uint32_t number)
+{
+	char path[LAYER_PATH];
+
+	/* Sandboxes that stand on it hold it themselves. */
+	layer_path(path, number);
+	struct floating **at = find(number), *layer = *at;
+	if (layer) {
+		*at = layer->next;
+		close(layer->mount);
+		free(layer);
+		return rmdir(path) < 0 ? -errno : 0;
+	}
+	if (umount2(path, MNT_DETACH) < 0 || rmdir(path) < 0)
+		return -errno;
+	return 0;
+}

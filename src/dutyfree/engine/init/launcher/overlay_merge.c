@@ -1,0 +1,481 @@
+#define _GNU_SOURCE
+#include "launcher/overlay_merge.h"
+
+#include "launcher/host.h"
+#include "sys.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <search.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#define LIST (64u << 10) /* the kernel gives no more */
+
+static int roots[MERGE_MAX], count, own, target_root;
+static int depth, deepest; /* of the directory that is made */
+static size_t longest;     /* path */
+static const char *opaque, *redirect, *metacopy;
+static void *links; /* of files with several names, the first of them */
+
+struct link {
+	int layer;
+	ino_t file;
+	char *path;
+};
+
+/* What one name of a directory is, through all layers. */
+struct found {
+	int dirs[MERGE_MAX]; /* of a directory: those that it merges, -1 elsewhere */
+	struct stat info;
+	int layer;            /* the uppermost that has it, -1 if none does */
+	int parent;           /* where it lies there, and its name */
+	char leaf[NAME_MAX + 1];
+	int data;             /* of a file: its contents, -1 if they are below all layers */
+	bool own_ends;        /* nothing below our own layers belongs to it */
+	char under[PATH_MAX]; /* else: where what does lies there, from the root */
+	bool moved;           /* which is not where its own name in its directory leads to */
+};
+
+/* A lookup on its way down through the layers, as the kernel does it (ovl_lookup in fs/overlayfs/namei.c). */
+struct lookup {
+	char name[PATH_MAX]; /* for the next layer: a name in the same directory, or a path from the root */
+	bool ends;           /* no further layer is asked */
+};
+
+static bool is_whiteout(const struct stat *info)
+{
+	return S_ISCHR(info->st_mode) && info->st_rdev == makedev(0, 0);
+}
+
+static ssize_t attribute(int fd, const char *name, char *value, size_t size)
+{
+	ssize_t got = fgetxattr(fd, name, value, size - 1);
+
+	value[got < 0 ? 0 : got] = 0;
+	return got;
+}
+
+static int fits(int printed)
+{
+	return printed < 0 || printed >= PATH_MAX ? -ENAMETOOLONG : 0;
+}
+
+/* Of a renamed directory, or a file of which only the metadata lie here: where it is below. A name alone is
+ * one in the same directory; a path counts from the root, even if a directory above it is opaque: what was
+ * moved there was elsewhere before. `rest` is what follows in the name after the part that is renamed. */
+static int follow(int fd, struct lookup *lookup, size_t rest)
+{
+	char value[PATH_MAX], name[PATH_MAX];
+	size_t end = strlen(lookup->name) - rest, begin = end;
+
+	if (attribute(fd, redirect, value, sizeof value) <= 0)
+		return 0;
+	while (begin > 0 && lookup->name[begin - 1] != '/')
+		begin--;
+	if (value[0] == '/') {
+		lookup->ends = false;
+		begin = 0;
+	}
+	int error = fits(snprintf(name, sizeof name, "%.*s%s%s", (int)begin, lookup->name, value, lookup->name + end));
+	if (!error)
+		strcpy(lookup->name, name);
+	return error;
+}
+
+static bool is_opaque(int fd)
+{
+	char value[2];
+
+	return attribute(fd, opaque, value, sizeof value) > 0;
+}
+
+/* One layer's directory on the way to the name: a descriptor, -1 if there is none, or an error below that. */
+static int enter(int at, const char *part, size_t rest, struct lookup *lookup)
+{
+	struct stat info;
+
+	if (fstatat(at, part, &info, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? -1 : -errno - 1;
+	if (!S_ISDIR(info.st_mode)) {
+		lookup->ends = true;
+		return -1;
+	}
+	int fd = openat(at, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
+	if (fd < 0)
+		return -errno - 1;
+	if (is_opaque(fd))
+		lookup->ends = true;
+	else
+		error = follow(fd, lookup, rest);
+	if (error)
+		close(fd);
+	return error ? error - 1 : fd;
+}
+
+/* What one layer has of it: 0 or -errno. */
+static int look(int layer, int parent, const char *leaf, struct lookup *lookup, struct found *found)
+{
+	struct stat info;
+	char value[LIST];
+
+	if (fstatat(parent, leaf, &info, AT_SYMLINK_NOFOLLOW) < 0)
+		return errno == ENOENT ? 0 : -errno;
+	bool first = found->layer < 0, is_directory = S_ISDIR(info.st_mode);
+	if (!first && is_directory != S_ISDIR(found->info.st_mode)) {
+		lookup->ends = true;
+		return 0;
+	}
+	if (first) {
+		found->layer = layer;
+		found->info = info;
+		found->parent = fcntl(parent, F_DUPFD_CLOEXEC, 3);
+		snprintf(found->leaf, sizeof found->leaf, "%s", leaf);
+	}
+	if (!is_directory && !S_ISREG(info.st_mode)) {
+		lookup->ends = true;
+		return 0;
+	}
+	int fd = openat(parent, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	bool here = is_directory ? is_opaque(fd) : attribute(fd, metacopy, value, sizeof value) < 0;
+	int error = here ? 0 : follow(fd, lookup, 0);
+	lookup->ends = lookup->ends || here;
+	if (is_directory)
+		found->dirs[layer] = fd;
+	else if (here)
+		found->data = fd;
+	else
+		close(fd);
+	return error;
+}
+
+/* The whole name in one layer, whose directories may be renamed in turn: 0 or -errno. */
+static int ask(int layer, int base, struct lookup *lookup, struct found *found)
+{
+	size_t rest = strlen(lookup->name) - (lookup->name[0] == '/');
+	int at = fcntl(base, F_DUPFD_CLOEXEC, 3), error = 0;
+
+	while (at >= 0) {
+		char part[NAME_MAX + 1];
+		const char *name = lookup->name + strlen(lookup->name) - rest;
+		size_t length = strcspn(name, "/");
+		if (length >= sizeof part)
+			break; /* no file system has it */
+		snprintf(part, sizeof part, "%.*s", (int)length, name);
+		if (length == rest) {
+			error = look(layer, at, part, lookup, found);
+			break;
+		}
+		int next = enter(at, part, rest - length, lookup);
+		close(at);
+		at = next;
+		rest -= length + 1;
+	}
+	if (at < -1)
+		return at + 1;
+	close_fd(&at);
+	return error;
+}
+
+static void release(struct found *found)
+{
+	for (int layer = 0; layer < count; layer++)
+		close_fd(&found->dirs[layer]);
+	close_fd(&found->parent);
+	close_fd(&found->data);
+}
+
+static void clear(struct found *found)
+{
+	*found = (struct found){.layer = -1, .parent = -1, .data = -1};
+	for (int layer = 0; layer < count; layer++)
+		found->dirs[layer] = -1;
+}
+
+/* All our own layers were asked: where those below them would be. 0 or -errno. */
+static int note_under(const struct found *above, const char *name, const struct lookup *lookup, struct found *found)
+{
+	bool from_root = lookup->name[0] == '/';
+	char usual[PATH_MAX];
+
+	found->own_ends = lookup->ends || (!from_root && above->own_ends);
+	if (found->own_ends)
+		return 0;
+	int error = above->own_ends ? 0 : fits(snprintf(usual, sizeof usual, "%s/%s", above->under, name));
+	if (!error)
+		error = fits(from_root ? snprintf(found->under, sizeof found->under, "%s", lookup->name)
+				       : snprintf(found->under, sizeof found->under, "%s/%s", above->under, lookup->name));
+	found->moved = above->own_ends || strcmp(found->under, usual) != 0;
+	return error;
+}
+
+static int resolve(const struct found *above, const char *name, struct found *found)
+{
+	struct lookup lookup = {.ends = false};
+	int error = 0;
+
+	clear(found);
+	strcpy(lookup.name, name);
+	for (int layer = 0; layer < count && !error; layer++) {
+		int base = lookup.name[0] == '/' ? roots[layer] : above->dirs[layer];
+		if (base >= 0 && !lookup.ends)
+			error = ask(layer, base, &lookup, found);
+		if (!error && layer == own - 1)
+			error = note_under(above, name, &lookup, found);
+	}
+	return error;
+}
+
+/* --- What is made of it ----------------------------------------------------------------------------- */
+
+static int copy_attributes(int from, int to)
+{
+	static char names[LIST], value[LIST];
+	ssize_t size = flistxattr(from, names, sizeof names);
+
+	for (ssize_t at = 0; at < size; at += (ssize_t)strlen(names + at) + 1) {
+		const char *name = names + at;
+		/* Nobody in a sandbox can have set such: but if one did, it would lead through the layers. */
+		if (!strncmp(name, "trusted.", 8) || !strncmp(name, "user.overlay.", 13))
+			continue;
+		ssize_t length = fgetxattr(from, name, value, sizeof value);
+		if (length >= 0 && fsetxattr(to, name, value, (size_t)length, 0) < 0 && errno == ENOSPC)
+			return -ENOSPC;
+	}
+	return 0;
+}
+
+static int mark(int fd, const char *name, const char *value)
+{
+	return fsetxattr(fd, name, value, strlen(value), 0) < 0 ? -errno : 0;
+}
+
+static int dress(int from, int to, const struct stat *info)
+{
+	const struct timespec times[2] = {info->st_atim, info->st_mtim};
+
+	if (fchown(to, info->st_uid, info->st_gid) < 0 || fchmod(to, info->st_mode & 07777) < 0)
+		return -errno;
+	int error = copy_attributes(from, to);
+	return error ? error : futimens(to, times) < 0 ? -errno : 0;
+}
+
+/* Holes stay holes: a few bytes can claim to be any size. */
+static int copy_data(int from, int to, off_t size)
+{
+	if (ftruncate(to, size) < 0)
+		return -errno;
+	for (off_t at = 0; at < size;) {
+		at = lseek(from, at, SEEK_DATA);
+		off_t end = at < 0 ? -1 : lseek(from, at, SEEK_HOLE);
+		if (at < 0 && errno == ENXIO)
+			return 0;
+		if (end < 0 || lseek(to, at, SEEK_SET) < 0)
+			return -errno;
+		while (at < end) {
+			ssize_t sent = sendfile(to, from, &at, (size_t)(end - at));
+			if (sent < 0 && errno != EINTR)
+				return -errno;
+			if (sent == 0)
+				return 0;
+		}
+	}
+	return 0;
+}
+
+static int by_file(const void *a, const void *b)
+{
+	const struct link *one = a, *other = b;
+
+	if (one->layer != other->layer)
+		return one->layer < other->layer ? -1 : 1;
+	return one->file < other->file ? -1 : one->file > other->file;
+}
+
+/* Whether the file is there already under another name, and has this one now: 1, 0 or -errno. */
+static int linked(const struct found *found, int target, const char *name, const char *path)
+{
+	struct link *link = malloc(sizeof *link);
+
+	if (!link)
+		return -ENOMEM;
+	*link = (struct link){found->layer, found->info.st_ino, NULL};
+	struct link **known = tsearch(link, &links, by_file);
+	if (known && *known != link) {
+		free(link);
+		return linkat(target_root, (*known)->path, target, name, 0) < 0 ? -errno : 1;
+	}
+	link->path = strdup(path + 1);
+	return known && link->path ? 0 : -ENOMEM;
+}
+
+static int make_file(const struct found *found, int target, const char *name, const char *path)
+{
+	char value[LIST];
+	int error = found->info.st_nlink > 1 ? linked(found, target, name, path) : 0;
+
+	if (error)
+		return error < 0 ? error : 0;
+	AUTOCLOSE int from = openat(found->parent, found->leaf, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	AUTOCLOSE int to = openat(target, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (from < 0 || to < 0)
+		return -errno;
+	if (found->data >= 0) {
+		error = copy_data(found->data, to, found->info.st_size);
+	} else {
+		/* Only the metadata are in these layers: the rest stays where it is. */
+		ssize_t size = attribute(from, metacopy, value, sizeof value);
+		if (ftruncate(to, found->info.st_size) < 0 || size < 0 ||
+		    fsetxattr(to, metacopy, value, (size_t)size, 0) < 0)
+			return -errno;
+		/* Of several names, each must lead there. */
+		if (found->moved || found->info.st_nlink > 1)
+			error = mark(to, redirect, found->under);
+	}
+	return error ? error : dress(from, to, &found->info);
+}
+
+static int make_other(const struct found *found, int target, const char *name)
+{
+	char value[PATH_MAX];
+	const struct stat *info = &found->info;
+	const struct timespec times[2] = {info->st_atim, info->st_mtim};
+
+	if (S_ISLNK(info->st_mode)) {
+		ssize_t size = readlinkat(found->parent, found->leaf, value, sizeof value - 1);
+		value[size < 0 ? 0 : size] = 0;
+		if (size < 0 || symlinkat(value, target, name) < 0)
+			return -errno;
+	} else if (is_whiteout(info) || S_ISFIFO(info->st_mode) || S_ISSOCK(info->st_mode)) {
+		if (mknodat(target, name, info->st_mode, 0) < 0)
+			return -errno;
+	} else {
+		return 0; /* no device can be made in a sandbox */
+	}
+	/* The mode last: a change of owner takes the set-user-ID bit away. */
+	if (fchownat(target, name, info->st_uid, info->st_gid, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    (!S_ISLNK(info->st_mode) && fchmodat(target, name, info->st_mode & 07777, 0) < 0) ||
+	    utimensat(target, name, times, AT_SYMLINK_NOFOLLOW) < 0)
+		return -errno;
+	return 0;
+}
+
+static int make_directory(const struct found *found, int target, char *path, bool whole);
+
+static int make(const struct found *above, int target, const char *name, char *path, bool whole)
+{
+	struct found *found = malloc(sizeof *found);
+	size_t length = strlen(path);
+	int error = !found ? -ENOMEM : length + 1 + strlen(name) < longest && depth < deepest ? 0 : -ENAMETOOLONG;
+
+	depth++;
+	if (found)
+		clear(found);
+	if (!error) {
+		sprintf(path + length, "/%s", name);
+		error = resolve(above, name, found);
+	}
+	/* Where nothing lies below, a whiteout hides nothing, and the overlay would list it like a file. */
+	if (!error && !((whole || above->own_ends) && is_whiteout(&found->info))) {
+		if (S_ISDIR(found->info.st_mode)) {
+			AUTOCLOSE int made = mkdirat(target, name, 0700) < 0
+						     ? -1
+						     : openat(target, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+			error = made < 0 ? -errno : make_directory(found, made, path, whole);
+		} else {
+			error = S_ISREG(found->info.st_mode) ? make_file(found, target, name, path)
+							     : make_other(found, target, name);
+		}
+	}
+	path[length] = 0;
+	depth--;
+	if (found)
+		release(found);
+	free(found);
+	return error;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(a, b);
+}
+
+/* Each name that any of the layers, down to one, has, once: in a tree. 0 or -errno. */
+static int collect(const struct found *found, int down_to, void **names)
+{
+	for (int layer = 0; layer < down_to; layer++) {
+		int fd = found->dirs[layer] < 0 ? -1 : openat(found->dirs[layer], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+		if (!directory && found->dirs[layer] >= 0)
+			return -errno;
+		for (struct dirent *entry; directory && (entry = readdir(directory));) {
+			if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
+				continue;
+			char *name = strdup(entry->d_name);
+			char **known = name ? tsearch(name, names, by_name) : NULL;
+			if (!known) {
+				closedir(directory);
+				return -ENOMEM;
+			}
+			if (*known != name)
+				free(name);
+		}
+		if (directory)
+			closedir(directory);
+	}
+	return 0;
+}
+
+/* Its contents first, its times last. `whole`: what lies below our own layers belongs to it from another place,
+ * and is made too. */
+static int make_directory(const struct found *found, int target, char *path, bool whole)
+{
+	void *names = NULL;
+	whole = whole || (own < count && found->moved);
+	int error = collect(found, whole ? count : own, &names);
+
+	while (names) {
+		char *name = *(char **)names;
+		tdelete(name, &names, by_name);
+		if (!error)
+			error = make(found, target, name, path, whole);
+		free(name);
+	}
+	if (!error && path[0] && (whole || found->own_ends))
+		error = mark(target, opaque, "y");
+	else if (!error && found->moved)
+		error = mark(target, redirect, found->under);
+	return error ? error : dress(found->dirs[found->layer], target, &found->info);
+}
+
+int merge(const int *layers, int wanted, int ours, int target, bool lasts)
+{
+	static char path[PATH_MAX];
+	struct found *top = calloc(1, sizeof *top);
+
+	opaque = host.rootless ? "user.overlay.opaque" : "trusted.overlay.opaque";
+	redirect = host.rootless ? "user.overlay.redirect" : "trusted.overlay.redirect";
+	metacopy = host.rootless ? "user.overlay.metacopy" : "trusted.overlay.metacopy";
+	count = wanted;
+	own = ours;
+	target_root = target;
+	deepest = lasts ? MERGE_DEEPEST : INT_MAX;
+	longest = lasts ? MERGE_LONGEST : PATH_MAX;
+	if (!top)
+		return -ENOMEM;
+	for (int layer = 0; layer < MERGE_MAX; layer++)
+		top->dirs[layer] = layer < count ? (roots[layer] = layers[layer]) : -1;
+	top->layer = 0;
+	umask(0);
+	return fstat(layers[0], &top->info) < 0 ? -errno : make_directory(top, target, path, false);
+}

@@ -1,0 +1,342 @@
+#define _GNU_SOURCE
+#include "launcher/slot.h"
+
+#include "launcher/parked.h"
+#include "launcher/host.h"
+#include "launcher/id_ranges.h"
+#include "egress/netns.h"
+#include "sys.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <linux/securebits.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct slot *ready, *waiting; /* without a process, and with one */
+static unsigned ready_count, waiting_count, made;
+static int host_proc = -1, host_network = -1, host_queues = -1;
+static char quiet_network[8192]; /* what the kernel counts in a network that nobody has used */
+
+int slot_open(int proc)
+{
+	host_proc = proc;
+	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
+	host_queues = openat(proc, "self/ns/ipc", O_RDONLY | O_CLOEXEC);
+	int error = host_network < 0 || host_queues < 0 ? -errno : network_prepare(host_network);
+	return error ? error : ids_open();
+}
+
+static int write_map(pid_t pid, const char *file, unsigned first)
+{
+	char path[64], map[64];
+
+	snprintf(path, sizeof path, "%d/%s", pid, file);
+	/* Without root, the first of our ids lies elsewhere on the host than the others. */
+	if (host.rootless && host.ids > 1)
+		snprintf(map, sizeof map, "0 0 1\n1 1 %u", host.ids - 1);
+	else
+		snprintf(map, sizeof map, "0 %u %u", first, host.ids);
+	return write_file(host_proc, path, map);
+}
+
+/* The process that a namespace is born in: it says so, waits for the end of our socket, and is gone. The
+ * namespace belongs to the sandbox's own id, so what the kernel counts by user (watches, signals that are
+ * pending, …) is counted there and not as root's. */
+static _Noreturn void bear(unsigned first, int socket)
+{
+	char byte = 0;
+
+	/* With its capabilities: some hosts let nobody else make one. */
+	prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+	if (syscall(SYS_setresgid, first, first, first) < 0 || syscall(SYS_setresuid, first, first, first) < 0 ||
+	    unshare(CLONE_NEWUSER) < 0)
+		byte = (char)errno;
+	/* Without root, the maps of a process that nobody may look into cannot be written. */
+	if (host.rootless)
+		prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+	if (write(socket, &byte, 1) != 1)
+		_exit(1);
+	_exit(read(socket, &byte, 1) == 0 ? 0 : 1);
+}
+
+static int make_user_namespace(unsigned first)
+{
+	char path[64], byte = EPERM;
+	int pair[2], fd = -1, error;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0) {
+		close(pair[1]);
+		bear(first, pair[0]);
+	}
+	error = pid < 0 ? -errno : 0;
+	close(pair[0]);
+	if (!error && (read(pair[1], &byte, 1) != 1 || byte))
+		error = -(byte ? byte : EPERM);
+	if (!error)
+		error = write_map(pid, "uid_map", first);
+	if (!error)
+		error = write_map(pid, "gid_map", first);
+	if (!error) {
+		snprintf(path, sizeof path, "%d/ns/user", pid);
+		fd = openat(host_proc, path, O_RDONLY | O_CLOEXEC);
+		error = fd < 0 ? -errno : 0;
+	}
+	close(pair[1]);
+	if (pid > 0)
+		waitpid(pid, NULL, 0);
+	return error ? error : fd;
+}
+
+/* Takes a number out of a text: one that the kernel counts for the whole host. */
+static void blank_out(char *text, const char *name)
+{
+	while ((text = strstr(text, name)))
+		for (text += strlen(name); *text >= '0' && *text <= '9';)
+			memmove(text, text + 1, strlen(text));
+}
+
+/* What the kernel counts in the network that we are in: sockets, packets, and what came of attempts. Whoever comes
+ * next can read all of it, so that a number is a message. */
+static void count_use(char *text, size_t size)
+{
+	static const char *const counted[] = {"thread-self/net/sockstat", "thread-self/net/dev", "thread-self/net/snmp",
+					      "thread-self/net/snmp6"};
+	size_t used = 0;
+
+	for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {
+		ssize_t more = read_file(host_proc, counted[i], text + used, size - used);
+		/* A kernel without IPv6 has no such file, in any network. */
+		if (more < 0 && (more != -ENOENT || i == 0)) {
+			text[0] = 0;
+			return;
+		}
+		if (i == 0) {
+			blank_out(text, " orphan ");
+			blank_out(text, " alloc ");
+			blank_out(text, " mem ");
+		}
+		used = strlen(text);
+	}
+}
+
+/* What is done in a network of our own: its descriptor is made there. */
+static int fill_network(void *network)
+{
+	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+
+	if (unshare(CLONE_NEWNET) < 0)
+		return errno;
+	AUTOCLOSE int control = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int error = control < 0 || ioctl(control, SIOCSIFFLAGS, &loopback) < 0 ? errno : 0;
+	close_fd(&control);
+	/* Nobody inside has capabilities over the network: let servers have any port of it, and ping work. */
+	write_file(host_proc, "sys/net/ipv4/ip_unprivileged_port_start", "0");
+	write_file(host_proc, "sys/net/ipv4/ping_group_range", host.rootless ? "0 0" : "0 2147483647");
+	/* Nor a connection without connect(), where they are counted (seccomp_broker.c). */
+	write_file(host_proc, "sys/net/ipv4/tcp_fastopen", "0");
+	/* Nor one by several ways, of which there is none: programs fall back to TCP. */
+	write_file(host_proc, "sys/net/mptcp/enabled", "0");
+	/* What the kernel notes of destinations it shall soon forget again (seccomp_broker.c). */
+	write_file(host_proc, "sys/net/ipv6/neigh/lo/gc_stale_time", "1");
+	if (!error) {
+		*(int *)network = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+		error = *(int *)network < 0 ? errno : 0;
+	}
+	if (!error && !quiet_network[0])
+		count_use(quiet_network, sizeof quiet_network);
+	return error;
+}
+
+/* Whether nobody sent anything there, and no socket, not even a closing one, is left. */
+static int compare_network(void *network)
+{
+	char found[sizeof quiet_network];
+
+	if (setns(*(int *)network, CLONE_NEWNET) < 0)
+		return errno;
+	count_use(found, sizeof found);
+	return found[0] && strcmp(found, quiet_network) == 0 ? 0 : EBUSY;
+}
+
+/* We go there ourselves and come back; without root there is no way back, and a child goes. */
+static int visit(int (*body)(void *), int *place, int home, int kind)
+{
+	if (host.rootless)
+		return run_child(body, place, -1);
+	int error = body(place);
+	if (setns(home, kind) < 0)
+		abort(); /* in the wrong place nothing may go on */
+	return -error;
+}
+
+static int make_network(void)
+{
+	int network = -1;
+	int error = visit(fill_network, &network, host_network, CLONE_NEWNET);
+
+	if (error)
+		close_fd(&network);
+	return error ? error : network;
+}
+
+static bool network_is_quiet(int network)
+{
+	return visit(compare_network, &network, host_network, CLONE_NEWNET) == 0;
+}
+
+/* Queues are files of a file system that is there once for each such namespace, mounted or not. */
+static int look_for_queues(void *pidfd)
+{
+	if (setns(*(int *)pidfd, CLONE_NEWIPC) < 0)
+		return errno;
+	AUTOCLOSE int mount = mount_new("mqueue", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+	int directory = mount < 0 ? -1 : openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), entries = 0;
+	DIR *queues = directory < 0 ? NULL : fdopendir(directory);
+	int error = queues ? 0 : mount < 0 ? -mount : errno;
+
+	if (mount == -ENODEV) /* a kernel that has none */
+		error = 0;
+
+	while (queues && readdir(queues))
+		entries++;
+	if (queues)
+		closedir(queues);
+	return error ? error : entries > 2 ? ENOTEMPTY : 0; /* itself and the one above */
+}
+
+int slot_keeps_messages(const struct slot *slot)
+{
+	int pidfd = slot->pidfd;
+	int error = visit(look_for_queues, &pidfd, host_queues, CLONE_NEWIPC);
+
+	return error == -ENOTEMPTY ? 1 : error;
+}
+
+struct slot *slot_make(void)
+{
+	struct slot *slot = calloc(1, sizeof *slot);
+	int error;
+
+	if (!slot)
+		return NULL;
+	slot->number = ++made;
+	slot->network = slot->user_namespace = slot->pidfd = slot->socket = -1;
+	slot->cgroup = (struct cgroup){.unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
+	error = ids_claim(&slot->first_id);
+	if (!error)
+		error = cgroup_make(&slot->cgroup, slot->number, slot->first_id);
+	if (!error) {
+		slot->user_namespace = make_user_namespace(slot->first_id);
+		slot->network = slot->user_namespace < 0 ? -1 : make_network();
+		error = slot->user_namespace < 0 ? slot->user_namespace : slot->network < 0 ? slot->network : 0;
+	}
+	if (!error)
+		return slot;
+	slot_discard(slot);
+	errno = -error;
+	return NULL;
+}
+
+static struct slot *pop(struct slot **list, unsigned *count)
+{
+	struct slot *slot = *list;
+
+	if (slot) {
+		*list = slot->next;
+		(*count)--;
+	}
+	return slot;
+}
+
+static void push(struct slot *slot)
+{
+	struct slot **list = slot->pid ? &waiting : &ready;
+
+	slot->next = *list;
+	*list = slot;
+	(*(slot->pid ? &waiting_count : &ready_count))++;
+}
+
+struct slot *slot_take(void)
+{
+	struct slot *slot = pop(&waiting, &waiting_count);
+
+	if (!slot)
+		slot = pop(&ready, &ready_count);
+	return slot ? slot : slot_make();
+}
+
+void slot_return(struct slot *slot)
+{
+	if (!network_is_quiet(slot->network)) {
+		close_fd(&slot->network);
+		slot->network = make_network();
+		if (slot->network < 0) {
+			slot_discard(slot);
+			return;
+		}
+	}
+	if (cgroup_restore(&slot->cgroup))
+		slot_discard(slot); /* it would yield to others for longer than it should */
+	else
+		push(slot);
+}
+
+void slot_discard(struct slot *slot)
+{
+	blank_discard(slot);
+	close_fd(&slot->user_namespace);
+	close_fd(&slot->network);
+	cgroup_remove(&slot->cgroup);
+	ids_release(slot->first_id);
+	free(slot);
+}
+
+unsigned slot_ready(void)
+{
+	return ready_count + waiting_count;
+}
+
+bool slot_short(unsigned wanted)
+{
+	return waiting_count < wanted;
+}
+
+int slot_prepare(unsigned wanted)
+{
+	struct slot *slot = slot_ready() < wanted ? slot_make() : pop(&ready, &ready_count);
+
+	if (!slot)
+		return -errno;
+	int error = blank_make(slot);
+	if (error)
+		slot_discard(slot);
+	else
+		push(slot);
+	return error;
+}
+
+void slot_undress(void)
+{
+	for (struct slot *slot = waiting; slot; slot = slot->next)
+		pidfd_signal(slot->pidfd, SIGKILL);
+	for (struct slot *slot; (slot = pop(&waiting, &waiting_count));) {
+		blank_discard(slot);
+		push(slot);
+	}
+}

@@ -1,0 +1,271 @@
+#define _GNU_SOURCE
+#include "launcher/snapshot.h"
+
+#include "launcher/cgroup.h"
+#include "launcher/layers.h"
+#include "launcher/overlay_merge.h"
+#include "sys.h"
+#include "launcher/cgroup_v2.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+_Static_assert(MERGE_MAX == LAYERS_MAX, "all layers of a tree can be merged");
+
+#define RUNNING 64 /* at once: more are refused */
+#define SLACK (1u << 20)
+#define SMALL_SIZE (1u << 20)
+#define SMALL_FILES 64u
+
+static struct run {
+	bool used;
+	pid_t pid;
+	int pidfd;
+	int target;      /* the file system that is filled, -1 if it is a directory elsewhere */
+	uint32_t trees;  /* that it will have */
+	uint32_t serial;
+} runs[RUNNING];
+
+static int measure(int upper, struct kept *kept)
+{
+	struct statfs found;
+
+	if (fstatfs(upper, &found) < 0)
+		return -errno;
+	kept->size = (uint64_t)(found.f_blocks - found.f_bfree) * (uint64_t)found.f_bsize;
+	kept->files = (uint64_t)(found.f_files - found.f_ffree);
+	return 0;
+}
+
+/* Layers of the directories of a detached file system. */
+static int adopt(int *upper, uint32_t trees, struct layers *made)
+{
+	int error = measure(*upper, &made->kept);
+	bool attached = !error && !layers_float();
+
+	/* Before 6.15 only what is attached can be cloned, and nothing is attached twice: a clone is there for the
+	 * next time. */
+	if (attached)
+		error = mount_attach(*upper, "/up");
+	if (attached && !error) {
+		close_fd(upper);
+		*upper = mount_clone(AT_FDCWD, "/up", false);
+	}
+	for (made->count = 0; !error && made->count < trees; made->count++) {
+		char path[32];
+		snprintf(path, sizeof path, attached ? "/up/u%u" : "u%u", made->count);
+		int layer = layer_of_mount(mount_clone(attached ? AT_FDCWD : *upper, path, false));
+		if (layer < 0) {
+			error = layer;
+			break;
+		}
+		made->number[made->count] = (uint32_t)layer;
+	}
+	if (attached)
+		umount2("/up", MNT_DETACH);
+	while (error && made->count > 0)
+		layer_forget(made->number[--made->count]);
+	return error;
+}
+
+/* What is in shared memory belongs to no layer, and would be lost to the sandbox's successor. */
+static bool shares_memory(int upper)
+{
+	int fd = openat(upper, "shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC), entries = 0;
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+
+	while (directory && entries < 3 && readdir(directory))
+		entries++;
+	if (directory)
+		closedir(directory);
+	return entries != 2; /* itself and the one above */
+}
+
+/* Below this a copy takes less time than a successor of the sandbox, whose layers it leaves as they are. */
+static bool is_small(int upper)
+{
+	struct kept kept;
+
+	return !measure(upper, &kept) && kept.size < SMALL_SIZE && kept.files < SMALL_FILES;
+}
+
+int snapshot_take(int *upper, uint32_t trees, bool anyway, struct layers *made)
+{
+	return !anyway && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : adopt(upper, trees, made);
+}
+
+/* --- Copies ----------------------------------------------------------------------------------------- */
+
+/* As large as what comes into it, and no larger. */
+static int target_make(const struct kept *kept, uint32_t trees)
+{
+	char size[32], inodes[32], path[16];
+	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", inodes}, {NULL, NULL}};
+
+	snprintf(size, sizeof size, "%llu", (unsigned long long)kept->size + SLACK);
+	snprintf(inodes, sizeof inodes, "%llu", (unsigned long long)kept->files + 1024);
+	int target = mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	for (uint32_t i = 0; target >= 0 && i < trees; i++) {
+		snprintf(path, sizeof path, "u%u", i);
+		if (mkdirat(target, path, 0755) < 0)
+			close_fd(&target);
+	}
+	return target < 0 ? -errno : target;
+}
+
+static int open_tree_of(int upper, uint32_t index)
+{
+	char path[16];
+
+	snprintf(path, sizeof path, "u%u", index);
+	int fd = openat(upper, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+/* In the child: every directory of a tree with the one of the same number. */
+static int copy_trees(int upper, int target, uint32_t trees)
+{
+	for (uint32_t i = 0; i < trees; i++) {
+		AUTOCLOSE int from = open_tree_of(upper, i);
+		AUTOCLOSE int to = open_tree_of(target, i);
+		int error = from < 0 ? from : to < 0 ? to : merge(&from, 1, 1, to, false);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+/* A child of ours that fills the file system, or the directory: 1 in it, 0 here, or -errno. */
+static int start(struct run *run)
+{
+	pid_t parent = getpid();
+
+	run->pid = fork_into(unified_inits);
+	if (run->pid == 0) {
+		/* What it writes counts as the sandboxes', all together. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		prctl(PR_SET_NAME, "dutyfree-copy");
+		if (getppid() != parent || cgroup_enter())
+			_exit(EPERM);
+		return 1;
+	}
+	if (run->pid < 0)
+		return run->pid;
+	run->pidfd = (int)syscall(SYS_pidfd_open, run->pid, 0);
+	if (run->pidfd < 0) {
+		kill(run->pid, SIGKILL);
+		waitpid(run->pid, NULL, 0);
+		return -errno;
+	}
+	run->used = true;
+	return 0;
+}
+
+static struct run *spare(void)
+{
+	for (int i = 0; i < RUNNING; i++)
+		if (!runs[i].used)
+			return &runs[i];
+	return NULL;
+}
+
+int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
+{
+	struct kept kept;
+	struct run *run = spare();
+	int error = run ? measure(upper, &kept) : -EAGAIN;
+
+	if (error)
+		return error;
+	*run = (struct run){.target = target_make(&kept, trees), .trees = trees, .serial = serial};
+	if (run->target < 0)
+		return run->target;
+	error = start(run);
+	if (error > 0)
+		_exit(-copy_trees(upper, run->target, trees));
+	if (error)
+		close_fd(&run->target);
+	return error ? error : (int)(run - runs);
+}
+
+/* What the layers take together is not known: the file system is bounded by what holds it. */
+static int merge_into(struct run *run, const struct merge *wanted, int target)
+{
+	int layers[LAYERS_MAX], error = 0;
+
+	for (uint32_t i = 0; i < wanted->count; i++) {
+		layers[i] = layer_open(wanted->layers[i]);
+		if (layers[i] < 0)
+			return layers[i];
+	}
+	AUTOCLOSE int to = run->target < 0 ? fcntl(target, F_DUPFD_CLOEXEC, 3) : open_tree_of(run->target, 0);
+	error = to < 0 ? to : merge(layers, (int)wanted->count, (int)wanted->own, to, run->target < 0);
+	return error;
+}
+
+int snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
+{
+	struct kept most = {.size = 0, .files = 0}, one;
+	struct run *run = spare();
+	int error = run ? 0 : -EAGAIN;
+
+	for (uint32_t i = 0; !error && i < wanted->own; i++) {
+		AUTOCLOSE int layer = layer_open(wanted->layers[i]);
+		error = layer < 0 ? layer : measure(layer, &one);
+		most.size += one.size;
+		most.files += one.files;
+	}
+	if (error)
+		return error;
+	*run = (struct run){.target = -1, .trees = target < 0, .serial = serial};
+	if (target < 0)
+		run->target = target_make(&most, 1);
+	if (target < 0 && run->target < 0)
+		return run->target;
+	error = start(run);
+	if (error > 0)
+		_exit(-merge_into(run, wanted, target));
+	if (error)
+		close_fd(&run->target);
+	return error ? error : (int)(run - runs);
+}
+
+int snapshot_pidfd(int number)
+{
+	return runs[number].pidfd;
+}
+
+int snapshot_ended(int number, struct layers *made, uint32_t *serial)
+{
+	struct run *run = &runs[number];
+	int status = 0, error = waitpid(run->pid, &status, 0) < 0 ? -errno : 0;
+
+	if (!error)
+		error = WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+	*serial = run->serial;
+	*made = (struct layers){.count = 0};
+	if (!error && run->target >= 0)
+		error = adopt(&run->target, run->trees, made);
+	close_fd(&run->pidfd);
+	close_fd(&run->target);
+	run->used = false;
+	return error;
+}
+
+void snapshot_close(void)
+{
+	for (int i = 0; i < RUNNING; i++)
+		if (runs[i].used)
+			pidfd_signal(runs[i].pidfd, SIGKILL);
+}

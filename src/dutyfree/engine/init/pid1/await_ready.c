@@ -1,0 +1,72 @@
+/* Waits until a file is there, or a socket is listened to, in a process of its own that is killed when its time is
+ * up. Of a socket no event tells that: it is there before it is listened to. */
+#define _GNU_SOURCE
+#include "pid1/init.h"
+#include "sys.h"
+
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHORTEST 500000L /* nanoseconds between two looks: at first, and in the end */
+#define LONGEST 50000000L
+
+static bool is_there(const char *path)
+{
+	struct stat found;
+
+	return stat(path, &found) == 0;
+}
+
+static bool answers(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	AUTOCLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	memcpy(address.sun_path, path, strlen(path) + 1);
+	/* One whose queue is full, or which has packets instead of a stream, is listened to all the same. */
+	return fd >= 0 && (connect(fd, (struct sockaddr *)&address, sizeof address) == 0 || errno == EAGAIN ||
+			   errno == EPROTOTYPE);
+}
+
+static int wait_for(const char *path, bool (*there)(const char *path))
+{
+	struct timespec pause = {.tv_nsec = SHORTEST};
+
+	while (!there(path)) {
+		nanosleep(&pause, NULL);
+		if (pause.tv_nsec < LONGEST)
+			pause.tv_nsec += pause.tv_nsec / 4;
+	}
+	return 0;
+}
+
+static int wait_for_file(const char *path, int unused)
+{
+	(void)unused;
+	return wait_for(path, is_there);
+}
+
+static int wait_for_socket(const char *path, int unused)
+{
+	(void)unused;
+	return wait_for(path, answers);
+}
+
+int await_start(uint32_t id, char *payload, size_t size)
+{
+	struct awaited wanted;
+	const char *path = payload + sizeof wanted;
+
+	if (size <= sizeof wanted || payload[size - 1] != 0 || strlen(path) != size - sizeof wanted - 1)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	if (wanted.kind == AWAIT_SOCKET && strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path)
+		return -ENAMETOOLONG;
+	if (wanted.kind != AWAIT_FILE && wanted.kind != AWAIT_SOCKET)
+		return -EPROTO;
+	return command_worker(id, wanted.kind == AWAIT_FILE ? wait_for_file : wait_for_socket, path, -1);
+}

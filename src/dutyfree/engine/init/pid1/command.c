@@ -1,0 +1,391 @@
+/* Commands under way: their output, their time, their end. */
+#define _GNU_SOURCE
+#include "pid1/command.h"
+#include "sys.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define COMMANDS 1024
+#define SPEAKER_CREDIT (256u << 10)
+#define AGAIN 250000000u /* nanoseconds */
+
+static struct command *commands[COMMANDS];
+static unsigned highest; /* no command beyond this index */
+static int epoll;
+static bool paused; /* the owner has stopped all processes */
+static bool late; /* some deadline is due, and what the owner may have said since was not heard yet */
+
+void command_watch(int fd)
+{
+	epoll = fd;
+}
+
+static unsigned index_of(uint32_t id)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->id == id)
+			return i;
+	return COMMANDS;
+}
+
+static unsigned free_index(void)
+{
+	for (unsigned i = 0; i < COMMANDS; i++)
+		if (!commands[i])
+			return i;
+	return COMMANDS;
+}
+
+void command_listen(unsigned index, int number, bool on, int operation)
+{
+	struct stream *stream = &commands[index]->streams[number];
+	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = EVENT_COMMANDS + index * 2 + (unsigned)number};
+
+	stream->muted = !on;
+	/* One that is not listened to must not wake us with its end either. */
+	epoll_ctl(epoll, on ? operation : EPOLL_CTL_DEL, stream->fd, &event);
+}
+
+/* --- Output ------------------------------------------------------------------------------------------ */
+
+void command_readable(unsigned index, int number)
+{
+	struct command *command = index < highest ? commands[index] : NULL;
+
+	/* The event may be one of a command that ended in this same turn. */
+	if (!command || command->streams[number].fd < 0 || command->streams[number].muted)
+		return;
+	if (output_wanted(command, &command->streams[number]))
+		output_read(command, number);
+	else
+		command_listen(index, number, false, 0);
+}
+
+void command_read_on(void)
+{
+	for (unsigned i = 0; i < highest; i++)
+		for (int number = 0; commands[i] && number < 2; number++) {
+			struct stream *stream = &commands[i]->streams[number];
+			if (stream->fd >= 0 && stream->muted && output_wanted(commands[i], stream))
+				command_listen(i, number, true, EPOLL_CTL_ADD);
+		}
+}
+
+int command_credit(uint32_t id, const char *payload, size_t size)
+{
+	unsigned index = index_of(id);
+	uint32_t more;
+
+	if (size != sizeof more)
+		return -EPROTO;
+	memcpy(&more, payload, sizeof more);
+	if (index < COMMANDS) {
+		commands[index]->credit += more;
+		command_read_on();
+	}
+	return 0;
+}
+
+/* --- The end ---------------------------------------------------------------------------------------- */
+
+void command_forget(unsigned index)
+{
+	struct command *command = commands[index];
+
+	for (int number = 0; number < 2; number++) {
+		close_fd(&command->streams[number].fd);
+		free(command->streams[number].buffer);
+		free(command->streams[number].tail);
+	}
+	call_free(command->call);
+	free(command);
+	commands[index] = NULL;
+	while (highest > 0 && !commands[highest - 1])
+		highest--;
+}
+
+/* How a copy of ourselves ended: whoever killed it, for its memory or otherwise, is in the sandbox. */
+static int worker_error(const struct command *command)
+{
+	int status = command->result.status;
+
+	if (WIFEXITED(status))
+		return WEXITSTATUS(status);
+	if (command->result.flags & EXIT_TIMED_OUT)
+		return ETIMEDOUT;
+	return oom_tell(command->oom) ? ENOMEM : ERROR_KILLED;
+}
+
+void command_finish(unsigned index)
+{
+	struct command *command = commands[index];
+
+	calls_service_ended(command->id);
+	for (int number = 0; number < 2; number++)
+		output_finish(command, number);
+	if (command->worker) {
+		outbox_done(command->id, worker_error(command));
+	} else {
+		if (oom_tell(command->oom))
+			command->result.flags |= EXIT_OOM;
+		command->result.sent = now();
+		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
+	}
+	command_forget(index);
+}
+
+/* Nobody here can trace a copy of ourselves, but root of the sandbox can stop one: the action would never end. */
+static void kill_stopped_workers(void)
+{
+	for (unsigned i = 0; i < highest && !paused; i++) {
+		siginfo_t state = {0};
+		if (commands[i] && commands[i]->worker &&
+		    waitid(P_PID, (id_t)commands[i]->pid, &state, WSTOPPED | WNOHANG) == 0 && state.si_pid)
+			kill(commands[i]->pid, SIGKILL);
+	}
+}
+
+void command_reap(void)
+{
+	struct rusage usage;
+	int status;
+
+	for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+		calls_reaped(pid);
+		for (unsigned i = 0; i < highest; i++) {
+			if (!commands[i] || commands[i]->pid != pid)
+				continue;
+			if (call_goes_on(commands[i]))
+				break;
+			struct exit *result = &commands[i]->result;
+			result->status = status;
+			result->ended = now();
+			result->cpu_us = (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000u +
+					 (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+			result->peak_kb = (uint64_t)usage.ru_maxrss;
+			command_finish(i);
+			break;
+		}
+	}
+	kill_stopped_workers();
+}
+
+static void kill_tree(unsigned index)
+{
+	struct command *command = commands[index];
+
+	/* To die takes time and a processor, and who traces it may keep its end from us: seen to again, until
+	 * we hear of it. */
+	command->deadline = now() + AGAIN;
+	if (command->call && !command->pid) { /* there is no process yet, and none will be */
+		command->result.status = SIGKILL;
+		command->result.spawning = command->result.running = command->result.ended = now();
+		command_finish(index);
+	} else if (command->worker) {
+		kill(command->pid, SIGKILL);
+	} else {
+		process_kill_marked(command->mark, 0);
+	}
+}
+
+void command_kill(uint32_t id, bool spare)
+{
+	unsigned index = index_of(id);
+
+	/* It may have ended by itself: the owner has the result, or gets it soon. */
+	if (index < COMMANDS && spare && !commands[index]->worker && commands[index]->pid) {
+		process_kill_marked(commands[index]->mark, commands[index]->pid);
+	} else if (index < COMMANDS) {
+		commands[index]->result.flags |= EXIT_KILLED;
+		kill_tree(index);
+	}
+}
+
+int command_signal_all(const char *payload, size_t size)
+{
+	uint32_t number;
+
+	if (size != sizeof number)
+		return -EPROTO;
+	memcpy(&number, payload, sizeof number);
+	if (number && number != SIGSTOP && number != SIGCONT && number != SIGKILL)
+		return -EINVAL;
+	if (number == SIGSTOP || number == SIGCONT)
+		paused = number == SIGSTOP;
+	/* 0 asks whether there is any. */
+	return kill(-1, (int)number) < 0 && (errno != ESRCH || !number) ? -errno : 0;
+}
+
+int command_notify(uint32_t id, const char *payload, size_t size)
+{
+	unsigned index = index_of(id);
+	uint32_t number;
+
+	if (size != sizeof number)
+		return -EPROTO;
+	memcpy(&number, payload, sizeof number);
+	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
+	if (index < COMMANDS && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
+		kill(-commands[index]->pid, (int)number);
+	return 0;
+}
+
+int command_postpone(const char *payload, size_t size)
+{
+	uint64_t by;
+
+	if (size != sizeof by)
+		return -EPROTO;
+	memcpy(&by, payload, sizeof by);
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->deadline < UINT64_MAX - by)
+			commands[i]->deadline += by;
+	return 0;
+}
+
+bool command_running(void)
+{
+	return highest > 0;
+}
+
+uint64_t command_next(void)
+{
+	uint64_t first = UINT64_MAX;
+
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->deadline < first)
+			first = commands[i]->deadline;
+	return first;
+}
+
+/* Of a command that is due, the owner may have postponed the deadline while all of us were frozen: what it
+ * says is heard once more before. */
+void command_deadlines(void)
+{
+	uint64_t next = command_next();
+
+	if (next == UINT64_MAX || next > now()) {
+		late = false;
+		return;
+	}
+	if (!late) {
+		late = true;
+		return;
+	}
+	late = false;
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
+			if (!(commands[i]->result.flags & EXIT_KILLED))
+				commands[i]->result.flags |= EXIT_TIMED_OUT;
+			kill_tree(i);
+		}
+}
+
+/* --- The beginning ---------------------------------------------------------------------------------- */
+
+struct command *command_new(uint32_t id, unsigned *index)
+{
+	*index = free_index();
+	struct command *command = *index < COMMANDS && index_of(id) == COMMANDS ? calloc(1, sizeof *command) : NULL;
+
+	if (!command)
+		return NULL;
+	command->id = id;
+	command->oom = oom_told();
+	command->deadline = UINT64_MAX;
+	command->streams[0].fd = command->streams[1].fd = -1;
+	commands[*index] = command;
+	if (*index >= highest)
+		highest = *index + 1;
+	return command;
+}
+
+/* Of one that is a copy of ourselves; exec.c has those that run a program. */
+int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd)
+{
+	unsigned index;
+	struct command *command = command_new(id, &index);
+
+	if (!command)
+		return -EAGAIN;
+	command->worker = true;
+	command->pid = fork_into(payload_group);
+	if (command->pid == 0) {
+		/* It has its own copy of everything but the one descriptor that it needs. */
+		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
+		syscall(SYS_close_range, kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD, ~0u, 0);
+		_exit(-body(path, kept));
+	}
+	if (command->pid < 0) {
+		int error = command->pid;
+		command_forget(index);
+		return error;
+	}
+	return 0;
+}
+
+int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout)
+{
+	AUTOCLOSE int theirs = -1;
+	struct stream stream = {.fd = -1};
+	int error = starting_pipe(&stream, 0, &theirs);
+
+	if (!error)
+		error = command_worker(id, body, argument, theirs);
+	if (error) {
+		close_fd(&stream.fd);
+		return error;
+	}
+	unsigned index = index_of(id);
+	struct command *command = commands[index];
+	command->streams[0].fd = stream.fd;
+	command->wanted.flags = EXEC_STREAM;
+	command->credit = SPEAKER_CREDIT;
+	if (timeout && timeout < UINT64_MAX - now())
+		command->deadline = now() + timeout;
+	command_listen(index, 0, true, EPOLL_CTL_ADD);
+	return 0;
+}
+
+/* --- Calls (service_calls.c) ---------------------------------------------------------------------------------- */
+
+struct command *command_waiting(uint32_t service)
+{
+	struct command *oldest = NULL;
+
+	for (unsigned i = 0; i < highest; i++) {
+		struct command *one = commands[i];
+		if (one && one->call && !one->pid && one->call->service == service &&
+		    (!oldest || one->result.received < oldest->result.received))
+			oldest = one;
+	}
+	return oldest;
+}
+
+void command_refuse(struct command *command, int error)
+{
+	outbox_done(command->id, error);
+	command_forget(index_of(command->id));
+}
+
+bool command_is(uint32_t id, pid_t pid)
+{
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i] && (commands[i]->id == id || (pid > 0 && commands[i]->pid == pid)))
+			return true;
+	return false;
+}
+
+pid_t command_pid(uint32_t id)
+{
+	unsigned index = index_of(id);
+
+	return index < COMMANDS ? commands[index]->pid : 0;
+}

@@ -1,0 +1,196 @@
+/* The beginning of a command that runs a program: its words, its pipes, its process. */
+#define _GNU_SOURCE
+#include "pid1/command.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define TAIL_MAX (16u << 20)
+
+static int null = -1; /* what a command reads that is given nothing to read */
+
+/* Splits the strings of a frame; NULL if they are not exactly those it promises. */
+static char **split(const struct exec *wanted, char *at, const char *end)
+{
+	size_t count = 2 + (size_t)wanted->argc + wanted->envc;
+	char **strings;
+
+	if (wanted->argc == 0 || wanted->argc > FRAME_MAX || wanted->envc > FRAME_MAX || count > (size_t)(end - at))
+		return NULL;
+	/* Two more: each list ends with a NULL. */
+	strings = calloc(count + 2, sizeof *strings);
+	for (size_t i = 0; strings && i < count; i++) {
+		char *next = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
+		if (!next) {
+			free(strings);
+			return NULL;
+		}
+		strings[i < 2 + (size_t)wanted->argc ? i : i + 1] = at;
+		at = next + 1;
+	}
+	if (at != end) {
+		free(strings);
+		return NULL;
+	}
+	return strings;
+}
+
+/* Pipes for the next command, made while nobody waits for them. */
+static struct {
+	int ours, theirs;
+} spare[2] = {{-1, -1}, {-1, -1}};
+
+static int open_pipe(int number)
+{
+	int ends[2];
+
+	if (spare[number].ours >= 0)
+		return 0;
+	if (pipe2(ends, O_CLOEXEC) < 0)
+		return -errno;
+	fcntl(ends[0], F_SETFL, O_NONBLOCK);
+	spare[number].ours = ends[0];
+	spare[number].theirs = ends[1];
+	return 0;
+}
+
+void command_prepare(void)
+{
+	if (null < 0)
+		null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	open_pipe(0);
+	open_pipe(1);
+}
+
+int starting_pipe(struct stream *stream, int number, int *theirs)
+{
+	int error = open_pipe(number);
+
+	if (!error) {
+		stream->fd = spare[number].ours;
+		*theirs = spare[number].theirs;
+		spare[number].ours = spare[number].theirs = -1;
+	}
+	return error;
+}
+
+/* With a terminal, that is all three of its streams, and its output is none of our business. */
+static int begin(uint32_t id, char *payload, size_t size, int input, int terminal, int socket)
+{
+	struct exec wanted;
+	uint64_t received = now();
+	AUTOCLOSE int output = -1;
+	AUTOCLOSE int errors = -1;
+	unsigned index;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
+	if (!strings || wanted.tail > TAIL_MAX) {
+		free(strings);
+		return -EPROTO;
+	}
+	struct command *command = command_new(id, &index);
+	if (!command) {
+		free(strings);
+		return -EAGAIN;
+	}
+	command->wanted = wanted;
+	command->credit = wanted.head;
+	command->mark = process_mark();
+	command->result.received = received;
+	priority_begin(received);
+	struct start start = {.user = strings[0],
+			      .directory = strings[1],
+			      .arguments = strings + 2,
+			      .environment = strings + 2 + wanted.argc + 1,
+			      .mark = command->mark};
+	int error = terminal >= 0 ? 0 : starting_pipe(&command->streams[0], 0, &output);
+	if (!error && terminal < 0)
+		error = starting_pipe(&command->streams[1], 1, &errors);
+	start.terminal = terminal >= 0;
+	start.socket = socket;
+	start.input = start.terminal ? terminal : input >= 0 ? input : null;
+	start.output = start.terminal ? terminal : output;
+	start.errors = start.terminal ? terminal : errors;
+	command->result.spawning = now();
+	if (error)
+		start = (struct start){.flags = EXIT_NO_PROCESS, .error = -error};
+	command->pid = error ? -1 : process_start(&start);
+	/* We go on only after its exec, when it may well have ended: the time is its own. */
+	command->result.running = start.executing ? start.executing : now();
+	free(strings);
+	if (command->pid < 0) {
+		command->result.flags = start.flags;
+		command->result.status = start.error;
+		command->result.ended = command->result.running;
+		close_fd(&output);
+		close_fd(&errors);
+		command_finish(index);
+		return 0;
+	}
+	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
+		command->deadline = received + wanted.timeout;
+	for (int number = 0; number < 2 && terminal < 0; number++)
+		command_listen(index, number, true, EPOLL_CTL_ADD);
+	return 0;
+}
+
+int command_exec(uint32_t id, char *payload, size_t size, int input)
+{
+	return begin(id, payload, size, input, -1, 0);
+}
+
+int command_terminal(uint32_t id, char *payload, size_t size, int terminal)
+{
+	return begin(id, payload, size, -1, terminal, 0);
+}
+
+int command_service(uint32_t id, char *payload, size_t size, int input, int socket)
+{
+	return begin(id, payload, size, input, -1, socket);
+}
+
+int command_call(uint32_t id, char *payload, size_t size, struct call *call)
+{
+	struct exec wanted;
+	uint64_t received = now();
+	unsigned index;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
+	free(strings);
+	if (!strings || wanted.tail > TAIL_MAX)
+		return -EPROTO;
+	struct command *command = command_new(id, &index);
+	if (!command)
+		return -EAGAIN;
+	command->wanted = wanted;
+	command->credit = wanted.head;
+	command->result.received = command->result.spawning = received;
+	priority_begin(received);
+	for (int number = 0; number < 2; number++) {
+		int error = starting_pipe(&command->streams[number], number, &call->descriptors[1 + number]);
+		if (error) {
+			command_forget(index);
+			return error;
+		}
+		command_listen(index, number, true, EPOLL_CTL_ADD);
+	}
+	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
+		command->deadline = received + wanted.timeout;
+	command->call = call;
+	return 0;
+}
+
+int command_null(void)
+{
+	return null;
+}

@@ -1,0 +1,256 @@
+/* File operations without a process. Init is in the sandbox's root, with the rights of its root user and
+ * no others: there is no path that leads out. Relative paths start at the working directory, ours.
+ *
+ * A link in the sandbox may lead to /proc/self, which is init here: no descriptor of ours is opened so. */
+#define _GNU_SOURCE
+#include "pid1/init.h"
+#include "sys.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define DEPTH_MAX 2048
+#define LIST_PART (48u << 10) /* a directory whose list is longer is read by a process of its own */
+#define ENTRY_MAX (sizeof(struct entry) + 256)
+
+/* The open failed: because there is nothing to open, or nothing that could be? */
+static int refusal(const char *path, int error)
+{
+	struct stat found;
+	bool special = error == ENXIO && stat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode);
+
+	return special ? -ERROR_SPECIAL : -error;
+}
+
+/* Of a read or a write that failed. What the kernel makes up has errors of its own, such as that of an address in
+ * /proc/self/mem: they are those of no disk. */
+int transfer_error(int fd, int error)
+{
+	struct statfs found;
+
+	if (error == EIO && fstatfs(fd, &found) == 0 && (found.f_type == PROC_SUPER_MAGIC || found.f_type == SYSFS_MAGIC))
+		return ERROR_SPECIAL;
+	return error;
+}
+
+int file_read(uint32_t id, const char *path)
+{
+	/* Not waiting for whoever opens the other end of a pipe. */
+	int fd = open_plain(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0);
+	struct stat found;
+	size_t have = 0;
+	int32_t error = 0;
+
+	if (fd < 0)
+		return refusal(path, -fd);
+	if (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)) {
+		close(fd);
+		return S_ISDIR(found.st_mode) ? -EISDIR : -ERROR_SPECIAL;
+	}
+	if (found.st_size > (off_t)INLINE_MAX) {
+		outbox_frame_fd(FRAME_DONE, 0, id, &error, sizeof error, fd);
+		return 0;
+	}
+	/* The size of a file in /proc is 0, whatever it holds. */
+	char *data = malloc(INLINE_MAX + 1);
+	while (data && have <= INLINE_MAX) {
+		ssize_t count = read(fd, data + have, INLINE_MAX + 1 - have);
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count < 0 && errno != EAGAIN)
+			error = transfer_error(fd, errno);
+		if (count <= 0)
+			break;
+		have += (size_t)count;
+	}
+	if (!data || have > INLINE_MAX)
+		error = data ? EFBIG : ENOMEM;
+	close(fd);
+	if (!error)
+		outbox_frame(FRAME_DONE, 0, id, &error, sizeof error, data, have);
+	free(data);
+	return -error;
+}
+
+/* Makes the directories above the last name; the path is as before afterwards. */
+int make_parents(char *path)
+{
+	struct stat found;
+
+	for (char *slash = *path ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
+		*slash = 0;
+		int made = mkdir(path, 0755);
+		int error = made < 0 ? errno : 0;
+		if (error == EEXIST && stat(path, &found) == 0 && !S_ISDIR(found.st_mode))
+			error = ENOTDIR;
+		*slash = '/';
+		if (error && error != EEXIST)
+			return -error;
+	}
+	return 0;
+}
+
+static int copy(int source, int target)
+{
+	char buffer[65536];
+
+	for (;;) {
+		ssize_t count = read(source, buffer, sizeof buffer);
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count <= 0)
+			return count < 0 ? -errno : 0;
+		int error = write_all(target, buffer, (size_t)count);
+		if (error)
+			return error;
+	}
+}
+
+int file_write(uint32_t id, const char *payload, size_t size, int source)
+{
+	struct write wanted;
+	int error;
+
+	if (size < sizeof wanted)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	payload += sizeof wanted;
+	size -= sizeof wanted;
+	const char *data = memchr(payload, 0, size);
+	if (!data)
+		return -EPROTO;
+	data++;
+	char *path = strdup(payload);
+	if (!path)
+		return -ENOMEM;
+	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY;
+	AUTOCLOSE int fd = open_plain(AT_FDCWD, path, flags, 0600, 0);
+	if (fd == -ENOENT && make_parents(path) == 0)
+		fd = open_plain(AT_FDCWD, path, flags, 0600, 0);
+	error = fd < 0 ? refusal(path, -fd) : 0;
+	free(path);
+	struct stat found;
+	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
+		error = -ERROR_SPECIAL;
+	if (!error)
+		error = -transfer_error(fd, -(source >= 0 ? copy(source, fd)
+						       : write_all(fd, data, size - (size_t)(data - payload))));
+	if (!error && fchmod(fd, wanted.mode & 07777) < 0)
+		error = -errno;
+	if (error)
+		return error;
+	outbox_done(id, 0);
+	return 0;
+}
+
+/* The answer for one name, after `used` bytes of others: how many there are then; as many as before if the
+ * name is gone meanwhile, or none of ours. There is room for it. */
+static size_t put_entry(char *answer, size_t used, int directory, const char *name)
+{
+	struct stat about;
+
+	if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
+	    fstatat(directory, name, &about, AT_SYMLINK_NOFOLLOW) < 0)
+		return used;
+	struct entry entry = {
+		.size = (uint64_t)about.st_size, .mode = about.st_mode, .name_size = (uint32_t)strlen(name)};
+	memcpy(answer + used, &entry, sizeof entry);
+	memcpy(answer + used + sizeof entry, name, entry.name_size);
+	return used + sizeof entry + entry.name_size;
+}
+
+static int list_all(const char *path, int fd)
+{
+	static char answer[LIST_PART + ENTRY_MAX];
+	DIR *directory = opendir(path);
+	size_t used = 0, sent = 0;
+	int error = directory ? 0 : -errno;
+
+	for (struct dirent *found; directory && !error && (found = readdir(directory));) {
+		used = put_entry(answer, used, dirfd(directory), found->d_name);
+		if (used > LIST_PART) {
+			sent += used;
+			error = sent > LISTED_MAX ? -EFBIG : write_all(fd, answer, used);
+			used = 0;
+		}
+	}
+	return error ? error : write_all(fd, answer, used);
+}
+
+int file_list(uint32_t id, const char *path)
+{
+	static char answer[sizeof(int32_t) + LIST_PART + ENTRY_MAX];
+	int fd = open_plain(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0, 0);
+	size_t used = sizeof(int32_t); /* of the error, which there is none of */
+	struct dirent *found = NULL;
+
+	if (fd < 0)
+		return fd;
+	DIR *directory = fdopendir(fd);
+	if (!directory) {
+		close(fd);
+		return -ENOMEM;
+	}
+	while (used <= LIST_PART && (found = readdir(directory)))
+		used = put_entry(answer, used, fd, found->d_name);
+	closedir(directory);
+	/* A large directory takes its time, which others need not wait for. */
+	if (found)
+		return command_speaker(id, list_all, path, 0);
+	outbox_frame(FRAME_DONE, 0, id, answer, used, NULL, 0);
+	return 0;
+}
+
+static int remove_below(int parent, const char *name, int depth)
+{
+	int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	int error = 0;
+
+	if (fd < 0)
+		return -errno;
+	DIR *directory = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
+	if (!directory) {
+		close(fd);
+		return -ELOOP;
+	}
+	for (struct dirent *found; !error && (found = readdir(directory));) {
+		if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0)
+			continue;
+		if (unlinkat(fd, found->d_name, 0) < 0)
+			error = errno == EISDIR ? remove_below(fd, found->d_name, depth + 1) : -errno;
+		if (error == -ENOENT)
+			error = 0; /* somebody else was faster */
+	}
+	closedir(directory);
+	if (!error && unlinkat(parent, name, AT_REMOVEDIR) < 0)
+		error = -errno;
+	return error;
+}
+
+int remove_tree(const char *path, int unused)
+{
+	(void)unused;
+	return remove_below(AT_FDCWD, path, 0);
+}
+
+int file_remove(uint32_t id, const char *path)
+{
+	if (unlink(path) == 0) {
+		outbox_done(id, 0);
+		return 0;
+	}
+	if (errno != EISDIR)
+		return -errno;
+	if (rmdir(path) == 0) {
+		outbox_done(id, 0);
+		return 0;
+	}
+	/* A large tree takes its time, which others need not wait for. */
+	return command_worker(id, remove_tree, path, -1);
+}

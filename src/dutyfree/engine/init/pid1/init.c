@@ -1,0 +1,335 @@
+#define _GNU_SOURCE
+#include "pid1/init.h"
+
+#include "pid1/seccomp_broker.h"
+#include "sys.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define SMALL 65536u /* frames up to this size are read into one buffer that stays */
+#define FDS 16
+#define TURN 20000000u /* nanoseconds after which frames wait, while we look after what runs and answer */
+
+static char small[sizeof(struct frame) + SMALL + 1];
+static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
+static size_t have, space = sizeof small - 1;
+static int arrived[FDS]; /* descriptors, in the order of the frames that they belong to */
+static unsigned arrived_count;
+static int epoll;
+
+static int take_fd(const struct frame *head)
+{
+	if (!(head->flags & FRAME_WITH_FD) || arrived_count == 0)
+		return -1;
+	int fd = arrived[0];
+	memmove(arrived, arrived + 1, --arrived_count * sizeof *arrived);
+	return fd;
+}
+
+/* The payload is followed by a NUL that is not part of it. */
+static int dispatch(const struct frame *head, char *payload, int fd)
+{
+	size_t size = head->size;
+	int error;
+	/* Paths must be whole: one string, with its own end. */
+	bool is_path = size > 0 && payload[size - 1] == 0 && strlen(payload) == size - 1;
+
+	switch (head->kind) {
+	case FRAME_EXEC:
+		return command_exec(head->id, payload, size, fd);
+	case FRAME_KILL:
+		if (!queue_cancel(head->id))
+			command_kill(head->id, head->flags & FRAME_SPARE);
+		return 0;
+	case FRAME_CREDIT:
+		return command_credit(head->id, payload, size);
+	case FRAME_READ:
+		return is_path ? file_read(head->id, payload) : -EPROTO;
+	case FRAME_WRITE:
+		return file_write(head->id, payload, size, fd);
+	case FRAME_LIST:
+		return is_path ? file_list(head->id, payload) : -EPROTO;
+	case FRAME_REMOVE:
+		return is_path ? file_remove(head->id, payload) : -EPROTO;
+	case FRAME_UNPACK:
+		return is_path && fd >= 0 ? command_worker(head->id, archive_unpack, payload, fd) : -EPROTO;
+	case FRAME_PACK:
+		return is_path && fd >= 0 ? command_worker(head->id, archive_pack, payload, fd) : -EPROTO;
+	case FRAME_SIGNAL:
+		error = command_signal_all(payload, size);
+		if (!error)
+			outbox_done(head->id, 0);
+		return error;
+	case FRAME_PING: {
+		const struct {
+			int32_t error;
+			uint32_t killed;
+		} answer = {0, oom_tell(oom_told())};
+		outbox_frame(FRAME_DONE, 0, head->id, &answer, sizeof answer, NULL, 0);
+		return 0;
+	}
+	case FRAME_TERMINAL:
+		return terminal_open(head->id, payload, size);
+	case FRAME_EDIT:
+		return edit_file(head->id, payload, size);
+	case FRAME_SEARCH:
+		return search_start(head->id, payload, size);
+	case FRAME_WATCH:
+		return watch_start(head->id, payload, size);
+	case FRAME_NOTIFY:
+		return command_notify(head->id, payload, size);
+	case FRAME_POSTPONE:
+		return command_postpone(payload, size);
+	case FRAME_VERIFY:
+		return verify_all(head->id, payload, size);
+	case FRAME_GIVE_WAY:
+		return priority_give_way(payload, size);
+	case FRAME_SERVICE:
+		return call_service(head->id, payload, size, fd);
+	case FRAME_CALL:
+		return call_start(head->id, payload, size, fd);
+	case FRAME_AWAIT:
+		return await_start(head->id, payload, size);
+	}
+	return -EPROTO;
+}
+
+/* Closes the descriptor. */
+static int perform(const struct frame *head, char *payload, int fd)
+{
+	int error = dispatch(head, payload, fd);
+
+	if (error)
+		outbox_done(head->id, error);
+	if (fd >= 0)
+		close(fd);
+	return error;
+}
+
+static void handle(char *frame)
+{
+	struct frame head;
+	char *payload = frame + sizeof head;
+
+	memcpy(&head, frame, sizeof head);
+	int fd = take_fd(&head);
+	if (head.flags & FRAME_AFTER) {
+		queue_take(&head, payload, fd);
+		return;
+	}
+	queue_began(head.id);
+	char kept = payload[head.size];
+	payload[head.size] = 0;
+	perform(&head, payload, fd);
+	payload[head.size] = kept;
+}
+
+/* Go back to the small buffer once a large frame is done with. */
+static void settle(size_t used)
+{
+	memmove(inbox, inbox + used, have - used);
+	have -= used;
+	if (inbox != small && have <= sizeof small - 1) {
+		memcpy(small, inbox, have);
+		munmap(inbox, space + 1);
+		inbox = small;
+		space = sizeof small - 1;
+	}
+}
+
+/* As many as there is room for their answers, and time. */
+static void handle_frames(void)
+{
+	struct frame head;
+	size_t used = 0;
+	uint64_t end = now() + TURN;
+
+	while (have - used >= sizeof head && !outbox_full()) {
+		memcpy(&head, inbox + used, sizeof head);
+		/* After a size that cannot be, nothing that follows makes sense. */
+		if (head.size > FRAME_MAX)
+			_exit(65);
+		if (have - used < sizeof head + head.size || (used && now() >= end))
+			break;
+		handle(inbox + used);
+		used += sizeof head + head.size;
+	}
+	settle(used);
+	if (have >= sizeof head) {
+		memcpy(&head, inbox, sizeof head);
+		size_t wanted = sizeof head + head.size;
+		if (wanted > space) {
+			char *larger = mmap(NULL, wanted + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			if (larger == MAP_FAILED)
+				_exit(72);
+			memcpy(larger, inbox, have);
+			if (inbox != small)
+				munmap(inbox, space + 1);
+			inbox = larger;
+			space = wanted;
+		}
+	}
+}
+
+static bool frame_waits(void)
+{
+	struct frame head;
+
+	if (have < sizeof head)
+		return false;
+	memcpy(&head, inbox, sizeof head);
+	return have >= sizeof head + head.size;
+}
+
+/* Whether there is more to do, and room for its answers. */
+static bool can_go_on(void)
+{
+	return !outbox_full() && (frame_waits() || queue_ready());
+}
+
+/* What was asked for and can be done in this turn. What answers leave no room for is done when they are gone. */
+static void serve(void)
+{
+	uint64_t end = now() + TURN;
+
+	do {
+		handle_frames();
+		queue_run(perform);
+		if (outbox_due())
+			outbox_flush();
+	} while (can_go_on() && now() < end);
+}
+
+static void receive(void)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(FDS * sizeof(int))];
+	} control;
+	struct iovec part = {inbox + have, space - have};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.space,
+				 .msg_controllen = sizeof control.space};
+
+	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
+	if (outbox_full() || frame_waits())
+		return;
+	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	if (size < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	/* The owner is gone: we exit, and the kernel ends everything in here. */
+	if (size <= 0)
+		_exit(0);
+	for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
+		int fds[FDS];
+		if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(at), count * sizeof(int));
+		for (size_t i = 0; i < count; i++) {
+			if (arrived_count < FDS)
+				arrived[arrived_count++] = fds[i];
+			else
+				close(fds[i]);
+		}
+	}
+	have += (size_t)size;
+	handle_frames();
+}
+
+static void watch(int operation, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event event = {.events = events, .data.u64 = data};
+
+	if (epoll_ctl(epoll, operation, fd, &event) < 0)
+		_exit(73);
+}
+
+/* Milliseconds until something is to be done by itself, such as to answer again, -1 for never. */
+static int wait_ms(uint64_t asked)
+{
+	uint64_t first = command_next(), look = priority_next();
+
+	if (look < first)
+		first = look;
+	if (asked < first)
+		first = asked;
+	if (first == UINT64_MAX)
+		return -1;
+	uint64_t time = now(), wait = first <= time ? 0 : (first - time) / 1000000u + 1;
+	return wait > INT_MAX ? INT_MAX : (int)wait;
+}
+
+int payload_group = -1;
+
+_Noreturn void init_run(int payload)
+{
+	struct epoll_event events[64];
+	uint32_t listening = EPOLLIN, answering = EPOLLIN;
+	sigset_t children;
+
+	payload_group = payload;
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	sigemptyset(&children);
+	sigaddset(&children, SIGCHLD);
+	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
+	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
+	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
+	if (asked_listener() >= 0)
+		watch(EPOLL_CTL_ADD, asked_listener(), EPOLLIN, EVENT_ASKED);
+	command_watch(epoll);
+	verify_open();
+	calls_watch(epoll);
+	for (;;) {
+		serve();
+		command_prepare();
+		uint32_t wanted = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
+		if (wanted != listening)
+			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
+		listening = wanted;
+		uint64_t asked = asked_next();
+		wanted = asked == UINT64_MAX ? EPOLLIN : 0;
+		if (asked_listener() >= 0 && wanted != answering)
+			watch(EPOLL_CTL_MOD, asked_listener(), wanted, EVENT_ASKED);
+		answering = wanted;
+		int count = epoll_wait(epoll, events, 64, can_go_on() ? 0 : wait_ms(asked));
+		for (int i = 0; i < count; i++) {
+			uint64_t what = events[i].data.u64;
+			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
+				outbox_flush();
+				command_read_on();
+			}
+			/* A half-closed socket is one that nobody reads our answers from. */
+			if (what == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
+				_exit(0);
+			if (what == EVENT_OWNER && events[i].events & EPOLLIN)
+				receive();
+			if (what == EVENT_CHILDREN) {
+				struct signalfd_siginfo info[8];
+				while (read(signals, info, sizeof info) == sizeof info)
+					;
+				command_reap();
+			}
+			if (what == EVENT_ASKED)
+				asked_serve();
+			if (what >= CALLS_EVENT)
+				calls_event(what - CALLS_EVENT);
+			else if (what >= EVENT_COMMANDS)
+				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
+		}
+		/* Among the frames that wait may be one that postpones them. */
+		if (!can_go_on())
+			command_deadlines();
+		priority_turn(command_running());
+	}
+}

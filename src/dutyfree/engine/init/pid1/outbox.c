@@ -1,0 +1,177 @@
+/* What init has to say, in one buffer: sent with one call at the end of each turn of the loop, as far as
+ * the owner takes it. Whoever has bulk to send looks at outbox_waiting() first. */
+#define _GNU_SOURCE
+#include "pid1/init.h"
+#include "sys.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define FDS 64
+#define HELD_MAX (64u << 10) /* so much may wait for the rest of a batch */
+#define ANSWERS_MAX (1u << 20) /* and so much in all, before another answer is added */
+#define KEPT (512u << 10) /* a buffer larger than this is given back when it is empty */
+
+static char *buffer;
+static size_t begin, end, space;
+static struct {
+	size_t at; /* goes with the byte here */
+	int fd;
+} riders[FDS];
+static unsigned rider_count;
+static bool urgent; /* something that is no part of a batch under way */
+
+/* What was sent makes room. */
+static void compact(void)
+{
+	if (begin < end)
+		memmove(buffer, buffer + begin, end - begin);
+	for (unsigned i = 0; i < rider_count; i++)
+		riders[i].at -= begin;
+	end -= begin;
+	begin = 0;
+}
+
+static char *reserve(size_t size)
+{
+	if (begin == end || (begin && end + size > space))
+		compact();
+	if (end + size > space) {
+		size_t wanted = (end + size) * 2 < 65536 ? 65536 : (end + size) * 2;
+		char *larger = realloc(buffer, wanted);
+		/* Without a word to the owner there is no use in going on: it sees the end of the socket. */
+		if (!larger)
+			_exit(72);
+		buffer = larger;
+		space = wanted;
+	}
+	end += size;
+	return buffer + end - size;
+}
+
+void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, const void *b, size_t b_size)
+{
+	struct frame head = {.size = (uint32_t)(a_size + b_size), .kind = kind, .flags = flags, .id = id};
+	char *at = reserve(sizeof head + a_size + b_size);
+
+	memcpy(at, &head, sizeof head);
+	if (a_size)
+		memcpy(at + sizeof head, a, a_size);
+	if (b_size)
+		memcpy(at + sizeof head + a_size, b, b_size);
+	/* The owner of a batch is woken once, at its end. */
+	if (!queue_holds(id))
+		urgent = true;
+	if (kind == FRAME_EXIT) {
+		const struct exit *result = a;
+		queue_ended(id, result->status == 0 && result->flags == 0);
+	} else if (kind == FRAME_DONE) {
+		int32_t error;
+		memcpy(&error, a, sizeof error);
+		queue_ended(id, error == 0);
+	}
+}
+
+void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, int fd)
+{
+	while (rider_count == FDS) {
+		poll(&(struct pollfd){.fd = CONTROL_FD, .events = POLLOUT}, 1, -1);
+		outbox_flush();
+	}
+	if (begin == end)
+		compact();
+	riders[rider_count].at = end;
+	riders[rider_count++].fd = fd;
+	outbox_frame(kind, flags | FRAME_WITH_FD, id, a, a_size, NULL, 0);
+}
+
+void outbox_done(uint32_t id, int error)
+{
+	int32_t number = error < 0 ? -error : error;
+
+	outbox_frame(FRAME_DONE, 0, id, &number, sizeof number, NULL, 0);
+}
+
+size_t outbox_waiting(void)
+{
+	return end - begin;
+}
+
+bool outbox_due(void)
+{
+	return end - begin > 0 && (urgent || end - begin > HELD_MAX);
+}
+
+bool outbox_full(void)
+{
+	return end - begin >= ANSWERS_MAX;
+}
+
+static void drop_rider(void)
+{
+	close(riders[0].fd);
+	memmove(riders, riders + 1, --rider_count * sizeof *riders);
+}
+
+/* The kernel counts the descriptors under way by user, and those in here may have used that up: then this one
+ * does not travel, and what it was the answer to has failed. */
+static void forgo_rider(int error)
+{
+	char *at = buffer + begin;
+	struct frame head;
+	int32_t number = error;
+
+	memcpy(&head, at, sizeof head);
+	head.flags &= (uint16_t)~FRAME_WITH_FD;
+	memcpy(at, &head, sizeof head);
+	if (head.kind == FRAME_DONE)
+		memcpy(at + sizeof head, &number, sizeof number);
+	drop_rider(); /* closing a terminal hangs it up, which ends its command */
+}
+
+void outbox_flush(void)
+{
+	while (begin < end) {
+		/* A descriptor travels with the first byte of its frame, so a part ends before the next one. */
+		bool rides = rider_count && riders[0].at == begin;
+		unsigned following = rides ? 1 : 0;
+		size_t part_end = rider_count > following ? riders[following].at : end;
+		union {
+			struct cmsghdr align;
+			char space[CMSG_SPACE(sizeof(int))];
+		} control = {0};
+		struct iovec part = {buffer + begin, part_end - begin};
+		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+		if (rides) {
+			message.msg_control = control.space;
+			message.msg_controllen = sizeof control.space;
+			struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+			header->cmsg_level = SOL_SOCKET;
+			header->cmsg_type = SCM_RIGHTS;
+			header->cmsg_len = CMSG_LEN(sizeof(int));
+			memcpy(CMSG_DATA(header), &riders[0].fd, sizeof(int));
+		}
+		ssize_t sent = sendmsg(CONTROL_FD, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0) {
+			if (errno == EAGAIN)
+				return;
+			if (errno == ETOOMANYREFS && rides)
+				forgo_rider(errno);
+			else if (errno != EINTR)
+				_exit(0); /* the owner is gone */
+			continue;
+		}
+		begin += (size_t)sent;
+		if (rides)
+			drop_rider();
+	}
+	urgent = false;
+	if (space > KEPT) {
+		free(buffer);
+		buffer = NULL;
+		space = 0;
+	}
+}

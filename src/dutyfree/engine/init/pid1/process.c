@@ -1,0 +1,297 @@
+/* How a command's process is started, and how it and all that came from it are found again.
+ *
+ * Every descendant carries a mark that it inherits and cannot change: the hard limit RLIMIT_RTTIME, which
+ * has no effect on processes without a real-time priority. Raising it takes a capability that nobody here
+ * has, and the seccomp filter lets init alone lower it: anyone may read the marks of others
+ * (/proc/PID/limits), so a process that could lower its own could take that of a newer command. Neither
+ * another session nor another parent, environment, user or name hides a process. */
+#define _GNU_SOURCE
+#include "launcher/host.h"
+#include "pid1/init.h"
+#include "setup/seccomp.h"
+#include "sys.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FIRST_MARK (1ull << 60)
+#define LINES 8192 /* of /etc/passwd, at most, are read */
+#define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+static uint64_t last_mark = FIRST_MARK;
+
+uint64_t process_mark(void)
+{
+	return --last_mark;
+}
+
+int process_set_mark(pid_t pid, uint64_t mark)
+{
+	const struct rlimit limit = {mark, mark};
+
+	/* With the pass that the filter wants to see. */
+	return syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_pass[0], seccomp_pass[1]) < 0 ? -errno : 0;
+}
+
+/* --- Starting --------------------------------------------------------------------------------------- */
+
+struct identity {
+	uid_t user;
+	gid_t group;
+};
+
+/* A file that the sandbox may have replaced by anything: nothing of it may hold us up. */
+static FILE *open_regular(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	struct stat found;
+
+	if (fd >= 0 && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
+		close_fd(&fd);
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+	if (!file)
+		close_fd(&fd);
+	return file;
+}
+
+/* Reads a file such as /etc/passwd: whether it has the name, or the number, and the numbers behind it. */
+static bool find_line(const char *path, const char *wanted, unsigned long number, unsigned *first, unsigned *second)
+{
+	char line[1024], name[256];
+	bool numeric = number != ULONG_MAX, found = false;
+	FILE *file = open_regular(path);
+
+	for (int lines = 0; file && !found && lines < LINES && fgets(line, sizeof line, file); lines++) {
+		*second = 0;
+		found = sscanf(line, "%255[^:]:%*[^:]:%u:%u", name, first, second) >= 2 &&
+			(numeric ? *first == number : strcmp(name, wanted) == 0);
+	}
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/* The number that a text is, ULONG_MAX if it is none that could be an id in here. */
+static unsigned long id_number(const char *text)
+{
+	char *end;
+	unsigned long number = strtoul(text, &end, 10);
+
+	return isdigit((unsigned char)*text) && !*end && number < IDS ? number : ULONG_MAX;
+}
+
+/* Looks "user" or "user:group" up in the sandbox's own /etc/passwd and /etc/group, each by name or number.
+ * A number needs no entry there. */
+static bool find_user(const char *wanted, struct identity *found)
+{
+	char name[256];
+	const char *colon = strchr(wanted, ':');
+	size_t length = colon ? (size_t)(colon - wanted) : strlen(wanted);
+	unsigned user, group, unused;
+
+	if (length >= sizeof name)
+		return false;
+	memcpy(name, wanted, length);
+	name[length] = 0;
+	unsigned long number = id_number(name);
+	if (find_line("/etc/passwd", name, number, &user, &group))
+		*found = (struct identity){user, group};
+	else if (number != ULONG_MAX)
+		*found = (struct identity){(uid_t)number, (gid_t)number};
+	else
+		return false;
+	if (colon && colon[1]) {
+		number = id_number(colon + 1);
+		if (number == ULONG_MAX && !find_line("/etc/group", colon + 1, number, &group, &unused))
+			return false;
+		found->group = number == ULONG_MAX ? group : (gid_t)number;
+	}
+	/* The files are the sandbox's, and -1 would mean to the kernel: as it is, which is root. */
+	return found->user < IDS && found->group < IDS;
+}
+
+static struct identity identity; /* of the process that is being started */
+
+/* Only ever returns with an error. */
+static int run_program(const struct start *start)
+{
+	const char *name = start->arguments[0], *path = DEFAULT_PATH;
+	char full[PATH_MAX];
+	int error = ENOENT;
+
+	if (strchr(name, '/') || !*name) {
+		execve(name, start->arguments, start->environment);
+		return errno;
+	}
+	for (char *const *entry = start->environment; *entry; entry++)
+		if (strncmp(*entry, "PATH=", 5) == 0)
+			path = *entry + 5;
+	for (const char *at = path; at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL) {
+		int length = (int)strcspn(at, ":");
+		int size = snprintf(full, sizeof full, "%.*s%s%s", length, at, length ? "/" : "./", name);
+		if (size < 0 || (size_t)size >= sizeof full)
+			continue;
+		execve(full, start->arguments, start->environment);
+		if (errno == EACCES)
+			error = EACCES;
+		else if (errno != ENOENT && errno != ENOTDIR)
+			return errno;
+	}
+	return error;
+}
+
+/* In the child, which shares our memory until its exec: what it finds wrong, it writes down for us. */
+static int child(void *argument)
+{
+	struct start *start = argument;
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {{COMMAND_CAPABILITIES, COMMAND_CAPABILITIES, 0}, {0, 0, 0}};
+	sigset_t none;
+
+	setsid();
+	start->flags = EXIT_NO_PROCESS;
+	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
+	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || process_set_mark(0, start->mark) < 0)
+		goto failed;
+	if (start->terminal && ioctl(0, TIOCSCTTY, 0) < 0)
+		goto failed;
+	start->flags = EXIT_NO_USER;
+	if (start->terminal && *start->user && fchown(0, identity.user, -1) < 0)
+		goto failed;
+	/* The bare calls: those of the library would change our own threads too. */
+	/* Where groups cannot be left, nobody else has left them either. */
+	if (*start->user && ((syscall(SYS_setgroups, 0, NULL) < 0 && errno != EPERM) ||
+			     syscall(SYS_setresgid, identity.group, identity.group, identity.group) < 0 ||
+			     syscall(SYS_setresuid, identity.user, identity.user, identity.user) < 0))
+		goto failed;
+	if ((!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
+		goto failed;
+	start->flags = EXIT_NO_DIRECTORY;
+	/* No directory of the host's is to be entered by the way of a descriptor (CVE-2024-21626). */
+	if (payload_group >= 0)
+		close(payload_group);
+	if (*start->directory && chdir(start->directory) < 0)
+		goto failed;
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	start->flags = EXIT_NOT_STARTED;
+	start->executing = now();
+	errno = run_program(start);
+failed:
+	start->error = errno;
+	_exit(127);
+}
+
+pid_t process_start(struct start *start)
+{
+	if (*start->user && !find_user(start->user, &identity)) {
+		start->flags = EXIT_NO_USER;
+		start->error = ENOENT;
+		return -1;
+	}
+	pid_t pid = spawn_child(child, start, payload_group);
+	if (pid < 0) {
+		start->flags = EXIT_NO_PROCESS;
+		start->error = -pid;
+		return -1;
+	}
+	if (start->error) {
+		waitpid(pid, NULL, 0);
+		return -1;
+	}
+	start->flags = 0;
+	return pid;
+}
+
+/* --- Killing ---------------------------------------------------------------------------------------- */
+
+/* Whether a process has ended, with all its threads: its first may end before the others. */
+static bool has_ended(int proc, const char *pid)
+{
+	char path[32], text[512], state;
+	long threads;
+
+	snprintf(path, sizeof path, "%.16s/stat", pid);
+	if (read_file(proc, path, text, sizeof text) < 0)
+		return true;
+	char *rest = strrchr(text, ')');
+	return rest &&
+	       sscanf(rest, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %ld", &state,
+		      &threads) == 2 &&
+	       (state == 'Z' || state == 'X') && threads <= 1;
+}
+
+/* Whoever traces a process hears of its end first, and could keep it from us. */
+static void kill_tracer(int proc, const char *pid)
+{
+	char path[32], text[512];
+	int tracer;
+
+	snprintf(path, sizeof path, "%.16s/status", pid);
+	if (read_file(proc, path, text, sizeof text) < 0)
+		return;
+	char *line = strstr(text, "\nTracerPid:");
+	if (line && sscanf(line, " TracerPid: %d", &tracer) == 1 && tracer > 1)
+		kill(tracer, SIGKILL);
+}
+
+static bool bears(pid_t pid, uint64_t mark)
+{
+	struct rlimit found;
+
+	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) < 0)
+		return false;
+	return found.rlim_max == mark;
+}
+
+/* Signals all who bear the mark; how many of them live. */
+static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
+{
+	DIR *proc = opendir("/proc");
+	unsigned count = 0;
+
+	for (struct dirent *entry; proc && (entry = readdir(proc));) {
+		pid_t pid = (pid_t)atoi(entry->d_name);
+		if (pid <= 1 || pid == spared || !bears(pid, mark))
+			continue;
+		if (!has_ended(dirfd(proc), entry->d_name)) {
+			kill(pid, number);
+			count++;
+		} else if (number == SIGKILL) {
+			kill_tracer(dirfd(proc), entry->d_name);
+		}
+	}
+	if (proc)
+		closedir(proc);
+	return count;
+}
+
+void process_kill_marked(uint64_t mark, pid_t spared)
+{
+	/* All stand still before the first dies: else a shell whose child died would go on to its next
+	 * line. A process that stands does not fork, so there is an end to it. */
+	for (int round = 0; round < 100; round++) {
+		unsigned before = 0, found;
+		for (int turn = 0; turn < 50; turn++, before = found) {
+			found = signal_marked(mark, spared, SIGSTOP);
+			if (found == before)
+				break;
+		}
+		if (signal_marked(mark, spared, SIGKILL) == 0)
+			return;
+		if (round > 1)
+			usleep(500); /* they need a processor to die, and it may be ours */
+	}
+}

@@ -1,0 +1,193 @@
+/* Changes of files, in a process of its own that says them as they come. What the owner does not take waits
+ * in the pipe, then in the kernel's queue; when that is full, one change says that others were lost. */
+#define _GNU_SOURCE
+#include "pid1/init.h"
+#include "sys.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEPTH_MAX 64
+#define DIRECTORIES_MAX 16384u
+#define SEEN                                                                                                  \
+	(IN_CREATE | IN_DELETE | IN_MODIFY | IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF |       \
+	 IN_MOVE_SELF | IN_CLOSE_WRITE)
+
+static struct watching wanted;
+static int out_fd, inotify;
+/* Where each watched directory is, relative to the first: by the kernel's number of it. */
+static char **places;
+static size_t places_size;
+static uint32_t watched;
+
+static int say(uint32_t kind, const char *place, const char *name)
+{
+	static char buffer[sizeof(struct change) + 2 * PATH_MAX];
+	struct change change = {.kind = kind};
+	size_t used = sizeof change;
+
+	for (const char *part = place; part && *part && used < sizeof change + PATH_MAX;)
+		buffer[used++] = *part++;
+	if (used > sizeof change && name && *name)
+		buffer[used++] = '/';
+	for (const char *part = name; part && *part && used < sizeof buffer;)
+		buffer[used++] = *part++;
+	change.path_size = (uint32_t)(used - sizeof change);
+	memcpy(buffer, &change, sizeof change);
+	return write_all(out_fd, buffer, used);
+}
+
+static char *joined(const char *place, const char *name)
+{
+	size_t first = strlen(place), second = strlen(name);
+	char *both = malloc(first + second + 2);
+
+	if (!both)
+		_exit(ENOMEM);
+	memcpy(both, place, first);
+	if (first)
+		both[first++] = '/';
+	memcpy(both + first, name, second + 1);
+	return both;
+}
+
+/* Takes the name of the place. 1 if it is watched already, or cannot be any more. */
+static int add(const char *path, char *place)
+{
+	if (watched >= wanted.directories) {
+		free(place);
+		return say(IN_Q_OVERFLOW, NULL, NULL) ? -EPIPE : 1;
+	}
+	int number = inotify_add_watch(inotify, path, SEEN);
+	if (number < 0) {
+		int error = -errno;
+		free(place);
+		return error;
+	}
+	if ((size_t)number >= places_size) {
+		size_t size = ((size_t)number + 1) * 2;
+		places = realloc(places, size * sizeof *places);
+		if (!places)
+			_exit(ENOMEM);
+		memset(places + places_size, 0, (size - places_size) * sizeof *places);
+		places_size = size;
+	}
+	if (!places[number])
+		watched++;
+	free(places[number]);
+	places[number] = place;
+	return 0;
+}
+
+/* Watches what is below a directory that is watched, and with `told` says what is there already: it was
+ * made before anybody looked. */
+static int add_below(const char *path, const char *place, bool told, int depth)
+{
+	DIR *directory = depth < DEPTH_MAX ? opendir(path) : NULL;
+	int error = 0;
+
+	for (struct dirent *entry; directory && !error && (entry = readdir(directory));) {
+		struct stat found;
+		if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
+		    fstatat(dirfd(directory), entry->d_name, &found, AT_SYMLINK_NOFOLLOW) < 0)
+			continue;
+		bool inner = S_ISDIR(found.st_mode);
+		if (told)
+			error = say(IN_CREATE | (inner ? IN_ISDIR : 0), place, entry->d_name);
+		if (error || !inner)
+			continue;
+		char *below = joined(path, entry->d_name), *name = joined(place, entry->d_name);
+		char *copy = strdup(name);
+		int added = copy ? add(below, copy) : -ENOMEM;
+		if (added == 0)
+			error = add_below(below, name, told, depth + 1);
+		else if (added == -EPIPE || added == -ENOSPC)
+			error = added;
+		free(below);
+		free(name);
+	}
+	if (directory)
+		closedir(directory);
+	return error;
+}
+
+static int tell(const char *root, const struct inotify_event *event)
+{
+	if (event->mask & IN_Q_OVERFLOW)
+		return say(IN_Q_OVERFLOW, NULL, NULL);
+	char *place = event->wd >= 0 && (size_t)event->wd < places_size ? places[event->wd] : NULL;
+	if (!place)
+		return 0;
+	if (event->mask & IN_IGNORED) {
+		bool first = !*place;
+		free(place);
+		places[event->wd] = NULL;
+		watched--;
+		return first ? -ENOENT : 0; /* what was to be watched is gone, and was said to be */
+	}
+	/* Of an inner directory its parent tells already. */
+	if (event->mask & (IN_DELETE_SELF | IN_MOVE_SELF) && *place)
+		return 0;
+	int error = say(event->mask, place, event->len ? event->name : NULL);
+	if (error || !(wanted.flags & WATCH_RECURSIVE) || !(event->mask & IN_ISDIR) ||
+	    !(event->mask & (IN_CREATE | IN_MOVED_TO)))
+		return error;
+	char *name = joined(place, event->name), *path = joined(root, name), *copy = strdup(name);
+	int added = copy ? add(path, copy) : -ENOMEM;
+	if (added == 0)
+		error = add_below(path, name, true, 1);
+	else if (added == -EPIPE)
+		error = added;
+	free(path);
+	free(name);
+	return error;
+}
+
+static int run(const char *root, int fd)
+{
+	static char buffer[64 << 10] __attribute__((aligned(8)));
+	char *first = strdup("");
+	int error;
+
+	out_fd = fd;
+	inotify = inotify_init1(IN_CLOEXEC);
+	if (inotify < 0 || !first)
+		return -errno;
+	error = add(root, first);
+	if (!error && wanted.flags & WATCH_RECURSIVE)
+		error = add_below(root, "", false, 0);
+	if (!error)
+		error = say(0, NULL, NULL);
+	while (!error) {
+		ssize_t size = read(inotify, buffer, sizeof buffer);
+		if (size < 0 && errno == EINTR)
+			continue;
+		if (size <= 0)
+			return -errno;
+		for (char *at = buffer; at < buffer + size && !error;) {
+			const struct inotify_event *event = (const void *)at;
+			error = tell(root, event);
+			at += sizeof *event + event->len;
+		}
+	}
+	return error;
+}
+
+int watch_start(uint32_t id, const char *payload, size_t size)
+{
+	if (size < sizeof wanted + 1)
+		return -EPROTO;
+	memcpy(&wanted, payload, sizeof wanted);
+	const char *path = payload + sizeof wanted;
+	if (payload[size - 1] || strlen(path) != size - sizeof wanted - 1 || wanted.directories == 0 ||
+	    wanted.directories > DIRECTORIES_MAX)
+		return -EPROTO;
+	return command_speaker(id, run, path, 0);
+}

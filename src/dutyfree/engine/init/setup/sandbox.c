@@ -1,0 +1,429 @@
+#define _GNU_SOURCE
+#include "setup/sandbox.h"
+
+#include "launcher/parked.h"
+#include "launcher/fd_handover.h"
+#include "launcher/host.h"
+#include "pid1/init.h"
+#include "launcher/layers.h"
+#include "setup/seccomp.h"
+#include "pid1/seccomp_broker.h"
+#include "sys.h"
+#include "launcher/title.h"
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/mount.h>
+#include <linux/securebits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* What Docker covers of /proc. Beyond that: what names the host's disks, devices and users or counts what they do; how
+ * busy the whole host is, where everybody may have the kernel watch it for them; locks, as nobody on the host can lock a
+ * file while they are read. Files and directories that only the host's root may read are closed to a sandbox anyway, whose
+ * users are all others: they need no cover. */
+static struct mask {
+	const char *path, *cover;
+	bool needed;
+} masks[] = {
+	{"proc/acpi", "/mask/directory", false},      {"proc/asound", "/mask/directory", false},
+	{"proc/scsi", "/mask/directory", false},      {"proc/interrupts", "/mask/file", false},
+	{"proc/kcore", "/mask/file", false},          {"proc/keys", "/mask/file", false},
+	{"proc/latency_stats", "/mask/file", false},  {"proc/sched_debug", "/mask/file", false},
+	{"proc/sysrq-trigger", "/mask/file", false},  {"proc/timer_list", "/mask/file", false},
+	{"proc/timer_stats", "/mask/file", false},    {"proc/pressure", "/mask/directory", false},
+	{"proc/locks", "/mask/file", false},          {"proc/fs", "/mask/directory", false},
+	{"proc/bus", "/mask/directory", false},       {"proc/irq", "/mask/directory", false},
+	{"proc/diskstats", "/mask/file", false},      {"proc/partitions", "/mask/file", false},
+	{"proc/softirqs", "/mask/file", false},       {"proc/schedstat", "/mask/file", false},
+	{"proc/key-users", "/mask/file", false},
+};
+#define MASKS (sizeof masks / sizeof *masks)
+
+#define FILES 65536 /* that a process may have open */
+
+static int control; /* the socket, for the last word of a sandbox that cannot be made */
+static const struct slot *our_slot;
+static struct order order;
+static int order_upper, floating[FLOATING_MAX]; /* came with it: what is written to, and layers */
+
+static _Noreturn void fail(const char *step, int error)
+{
+	struct frame header = {.size = (uint32_t)(sizeof(int32_t) + strlen(step)), .kind = FRAME_FATAL};
+	char payload[128];
+	int32_t number = error < 0 ? -error : error;
+
+	memcpy(payload, &number, sizeof number);
+	memcpy(payload + sizeof number, step, strlen(step));
+	send_message(control, &header, sizeof header, payload, header.size, NULL, 0);
+	_exit(71);
+}
+
+static void must(int result, const char *step)
+{
+	if (result < 0)
+		fail(step, result);
+}
+
+static void must_call(long result, const char *step)
+{
+	if (result < 0)
+		fail(step, errno);
+}
+
+static int tmpfs_make(const struct create *wanted)
+{
+	char size[32], path[16];
+	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", "0"}, {NULL, NULL}};
+	uint64_t inodes = wanted->disk / 4096 + 1024;
+	char count[32];
+
+	snprintf(size, sizeof size, "%llu", (unsigned long long)wanted->disk);
+	snprintf(count, sizeof count, "%llu", (unsigned long long)inodes);
+	options[2][1] = count; /* files cost memory too, also empty ones */
+	int mount = mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	if (mount < 0)
+		return mount;
+	for (uint32_t i = 0; i < wanted->trees; i++) {
+		snprintf(path, sizeof path, "u%u", i);
+		if (mkdirat(mount, path, 0755) < 0)
+			goto failed;
+		path[0] = 'w';
+		if (mkdirat(mount, path, 0755) < 0)
+			goto failed;
+	}
+	if (mkdirat(mount, "shm", 01777) == 0)
+		return mount;
+failed:;
+	int error = -errno;
+	close(mount);
+	return error;
+}
+
+int upper_make(const struct create *wanted, int *kept)
+{
+	*kept = tmpfs_make(wanted);
+	if (*kept < 0)
+		return *kept;
+	int used = mount_clone(*kept, "", false);
+	if (used != -EINVAL)
+		return used;
+	/* Before 6.15 only what is attached can be cloned. */
+	int error = mount_attach(*kept, "/up");
+	close_fd(kept);
+	if (error)
+		return error;
+	*kept = mount_clone(AT_FDCWD, "/up", false);
+	used = mount_clone(AT_FDCWD, "/up", false);
+	umount2("/up", MNT_DETACH);
+	return *kept < 0 ? *kept : used;
+}
+
+/* Without root, the ids of the sandbox are those of the launcher: there is nothing to map, and no right to. */
+static int ids_to_map(void)
+{
+	return host.rootless ? -1 : our_slot->user_namespace;
+}
+
+static int layer_clone(uint32_t number, const char *path)
+{
+	for (uint32_t i = 0; i < order.floating; i++)
+		if (order.number[i] == number)
+			return mount_clone(floating[i], "", false);
+	return mount_clone(AT_FDCWD, path, false);
+}
+
+/* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
+static void mount_tree(const struct tree *tree, uint32_t index)
+{
+	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
+	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
+				    {"workdir", work},         {"redirect_dir", "on"},  {"metacopy", "on"},
+				    {NULL, NULL}};
+	/* Others than root keep the overlay's own marks where they may write, which excludes these two. */
+	if (host.rootless) {
+		options[4][0] = "userxattr";
+		options[4][1] = NULL;
+		options[5][0] = NULL;
+	}
+	char *end = lower;
+
+	for (uint32_t i = 0; i < tree->count; i++) {
+		char layer[LAYER_PATH];
+		layer_path(layer, tree->layers[i]);
+		AUTOCLOSE int mount = layer_clone(tree->layers[i], layer);
+		must(mount, "layer");
+		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+		int error = mount_restrict(mount, closed, ids_to_map());
+		/* Some file systems cannot map ids: what root owns there belongs to nobody in here. */
+		if (error == -EINVAL)
+			error = mount_restrict(mount, closed, -1);
+		must(error, "layer");
+		must(mount_attach(mount, layer), "layer in place");
+		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
+	}
+	snprintf(up, sizeof up, "/up/u%u", index);
+	snprintf(work, sizeof work, "/up/w%u", index);
+	AUTOCLOSE int overlay =
+		mount_new("overlay", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+	must(overlay, "overlay");
+	snprintf(path, sizeof path, "/new/%s", tree->mountpoint);
+	must(mount_attach(overlay, path), "overlay in place");
+}
+
+static void attach(int mount, const char *path, const char *step)
+{
+	must(mount, step);
+	must(mount_attach(mount, path), step);
+	close(mount);
+}
+
+void sandbox_prepare(int proc)
+{
+	struct stat found;
+
+	for (size_t i = 0; i < MASKS; i++)
+		masks[i].needed = fstatat(proc, masks[i].path + strlen("proc/"), &found, 0) == 0 &&
+				  (found.st_uid != 0 || found.st_mode & 07);
+}
+
+/* What is the same in every sandbox, to be moved to its place when there is one. */
+static void mount_alike(void)
+{
+	/* The host has a few thousand terminals for all. */
+	static const char *const terminals[][2] = {
+		{"mode", "0620"}, {"ptmxmode", "0666"}, {"max", "64"}, {NULL, NULL}};
+
+	must_call(chdir("/box"), "box");
+	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
+	if (host.rootless)
+		must_call(umount2("/proc", MNT_DETACH), "the host's proc");
+	for (size_t i = 0; i < MASKS; i++)
+		if (masks[i].needed)
+			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
+	int sys = mount_clone(AT_FDCWD, "proc/sys", false);
+	must(sys, "proc/sys");
+	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "proc/sys");
+	attach(sys, "proc/sys", "proc/sys");
+	attach(mount_clone(AT_FDCWD, "/dev", true), "dev", "dev");
+	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
+}
+
+#define IOPRIO_PROCESS 1
+#define IOPRIO_USUAL (2 << 13 | 4) /* best effort, in the middle; smaller ones come before it */
+
+/* A sandbox does not inherit a raised priority of its owner, nor its protection from the OOM killer. It does inherit
+ * a lowered priority. */
+static void be_ordinary(void)
+{
+	const char *file = "/box/proc/self/oom_score_adj";
+	const struct {
+		int priority;
+	} none = {0};
+	char text[16];
+
+	if (getpriority(PRIO_PROCESS, 0) < 0)
+		must_call(setpriority(PRIO_PROCESS, 0, 0), "priority");
+	long policy = syscall(SYS_sched_getscheduler, 0);
+	if (policy == SCHED_FIFO || policy == SCHED_RR)
+		must_call(syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &none), "scheduling");
+	long turn = syscall(SYS_ioprio_get, IOPRIO_PROCESS, 0);
+	if (turn > 0 && turn < IOPRIO_USUAL)
+		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_USUAL), "priority on disks");
+	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
+		return;
+	int error = write_file(AT_FDCWD, file, "0");
+	if (error && !host.rootless) /* who has no right to it, as nobody may look into us */
+		fail("oom_score_adj", error);
+}
+
+static void move(const char *from, const char *to)
+{
+	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), to);
+}
+
+static void mount_upper(void)
+{
+	must(mount_restrict(order_upper, 0, ids_to_map()), "tmpfs with mapped ids");
+	must(mount_attach(order_upper, "/up"), "file system in place");
+	close_fd(&order_upper); /* the way to it is the overlay, for all that comes */
+}
+
+static void mount_root(const struct create *wanted)
+{
+	mount_upper();
+	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
+	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
+	setfsgid(our_slot->first_id);
+	setfsuid(our_slot->first_id);
+	for (uint32_t i = 0; i < wanted->trees; i++)
+		mount_tree(&wanted->tree[i], i);
+	must_call(chdir("/new"), "root");
+	mkdir("proc", 0555);
+	mkdir("dev", 0755);
+	mkdir("sys", 0555);
+	mkdir("workspace", 0755);
+	if (mkdir("tmp", 01777) == 0)
+		must_call(chmod("tmp", 01777), "tmp");
+	setfsuid(0);
+	setfsgid(0);
+	move("/box/proc", "proc");
+	move("/box/dev", "dev");
+	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "dev/shm");
+	/* Over the launcher's root, and chroot: pivot_root would look at every process of the host. What
+	 * lies below can be had only with chroot or setns, which no process in here may call. */
+	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "root in place");
+	must_call(chroot("."), "chroot");
+	must_call(chdir("/workspace"), "workspace");
+	umask(022);
+}
+
+/* Without a control group for them, processes are counted by user and user namespace: that is the sandbox,
+ * if it has but one user. */
+static void limit_processes(uint64_t count)
+{
+	const struct rlimit processes = {count + 2, count + 2}; /* with init's two threads */
+
+	if (count && our_slot->cgroup.unified < 0 && our_slot->cgroup.tasks[CGROUP_PIDS] < 0)
+		setrlimit(RLIMIT_NPROC, &processes);
+}
+
+static void drop(void)
+{
+	/* 0 would let a core go to a program, if the host has one for that; 1 does not. */
+	const struct rlimit none = {1, 1}, nothing = {0, 0};
+	struct rlimit files;
+
+	must_call(getrlimit(RLIMIT_NOFILE, &files), "open files");
+	if (files.rlim_max > FILES)
+		files.rlim_max = FILES;
+	files.rlim_cur = files.rlim_max;
+	must_call(setrlimit(RLIMIT_NOFILE, &files), "open files");
+	must_call(setrlimit(RLIMIT_CORE, &none), "core files");
+	/* The owner may be allowed to have itself preferred to all others. */
+	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "real-time priority");
+	must_call(setrlimit(RLIMIT_NICE, &nothing), "priority");
+	must_call(setns(our_slot->user_namespace, CLONE_NEWUSER), "user namespace");
+	if (host.groups)
+		must_call(syscall(SYS_setgroups, 0, NULL), "groups");
+	must_call(syscall(SYS_setresgid, 0, 0, 0), "group");
+	must_call(syscall(SYS_setresuid, 0, 0, 0), "user");
+	must_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
+	/* Neither memory nor descriptors of ours are to be had by those we start, who have the same user. */
+	must_call(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
+	must_call(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "death signal");
+}
+
+static void keep_capabilities(uint32_t kept)
+{
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {{kept, kept, 0}, {0, 0, 0}};
+
+	must_call(syscall(SYS_capset, &header, data), "capabilities");
+}
+
+/* The thread that does all the work. It and what it starts are in the payload's control groups; the
+ * process, which is its first thread, is not: so the kernel, out of memory in there, never kills init. */
+static int work(void *unused)
+{
+	(void)unused;
+	for (int kind = 0; kind < CGROUP_KINDS; kind++)
+		if (our_slot->cgroup.tasks[kind] >= 0)
+			must_call(write(our_slot->cgroup.tasks[kind], "0", 1), "control group");
+	int payload = our_slot->cgroup.unified < 0 ? -1 : dup3(our_slot->cgroup.unified, PAYLOAD_FD, O_CLOEXEC);
+	if (payload < 0)
+		must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
+	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close_range");
+	priority_open(payload >= 0);
+	oom_open();
+	keep_capabilities(INIT_CAPABILITIES);
+	int asked = seccomp_enter();
+	must(asked == -EBUSY ? 0 : asked, "seccomp");
+	asked_open(asked, order.wanted.flags & CREATE_SHARED_NETWORK);
+	init_run(payload);
+}
+
+/* Said before the last steps, so that the owner wakes up meanwhile: what it then asks for waits in the
+ * socket until they are done, and if one fails, that is the answer. */
+static void tell_ready(const struct ready *ready)
+{
+	struct frame header = {.size = sizeof *ready, .kind = FRAME_READY};
+
+	send_message(control, &header, sizeof header, ready, sizeof *ready, NULL, 0);
+}
+
+/* The launcher closes its end if it changes its mind, or dies. */
+static void await_order(void)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof order_upper + sizeof floating)];
+	} rights;
+	struct iovec part = {&order, sizeof order};
+	struct msghdr message = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space};
+	ssize_t size;
+
+	do
+		size = recvmsg(control, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC);
+	while (size < 0 && errno == EINTR);
+	if (size != sizeof order)
+		_exit(0);
+	const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+	size_t came = head ? head->cmsg_len - CMSG_LEN(0) : 0;
+	if (came != (1 + order.floating) * sizeof(int))
+		fail("descriptors", EMFILE);
+	memcpy(&order_upper, CMSG_DATA(head), sizeof order_upper);
+	memcpy(floating, CMSG_DATA(head) + sizeof order_upper, came - sizeof order_upper);
+}
+
+_Noreturn void sandbox_enter(const struct slot *slot)
+{
+	static struct slot handed;
+	static char stack[512 << 10] __attribute__((aligned(16)));
+	sigset_t all;
+
+	control = HANDED_SOCKET;
+	must(handover_receive(slot, &handed), "descriptors");
+	our_slot = &handed;
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	prctl(PR_SET_NAME, "dutyfree-blank");
+	if (handed.cgroup.unified >= 0)
+		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
+	must_call(sethostname("sandbox", 7), "hostname");
+	mount_alike();
+	be_ordinary();
+	await_order();
+	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
+	prctl(PR_SET_NAME, "dutyfree-init");
+	title_set(order.label);
+	if (!(order.wanted.flags & CREATE_SHARED_NETWORK))
+		must_call(setns(handed.network, CLONE_NEWNET), "network");
+	mount_root(&order.wanted);
+	ready.mounted = now();
+	tell_ready(&ready);
+	limit_processes(order.wanted.pids);
+	drop();
+	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
+	control = CONTROL_FD;
+	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "weight");
+	must_call(dup3(HANDED_OOM, OOM_FD, O_CLOEXEC), "memory events");
+	must_call(clone(work, stack + sizeof stack,
+			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
+		  "thread");
+	keep_capabilities(0);
+	for (;;)
+		pause();
+}

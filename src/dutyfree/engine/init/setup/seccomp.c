@@ -1,0 +1,493 @@
+/* The allowed numbers become a few ranges, and these a balanced tree of comparisons: about seven steps
+ * per system call, and a program four times smaller than a list, which the kernel compiles in less time.
+ */
+#define _GNU_SOURCE
+#include "setup/seccomp.h"
+
+#include "setup/syscalls.h"
+
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define ARCHITECTURE AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define ARCHITECTURE AUDIT_ARCH_AARCH64
+#endif
+
+#define NAMESPACES                                                                                       \
+	(CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID |    \
+	 CLONE_NEWNET)
+#define TIOCSTI_ 0x5412u   /* types into the terminal that it shares */
+#define TIOCLINUX_ 0x541cu /* pastes into a console */
+/* Whoever asks for another family may have the kernel load a module for it. */
+#define AF_UNIX_ 1u
+#define AF_INET_ 2u
+#define AF_INET6_ 10u
+#define AF_NETLINK_ 16u    /* of its protocols only the first, for routes and interfaces */
+#define SOCKET_KIND 0xfu   /* of its second argument; the rest are flags */
+#define SOCK_STREAM_ 1u
+#define SOCK_DGRAM_ 2u
+#define SOCK_RAW_ 3u
+#define IPPROTO_TCP_ 6u
+#define SOL_SOCKET_ 1u
+#define SO_RCVBUF_ 8u
+#define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
+#define MAP_HUGETLB_ 0x40000u
+#define MFD_HUGETLB_ 4u
+#define MADV_PAGEOUT_ 21u
+#define FADV_DONTNEED_ 4u
+#define RWF_NOWAIT_ 8u
+#define SCHED_RESET_ON_FORK_ 0x40000000u
+#define IOPRIO_LEVEL 0xe004u /* the class, and of the eight levels in it whether it is among the lower four */
+#define IOPRIO_RAISED 0x4000u /* best effort, and before those who asked for nothing */
+#define TCP_ZEROCOPY_RECEIVE_ 35u
+#define ATTRIBUTE_MAX 1024u
+
+enum verdict {
+	ALLOW,
+	DENY,
+	ABSENT,
+	NOTHING, /* succeeds without effect */
+	ASK,
+	JUDGE_CLONE3,
+	JUDGE_GETSOCKOPT,
+	JUDGE_IOPRIO,
+	JUDGE_PERSONALITY,
+	JUDGE_PRLIMIT,
+	JUDGE_SCHED_SETATTR,
+	JUDGE_SETSOCKOPT,
+	JUDGE_SOCKET,
+	JUDGE_SOCKETPAIR,
+	JUDGE_BY_RULE /* and on: one for each rule */
+};
+
+#define ERRNO(number) (SECCOMP_RET_ERRNO | (number))
+
+/* Calls that one look at one argument decides. All other uses of them are allowed. */
+static const struct rule {
+	uint16_t call;
+	uint8_t argument;
+	uint8_t test; /* of its lower half */
+	uint32_t value, answer;
+} rules[] = {
+	{SYS_clone, 0, BPF_JSET, NAMESPACES, ERRNO(EPERM)},
+	{SYS_fcntl, 1, BPF_JEQ, F_SETLEASE_, ERRNO(EINVAL)},
+	{SYS_ioctl, 1, BPF_JEQ, TIOCSTI_, ERRNO(EPERM)},
+	{SYS_ioctl, 1, BPF_JEQ, TIOCLINUX_, ERRNO(EPERM)},
+	/* Core files are off; a program that lowers it further has what it wants. */
+	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_CORE, ERRNO(0)},
+	/* By which init finds a command's processes (process.c). Nobody here has the priority that it limits. */
+	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_RTTIME, ERRNO(0)},
+	/* Pages that the host's root keeps for a program of its own. On other hosts there are none either. */
+	{SYS_mmap, 3, BPF_JSET, MAP_HUGETLB_, ERRNO(ENOMEM)},
+	{SYS_memfd_create, 1, BPF_JSET, MFD_HUGETLB_, ERRNO(ENOMEM)},
+	/* Would take files of an image, the host's among them, out of all others' memory. */
+	{SYS_fadvise64, 3, BPF_JEQ, FADV_DONTNEED_, ERRNO(0)},
+	{SYS_madvise, 2, BPF_JEQ, MADV_PAGEOUT_, ERRNO(EINVAL)},
+	/* The memory of access lists is counted for nobody. No filter sees whether this is one. */
+	{SYS_setxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
+	{SYS_lsetxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
+	{SYS_fsetxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
+	/* Would tell which parts of a file others have read. The kernel says so of files that cannot do it. */
+	{SYS_preadv2, 5, BPF_JSET, RWF_NOWAIT_, ERRNO(EOPNOTSUPP)},
+	/* Children would have turns of the usual length again (priority.c). */
+	{SYS_sched_setscheduler, 1, BPF_JSET, SCHED_RESET_ON_FORK_, ERRNO(EPERM)},
+	{SYS_seccomp, 0, BPF_JEQ, SECCOMP_SET_MODE_FILTER, SECCOMP_RET_USER_NOTIF},
+	{SYS_prctl, 0, BPF_JEQ, PR_SET_SECCOMP, SECCOMP_RET_USER_NOTIF},
+};
+#define RULES (sizeof rules / sizeof *rules)
+
+#define BIT(n) (1u << (n) % 32)
+
+/* Options of sockets that may be set, by level: a bit for each, 32 to a word. All others do not exist here: for many of
+ * them the kernel keeps memory that it charges to nobody (extension headers, groups, keys, filters, timestamps), or
+ * changes something for the whole host. Numbers are the same on all architectures that we run on. */
+static const struct options {
+	uint16_t level;
+	uint8_t word;
+	uint32_t allowed;
+} options[] = {
+	/* SOL_SOCKET: DEBUG to REUSEPORT but RCVBUF, which is judged before; PASSCRED, SNDLOWAT, both times; BINDTODEVICE,
+	 * TIMESTAMP. Not RCVLOWAT, which raises the size of what may lie unread. */
+	{1, 0, 0x0000fefe | BIT(16) | BIT(19) | BIT(20) | BIT(21) | BIT(25) | BIT(29)},
+	/* PASSSEC, TIMESTAMPNS, RXQ_OVFL, PEEK_OFF, SELECT_ERR_QUEUE, BINDTOIFINDEX, TIMESTAMP_NEW; */
+	{1, 1, BIT(34) | BIT(35) | BIT(40) | BIT(42) | BIT(45) | BIT(62) | BIT(63)},
+	/* TIMESTAMPNS_NEW, both times anew, PASSPIDFD, PASSRIGHTS. */
+	{1, 2, BIT(64) | BIT(66) | BIT(67) | BIT(76) | BIT(83)},
+	/* TCP: NODELAY to CONGESTION, THIN_*, USER_TIMEOUT, FASTOPEN, NOTSENT_LOWAT, FASTOPEN_CONNECT; INQ. */
+	{6, 0, 0x00003ffe | BIT(16) | BIT(17) | BIT(18) | BIT(23) | BIT(25) | BIT(30)},
+	{6, 1, BIT(36)},
+	/* IP: TOS, TTL, RECVOPTS, RETOPTS, PKTINFO, MTU_DISCOVER to RECVTOS, FREEBIND, ORIGDSTADDR, MINTTL,
+	 * BIND_ADDRESS_NO_PORT; MULTICAST_IF to LOOP, MULTICAST_ALL, UNICAST_IF, LOCAL_PORT_RANGE. No groups. */
+	{0, 0, BIT(1) | BIT(2) | BIT(6) | BIT(7) | BIT(8) | 0x00003c00 | BIT(15) | BIT(20) | BIT(21) | BIT(24)},
+	{0, 1, BIT(32) | BIT(33) | BIT(34) | BIT(49) | BIT(50) | BIT(51)},
+	/* IPv6: the old forms of what is to be told, UNICAST_HOPS to MULTICAST_LOOP, MTU_DISCOVER to V6ONLY,
+	 * MULTICAST_ALL; RECVPKTINFO to RECVHOPLIMIT, the same for extension headers, PATHMTU, DONTFRAG; RECVTCLASS,
+	 * TCLASS, AUTOFLOWLABEL, ADDR_PREFERENCES, MINHOPCOUNT, ORIGDSTADDR, UNICAST_IF, FREEBIND. */
+	{41, 0, 0x0000013c | 0x000f0000 | 0x07800000 | BIT(29)},
+	{41, 1, BIT(49) | BIT(50) | BIT(51) | BIT(52) | BIT(53) | BIT(56) | BIT(58) | BIT(60) | BIT(62)},
+	{41, 2, BIT(66) | BIT(67) | BIT(70) | BIT(72) | BIT(73) | BIT(74) | BIT(76) | BIT(78)},
+	/* UDP: CORK; SEGMENT, GRO. */
+	{17, 0, BIT(1)},
+	{17, 3, BIT(103) | BIT(104)},
+	/* Netlink: groups, PKTINFO, errors, acknowledgements, strict checks. */
+	{270, 0, BIT(1) | BIT(2) | BIT(3) | BIT(4) | BIT(5) | BIT(10) | BIT(11) | BIT(12)},
+};
+#define OPTIONS (sizeof options / sizeof *options)
+#define WORDS 4
+#define VERDICTS (JUDGE_BY_RULE + RULES)
+
+/* Calls from `first` up to the next range's share a verdict. */
+struct range {
+	uint32_t first;
+	unsigned verdict;
+};
+
+static const uint16_t allowed[] = {
+#define X(name) SYS_##name,
+	SYSCALLS_EVERYWHERE(X)
+#ifdef __x86_64__
+	SYSCALLS_X86_64(X)
+#endif
+#undef X
+#define X(name, number) number,
+	SYSCALLS_NEW(X)
+#undef X
+};
+
+uint64_t seccomp_pass[2];
+static struct sock_filter code[512];
+static unsigned length;
+static struct range ranges[256];
+static unsigned count;
+/* Comparisons whose branch is a verdict are patched when the verdicts' places are known. */
+static struct {
+	unsigned at;
+	int branch;
+	unsigned verdict;
+} patches[512];
+static unsigned patched;
+
+static unsigned emit(uint16_t operation, uint32_t value, uint8_t yes, uint8_t no)
+{
+	if (length == sizeof code / sizeof *code)
+		abort();
+	code[length] = (struct sock_filter){operation, yes, no, value};
+	return length++;
+}
+
+static unsigned verdict_of(uint32_t number)
+{
+	for (unsigned i = 0; i < RULES; i++)
+		if (rules[i].call == number)
+			return JUDGE_BY_RULE + i;
+	switch (number) {
+	case SYS_personality:
+		return JUDGE_PERSONALITY;
+	case SYS_prlimit64:
+		return JUDGE_PRLIMIT;
+	case SYS_clone3:
+		return JUDGE_CLONE3;
+	case SYS_getsockopt:
+		return JUDGE_GETSOCKOPT;
+	case SYS_ioprio_set:
+		return JUDGE_IOPRIO;
+	case SYS_sched_setattr:
+		return JUDGE_SCHED_SETATTR;
+	case SYS_setsockopt:
+		return JUDGE_SETSOCKOPT;
+	case SYS_socket:
+		return JUDGE_SOCKET;
+	case SYS_socketpair:
+		return JUDGE_SOCKETPAIR;
+	case SYS_connect:
+		return ASK;
+	case SYS_sync: /* of all the host's disks; nothing of a sandbox is on one */
+		return NOTHING;
+	case SYS_mincore: /* with cachestat: which files of an image others have read, exactly */
+	case 451:
+	case SYS_io_setup: /* all of the host share its requests */
+	case 425: /* io_uring_setup and its two companions: what they are told lies where no filter looks */
+	case 426:
+	case 427:
+	case 440: /* process_madvise: what madvise may not */
+	case 447: /* memfd_secret: each takes pages out of the kernel's own map, whose parts stay small for ever */
+	case 463: /* setxattrat: its size lies in memory */
+		return ABSENT;
+	}
+	for (unsigned i = 0; i < sizeof allowed / sizeof *allowed; i++)
+		if (allowed[i] == number)
+			return ALLOW;
+	return number > SYSCALLS_KNOWN ? ABSENT : DENY;
+}
+
+static void branch(unsigned at, int which, unsigned low, unsigned high);
+
+/* Code that finds the verdict of a number between ranges[low] and ranges[high]. */
+static void search(unsigned low, unsigned high)
+{
+	unsigned middle = (low + high + 1) / 2;
+	unsigned at = emit(BPF_JMP | BPF_JGE | BPF_K, ranges[middle].first, 0, 0);
+
+	branch(at, 0, low, middle - 1); /* what follows directly is the branch not taken */
+	branch(at, 1, middle, high);
+}
+
+static void branch(unsigned at, int which, unsigned low, unsigned high)
+{
+	if (low == high) {
+		patches[patched].at = at;
+		patches[patched].branch = which;
+		patches[patched++].verdict = ranges[low].verdict;
+		return;
+	}
+	unsigned distance = length - at - 1;
+	if (distance > 255)
+		abort();
+	if (which)
+		code[at].jt = (uint8_t)distance;
+	else
+		code[at].jf = (uint8_t)distance;
+	search(low, high);
+}
+
+static void load(size_t offset)
+{
+	emit(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0);
+}
+
+static void answer(uint32_t action)
+{
+	emit(BPF_RET | BPF_K, action, 0, 0);
+}
+
+#define ARGUMENT(n) offsetof(struct seccomp_data, args[n])
+
+/* Allowed with the pass in this argument and the next; what follows is for others. Nine steps. */
+static void place_pass(unsigned argument)
+{
+	for (unsigned i = 0; i < 4; i++) {
+		uint32_t part = (uint32_t)(seccomp_pass[i / 2] >> (i % 2 * 32));
+		load(ARGUMENT(argument + i / 2) + i % 2 * 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, part, 0, (uint8_t)(7 - 2 * i));
+	}
+	answer(SECCOMP_RET_ALLOW);
+}
+
+/* All rules of a call, of which this is the first. */
+static void place_rules(const struct rule *rule)
+{
+	for (uint16_t call = rule->call; rule < rules + RULES && rule->call == call; rule++) {
+		load(ARGUMENT(rule->argument));
+		emit(BPF_JMP | BPF_K | rule->test, rule->value, 0, 1);
+		answer(rule->answer);
+	}
+	answer(SECCOMP_RET_ALLOW);
+}
+
+/* Finds the word by level and option, and in it the bit of the option. A level with more bits than the kernel knows may
+ * pass for another one here: the kernel knows no option of it. */
+static void place_setsockopt(void)
+{
+	load(ARGUMENT(2));
+	emit(BPF_JMP | BPF_JGE | BPF_K, 32 * WORDS, 13 + OPTIONS, 0); /* refused */
+	emit(BPF_ALU | BPF_RSH | BPF_K, 5, 0, 0);
+	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
+	load(ARGUMENT(1));
+	emit(BPF_ALU | BPF_MUL | BPF_K, WORDS, 0, 0);
+	emit(BPF_ALU | BPF_ADD | BPF_X, 0, 0, 0);
+	emit(BPF_ST, 0, 0, 0);
+	load(ARGUMENT(2));
+	emit(BPF_ALU | BPF_AND | BPF_K, 31, 0, 0);
+	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
+	emit(BPF_LD | BPF_IMM, 1, 0, 0);
+	emit(BPF_ALU | BPF_LSH | BPF_X, 0, 0, 0);
+	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
+	emit(BPF_LD | BPF_MEM, 0, 0, 0);
+	for (unsigned i = 0; i < OPTIONS; i++) /* to the pairs below */
+		emit(BPF_JMP | BPF_JEQ | BPF_K, WORDS * options[i].level + options[i].word, (uint8_t)(OPTIONS + i), 0);
+	answer(ERRNO(ENOPROTOOPT));
+	for (unsigned i = 0; i < OPTIONS; i++) {
+		emit(BPF_MISC | BPF_TXA, 0, 0, 0);
+		emit(BPF_JMP | BPF_JSET | BPF_K, options[i].allowed, (uint8_t)(2 * (OPTIONS - i) - 1), (uint8_t)(2 * (OPTIONS - i) - 2));
+	}
+	answer(ERRNO(ENOPROTOOPT));
+	answer(SECCOMP_RET_ALLOW);
+}
+
+static void place_verdict(unsigned verdict)
+{
+	static const uint32_t personalities[] = {0, 8, 0x20000, 0x20008, 0xffffffff};
+
+	switch (verdict) {
+	case ALLOW:
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	case DENY:
+		answer(ERRNO(EPERM));
+		break;
+	case ABSENT:
+		answer(ERRNO(ENOSYS));
+		break;
+	case NOTHING:
+		answer(ERRNO(0));
+		break;
+	case ASK:
+		answer(SECCOMP_RET_USER_NOTIF);
+		break;
+	case JUDGE_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
+		place_pass(2);
+		answer(ERRNO(ENOSYS));
+		break;
+	case JUDGE_PERSONALITY:
+		load(ARGUMENT(0));
+		for (uint8_t i = 0; i < 5; i++)
+			emit(BPF_JMP | BPF_JEQ | BPF_K, personalities[i], (uint8_t)(5 - i), 0);
+		answer(ERRNO(EPERM));
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set, but not of core files, nor the mark */
+		load(ARGUMENT(1));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_RTTIME, 1, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 9, 14);
+		place_pass(4);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+		load(ARGUMENT(2) + 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+		answer(ERRNO(0));
+		load(ARGUMENT(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+		load(ARGUMENT(2) + 4);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+		answer(ERRNO(EPERM));
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	case JUDGE_SCHED_SETATTR: /* what it says lies in memory: turns so short that they come before all others */
+		place_pass(3);
+		answer(ERRNO(EPERM));
+		break;
+	case JUDGE_IOPRIO:
+		load(ARGUMENT(2));
+		emit(BPF_ALU | BPF_AND | BPF_K, IOPRIO_LEVEL, 0, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IOPRIO_RAISED, 0, 1);
+		answer(ERRNO(EPERM));
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	case JUDGE_GETSOCKOPT: /* would have pages of the kernel's for as long as they are mapped */
+		load(ARGUMENT(1));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 0, 3);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, TCP_ZEROCOPY_RECEIVE_, 0, 1);
+		answer(ERRNO(ENOPROTOOPT));
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	case JUDGE_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
+		load(ARGUMENT(1));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 3);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 0, 1);
+		answer(ERRNO(0));
+		place_setsockopt();
+		break;
+	case JUDGE_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (seccomp_broker.c) */
+		load(ARGUMENT(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 23, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 10, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET_, 1, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 0, 11);
+		load(ARGUMENT(1));
+		emit(BPF_ALU | BPF_AND | BPF_K, SOCKET_KIND, 0, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM_, 9, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_RAW_, 16, 0); /* the kernel refuses it */
+		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM_, 0, 5);
+		load(ARGUMENT(2)); /* for another protocol than TCP the kernel may load a module */
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 13, 0);
+		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 12, 2);
+		load(ARGUMENT(2));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 1);
+		answer(ERRNO(EPROTONOSUPPORT));
+		answer(ERRNO(EAFNOSUPPORT));
+		place_pass(3);
+		answer(SECCOMP_RET_USER_NOTIF);
+		break;
+	case JUDGE_SOCKETPAIR:
+		load(ARGUMENT(0));
+		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 1, 0);
+		answer(ERRNO(EAFNOSUPPORT));
+		answer(SECCOMP_RET_ALLOW);
+		break;
+	default:
+		place_rules(&rules[verdict - JUDGE_BY_RULE]);
+	}
+}
+
+unsigned seccomp_prepare(void)
+{
+	unsigned places[VERDICTS];
+
+	if (getrandom(seccomp_pass, sizeof seccomp_pass, 0) != sizeof seccomp_pass)
+		abort();
+	for (uint32_t number = 0; number <= SYSCALLS_KNOWN + 1; number++) {
+		unsigned verdict = verdict_of(number);
+		if (count == 0 || ranges[count - 1].verdict != verdict)
+			ranges[count++] = (struct range){number, verdict};
+	}
+	load(offsetof(struct seccomp_data, arch));
+	emit(BPF_JMP | BPF_JEQ | BPF_K, ARCHITECTURE, 1, 0); /* no 32-bit calls */
+	answer(ERRNO(ENOSYS));
+	load(offsetof(struct seccomp_data, nr));
+	search(0, count - 1);
+	/* Comparisons reach 255 steps; some verdicts lie further away, and a jump leads there. */
+	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
+		places[verdict] = length;
+		emit(BPF_JMP | BPF_JA, 0, 0, 0);
+	}
+	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
+		code[places[verdict]].k = length - places[verdict] - 1;
+		place_verdict(verdict);
+	}
+	for (unsigned i = 0; i < patched; i++) {
+		unsigned distance = places[patches[i].verdict] - patches[i].at - 1;
+		if (distance > 255)
+			abort();
+		if (patches[i].branch)
+			code[patches[i].at].jt = (uint8_t)distance;
+		else
+			code[patches[i].at].jf = (uint8_t)distance;
+	}
+	return length;
+}
+
+int seccomp_enter(void)
+{
+	const unsigned all = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
+	/* A signal interrupts nobody who is being answered: some calls never end so otherwise. */
+	const unsigned asking = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+	struct sock_fprog program = {(unsigned short)length, code};
+	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | asking, &program);
+
+	if (listener >= 0)
+		return (int)listener;
+	if (errno != EBUSY)
+		return -errno;
+	/* Somebody around us is asked already, and the kernel knows but one: nothing is counted then. */
+	for (unsigned i = 0; i < length; i++)
+		if (code[i].code == (BPF_RET | BPF_K) && code[i].k == SECCOMP_RET_USER_NOTIF)
+			code[i].k = SECCOMP_RET_ALLOW;
+	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all, &program) < 0 ? -errno : -EBUSY;
+}

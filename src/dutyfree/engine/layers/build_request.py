@@ -1,0 +1,70 @@
+"""A prefix of a recipe that is to be made: what it is called in the store, and what is told of it there."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dutyfree.contract import Stage
+from dutyfree.engine.exchange.neighbours import QUICK, Missing
+from dutyfree.engine.layers.disk_bridge import Base
+from dutyfree.engine.store import provenance
+from dutyfree.engine.store.provenance import Made
+
+FORM = 3
+"""Of what lies in the store: changed with it."""
+
+
+class Below(NamedTuple):
+    """The prefix that a stage is made upon, by its key; the shortest is the image."""
+
+    key: str
+    base: Base
+    """As it was when the stage was wanted, which is made upon this run of it; held until then."""
+    image: Base
+    names: tuple[str, ...]
+    """Keys in the store of all prefixes down to the image, the shortest first."""
+
+
+class Wanted(NamedTuple):
+    """A prefix that is to be made, and the stage that makes it of the one below."""
+
+    key: str
+    below: Below
+    stage: Stage
+    number: int
+    identity: str | None
+    rest: tuple[str, ...]
+    """Keys of this prefix and of all longer ones that are kept."""
+
+    def missing(self, seconds: Mapping[str, float]) -> Missing | None:
+        """What peers are asked for: nothing upon a snapshot, known here alone, nor what takes no time."""
+        took = sum(seconds.get(key, QUICK) for key in self.rest)
+        if self.identity is None or self.below.image.origin.keys or took < QUICK:
+            return None
+        wanted = tuple(name(key, self.identity) for key in self.rest)
+        return Missing(self.identity, self.below.names, wanted, self.below.base.birth)
+
+    def described(self, birth: str, seconds: float, commit: str) -> Made:
+        """As it is told beside its layer, once it was made."""
+        origin, stage = self.below.image.origin, self.stage
+        return Made(
+            kind=stage.kind,
+            seconds=seconds,
+            image=origin.image,
+            identity=self.identity or "",
+            mounted=origin.mounted,
+            below=(*origin.keys, *self.below.names),
+            recipe=self.key,
+            birth=birth,
+            upon=self.below.base.birth,
+            commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
+            commit=commit,
+        )
+
+
+def name(key: str, identity: str) -> str:
+    """The key in the store of a recipe's prefix upon an image."""
+    return f"{provenance.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"

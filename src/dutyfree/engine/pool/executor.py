@@ -1,0 +1,199 @@
+"""What takes time: sandboxes are made, copied, reset and removed as decided, and the state is told of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from dutyfree.contract import Sandbox
+from dutyfree.contract.errors import StageError, SubstrateError
+from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.pool.scheduler.decide import State
+from dutyfree.engine.pool.scheduler.ledger import Ledger
+from dutyfree.engine.pool.scheduler.values import (
+    Chain,
+    Destroy,
+    Failure,
+    Forget,
+    Fork,
+    Hurry,
+    Make,
+    Operation,
+    Reset,
+)
+from dutyfree.engine.pool.source import ForkingSource, Made, Source
+
+_log = logging.getLogger(__name__)
+
+
+class Workshop:
+    """All sandboxes of one pool. Whatever a source does, the pool goes on."""
+
+    def __init__(self, source: Source, state: State, ledger: Ledger, advance: Callable[[], None]) -> None:
+        self._source = source
+        self._state = state
+        self._ledger = ledger
+        self._advance = advance
+        """To be called when something has come of what was decided."""
+        self._sandboxes: dict[str, Sandbox] = {}
+        """By the id of the first of those that took each other's place in resets."""
+        self._names: dict[str, str] = {}
+        """That id, by the present one."""
+        self._gone: dict[str, anyio.Event] = {}
+        self._hastes: dict[int, Haste] = {}
+        self._layers: dict[str, str] = {}
+        """Names of the source's layers, by the keys of their states."""
+
+    @property
+    def going(self) -> int:
+        return len(self._gone)
+
+    def sandbox(self, identity: str) -> Sandbox:
+        return self._sandboxes[identity]
+
+    def identity(self, sandbox: Sandbox) -> str | None:
+        """What the state calls it."""
+        return self._names.get(sandbox.id)
+
+    def begin(self, operation: Operation, tasks: TaskGroup) -> None:
+        match operation:
+            case Make():
+                self._ledger.events["refills" if operation.background else "made"] += 1
+                haste = self._hastes[operation.job] = Haste(background=operation.background)
+                tasks.start_soon(self._make, operation, haste)
+            case Hurry():
+                self._hastes[operation.job].hurry()
+            case Fork():
+                tasks.start_soon(self._fork, operation)
+            case Reset():
+                tasks.start_soon(self._reset, operation.sandbox)
+            case Destroy():
+                self._ledger.events[operation.reason] += 1
+                self._gone[operation.sandbox] = anyio.Event()
+                tasks.start_soon(self._destroy, operation.sandbox)
+            case Forget():
+                self._ledger.events["layers forgotten"] += 1
+                self._source.forget(self._layers.pop(operation.key))
+
+    async def close(self) -> None:
+        """Remove all that is left."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for identity in list(self._sandboxes):
+                    tasks.start_soon(self._remove, identity)
+
+    async def _make(self, make: Make, haste: Haste) -> None:
+        await self._until_gone(make.after)
+        recipe, start, depth, keep = make.chain.recipe, make.start, make.depth, make.keep
+        try:
+            if make.origin is None:
+                made = await self._source.create(recipe, start, depth, keep=keep, haste=haste)
+            else:
+                origin = self._sandboxes[make.origin]
+                made = await self._source.promote(origin, recipe, start, depth, keep=keep, haste=haste)
+        except Exception as failed:  # noqa: BLE001 (whatever a source does, the pool goes on)
+            if make.origin is not None:
+                await self._remove(make.origin)
+            self._failed((make.job,), failed)
+        else:
+            self._made(make.job, made, make.chain, make.origin)
+
+    async def _fork(self, fork: Fork) -> None:
+        await self._until_gone(fork.after)
+        assert isinstance(self._source, ForkingSource)
+        try:
+            children = await self._source.fork(self._sandboxes[fork.origin], len(fork.jobs))
+        except Exception as failed:  # noqa: BLE001
+            self._failed(fork.jobs, failed)
+        else:
+            for job, made in zip(fork.jobs, children, strict=True):
+                self._made(job, made, fork.chain)
+
+    def _made(self, job: int, made: Made, chain: Chain, origin: str | None = None) -> None:
+        identity = made.sandbox.id if origin is None else origin
+        self._know(identity, made.sandbox)
+        self._hastes.pop(job, None)
+        for depth in made.layers:
+            self._layers[chain.keys[depth]] = chain.layers[depth]
+        self._state.made(
+            job,
+            identity,
+            anyio.current_time(),
+            create_seconds=made.create_seconds,
+            stage_seconds=made.stage_seconds,
+            layers=made.layers,
+            memory=made.memory,
+            found=made.found,
+            joined=made.joined,
+            fetched=made.fetched,
+        )
+        self._advance()
+
+    def _failed(self, jobs: Iterable[int], failed: Exception) -> None:
+        self._ledger.events["failures"] += 1
+        failure = _failure(failed)
+        for job in jobs:
+            if self._state.jobs[job].claim is None:  # else whoever waits is told
+                _log.warning("a sandbox could not be made ready beforehand: %s", failed)
+            self._hastes.pop(job, None)
+            self._state.failed(job, failure, anyio.current_time())
+        self._advance()
+
+    async def _reset(self, identity: str) -> None:
+        sandbox = self._sandboxes[identity]
+        self._ledger.events["resets"] += 1
+        try:
+            fresh, depth = await self._source.reset(sandbox)
+            if identity not in self._sandboxes:  # the pool was closed meanwhile
+                await self._source.destroy(fresh)
+                return
+            self._know(identity, fresh)
+            await self._source.verify(fresh)
+        except Exception as failed:  # noqa: BLE001 (what cannot be verified is discarded, whatever the reason)
+            _log.warning("a sandbox was discarded instead of being used again: %s", failed)
+            self._ledger.events["discarded"] += 1
+            self._state.died(identity, anyio.current_time())
+        else:
+            self._state.clean(identity, depth, anyio.current_time())
+        self._advance()
+
+    def _know(self, identity: str, sandbox: Sandbox) -> None:
+        """One that takes the place of the former of this identity, if there is one."""
+        former = self._sandboxes.get(identity)
+        if former is not None:
+            self._names.pop(former.id, None)
+        self._sandboxes[identity] = sandbox
+        self._names[sandbox.id] = identity
+
+    async def _destroy(self, identity: str) -> None:
+        await self._remove(identity)
+        self._gone.pop(identity).set()
+        self._state.gone(identity)
+        self._advance()
+
+    async def _remove(self, identity: str) -> None:
+        sandbox = self._sandboxes.pop(identity, None)
+        if sandbox is None:
+            return
+        self._names.pop(sandbox.id, None)
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._source.destroy(sandbox)
+            except Exception:  # noqa: BLE001 (counted: there is nobody to raise it to)
+                self._ledger.events["cleanup failures"] += 1
+
+    async def _until_gone(self, sandboxes: Iterable[str]) -> None:
+        for identity in sandboxes:
+            if identity in self._gone:
+                await self._gone[identity].wait()
+
+
+def _failure(failed: Exception) -> Failure:
+    if isinstance(failed, StageError):
+        return Failure(failed.message, 1 + failed.number, failed.command, failed.output, failed.remedy)
+    if isinstance(failed, SubstrateError):
+        return Failure(failed.message, remedy=failed.remedy)
+    return Failure(str(failed) or type(failed).__name__)

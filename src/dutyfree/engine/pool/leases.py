@@ -1,0 +1,168 @@
+"""Leases, and who waits for them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import TypedDict
+
+import anyio
+
+from dutyfree.contract import Sandbox
+from dutyfree.contract.errors import CreateError, LeaseEnded, PoolError, UsageError
+from dutyfree.engine.host import sandbox_labels
+from dutyfree.engine.pool.scheduler.ledger import Served
+from dutyfree.engine.pool.scheduler.values import Deliver, Request
+
+LEASE_SECONDS = 3600.0
+DEADLINE = 60.0
+
+
+class Terms(TypedDict, total=False):
+    """Of a request, all by name."""
+
+    deadline: float
+    """Seconds until it must be answered; 60 by default, 0 for what is ready now."""
+    lease_seconds: float | None
+    """After which the lease ends, unless kept alive; an hour by default, None for never."""
+    labels: Mapping[str, str] | None
+    idempotency_key: str | None
+
+
+def whole(number: int, least: int) -> int:
+    """It as an int. Raises UsageError for less, and for 8.0, as divisions give: no loop counts to that."""
+    try:
+        found = index(number)
+    except TypeError as error:
+        raise UsageError(f"{number!r} sandboxes cannot be: that is no whole number") from error
+    if found < least:
+        raise UsageError(f"{found} sandboxes make no sense here", remedy=f"ask for {least} or more")
+    return found
+
+
+def check(terms: Terms) -> None:
+    """Raises UsageError for what cannot be asked: let in, it would stand in the way of all others."""
+    if unknown := terms.keys() - Terms.__annotations__.keys():
+        raise UsageError(
+            f"a request has no {', '.join(sorted(unknown))}",
+            remedy=f"it has {', '.join(Terms.__annotations__)}",
+        )
+    deadline, lease_seconds = terms.get("deadline", DEADLINE), terms.get("lease_seconds", LEASE_SECONDS)
+    if not isinstance(deadline, int | float) or not deadline >= 0:  # nor what is no number
+        raise UsageError(f"an answer within {deadline!r} s cannot be given")
+    if lease_seconds is not None and (not isinstance(lease_seconds, int | float) or not lease_seconds > 0):
+        raise UsageError(f"a lease cannot last {lease_seconds!r} s", remedy="None is for one without an end")
+    if not isinstance(key := terms.get("idempotency_key"), str | None):
+        raise UsageError(f"an idempotency key is a text, not {key!r}")
+    sandbox_labels.check(terms.get("labels"))
+
+
+class Lease:
+    """Sandboxes of one request. Over when it is released, or when its time is up: then they are gone."""
+
+    def __init__(self, identity: int, labels: Mapping[str, str]) -> None:
+        self.id = identity
+        self.labels = labels
+        self.sandboxes: tuple[Sandbox, ...] = ()
+        self.served: tuple[Served, ...] = ()
+        self.until: float | None = None
+        self.over = False
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "given" if self.sandboxes else "waiting"
+        return f"<Lease {self.id}: {state}, {', '.join(one.id for one in self.sandboxes) or 'no sandbox'}>"
+
+    @property
+    def sandbox(self) -> Sandbox:
+        return self.sandboxes[0]
+
+
+class Waiter:
+    """A request that somebody waits for; several may, under one idempotency key."""
+
+    def __init__(self, request: Request, asked: float, key: str | None) -> None:
+        self.request = request
+        self.asked = asked
+        self.key = key
+        self.people = 0
+        self.answered = anyio.Event()
+        self.lease = Lease(request.id, request.labels)
+        self.error: PoolError | CreateError | None = None
+
+    def give(self, given: Deliver, sandboxes: Sequence[Sandbox], now: float) -> None:
+        """It is answered: with these, in the order of the delivery's members."""
+        chain, lease = self.request.chain, self.lease
+        lease.sandboxes = tuple(sandboxes)
+        lease.until = given.until
+        lease.served = tuple(
+            Served(
+                kind=member.kind,
+                stage=chain.kinds[member.start] if member.start or member.kind == "promoted" else "none",
+                seconds=now - self.asked,
+                cold_seconds=given.cold_seconds,
+                waited=given.waited,
+                sandbox=sandbox.id,
+                recipe=chain.whole,
+            )
+            for member, sandbox in zip(given.members, sandboxes, strict=True)
+        )
+        self.answered.set()
+
+
+class Waiters:
+    """All requests that wait or are leased, by number and by idempotency key; and the keys of the past."""
+
+    def __init__(self, remembered: float) -> None:
+        self._remembered = remembered
+        self._by_request: dict[int, Waiter] = {}
+        self._by_key: dict[str, Waiter] = {}
+        self._ended: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, waiter: Waiter) -> None:
+        self._by_request[waiter.request.id] = waiter
+        if waiter.key is not None:
+            self._by_key[waiter.key] = waiter
+
+    def of(self, request: int) -> Waiter | None:
+        return self._by_request.get(request)
+
+    def under(self, key: str) -> Waiter | None:
+        return self._by_key.get(key)
+
+    def all(self) -> list[Waiter]:
+        return list(self._by_request.values())
+
+    def leases(self) -> tuple[Lease, ...]:
+        """Those that were given, and are not over."""
+        every = (waiter.lease for waiter in self._by_request.values())
+        return tuple(lease for lease in every if lease.sandboxes and not lease.over)
+
+    def same(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
+        """The request that was made with this key before. Raises LeaseEnded and UsageError."""
+        if key is None:
+            return None
+        if key in self._ended and now - self._ended[key] < self._remembered:
+            raise LeaseEnded(f"the lease {key!r} is over", remedy="use another key for another lease")
+        waiter = self._by_key.get(key)
+        if waiter is not None and (waiter.request.chain.whole, waiter.request.count) != (recipe, size):
+            raise UsageError(f"the key {key!r} belongs to another request", remedy="use a key once")
+        return waiter
+
+    def dismiss(self, waiter: Waiter, now: float) -> None:
+        """Its lease is over, or nobody waits; its key is remembered."""
+        waiter.lease.over = True
+        if self.forget(waiter) and waiter.key is not None:
+            self.remember(waiter.key, now)
+
+    def forget(self, waiter: Waiter) -> bool:
+        """It came to nothing: its key may be used again."""
+        if waiter.key is not None:
+            self._by_key.pop(waiter.key, None)
+        return self._by_request.pop(waiter.request.id, None) is not None
+
+    def remember(self, key: str, now: float) -> None:
+        self._ended[key] = now
+        self._ended.move_to_end(key)
+        while now - next(iter(self._ended.values())) >= self._remembered:
+            self._ended.popitem(last=False)

@@ -1,0 +1,352 @@
+"""Where the pool's sandboxes come from: the native engine, behind the protocols of ``source``.
+
+What layers may be shared is made once, by whoever asks first (``stages``). What may not is run in a sandbox
+of its own: a new one, or the idle one that is promoted. Either way a sandbox is handed out upon what its
+stages left, with none of their processes; and nothing is ever used twice: a reset is another sandbox on the
+same layers, which is then looked at as a whole (``verify``), and whose services are started after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Literal, Protocol, TypeAlias
+
+import anyio
+import msgspec
+
+from dutyfree.contract import Recipe, Sandbox, Span, Stage
+from dutyfree.contract.errors import CleanupError, CreateError, StageError, SubstrateError
+from dutyfree.engine.layers.build import Trace
+from dutyfree.engine.layers.disk_bridge import Base
+from dutyfree.engine.layers.keys import Keys
+from dutyfree.engine.layers.memory_layers import Layers
+from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.pool.scheduler.ledger import Served
+from dutyfree.engine.pool.scheduler.values import Budget
+from dutyfree.engine.pool.source import Made
+from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
+
+SANDBOX = Budget().sandbox_memory
+"""Bytes of memory that an idle sandbox takes without what it wrote, where there are thousands of them."""
+
+FIRST = ("/bin/sh", "-c", ":")
+"""Run in what is put into stock, so that the kernel knows the way to a program when somebody's is run."""
+
+PATIENCE = 60.0
+"""Seconds that it may take: the program is the recipe's, and may be anything."""
+
+Warmth: TypeAlias = Literal["image", "repository", "dependencies"]
+"""A stage up to which state is kept, and no further."""
+
+
+class Maker(Protocol):
+    """What the engine does for the pool."""
+
+    @property
+    def layers(self) -> Layers: ...
+
+    @property
+    def keys(self) -> Keys: ...
+
+    async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
+        """Layers with the recipe's state, shared by all. Raises StageError and CreateError."""
+        ...
+
+    def seconds(self, recipe: Recipe) -> Sequence[float]:
+        """What reaching each depth, from the image on, took from the one before, when it was done last."""
+        ...
+
+    def sizes(self, recipe: Recipe) -> Sequence[int]:
+        """Bytes of the layers, likewise."""
+        ...
+
+    def forget(self, layer: str) -> None: ...
+
+    def label(self, sandbox: str, labels: Mapping[str, str]) -> None:
+        """Show them, as long as it lives, to who looks at this machine."""
+        ...
+
+    def made(
+        self,
+        base: Base,
+        recipe: Recipe,
+        *,
+        open_network: bool = False,
+    ) -> AbstractAsyncContextManager[ActingSandbox]:
+        """A sandbox of the pool upon these layers, whose services do not run yet. Raises CreateError."""
+        ...
+
+    async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
+        """Run a stage in a sandbox. Raises StageError."""
+        ...
+
+
+@dataclass
+class _Unit:
+    """One sandbox of the pool, and what a reset brings it back to."""
+
+    recipe: Recipe
+    """Up to its depth."""
+    depth: int
+    base: Base | None
+    """Of its own, held; None where it is everybody's."""
+    stack: AsyncExitStack
+
+
+class Supply:
+    """A ``ForkingSource``; with a ``warmth`` every stage after that is run for each sandbox anew."""
+
+    def __init__(self, maker: Maker, warmth: Warmth | None = None) -> None:
+        self._maker = maker
+        self._warmth = warmth
+        self._units: dict[str, _Unit] = {}
+        self.on_lost: Callable[[Sandbox], None] | None = None
+        """Told of sandboxes that end by themselves."""
+
+    @property
+    def keys(self) -> Keys:
+        return self._maker.keys
+
+    # --- Made -----------------------------------------------------------------------------------------
+
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
+        shared = self._shared(recipe, max(1, start, keep), depth)
+        trace = Trace()
+        below = self.keys.cut(recipe, shared)
+        base = await self._maker.state(below, haste, trace)
+        own: Base | None = None
+        took: list[float] = []
+        async with AsyncExitStack() as held:
+            if depth > shared:
+                async with self._maker.made(base, Recipe(recipe.image), open_network=True) as builder:
+                    builder.give_way(haste.background)
+                    with haste.telling(partial(builder.give_way, False)):
+                        own, took = await self.run(builder, recipe, shared, depth, held)
+            made = await self._made(recipe, depth, base, own, took, background=haste.background)
+        there = max(trace.found, trace.fetched)
+        found = min(1 + there, shared) if trace.image or there else 0
+        joined = depth == shared and trace.number > there and not trace.ran
+        return msgspec.structs.replace(
+            made,
+            stage_seconds=[*self._maker.seconds(below)[start:], *took],
+            layers=self._layers(below),
+            found=found,
+            joined=joined,
+            fetched=trace.fetched > 0,
+        )
+
+    async def promote(
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
+    ) -> Made:
+        if self._shared(recipe, max(1, keep), depth) == depth:
+            await self.destroy(sandbox)  # what it has, the layers have too
+            made = await self.create(recipe, start, depth, keep=keep, haste=haste)
+            return msgspec.structs.replace(made, create_seconds=None)
+        idle = self._held(sandbox)
+        idle.give_way(haste.background)
+        if isinstance(idle, NetworkedActingSandbox):
+            await idle.set_network("on")
+        async with AsyncExitStack() as held:
+            with haste.telling(partial(idle.give_way, False)):
+                own, took = await self.run(idle, recipe, start, depth, held)
+            await self.destroy(idle)
+            made = await self._made(recipe, depth, own, own, took, background=haste.background)
+        return msgspec.structs.replace(made, create_seconds=None)
+
+    async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
+        unit, base = self._units[sandbox.id], self._held(sandbox).base  # not those of a later run
+        begun = perf_counter()
+        self._maker.layers.hold(base.trees)
+        tasks = [
+            asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
+            for _ in range(count)
+        ]
+        try:
+            children = await asyncio.gather(*tasks)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for task in tasks:
+                    task.cancel()
+                for came in await asyncio.gather(*tasks, return_exceptions=True):
+                    if not isinstance(came, BaseException):
+                        await self._discard(came)
+            raise
+        finally:
+            self._maker.layers.release(base.trees)
+        each = (perf_counter() - begun) / max(1, count)
+        return [Made(child, each, memory=self._memory(child, unit.base)) for child in children]
+
+    async def _made(
+        self,
+        recipe: Recipe,
+        depth: int,
+        base: Base,
+        own: Base | None,
+        took: list[float],
+        *,
+        background: bool,
+    ) -> Made:
+        begun = perf_counter()
+        sandbox = await self._served(self.keys.cut(recipe, depth), depth, own or base, own=own is not None)
+        create_seconds = perf_counter() - begun
+        if background:
+            await self._touch(sandbox)
+        ran = recipe.stages[depth - 1 - len(took) : depth - 1]
+        sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
+        return Made(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
+
+    async def _served(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+        """One whose services run."""
+        sandbox = await self._enter(recipe, depth, base, own=own)
+        await self._serve(sandbox)
+        return sandbox
+
+    async def _serve(self, sandbox: ActingSandbox) -> None:
+        """Raises StageError if one does not become ready: the last thing that the recipe wants."""
+        recipe = self._units[sandbox.id].recipe
+        try:
+            await sandbox.serve()
+            await sandbox.weigh()
+        except BaseException as error:
+            alive = sandbox.alive
+            with anyio.CancelScope(shield=True):
+                await self._discard(sandbox)
+            if isinstance(error, CreateError) and alive:
+                raise StageError(error.message, remedy=error.remedy, number=len(recipe.stages)) from error
+            raise
+
+    async def _enter(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+        stack = AsyncExitStack()
+        sandbox = await stack.enter_async_context(self._maker.made(base, recipe))
+        if own:
+            self._maker.layers.hold(base.trees)
+            stack.callback(self._maker.layers.release, base.trees)
+        self._units[sandbox.id] = _Unit(recipe, depth, base if own else None, stack)
+        sandbox.on_death(lambda: self.on_lost(sandbox) if self.on_lost is not None else None)
+        return sandbox
+
+    async def run(
+        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
+    ) -> tuple[Base, list[float]]:
+        """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
+        seconds = []
+        for number in range(start, depth):
+            begun = perf_counter()
+            await self._maker.apply(builder, recipe.stages[number - 1], number)
+            seconds.append(perf_counter() - begun)
+        base = await builder.final()
+        held.callback(self._maker.layers.release, base.trees)
+        return base, seconds
+
+    # --- Used again -----------------------------------------------------------------------------------
+
+    async def reset(self, sandbox: Sandbox) -> tuple[Sandbox, int]:
+        unit = self._units.pop(sandbox.id)
+        recipe, depth, own = unit.recipe, unit.depth, unit.base
+        async with AsyncExitStack() as held:
+            if own is not None:
+                self._maker.layers.hold(own.trees)
+                held.callback(self._maker.layers.release, own.trees)
+            await unit.stack.aclose()
+            kept = self._shared(recipe, depth, depth)
+            if own is not None and kept == depth:
+                return await self._enter(recipe, depth, own, own=True), depth
+            recipe = self.keys.cut(recipe, kept)
+            base = await self._maker.state(recipe, Haste(background=True), Trace())
+            return await self._enter(recipe, kept, base, own=False), kept
+
+    async def verify(self, sandbox: Sandbox) -> None:
+        held = self._held(sandbox)
+        await held.verify()
+        await self._serve(held)  # only now: they are what it has beyond its layers
+        await self._touch(held)
+        if not held.alive:
+            raise CreateError(f"sandbox {held.id} died")
+
+    def alive(self, sandbox: Sandbox) -> bool:
+        return isinstance(sandbox, ActingSandbox) and sandbox.alive
+
+    async def _touch(self, sandbox: ActingSandbox) -> None:
+        try:
+            if (await sandbox.exec(FIRST, timeout=PATIENCE)).timed_out:
+                raise CreateError(f"sandbox {sandbox.id} ran no command within {PATIENCE:g} s")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._discard(sandbox)
+            raise
+
+    def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
+        held = self._held(sandbox)
+        held.be_of(recipe)
+        held.served, held.spans = served, spans(served.seconds, held.staged)
+        if labels:
+            self._maker.label(sandbox.id, labels)
+
+    # --- Gone -----------------------------------------------------------------------------------------
+
+    async def destroy(self, sandbox: Sandbox) -> None:
+        unit = self._units.pop(sandbox.id, None)
+        if unit is not None:
+            await unit.stack.aclose()
+
+    async def _discard(self, sandbox: Sandbox) -> None:
+        try:
+            await self.destroy(sandbox)
+        except CleanupError:
+            return  # there is another error to tell
+
+    def forget(self, layer: str) -> None:
+        self._maker.forget(layer)
+
+    def warm_part(self, recipe: Recipe) -> Recipe:
+        """As much of it as sandboxes can be warm with."""
+        depth = len(recipe.stages) + 1
+        return self.keys.cut(recipe, self._shared(recipe, depth, depth))
+
+    # --- Figures --------------------------------------------------------------------------------------
+
+    def _shared(self, recipe: Recipe, wanted: int, depth: int) -> int:
+        """Up to what depth layers serve all, of a sandbox at ``depth``."""
+        return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
+
+    def _layers(self, recipe: Recipe) -> dict[int, int]:
+        """What the pool may make sandboxes on: at a fixed warmth it is to use those that wait."""
+        if self._warmth is not None:
+            return {}
+        return dict(enumerate(self._maker.sizes(recipe), 1))
+
+    def _memory(self, sandbox: ActingSandbox, own: Base | None) -> int | None:
+        if own is None and not sandbox.weight:
+            return None
+        return SANDBOX + sandbox.weight + (0 if own is None else self._maker.layers.size_of(own.trees))
+
+    def _held(self, sandbox: Sandbox) -> ActingSandbox:
+        if not isinstance(sandbox, ActingSandbox) or sandbox.id not in self._units:
+            raise SubstrateError(f"{sandbox.id} is no sandbox of this pool")
+        return sandbox
+
+
+def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
+    """The stages that were run for it, and what else the hand-out took."""
+    at = max(0.0, seconds - math.fsum(took for _, took in staged))
+    found = [Span("pool", 0.0, at)]
+    for kind, took in staged:
+        found.append(Span(f"stage {kind}", at, took))
+        at += took
+    return tuple(found)
+
+
+def warm_depth(recipe: Recipe, warmth: Warmth) -> int:
+    """The depth of the last stage of this kind, or of one that comes before; of the image at least."""
+    kinds = {"image": (), "repository": ("repository",), "dependencies": ("repository", "dependencies")}[
+        warmth
+    ]
+    return 1 + max(
+        (number for number, stage in enumerate(recipe.stages, 1) if stage.kind in kinds), default=0
+    )

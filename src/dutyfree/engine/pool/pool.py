@@ -1,0 +1,290 @@
+"""The pool: carries out what the scheduler decides, and tells it what came of it.
+
+>>> async with Pool(source) as pool:
+...     await pool.prefetch([recipe], 8)
+...     async with pool.lease(recipe, deadline=30) as lease:
+...         await lease.sandbox.exec("make test")
+
+Nothing here decides, polls or sleeps: requests, ends of jobs and one timer are the events, and each is
+followed by one decision (``scheduler.decide``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from types import TracebackType
+from typing import Self, Unpack
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from dutyfree.contract import Recipe, Sandbox
+from dutyfree.contract.errors import LeaseEnded, PoolError, RecipeError, UsageError
+from dutyfree.engine.layers.chains import Chains
+from dutyfree.engine.layers.keys import Keys
+from dutyfree.engine.pool.executor import Workshop
+from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check, whole
+from dutyfree.engine.pool.refusals import error
+from dutyfree.engine.pool.scheduler.costs import Costs
+from dutyfree.engine.pool.scheduler.decide import State, decide, hopeless, wake
+from dutyfree.engine.pool.scheduler.ledger import Ledger
+from dutyfree.engine.pool.scheduler.values import Budget, Deliver, Expire, Operation, Policy, Refuse, Request
+from dutyfree.engine.pool.source import ForkingSource, Source
+
+
+class Pool:
+    """Warm sandboxes of a source, within a budget. To be entered, and used in one event loop."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        budget: Budget | None = None,
+        policy: Policy | None = None,
+        costs: Costs | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        policy = policy or Policy()
+        if not isinstance(source, ForkingSource):
+            policy = msgspec.structs.replace(policy, fork=False)
+        self.ledger = Ledger()
+        self._source = source
+        self._state = State(budget, policy, costs)
+        self._requests = count(1)
+        self._waiters = Waiters(policy.remembered)
+        self._workshop = Workshop(source, self._state, self.ledger, self._advance)
+        self._chains = Chains(keys or Keys(), policy.recipes)
+        self._closed = False
+        self._armed = math.inf
+        self._rearm = anyio.Event()
+        self._moved = anyio.Event()
+
+    def __repr__(self) -> str:
+        state = self._state
+        return (
+            f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} in the making, "
+            f"{state.resetting} being reset, {self._workshop.going} going, {len(state.queue)} waiting; "
+            f"{state.stock.alive} of {state.budget.sandboxes} sandboxes>"
+        )
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._keep_time)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._closed = True
+        self._tasks.cancel_scope.cancel()
+        try:
+            return await self._tasks.__aexit__(kind, raised, trace)
+        finally:
+            await self._workshop.close()
+            for waiter in self._waiters.all():
+                waiter.lease.over = True
+                waiter.error = PoolError("the pool was closed")
+                waiter.answered.set()
+            self._moved.set()
+
+    # --- What users ask -----------------------------------------------------------------------------
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """All that are given now, with their sandboxes, labels and ends."""
+        return self._waiters.leases()
+
+    def lease(self, recipe: Recipe, **terms: Unpack[Terms]) -> AbstractAsyncContextManager[Lease]:
+        """One sandbox, given back when the context is left. Raises as ``acquire`` does."""
+        return self.group(recipe, 1, **terms)
+
+    @asynccontextmanager
+    async def group(self, recipe: Recipe, size: int, **terms: Unpack[Terms]) -> AsyncIterator[Lease]:
+        """``size`` sandboxes in the same state, all or none; copies of one where the source can fork."""
+        lease = await self.acquire(recipe, size, **terms)
+        try:
+            yield lease
+        finally:
+            self.release(lease)
+
+    async def acquire(self, recipe: Recipe, size: int = 1, **terms: Unpack[Terms]) -> Lease:
+        """Sandboxes, to be released; asked for again with the same key, the same ones.
+
+        Raises Exhausted at the deadline, Quarantined or StageError if the recipe fails, CreateError if
+        the machinery does, LeaseEnded for the key of a lease that is over, and UsageError.
+        """
+        size = whole(size, 1)
+        check(terms)
+        self._check_open()
+        asked, key = anyio.current_time(), terms.get("idempotency_key")
+        chain = await self._chains.of(recipe)
+        now = anyio.current_time()
+        waiter = self._waiters.same(key, chain.whole, size, now)
+        anew = waiter is None or not waiter.answered.is_set()
+        if waiter is None:
+            request = Request(
+                next(self._requests),
+                chain,
+                asked + terms.get("deadline", DEADLINE),
+                size,
+                terms.get("lease_seconds", LEASE_SECONDS),
+                dict(terms.get("labels") or {}),
+            )
+            waiter = Waiter(request, asked, key)
+            self._waiters.add(waiter)
+            self._state.arrive(request, now)
+            self._advance(now)
+        waiter.people += 1
+        try:
+            if waiter.answered.is_set():
+                await anyio.lowlevel.checkpoint_if_cancelled()
+            else:
+                await waiter.answered.wait()
+        except BaseException:
+            if waiter.people == 1 and anew:  # nobody else waits, or has it already
+                self._end(waiter)
+            raise
+        finally:
+            waiter.people -= 1
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.lease
+
+    def release(self, lease: Lease) -> None:
+        """Give it back; its sandboxes are reset in the background. Once is enough, twice is no error."""
+        waiter = self._waiters.of(lease.id)
+        if waiter is not None:
+            self._end(waiter)
+
+    def cancel(self, idempotency_key: str) -> None:
+        """End the lease of this key, also one that is still being prepared: whoever waits gets LeaseEnded."""
+        waiter = self._waiters.under(idempotency_key)
+        if waiter is None:  # a create that arrives after its delete finds it ended
+            self._waiters.remember(idempotency_key, anyio.current_time())
+            return
+        if not waiter.answered.is_set():
+            waiter.error = LeaseEnded(f"the lease {idempotency_key!r} was ended while it was prepared")
+            waiter.answered.set()
+        self._end(waiter)
+
+    def keep_alive(self, lease: Lease, seconds: float | None = LEASE_SECONDS) -> None:
+        """The lease ends so many seconds from now at the earliest. Raises LeaseEnded if it has ended."""
+        check({"lease_seconds": seconds})
+        until = None if seconds is None else anyio.current_time() + seconds
+        if not self._state.keep_alive(lease.id, until):
+            raise LeaseEnded(f"lease {lease.id} is over", remedy="ask for a new one")
+        lease.until = until
+        self._advance()
+
+    def lost(self, sandbox: Sandbox) -> None:
+        """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
+        held = self._state.held.get(self._workshop.identity(sandbox) or "")
+        if held is not None and held.status == "idle":
+            self._state.died(held.id, anyio.current_time())
+            self._advance()
+
+    async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
+        """So many of each will be asked for soon: make them ready, after all that is asked for now.
+
+        Raises UsageError, PoolError if the pool is closed, and CreateError for files that cannot be read.
+        """
+        self._check_open()
+        each = whole(each, 0)
+        if isinstance(recipes, Recipe):
+            raise RecipeError("several recipes are wanted, not one", remedy="write [recipe]")
+        for recipe in recipes:
+            self._state.hint(await self._chains.of(recipe), each, anyio.current_time())
+        self._advance()
+
+    async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
+        """At least and at most so many idle. Raises as ``prefetch`` does."""
+        self._check_open()
+        minimum = whole(minimum, 0)
+        maximum = None if maximum is None else whole(maximum, minimum)
+        self._state.bound(await self._chains.of(recipe), minimum, maximum)
+        self._advance()
+
+    async def until_idle(self, recipe: Recipe, count: int) -> None:
+        """Wait until so many are, however long that takes.
+
+        Raises Quarantined if a stage fails too often, CreateError if the machinery does, UsageError if there
+        is no room for so many, and PoolError if the pool is closed.
+        """
+        path = self._state.stock.nodes(await self._chains.of(recipe))
+        if not self._state.stock.could_ever_fit(count, path[-1]):
+            raise UsageError(f"{count} sandboxes do not fit into the pool", remedy="raise its budget")
+        while len(path[-1].idle) < count:
+            self._check_open()
+            if (failing := hopeless(path, anyio.current_time())) is not None:
+                raise error(failing)
+            await self._moved.wait()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolError("the pool was closed")
+
+    def _end(self, waiter: Waiter) -> None:
+        self._waiters.dismiss(waiter, anyio.current_time())
+        self._state.withdraw(waiter.request.id, anyio.current_time())
+        self._advance()
+
+    # --- Decisions ----------------------------------------------------------------------------------
+
+    def _advance(self, now: float | None = None) -> None:
+        """Decide, and set in motion what was decided, until nothing more follows."""
+        if self._closed:
+            return
+        now = anyio.current_time() if now is None else now
+        while operations := decide(self._state, now):
+            for operation in operations:
+                self._carry_out(operation, now)
+        self._moved.set()
+        self._moved = anyio.Event()
+        at = wake(self._state)
+        if at is not None and at < self._armed:
+            self._rearm.set()
+
+    async def _keep_time(self) -> None:
+        while True:
+            at = wake(self._state)
+            self._armed = math.inf if at is None else at
+            self._rearm = anyio.Event()
+            with anyio.CancelScope(deadline=self._armed):
+                await self._rearm.wait()
+            self._advance()
+
+    def _carry_out(self, operation: Operation, now: float) -> None:
+        match operation:
+            case Deliver():
+                self._hand_out(operation, now)
+            case Refuse():
+                self.ledger.events["refused"] += 1
+                waiter = self._waiters.of(operation.request)
+                if waiter is not None:
+                    waiter.error = error(operation.reason)
+                    self._waiters.forget(waiter)
+                    waiter.answered.set()
+            case Expire():
+                waiter = self._waiters.of(operation.request)
+                if waiter is not None:
+                    self._waiters.dismiss(waiter, now)
+            case _:
+                self._workshop.begin(operation, self._tasks)
+
+    def _hand_out(self, given: Deliver, now: float) -> None:
+        sandboxes = {member.sandbox: self._workshop.sandbox(member.sandbox) for member in given.members}
+        dead = [identity for identity, sandbox in sandboxes.items() if not self._source.alive(sandbox)]
+        if dead:
+            self._state.undelivered(given.request, dead, now)
+            return
+        waiter = self._waiters.of(given.request)
+        assert waiter is not None
+        waiter.give(given, list(sandboxes.values()), now)
+        for sandbox, served in zip(sandboxes.values(), waiter.lease.served, strict=True):
+            self._source.hand_out(sandbox, served, waiter.request.chain.recipe, waiter.lease.labels)
+            self.ledger.record(served)

@@ -1,0 +1,388 @@
+"""Who gets which sandbox, what is made, kept and thrown away: decided purely, carried out elsewhere.
+
+``decide(state, now)`` says what to do next. Whoever carries it out (``pool.Pool``, or a simulation) tells the
+state what came of it, and asks again. A request is served by the way with the least estimated remaining
+cost (``place``): an idle sandbox in exactly its state, an idle one at a shorter prefix and the missing
+stages, a refill under way, a new sandbox on the longest layer of the disk and the missing stages, or cold.
+
+What holds after every decision:
+
+- a sandbox is idle, in the making, ready for one request, leased once, or being reset: never two of these;
+- sandboxes and memory, with those told to go, stay within the budget (``Make.after``);
+- requests are admitted in the order of arrival; one that waits for room is overtaken by none;
+- a request is answered by its deadline; nothing leased or being prepared is ever evicted;
+- work for requests comes before refills.
+
+The cost of a decision grows with the length of the recipe and with what it decides, not with the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from math import inf
+
+from dutyfree.engine.pool.scheduler import eviction
+from dutyfree.engine.pool.scheduler.jobs import Claim, Job
+from dutyfree.engine.pool.scheduler.shortage import shortage
+from dutyfree.engine.pool.scheduler.state import State
+from dutyfree.engine.pool.scheduler.stock import Node, probe
+from dutyfree.engine.pool.scheduler.values import (
+    Candidate,
+    Expire,
+    Failure,
+    Fork,
+    Hurry,
+    Make,
+    Operation,
+    Quarantine,
+    Request,
+)
+
+__all__ = ["State", "candidates", "decide", "hopeless", "place", "wake"]
+
+ALIKE = 0.002
+"""Seconds within which two ways cost the same, and others' wishes decide."""
+
+_ORDER = {"warm": 0, "promoted": 1, "joined": 2, "layer": 3, "forked": 4, "cold": 5}
+
+
+def place(request: Request, ways: tuple[Candidate, ...]) -> Candidate:
+    """The way with the least remaining cost; among equals one that nobody else was promised."""
+    del request  # what distinguishes requests is in the candidates already
+    return _cheapest(ways)
+
+
+def _cheapest(ways: Iterable[Candidate]) -> Candidate:
+    ways = sorted(ways, key=lambda way: way.seconds)
+    alike = [way for way in ways if way.seconds <= ways[0].seconds + ALIKE]
+    return min(alike, key=lambda way: (way.wanted, _ORDER[way.kind], way.seconds))
+
+
+def candidates(state: State, path: tuple[Node, ...], now: float) -> tuple[Candidate, ...]:
+    """The best way of each kind; none if every way needs a stage whose breaker is open."""
+    policy, costs = state.policy, state.costs
+    found: list[Candidate] = []
+    depth = len(path) - 1
+    top = path[depth]
+    if policy.join and top.making:
+        expected = next(iter(top.making.values()))
+        found.append(Candidate("joined", depth, max(0.0, expected - now)))
+    missing, idle, layer = 0.0, False, False
+    for node in reversed(path):
+        exact = node is top
+        if node.idle and not idle and (exact or policy.partial):
+            wanted = not exact and len(node.idle) <= node.promised
+            found.append(Candidate("warm" if exact else "promoted", node.depth, missing, wanted))
+            idle = True
+        if node.layer is not None and not layer and _usable(state, node):
+            found.append(Candidate("layer", node.depth, costs.create() + missing))
+            layer = True
+        if layer and (idle or not policy.partial):
+            break
+        if node.breaker is not None and node.breaker.refuses(now):
+            break
+        if node.depth:
+            missing += costs.seconds(node.key, node.kind)
+    else:
+        if not layer:
+            found.append(Candidate("cold", 0, costs.create() + missing))
+    return tuple(found)
+
+
+def decide(state: State, now: float) -> tuple[Operation, ...]:
+    """What to do next. Deterministic; must be called again after every event, and at ``wake(state)``."""
+    late = _expire(state, now)
+    _progress(state, now)
+    _admit(state, late, now)
+    _start(state, now)
+    eviction.trim(state, now)
+    if not state.queue and not state.pending and state.policy.park:
+        _refill(state, now)
+    operations, state.operations = tuple(state.operations), []
+    return operations
+
+
+def hopeless(path: tuple[Node, ...], now: float) -> Quarantine | Failure | None:
+    """Why refills get no further on this path: what failed so often that waiting for it makes no sense."""
+    for node in reversed(path):
+        breaker = node.breaker
+        if breaker is not None and breaker.exhausted:
+            return _quarantined(node, now) if breaker.tripped else breaker.last
+    return None
+
+
+def wake(state: State) -> float | None:
+    """When time alone next changes what should be done."""
+    times = [state.deadlines.first, state.lease_ends.first, state.wishes.next_time, state.refills.next_time]
+    if state.parked.first is not None:
+        times.append(state.parked.first + (state.policy.idle_seconds or 0.0))
+    return min((at for at in times if at is not None), default=None)
+
+
+# --- Time passes ------------------------------------------------------------------------------------
+
+
+def _expire(state: State, now: float) -> list[Claim]:
+    """End what is over. Returns who waits for room and may do so no longer, but may have what is idle."""
+    late: list[Claim] = []
+    while (claim := state.deadlines.due(now)) is not None:
+        state.deadlines.drop(claim)
+        if claim.request.id in state.queue:
+            late.append(claim)
+        elif claim.missing or claim.jobs:  # else it is complete, and delivered below
+            state.refuse(claim, shortage(state, claim, now), now)
+    while (lease := state.lease_ends.due(now)) is not None:
+        state.end_lease(lease.claim.request.id)
+        state.operations.append(Expire(lease.claim.request.id))
+        for held, _, _ in lease.claim.ready:
+            state.leased -= 1
+            state.destroy(held, "expired")
+    state.wishes.expire(now)
+    state.refills.expire(now)
+    return late
+
+
+# --- Requests ---------------------------------------------------------------------------------------
+
+
+def _progress(state: State, now: float) -> None:
+    changed, state.changed = state.changed, []
+    for claim in changed:
+        _advance(state, claim, now)
+
+
+def _admit(state: State, late: list[Claim], now: float) -> None:
+    while state.queue:
+        claim = next(iter(state.queue.values()))
+        if claim.request.deadline <= now and (claim.jobs or claim.missing > len(claim.path[-1].idle)):
+            state.refuse(claim, shortage(state, claim, now), now)
+        elif _serve(state, claim, now):
+            state.queue.pop(claim.request.id, None)
+            state.hoarding.pop(claim.request.id, None)
+            claim.admitted = now if claim.admitted is None else claim.admitted
+            _advance(state, claim, now)
+        elif not state.stock.could_ever_fit(claim.request.count, claim.path[-1]):
+            state.refuse(claim, shortage(state, claim, now), now)
+        elif not _release_others(state, claim, now) and not _refuse_all(state, late, now):
+            break
+
+
+def _refuse_all(state: State, late: list[Claim], now: float) -> bool:
+    """Who is late and not the first to be served gets nothing. False: there was nobody left."""
+    waiting = [claim for claim in late if claim.request.id in state.queue]
+    for claim in waiting:
+        state.refuse(claim, shortage(state, claim, now), now)
+    return bool(waiting)
+
+
+def _release_others(state: State, head: Claim, now: float) -> bool:
+    """Requests that wait again, half served, let go of what they hold, lest they wait for each other."""
+    hoarding = [claim for claim in state.hoarding.values() if claim is not head and claim.ready]
+    for claim in hoarding:
+        state.let_go(claim, now)
+    return bool(hoarding)
+
+
+def _serve(state: State, claim: Claim, now: float) -> bool:
+    """Give the claim sandboxes and jobs for all that it misses, or nothing. False: there is no room."""
+    stock, top = state.stock, claim.path[-1]
+    warm = min(claim.missing, len(top.idle))
+    rest = claim.missing - warm
+    if rest and not _room_for(state, claim, warm, rest):
+        return False
+    forks = 0
+    if rest and claim.forkable:
+        forks = rest if warm or claim.ready else rest - 1
+    if not claim.counted:
+        claim.counted = True
+        alike = 1 if claim.forkable else claim.missing
+        stock.warm_up(top, alike, min(rest, alike), now)
+        state.wishes.fulfilled(top, claim.request.count)
+    for _ in range(warm):
+        claim.ready.append((stock.take(top), "warm", top.depth))
+    engaged, start, made = True, top.depth, rest - forks
+    if made > 1 and _refused(state, claim.path, now):
+        state.refuse(claim, _quarantine(claim.path, now), now)
+        return True
+    for _ in range(made):
+        ways = candidates(state, claim.path, now)
+        if not ways:
+            state.refuse(claim, _quarantine(claim.path, now), now)
+            return True
+        way = place(claim.request, ways)
+        engaged = engaged and _engage(state, claim, way, now)
+        start = min(start, way.depth)
+    probe(claim.path, start, under_way=True)
+    for _ in range(forks):
+        engaged = engaged and _engage(state, claim, Candidate("forked", top.depth, state.costs.fork()), now)
+    state.wishes.consider(top)
+    if not engaged:
+        state.hoarding[claim.request.id] = claim
+    return engaged
+
+
+def _engage(state: State, claim: Claim, way: Candidate, now: float) -> bool:
+    """Let one job of this kind be done for the claim. False: sandboxes were larger than thought."""
+    for node in claim.path[way.depth : -1]:
+        state.stock.warm_up(node, 1, int(not node.idle), now)
+        state.wishes.consider(node)
+    top = claim.path[-1]
+    if way.kind == "joined":
+        job = state.jobs[next(iter(top.making))]
+        del top.making[job.id]
+        job.kind = "joined"
+        if job.background:
+            state.operations.append(Hurry(job.id))
+    else:
+        found = _reserved(state, claim.path, way, now)
+        if found is None:
+            return False
+        job = found
+        if way.kind == "forked":
+            claim.forks.append(job)
+        else:
+            state.pending.append(job)
+            top.queued.append(job.id)
+    job.claim, claim.jobs[job.id] = claim, job
+    return True
+
+
+def _reserved(
+    state: State, path: tuple[Node, ...], way: Candidate, now: float, worth: float | None = None
+) -> Job | None:
+    """A job, and room for what it makes, if need be in the place of what is worth less."""
+    size = state.stock.size(path[-1])
+    if way.kind != "promoted":
+        return state.job(path, way, now) if eviction.evict_for(state, 1, size, worth) else None
+    job = state.job(path, way, now)  # first, so that its sandbox is not evicted
+    assert job.origin is not None
+    growth = max(0, size - job.origin.charge)
+    if not eviction.evict_for(state, 0, growth, worth):
+        state.cancel(job, now)
+        return None
+    state.stock.recharge(job.origin, job.origin.charge + growth)
+    return job
+
+
+def _advance(state: State, claim: Claim, now: float) -> None:
+    """Copy what is to be copied once a sibling is ready; deliver when all are."""
+    if claim.request.id not in state.claims:
+        return
+    if claim.forks and claim.ready and len(claim.jobs) == len(claim.forks):
+        jobs, claim.forks = claim.forks, []
+        origin = claim.ready[0][0]
+        origin.copies = len(jobs)
+        for job in jobs:
+            job.started, job.copied = True, origin
+        state.operations.append(
+            Fork(origin.id, claim.request.chain, tuple(job.id for job in jobs), eviction.going(state))
+        )
+    if not claim.jobs and not claim.missing:
+        state.deliver(claim, now)
+
+
+def _start(state: State, now: float) -> None:
+    while state.pending and state.running < state.policy.starting:
+        job = state.pending.popleft()
+        if job.id in state.jobs:
+            state.running += 1
+            _begin(state, job, now)
+
+
+def _begin(state: State, job: Job, now: float) -> None:
+    job.started = True
+    job.expected = now + job.seconds
+    queued = job.top.queued
+    while queued and (queued[0] not in state.jobs or state.jobs[queued[0]].started):
+        queued.popleft()
+    deepest = job.depth if state.policy.deepest_layer is None else state.policy.deepest_layer
+    keep = min(deepest, job.depth)
+    if keep > job.start and not eviction.room_on_disk(state, keep - job.start):
+        keep = 0
+    state.operations.append(
+        Make(
+            job=job.id,
+            chain=job.top.chain if job.claim is None else job.claim.request.chain,
+            start=job.start,
+            depth=job.depth,
+            origin=None if job.origin is None else job.origin.id,
+            keep=keep,
+            background=job.background,
+            after=eviction.going(state),
+        )
+    )
+
+
+def _room_for(state: State, claim: Claim, warm: int, rest: int) -> bool:
+    """Whether all of it fits, if need be in the place of what is idle now."""
+    stock, top = state.stock, claim.path[-1]
+    joined = min(len(top.making), rest) if state.policy.join and not claim.forkable else 0
+    if claim.forkable and not warm and not claim.ready and top.making and state.policy.join:
+        joined = 1
+    new = rest - joined
+    taken = sum(held.charge for held in islice(reversed(top.idle.values()), warm))
+    return stock.could_fit(warm + new, taken + new * stock.size(top))
+
+
+def _refused(state: State, path: tuple[Node, ...], now: float) -> bool:
+    """Whether a new sandbox would need a stage whose breaker is open."""
+    start = state.stock.layer_under(path) or 0
+    return any(node.breaker is not None and node.breaker.refuses(now) for node in path[start + 1 :])
+
+
+def _quarantine(path: tuple[Node, ...], now: float) -> Quarantine:
+    return _quarantined(
+        next(n for n in reversed(path) if n.breaker is not None and n.breaker.refuses(now)), now
+    )
+
+
+def _quarantined(node: Node, now: float) -> Quarantine:
+    assert node.breaker is not None
+    retry_in = max(0.0, node.breaker.retry_at - now)
+    return Quarantine(node.kind, node.key, node.breaker.failures, retry_in, node.breaker.last)
+
+
+def _usable(state: State, node: Node) -> bool:
+    return state.policy.deepest_layer is None or node.depth <= state.policy.deepest_layer
+
+
+# --- Refills ----------------------------------------------------------------------------------------
+
+
+def _refill(state: State, now: float) -> None:
+    while state.refills.has_room:
+        node = next(state.wishes.owed(now), None)
+        if node is not None:
+            if not _stock_up(state, node, now, None):
+                state.wishes.postpone(node)
+                return
+            continue
+        found = next(state.wishes.thin(now), None)
+        if found is None:
+            return
+        node, worth = found
+        if not _stock_up(state, node, now, worth):
+            state.wishes.again(node)
+            return
+
+
+def _stock_up(state: State, node: Node, now: float, worth: float | None) -> bool:
+    """Start to make one more for the stock. False: there is no room for it."""
+    ways = candidates(state, node.path, now)
+    useful = [way for way in ways if way.kind in {"layer", "cold"}]
+    if worth is None:  # what was promised may be made of what nobody was promised
+        useful += [way for way in ways if way.kind == "promoted" and not way.wanted]
+    if not useful:
+        return True
+    chosen = _cheapest(useful)
+    job = _reserved(state, node.path, chosen, now, inf if worth is None else worth)
+    if job is None:
+        return False
+    job.background = True
+    probe(node.path, chosen.depth, under_way=True)
+    state.refills.begin(job.id, chosen.seconds, now)
+    node.making[job.id] = now + chosen.seconds
+    _begin(state, job, now)
+    state.wishes.consider(node)
+    return True

@@ -1,0 +1,133 @@
+"""How sandboxes were handed out: one record each, and counts of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from dutyfree.engine.pool.scheduler.values import Kind
+
+BOUNDS = tuple(base * 10.0**power for power in range(-5, 3) for base in (1, 2.5, 5))
+"""Upper bounds of the histograms' buckets, in seconds: 10 µs to 500 s."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One hand-out: how it was served, what it cost, and what it would have cost without anything at hand."""
+
+    kind: Kind
+    stage: str
+    """What was there already: the kind of the last stage that need not be run; "none" for cold."""
+    seconds: float
+    cold_seconds: float
+    sandbox: str
+    recipe: str
+    """Its content key."""
+    waited: float = 0.0
+    """Of its seconds, those until the budget had room: from nothing they would have been the same."""
+
+
+class Histogram:
+    """Counts by bucket, cumulative only when read, as Prometheus wants it."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Upper bound → hand-outs that took no longer; the last bound is infinite."""
+        pairs, seen = [], 0
+        for bound, count in zip((*BOUNDS, float("inf")), self.counts, strict=True):
+            seen += count
+            pairs.append((bound, seen))
+        return pairs
+
+
+class Ledger:
+    """Counters and histograms of one pool, as plain values."""
+
+    def __init__(self) -> None:
+        self.served: Counter[tuple[Kind, str]] = Counter()
+        self.seconds: dict[tuple[Kind, str], Histogram] = {}
+        self.saved_seconds = 0.0
+        self.waited_seconds = 0.0
+        """For room in the budget, of all together."""
+        self.events: Counter[str] = Counter()
+        """made, refills, resets, discarded, failures, refused, layers forgotten, cleanup failures; and why
+        sandboxes went: returned, evicted, expired, stale, died."""
+
+    def record(self, served: Served) -> None:
+        of = (served.kind, served.stage)
+        self.served[of] += 1
+        self.seconds.setdefault(of, Histogram()).add(served.seconds)
+        self.saved_seconds += served.cold_seconds - (served.seconds - served.waited)
+        self.waited_seconds += served.waited
+
+    def __repr__(self) -> str:
+        return f"<Ledger: {self.served.total()} served, {self.saved_seconds:.1f} s saved>"
+
+    def __str__(self) -> str:
+        """A table for people."""
+        lines = [f"{'kind':<10}{'found ready':<14}{'served':>8}{'share':>8}{'mean':>12}"]
+        for (kind, stage), share in self.shares().items():
+            mean = self.seconds[kind, stage].mean
+            count = self.served[kind, stage]
+            digits = 1 if mean >= 0.001 else 3
+            lines.append(f"{kind:<10}{stage:<14}{count:>8}{share:>8.1%}{mean * 1e3:>9.{digits}f} ms")
+        lines.append(f"{self.saved_seconds:.1f} s saved, against making each of them from nothing")
+        if self.waited_seconds:
+            lines.append(f"{self.waited_seconds:.1f} s waited for room in the budget")
+        lines += [f"{name}: {count}" for name, count in sorted(self.events.items())]
+        return "\n".join(lines)
+
+    def figures(self) -> dict[str, float]:
+        """All of it under flat names, as trackers of experiments take it: ``served/warm/setup`` and so on."""
+        found: dict[str, float] = {
+            "served": self.served.total(),
+            "saved_seconds": self.saved_seconds,
+            "waited_seconds": self.waited_seconds,
+        }
+        for (kind, stage), count in sorted(self.served.items()):
+            found[f"served/{kind}/{stage}"] = count
+            found[f"seconds/{kind}/{stage}"] = self.seconds[kind, stage].mean
+        return found | {f"events/{name}": count for name, count in sorted(self.events.items())}
+
+    def prometheus(self) -> str:
+        """The same as Prometheus reads it, with whole histograms."""
+        name = "dutyfree_pool_served_seconds"
+        lines = [f"# TYPE {name} histogram"]
+        for (kind, stage), histogram in sorted(self.seconds.items()):
+            of = f'kind="{kind}",stage="{stage}"'
+            for bound, count in histogram.cumulative():
+                at = "+Inf" if bound == float("inf") else f"{bound:g}"
+                lines.append(f'{name}_bucket{{{of},le="{at}"}} {count}')
+            lines.append(f"{name}_sum{{{of}}} {histogram.total:g}")
+            lines.append(f"{name}_count{{{of}}} {histogram.count}")
+        # A gauge: what was slower than from nothing takes away of it.
+        lines.append("# TYPE dutyfree_pool_saved_seconds gauge")
+        lines.append(f"dutyfree_pool_saved_seconds {self.saved_seconds:g}")
+        lines.append("# TYPE dutyfree_pool_waited_seconds_total counter")
+        lines.append(f"dutyfree_pool_waited_seconds_total {self.waited_seconds:g}")
+        lines.append("# TYPE dutyfree_pool_events_total counter")
+        for event, count in sorted(self.events.items()):
+            lines.append(f'dutyfree_pool_events_total{{event="{event}"}} {count}')
+        return "\n".join(lines) + "\n"
+
+    def shares(self) -> Mapping[tuple[Kind, str], float]:
+        """The hit rate by kind and stage."""
+        total = self.served.total()
+        return {of: count / total for of, count in sorted(self.served.items())}

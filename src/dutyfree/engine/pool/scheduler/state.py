@@ -1,0 +1,418 @@
+"""Everything the scheduler knows, and what happens to it.
+
+A state is an index that grows by events; ``scheduler.decide`` turns it into operations. It holds no clock,
+no chance and no I/O: the same events at the same times give the same operations, always. So a test builds
+any state by telling events, and two states that were told the same are the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from dutyfree.engine.pool.scheduler.breaker import Breaker
+from dutyfree.engine.pool.scheduler.costs import Costs
+from dutyfree.engine.pool.scheduler.demand import Wishes
+from dutyfree.engine.pool.scheduler.jobs import Claim, Job, Lease, Returns
+from dutyfree.engine.pool.scheduler.ranking import Ranking
+from dutyfree.engine.pool.scheduler.refills import Refills
+from dutyfree.engine.pool.scheduler.shortage import shortage
+from dutyfree.engine.pool.scheduler.stock import Held, Node, Stock, probe
+from dutyfree.engine.pool.scheduler.values import (
+    Budget,
+    Candidate,
+    Chain,
+    Deliver,
+    Destroy,
+    Failure,
+    Member,
+    Operation,
+    Policy,
+    Quarantine,
+    Reason,
+    Refuse,
+    Request,
+    Reset,
+    Shortage,
+)
+
+
+class State:
+    def __init__(
+        self, budget: Budget | None = None, policy: Policy | None = None, costs: Costs | None = None
+    ) -> None:
+        self.budget = budget or Budget()
+        self.policy = policy or Policy()
+        self.costs = costs or Costs()
+        self.stock = Stock(self.budget, self.policy, self.costs)
+        self.wishes = Wishes(self.stock, self.policy)
+        self.claims: dict[int, Claim] = {}
+        self.queue: OrderedDict[int, Claim] = OrderedDict()
+        self.hoarding: dict[int, Claim] = {}
+        """Those in the queue that may hold sandboxes, since a part of theirs failed or was too large."""
+        self.leases: dict[int, Lease] = {}
+        self.held: dict[str, Held] = {}
+        self.jobs: dict[int, Job] = {}
+        self.pending: deque[Job] = deque()
+        """Jobs for requests, not started yet."""
+        self.running = 0
+        self.refills = Refills(self.policy)
+        self.leased = 0
+        self.resetting = 0
+        self.operations: list[Operation] = []
+        self.going: OrderedDict[str, int] = OrderedDict()
+        """Sandboxes told to be destroyed that may still be there, and their memory."""
+        self.going_memory = 0
+        self.deadlines: Ranking[Claim] = Ranking(lambda claim: (claim.request.deadline,))
+        self.lease_ends: Ranking[Lease] = Ranking(lambda lease: (lease.until or 0.0,))
+        self.changed: list[Claim] = []
+        """Claims that a decision must look at."""
+        self.parked: Ranking[Held] = Ranking(lambda held: (held.parked_at,))
+        """By when they last were, also of those in use since; none where nothing becomes too old."""
+        self.returns = Returns(self.policy.half_life)
+        self._numbers = count(1)
+
+    # --- Requests and leases ------------------------------------------------------------------------
+
+    def arrive(self, request: Request, now: float) -> None:
+        path = self.stock.nodes(request.chain)
+        claim = Claim(request, path, now, self.policy.fork and request.count > 1)
+        self._enter(claim)
+        if not self.stock.could_ever_fit(request.count, path[-1]):
+            self.refuse(claim, shortage(self, claim, now), now)
+            return
+        self.queue[request.id] = claim
+        self.deadlines.put(claim)
+
+    def withdraw(self, request: int, now: float) -> None:
+        """Nobody waits any more, or the lease is over."""
+        if request in self.leases:
+            self.returned(request, now)
+        elif request in self.claims:
+            self.dissolve(self.claims[request], now)
+
+    def keep_alive(self, request: int, until: float | None) -> bool:
+        """False if the lease is over already."""
+        lease = self.leases.get(request)
+        if lease is None:
+            return False
+        self._end_lease_at(lease, until)
+        return True
+
+    def returned(self, request: int, now: float) -> None:
+        """The lease is over; its sandboxes may be used again once they are reset."""
+        lease = self.end_lease(request)
+        if lease is None:
+            return
+        self.returns.add(len(lease.claim.ready), now)
+        for held, _, _ in lease.claim.ready:
+            self.leased -= 1
+            # Nothing idle is left when a request waits, so this one would be evicted right after.
+            blocked = self.queue and next(iter(self.queue.values())).path[-1].key != held.chain.key
+            if self.policy.park and not blocked and not self._behind(held):
+                held.status = "resetting"
+                self.resetting += 1
+                self.operations.append(Reset(held.id))
+            else:
+                self.destroy(held, "returned")
+
+    def _behind(self, held: Held) -> bool:
+        """Whether what requests wait for leaves no time to reset this too: a layer gives another as soon."""
+        node = self.stock.node(held.chain.keys[held.depth])
+        busy = self.running and self.resetting >= self.policy.resetting
+        return bool(busy and node is not None and node.layer is not None)
+
+    def undelivered(self, request: int, dead: Iterable[str], now: float) -> None:
+        """Some of what was delivered had died before. The request goes on, at the head of the queue."""
+        lease = self.end_lease(request)
+        if lease is None:
+            return
+        self.leased -= len(lease.claim.ready)
+        for held, _, _ in lease.claim.ready:
+            held.status = "ready"
+        lease.claim.path = self.stock.nodes(lease.claim.request.chain)
+        self._enter(lease.claim)
+        self.deadlines.put(lease.claim)
+        for identity in dead:
+            self.died(identity, now)
+        self.changed.append(lease.claim)
+
+    def refuse(self, claim: Claim, reason: Shortage | Quarantine | Failure, now: float) -> None:
+        self.operations.append(Refuse(claim.request.id, reason))
+        self.dissolve(claim, now)
+
+    def dissolve(self, claim: Claim, now: float) -> None:
+        """Forget the request; what was ready or in the making for it becomes stock."""
+        self._leave(claim)
+        self.queue.pop(claim.request.id, None)
+        self.hoarding.pop(claim.request.id, None)
+        for job in list(claim.jobs.values()):
+            job.claim = None
+            if not job.started:
+                self.cancel(job, now)
+            elif job.kind != "forked":
+                job.top.making[job.id] = job.expected
+        claim.jobs, claim.forks = {}, []
+        self.let_go(claim, now)
+
+    def let_go(self, claim: Claim, now: float) -> None:
+        """What was ready for it becomes stock."""
+        ready, claim.ready = claim.ready, []
+        for held, _, _ in ready:
+            held.abandoned = held.copies > 0
+            if not held.abandoned:
+                self.park(held, now)
+
+    def _enter(self, claim: Claim) -> None:
+        self.claims[claim.request.id] = claim
+        claim.path[-1].users += 1
+
+    def _leave(self, claim: Claim) -> None:
+        del self.claims[claim.request.id]
+        self.deadlines.drop(claim)
+        claim.path[-1].users -= 1
+
+    def deliver(self, claim: Claim, now: float) -> None:
+        request = claim.request
+        self._leave(claim)
+        until = None if request.lease_seconds is None else now + request.lease_seconds
+        self.leases[request.id] = lease = Lease(claim)
+        self._end_lease_at(lease, until)
+        self.leased += len(claim.ready)
+        for held, _, _ in claim.ready:
+            held.status = "leased"
+            held.chain = request.chain
+        members = tuple(Member(held.id, kind, start) for held, kind, start in claim.ready)
+        waited = (now if claim.admitted is None else claim.admitted) - claim.arrived
+        self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain), waited))
+
+    def end_lease(self, request: int) -> Lease | None:
+        """Its sandboxes are still where they were; None if it is over already."""
+        lease = self.leases.pop(request, None)
+        if lease is not None:
+            self.lease_ends.drop(lease)
+        return lease
+
+    def _end_lease_at(self, lease: Lease, until: float | None) -> None:
+        lease.until = until
+        if until is None:
+            self.lease_ends.drop(lease)
+        else:
+            self.lease_ends.put(lease)
+
+    # --- Sandboxes ----------------------------------------------------------------------------------
+
+    def made(
+        self,
+        job: int,
+        sandbox: str,
+        now: float,
+        *,
+        create_seconds: float | None = None,
+        stage_seconds: Iterable[float] = (),
+        layers: Mapping[int, int] | None = None,
+        memory: int | None = None,
+        found: int | None = None,
+        joined: bool = False,
+        fetched: bool = False,
+    ) -> None:
+        """A job is done. ``layers`` has the sizes of those kept, by depth; ``memory`` that of the sandbox.
+
+        ``found``, ``joined`` and ``fetched`` tell what its making was really spared, where that was not
+        known before.
+        """
+        done = self._end(job, now)
+        claim = done.claim
+        chain = done.top.chain if claim is None else claim.request.chain
+        path = done.path
+        if create_seconds is not None:
+            what = "fork" if done.kind == "forked" else "create"
+            self.costs.learn(what, what, create_seconds)
+        for node, seconds in zip(path[done.start + 1 :], stage_seconds, strict=False):
+            self.costs.learn(node.key, node.kind, seconds)
+        for node in path[done.start + 1 :]:
+            node.breaker = None
+        held = done.origin
+        if held is None:
+            held = self.held[sandbox] = Held(sandbox, chain, done.depth, done.charge, done.stands_on)
+            self.stock.adopt(held)
+        self._unpin(done)
+        held.chain, held.depth = chain, done.depth
+        if memory is not None:
+            done.top.memory = memory
+            self.stock.recharge(held, memory)
+        for depth, size in sorted((layers or {}).items()):
+            self.stock.keep_layer(path[depth], size)
+        if claim is None:
+            self.park(held, now)
+        else:
+            held.status = "ready"
+            del claim.jobs[done.id]
+            claim.ready.append((held, *done.spared(found, joined, fetched)))
+            self.changed.append(claim)
+        self.wishes.consider(done.top)
+
+    def failed(self, job: int, failure: Failure, now: float) -> None:
+        """A job came to nothing; what was left of its sandbox is gone."""
+        done = self._end(job, now)
+        self._unpin(done)
+        if done.origin is not None:
+            self.held.pop(done.origin.id, None)
+            self.stock.drop(done.origin)
+        else:
+            self.stock.free(done.charge)
+        probe(done.path, done.start, under_way=False)
+        if failure.depth is not None or done.claim is None:
+            node = done.path[done.depth if failure.depth is None else failure.depth]
+            node.breaker = node.breaker or Breaker(self.policy)
+            node.breaker.record(node.key, failure, now)
+        self.wishes.consider(done.top)
+        claim = done.claim
+        if claim is None:
+            return
+        del claim.jobs[done.id]
+        if done.kind != "forked" or claim.forkable:  # one fork makes many children: they fail once
+            claim.attempts += 1
+        if done.kind == "forked":
+            claim.forkable = False
+        if failure.depth is not None or claim.attempts >= self.policy.attempts:
+            self.refuse(claim, failure, now)
+        else:
+            self._to_the_front(claim)
+
+    def clean(self, sandbox: str, depth: int, now: float, *, memory: int | None = None) -> None:
+        """A returned sandbox was reset and verified, and is now in the state of this depth."""
+        held = self.held.get(sandbox)
+        if held is None:
+            return
+        self.resetting -= 1
+        held.depth = depth
+        if memory is not None:
+            self.stock.recharge(held, memory)
+            self.stock.nodes(held.chain)[depth].memory = memory
+        self.park(held, now)
+
+    def died(self, sandbox: str, now: float) -> None:
+        """A sandbox ended by itself, or could not be reset, wherever it stands."""
+        held = self.held.get(sandbox)
+        if held is None or held.status == "promoting" or held.copies:  # its job will fail, and tell
+            return
+        if held.status == "resetting":
+            self.resetting -= 1
+        # A death is rare, but many may die at once: only who can have a holder is looked for.
+        for claim in self._holders(held) if held.status in ("ready", "leased") else ():
+            before = len(claim.ready)
+            claim.ready = [entry for entry in claim.ready if entry[0] is not held]
+            if held.status == "leased":
+                self.leased -= before - len(claim.ready)
+            elif len(claim.ready) < before:
+                self._to_the_front(claim)
+        self.destroy(held, "died")
+
+    def gone(self, sandbox: str) -> None:
+        """What was told to be destroyed is no more."""
+        self.going_memory -= self.going.pop(sandbox, 0)
+
+    def park(self, held: Held, now: float) -> None:
+        """Make it stock, unless a request was about to have the same made, or it is not wanted."""
+        node = self.stock.nodes(held.chain)[held.depth]
+        full = node.maximum is not None and len(node.idle) >= node.maximum
+        if not self.policy.park or held.depth < self.policy.shallowest or full:
+            self.destroy(held, "returned")
+            return
+        while node.queued:
+            job = self.jobs.get(node.queued.popleft())
+            if job is not None and not job.started and job.claim is not None:
+                claim = job.claim
+                self.cancel(job, now)
+                del claim.jobs[job.id]
+                held.status = "ready"
+                claim.ready.append((held, "warm", held.depth))
+                self.changed.append(claim)
+                return
+        self.stock.park(held, node, now)
+        if self.policy.idle_seconds is not None:
+            self.parked.put(held)
+
+    def destroy(self, held: Held, reason: Reason) -> None:
+        node = self.stock.node(held.chain.keys[held.depth])
+        self.held.pop(held.id, None)
+        self.parked.drop(held)
+        self.stock.drop(held)
+        self.going[held.id] = held.charge
+        self.going_memory += held.charge
+        self.operations.append(Destroy(held.id, reason))
+        if node is not None:
+            self.wishes.consider(node)
+
+    # --- Wishes -------------------------------------------------------------------------------------
+
+    def hint(self, chain: Chain, wanted: int, now: float) -> None:
+        """So many sandboxes of this recipe will be asked for soon."""
+        self.wishes.hint(self.stock.nodes(chain)[-1], wanted, now + self.policy.hint_seconds)
+
+    def bound(self, chain: Chain, minimum: int, maximum: int | None) -> None:
+        """Keep at least and at most so many idle."""
+        self.wishes.bound(self.stock.nodes(chain)[-1], minimum, maximum)
+
+    # --- Jobs ---------------------------------------------------------------------------------------
+
+    def job(self, path: tuple[Node, ...], chosen: Candidate, now: float) -> Job:
+        """Set a sandbox aside, or room for a new one; the room must be there."""
+        job = Job(next(self._numbers), path, chosen.depth, chosen.kind, chosen.seconds)
+        job.expected = now + chosen.seconds
+        job.charge = self.stock.size(job.top)
+        if chosen.kind == "promoted":
+            job.origin = self.stock.take(path[chosen.depth])
+            job.origin.status = "promoting"
+            self.wishes.consider(path[chosen.depth])
+        else:
+            self.stock.reserve(1, job.charge)
+            job.stands_on = path[chosen.depth] if chosen.kind == "layer" else None
+            if job.stands_on is not None:
+                self.stock.pin(job.stands_on)
+        self.jobs[job.id] = job
+        job.top.users += 1
+        return job
+
+    def cancel(self, job: Job, now: float) -> None:
+        """Drop a job that was not started."""
+        del self.jobs[job.id]
+        job.top.users -= 1
+        self._unpin(job)
+        probe(job.path, job.start, under_way=False)
+        if job.origin is None:
+            self.stock.free(job.charge)
+        else:
+            job.origin.status = "ready"
+            self.park(job.origin, now)
+
+    def _end(self, number: int, now: float) -> Job:
+        job = self.jobs.pop(number)
+        job.top.users -= 1
+        job.top.making.pop(number, None)
+        if job.background:
+            self.refills.end(number)
+        elif job.kind != "forked":
+            self.running -= 1
+        if job.copied is not None:
+            job.copied.copies -= 1
+            if job.copied.abandoned and not job.copied.copies:
+                job.copied.abandoned = False
+                self.park(job.copied, now)
+        return job
+
+    def _unpin(self, job: Job) -> None:
+        if job.stands_on is not None:
+            self.stock.unpin(job.stands_on)
+
+    def _to_the_front(self, claim: Claim) -> None:
+        self.queue[claim.request.id] = claim
+        self.queue.move_to_end(claim.request.id, last=False)
+        self.hoarding[claim.request.id] = claim
+
+    def _holders(self, held: Held) -> list[Claim]:
+        """Who has it; looks at all."""
+        everyone = [*self.claims.values(), *(lease.claim for lease in self.leases.values())]
+        return [claim for claim in everyone if any(entry[0] is held for entry in claim.ready)]

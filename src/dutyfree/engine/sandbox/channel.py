@@ -1,0 +1,470 @@
+"""The way to one sandbox: frames to its init and back, on a socket of its own.
+
+Answers arrive by a reader callback and resolve futures: no task and no thread per sandbox.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from dutyfree.contract.errors import (
+    CollectError,
+    CreateError,
+    DispatchError,
+    ExecError,
+    SandboxClosed,
+    SandboxGone,
+)
+from dutyfree.engine.host import fork_guard
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import FRAME, Frame
+from dutyfree.engine.sandbox.pending import Answer, Running, Unanswered, W, refused
+
+_CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
+_OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
+
+_TOLD = 200  # bytes of a reason that init gives
+_ANCILLARY = socket.CMSG_SPACE(4 * 4)
+
+
+class SetupError(CreateError):
+    """Init could not make a sandbox of the files that it found; ``number`` is an errno."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Channel(Unanswered):
+    """Frames of one sandbox. Belongs to the event loop that it was made in."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        name: str,
+        destroy: Callable[[], None],
+        responds: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        """``responds`` tells whether the launcher, and so this machine, is at work."""
+        super().__init__()
+        connected.setblocking(False)
+        self._socket = connected
+        self._name = name
+        self._destroy = destroy
+        self._responds = responds
+        self._judging: asyncio.Task[None] | None = None
+        self._identities = itertools.count(1)
+        self._received = bytearray()
+        self._arrived: deque[int] = deque()
+        self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
+        self._closed: Exception | None = None
+        self._detained = False
+        self.on_death: Callable[[], None] | None = None
+        """Told once, if the sandbox ends by itself."""
+        self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
+        # By its number: of a socket, the loop would make a description each time.
+        self._descriptor = connected.fileno()
+        self._loop.add_reader(self._descriptor, self._receive)
+        fork_guard.bind(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def check(self) -> None:
+        """Raises SandboxClosed, SandboxGone or CreateError if nothing can be asked any more."""
+        if isinstance(self._closed, CreateError | SandboxGone):
+            raise self._closed
+        if self._closed is not None:
+            raise SandboxClosed(str(self._closed))
+
+    # --- To init ------------------------------------------------------------------------------------
+
+    def exec(
+        self,
+        payload: bytes,
+        stdin: int | None = None,
+        timeout: float | None = None,
+        kind: Frame = Frame.EXEC,
+    ) -> tuple[int, Running]:
+        """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
+        identity, running = self._post(
+            kind, payload, stdin, Running(self._loop, protocol.room(kind, payload))
+        )
+        if timeout is not None:
+            self.expect(running, timeout)
+        return identity, running
+
+    def kill(self, identity: int) -> bool:
+        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up.
+
+        False if it came before, or never will.
+        """
+        waiting = self._waiting.get(identity)
+        if self._closed is not None or waiting is None:
+            return False
+        self.tell(Frame.KILL, identity)
+        self.expect(waiting, 0.0)
+        return True
+
+    async def detain(self) -> bool:
+        """Whether nothing runs in the sandbox; then what is asked of it waits, until ``carry_on``."""
+        if self._waiting or self._unsent or self._closed is not None:
+            return False
+        nothing = protocol.NUMBER.pack(0)
+        _, answer = self._post(Frame.SIGNAL, nothing, None, Answer(self._loop, protocol.INLINE_MAX))
+        self.expect(answer, 0.0)
+        self._detained = True
+        try:
+            quiet = await answer.done == errno.ESRCH
+        except BaseException:
+            self.carry_on()
+            raise
+        if not quiet:
+            self.carry_on()
+        return quiet
+
+    def carry_on(self, successor: Channel | None = None) -> None:
+        """Go on, with what has waited: in another sandbox, whose channel is used up by this."""
+        self._detained = False
+        if self._closed is not None:
+            if successor is not None:
+                successor.abandon()
+            return
+        if successor is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._loop.remove_reader(successor._descriptor)
+            self._socket.close()
+            self._socket, self._descriptor = successor._socket, successor._descriptor
+            self._destroy = successor._destroy
+            successor._closed = SandboxClosed(f"sandbox {self._name} has another channel")
+            self._loop.add_reader(self._descriptor, self._receive)
+        if self._unsent:
+            self._loop.add_writer(self._descriptor, self._flush)
+        else:
+            self._pay_all()
+
+    def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
+        """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
+        if self._closed is None:
+            self._send(protocol.frame(kind, identity, payload, flags), None)
+
+    def credit(self, identity: int, size: int) -> None:
+        """So much more of its output may be sent: what was taken of it, with FRAME_COST for each frame."""
+        waiting = self._waiting.get(identity)
+        if waiting is None:
+            return
+        waiting.owed += size
+        # While init does not read, it gets no credit: else these frames would pile up here.
+        if not self._unsent and not self._detained:
+            self._pay(identity, waiting)
+
+    def _pay(self, identity: int, waiting: Running | Answer) -> None:
+        size, waiting.owed = waiting.owed, 0
+        waiting.room += size
+        self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
+
+    def _pay_all(self) -> None:
+        for identity, waiting in self._waiting.items():
+            if waiting.owed:
+                self._pay(identity, waiting)
+
+    async def ask(
+        self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
+    ) -> Answer:
+        """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
+        identity, answer = self._post(
+            kind, payload, descriptor, Answer(self._loop, protocol.room(kind, payload), kind == Frame.READ)
+        )
+        if timeout is not None:
+            self.expect(answer, timeout)
+        try:
+            await answer.done
+        except asyncio.CancelledError:
+            self.kill(identity)
+            if answer.descriptor is not None:  # it came in the same moment
+                os.close(answer.descriptor)
+            raise
+        return answer
+
+    def begin(self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]) -> tuple[int, Answer]:
+        """An operation that says much before it is done. Raises DispatchError."""
+        answer = Answer(self._loop, protocol.room(kind, payload))
+        answer.on_output = on_output
+        return self._post(kind, payload, None, answer)
+
+    def post_all(
+        self, frames: Sequence[tuple[Frame, bytes, int | None, int]]
+    ) -> list[tuple[int, Running | Answer]]:
+        """Ask for several things at once: kind, payload, descriptor, flags of each. Raises DispatchError."""
+        too_large = max((len(payload) for _, payload, _, _ in frames), default=0) > protocol.FRAME_MAX
+        if self._closed is not None or too_large:
+            for _, _, descriptor, _ in frames:
+                if descriptor is not None:
+                    os.close(descriptor)
+            self.check()
+            raise DispatchError("an action has more bytes than can be handed over at once")
+        posted: list[tuple[int, Running | Answer]] = []
+        parts: list[bytes] = []
+        rider: int | None = None
+        for kind, payload, descriptor, flags in frames:
+            identity = next(self._identities) & 0xFFFFFFFF
+            room = protocol.room(kind, payload)
+            waiting = (
+                Running(self._loop, room)
+                if kind == Frame.EXEC
+                else Answer(self._loop, room, kind == Frame.READ)
+            )
+            self._waiting[identity] = waiting
+            posted.append((identity, waiting))
+            if descriptor is not None:
+                # It travels with the first byte of what is sent: so that is this frame's.
+                if parts:
+                    self._send(b"".join(parts), rider)
+                parts, rider, flags = [], descriptor, flags | protocol.WITH_FD
+            parts.append(protocol.frame(kind, identity, payload, flags))
+        self._send(b"".join(parts), rider)
+        return posted
+
+    def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: W) -> tuple[int, W]:
+        if self._closed is not None or len(payload) > protocol.FRAME_MAX:
+            if descriptor is not None:
+                os.close(descriptor)
+            self.check()
+            raise DispatchError(f"{len(payload)} bytes are more than can be handed over at once")
+        identity = next(self._identities) & 0xFFFFFFFF
+        self._waiting[identity] = waiting
+        flags = 0 if descriptor is None else protocol.WITH_FD
+        self._send(FRAME.pack(len(payload), kind, flags, identity) + payload, descriptor)
+        return identity, waiting
+
+    def _send(self, data: bytes, descriptor: int | None) -> None:
+        if self._unsent or self._detained:
+            self._unsent.append((data, descriptor))
+            return
+        try:
+            sent = self._transmit(data, descriptor)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the reader learns of the end
+        else:
+            descriptor = None
+        if sent < len(data):
+            self._unsent.append((memoryview(data)[sent:], descriptor))
+            self._loop.add_writer(self._descriptor, self._flush)
+
+    def _flush(self) -> None:
+        while self._unsent:
+            data, descriptor = self._unsent[0]
+            try:
+                sent = self._transmit(data, descriptor)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.popleft()
+                break
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], None)
+            else:
+                self._unsent.popleft()
+        self._loop.remove_writer(self._descriptor)
+        self._pay_all()
+
+    def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
+        if descriptor is None:
+            return self._socket.send(data)
+        try:
+            sent = socket.send_fds(self._socket, [data], [descriptor])
+        except BlockingIOError:
+            raise  # it goes with the next try
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return sent
+
+    # --- From init ----------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, value in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._arrived.extend(array.array("i", value[: len(value) // 4 * 4]))
+        if not data:
+            self._fail(ExecError(f"sandbox {self._name} died"))
+            return
+        self._heard = self._loop.time()
+        buffer: bytes | bytearray = data
+        if self._received:
+            self._received += data
+            buffer = self._received
+        at, end = 0, len(buffer)
+        while end - at >= FRAME.size:
+            size, what, flags, identity = FRAME.unpack_from(buffer, at)
+            begin = at + FRAME.size
+            if size > protocol.FRAME_MAX:
+                self._violated("a frame that cannot be")
+                return
+            if end - begin < size:
+                break
+            at = begin + size
+            self._handle(what, flags, identity, bytes(buffer[begin:at]))
+        if buffer is self._received:
+            del self._received[:at]
+        elif at < end:
+            self._received += memoryview(buffer)[at:]
+        # At most that of a frame that is not all here yet; more would fill our table of descriptors.
+        if len(self._arrived) > 1:
+            self._violated("descriptors that nobody asked for")
+
+    def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
+        waiting = self._waiting.get(identity)
+        if waiting is not None:
+            waiting.room -= len(payload) + protocol.FRAME_COST
+            if waiting.room < 0:
+                self._violated("more than it was asked for")
+                return
+        if kind == _OUTPUT and isinstance(waiting, Running):
+            if flags not in (1, 2):
+                self._violated("output of no stream")
+            elif waiting.on_output is not None:
+                waiting.on_output(flags, payload)
+            else:
+                (waiting.stdout if flags == 1 else waiting.stderr).append(payload)
+        elif kind == _EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
+            self._forget(identity)
+            if not waiting.ended.done():
+                waiting.ended.set_result(protocol.EXIT.unpack(payload))
+        elif kind == Frame.DONE and waiting is not None and len(payload) >= protocol.ERROR.size:
+            self._done(waiting, flags, identity, payload)
+        elif kind == _OUTPUT and isinstance(waiting, Answer):
+            self._hear(waiting, identity, payload)
+        elif kind == Frame.STARTED and isinstance(waiting, Running):
+            self._started(waiting, flags, identity)
+        elif kind == Frame.READY and len(payload) == protocol.READY.size and not self.ready.done():
+            self.ready.set_result(protocol.READY.unpack(payload))
+        elif kind == Frame.FATAL and len(payload) >= protocol.ERROR.size:
+            (error,) = protocol.ERROR.unpack_from(payload)
+            step = payload[protocol.ERROR.size :][:_TOLD].decode(errors="replace")
+            self._fail(SetupError(f"the sandbox could not be set up: {step}: {os.strerror(error)}", error))
+        else:
+            self._violated("a frame that nobody asked for")
+
+    def _violated(self, what: str) -> None:
+        """Init is not ours any more: whatever runs in its place is heard no further."""
+        if self._closed is None:
+            self._fail(CollectError(f"sandbox {self._name} sent {what}, and was destroyed"))
+            self._destroy()
+
+    def _started(self, waiting: Running, flags: int, identity: int) -> None:
+        if not (flags & protocol.WITH_FD and self._arrived):
+            self.kill(identity)  # its terminal could not be handed over
+        elif waiting.on_started is not None:
+            waiting.on_started(self._arrived.popleft())
+        else:
+            os.close(self._arrived.popleft())
+
+    def _hear(self, waiting: Answer, identity: int, payload: bytes) -> None:
+        if waiting.on_output is not None:
+            waiting.on_output(payload)
+        else:
+            waiting.data.append(payload)
+            self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload) + protocol.FRAME_COST))
+
+    def _done(self, waiting: Running | Answer, flags: int, identity: int, payload: bytes) -> None:
+        descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
+        (error,) = protocol.ERROR.unpack_from(payload)
+        if descriptor is not None and not (isinstance(waiting, Answer) and waiting.with_file):
+            os.close(descriptor)
+            self._violated("a file that nobody asked for")
+            return
+        self._forget(identity)
+        if isinstance(waiting, Answer) and not waiting.done.cancelled():
+            waiting.descriptor = descriptor
+            waiting.data.append(payload[protocol.ERROR.size :])
+            waiting.done.set_result(error)
+            return
+        if descriptor is not None:
+            os.close(descriptor)
+        if isinstance(waiting, Running) and not waiting.ended.done():
+            waiting.ended.set_exception(refused(error))
+
+    # --- The end ------------------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        if self._closed is None and self._judging is None:
+            self._judging = self._loop.create_task(self._conclude())
+
+    async def _conclude(self) -> None:
+        """Init is silent. If the launcher answers, this machine works: what runs in there is the reason."""
+        what = f"sandbox {self._name} stopped answering"
+        if self._responds is not None and await self._responds():
+            self._fail(SandboxGone(f"{what} because of what runs in it, and was destroyed"))
+        else:
+            self._fail(ExecError(f"{what}, and was destroyed"))
+        self._destroy()
+
+    def orphan(self) -> None:
+        self._closed = SandboxClosed(f"sandbox {self._name}: {fork_guard.FORKED}", remedy=fork_guard.REMEDY)
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        for waiting in self._waiting.values():
+            future = waiting.ended if isinstance(waiting, Running) else waiting.done
+            if not future.done():
+                future.set_exception(self._closed)
+                future.exception()
+        self._waiting.clear()
+
+    def abandon(self) -> None:
+        """Close, and have the sandbox destroyed, without waiting for its end."""
+        self.close()
+        self._destroy()
+
+    def close(self) -> None:
+        self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more comes: everybody who waits is told, and the socket closed."""
+        if self._closed is not None:
+            return
+        self._closed = error
+        if self._unsent:
+            self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
+        self._socket.close()
+        futures: list[asyncio.Future[tuple[int, ...]] | asyncio.Future[int]] = [self.ready]
+        futures += [
+            waiting.ended if isinstance(waiting, Running) else waiting.done
+            for waiting in self._waiting.values()
+        ]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # there may be nobody left to hear of it
+        for waiting in self._waiting.values():
+            if waiting.overdue is not None:
+                waiting.overdue.cancel()
+        self._waiting.clear()
+        for _, descriptor in self._unsent:
+            if descriptor is not None:
+                os.close(descriptor)
+        for descriptor in self._arrived:
+            os.close(descriptor)
+        self._unsent.clear()
+        self._arrived.clear()
+        if self.on_death is not None and not isinstance(error, SandboxClosed):
+            self.on_death()

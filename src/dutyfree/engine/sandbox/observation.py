@@ -1,0 +1,153 @@
+"""What comes back from a sandbox, in the contract's words: observations, entries, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import errno
+import os
+import random
+import struct
+from operator import attrgetter
+from time import perf_counter
+
+from dutyfree.contract import KILLED, Command, Cut, Entry, Observation, Span, Usage
+from dutyfree.contract.arguments import NOT_FOUND, NOT_RUNNABLE, not_started
+from dutyfree.contract.entries import entry
+from dutyfree.contract.errors import CollectError, SpecialFile, file_error
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import Exit
+from dutyfree.engine.sandbox.pending import Running
+
+# Plain numbers: arithmetic with those of an enumeration takes microseconds.
+REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
+_TIMED_OUT, _OOM = int(Exit.TIMED_OUT), int(Exit.OOM)
+
+PART = 2000
+"""Records of an answer that are decoded before other tasks of the event loop may run."""
+
+
+def observe(
+    command: Command,
+    user: str | None,
+    cwd: str | None,
+    running: Running,
+    ended: tuple[int, ...],
+    asked: float,
+) -> Observation:
+    """``ended`` is what the last frame of the command said."""
+    status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
+    if flags & REFUSED:
+        return refusal(command, user, cwd, status, flags, asked)
+    code = _exit_code(status)
+    done = perf_counter()
+    # Both clocks are CLOCK_MONOTONIC.
+    at = [moment / 1e9 - asked for moment in (received, spawning, began, finished, sent)]
+    return Observation(
+        exit_code=KILLED - code if code < 0 else code,
+        signal=-code if code < 0 else None,
+        stdout=b"".join(running.stdout),
+        stderr=b"".join(running.stderr),
+        timed_out=flags & _TIMED_OUT != 0,
+        oom=flags & _OOM != 0,
+        cut=Cut(cut_out, cut_err) if cut_out or cut_err else _NO_CUT,
+        seconds=done - asked,
+        spans=(
+            Span("dispatch", 0.0, at[0]),
+            Span("spawn", at[1], at[2] - at[1]),
+            Span("run", at[2], at[3] - at[2]),
+            Span("collect", at[3], at[4] - at[3]),
+            Span("return", at[4], done - asked - at[4]),
+        ),
+        usage=Usage(cpu / 1e6, peak << 10),
+    )
+
+
+_NO_CUT = Cut()
+
+
+def _exit_code(status: int) -> int:
+    """Below 0 for a signal. Raises CollectError for a number that no command ends with."""
+    try:
+        return os.waitstatus_to_exitcode(status)
+    except ValueError as error:
+        raise CollectError(f"the sandbox sent {status} as the end of a command") from error
+
+
+def final_code(status: int, flags: int) -> int:
+    """The exit code as shells have it, also of a command that was not run. Raises CollectError."""
+    if flags & REFUSED:
+        return NOT_FOUND if status == errno.ENOENT and not flags & Exit.NO_USER else NOT_RUNNABLE
+    code = _exit_code(status)
+    return KILLED - code if code < 0 else code
+
+
+def refusal(
+    command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
+) -> Observation:
+    """Of a command that was not run."""
+    reason = _reason(command, user, cwd, number, flags)
+    return not_started(reason, final_code(number, flags), perf_counter() - asked)
+
+
+def _reason(command: Command, user: str | None, cwd: str | None, number: int, flags: int) -> str:
+    if flags & Exit.NO_PROCESS or number in (errno.EAGAIN, errno.ENOMEM):
+        return f"cannot start a process in the sandbox: {os.strerror(number)}"
+    if flags & Exit.NO_USER and number == errno.EINVAL:
+        remedy = "ids below 65536 need root, or newuidmap and a range in /etc/subuid: see `dutyfree doctor`"
+        return f"cannot run a command as {user!r}: the sandbox has no such id ({remedy})"
+    if flags & Exit.NO_USER:
+        return f"cannot run a command as {user!r}: there is no such user in the sandbox"
+    if flags & Exit.NO_DIRECTORY:
+        return f"{cwd or 'the working directory'}: {os.strerror(number)}"
+    return f"{'/bin/sh' if isinstance(command, str) else command[0]}: {os.strerror(number)}"
+
+
+def check(number: int, path: str) -> None:
+    """Raises what the errno of a file operation says."""
+    if number == protocol.ERROR_SPECIAL:
+        raise SpecialFile(path)
+    if number:
+        raise file_error(number, path)
+
+
+async def entries(data: bytes) -> tuple[Entry, ...]:
+    """By name, in parts: others have their turn between them. Raises CollectError for what makes no sense."""
+    found: list[Entry] = []
+    at = 0
+    while at < len(data):
+        if len(found) % PART == PART - 1:
+            await asyncio.sleep(0)
+        try:
+            size, mode, length = protocol.ENTRY.unpack_from(data, at)
+        except struct.error as error:
+            raise CollectError("the sandbox sent a list that has no end") from error
+        at += protocol.ENTRY.size
+        name = os.fsdecode(data[at : at + length])
+        at += length
+        if at > len(data) or not name or "/" in name or "\0" in name:
+            raise CollectError(f"the sandbox sent a list with the name {name[:80]!r}")
+        found.append(entry(name, mode, size))
+    return await _ordered(found)
+
+
+_NAME = attrgetter("name")
+
+
+async def _ordered(found: list[Entry]) -> tuple[Entry, ...]:
+    """Sorted in parts: one sort of all would keep the event loop, and every thread, until it is done."""
+    if len(found) <= PART:
+        return tuple(sorted(found, key=_NAME))
+    # What stands where in a directory is up to whoever fills it: these are drawn by lot.
+    drawn = sorted(one.name for one in random.sample(found, 8 * (len(found) // PART)))
+    bounds = drawn[::8]
+    parts: list[list[Entry]] = [[] for _ in range(len(bounds) + 1)]
+    for begin in range(0, len(found), PART):
+        for one in found[begin : begin + PART]:
+            parts[bisect.bisect(bounds, one.name)].append(one)
+        await asyncio.sleep(0)
+    ordered: list[Entry] = []
+    for part in parts:
+        ordered += sorted(part, key=_NAME)
+        await asyncio.sleep(0)
+    return tuple(ordered)

@@ -1,0 +1,217 @@
+"""A held shell: one ``/bin/sh`` that reads commands, and says the end of each.
+
+Every command is written to a file and run by the shell itself, so that variables, functions and the
+working directory live on. After it, the shell writes a mark that nobody can guess, with the exit code, to
+both streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import perf_counter
+
+import anyio
+import msgspec
+
+from dutyfree.contract import KILLED, Cut, Observation, Span
+from dutyfree.contract.arguments import check_command, encoded
+from dutyfree.contract.errors import ActionError, SubstrateError
+from dutyfree.contract.output import Collector
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import Frame
+from dutyfree.engine.sandbox import contents
+from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.observation import final_code
+from dutyfree.engine.sandbox.output_credit import Debt
+from dutyfree.engine.sandbox.pending import PATIENCE
+
+GRACE = 2.0
+"""So long the shell has to come back after what it waits for was killed."""
+
+_CODE = 16  # bytes of what stands for an exit code
+
+Write = Callable[[str, bytes], Awaitable[None]]
+Remove = Callable[[str], Awaitable[None]]
+
+
+class NativeShell:
+    """Commands one after the other, in one shell."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        payload: bytes,
+        write: Write,
+        remove: Remove,
+        limit: int,
+    ) -> None:
+        self._channel = channel
+        self._write = write
+        self._remove = remove
+        self._token = secrets.token_hex(16)
+        self._script = f"/tmp/.shell-{self._token[:12]}"  # noqa: S108 (in the sandbox)
+        self._busy = asyncio.Lock()
+        self._streams = (_Stream(self._token, limit), _Stream(self._token, limit))
+        self._end = asyncio.Event()
+        theirs, self._input = contents.pipe()
+        os.set_blocking(self._input, False)
+        try:
+            self._identity, self._running = channel.exec(payload, theirs)
+        except BaseException:
+            os.close(self._input)
+            raise
+        # What it prints is read, and for the most part dropped, at a pace that costs us little.
+        self._debt = Debt(partial(channel.credit, self._identity))
+        self._running.on_output = self._hear
+        self._running.ended.add_done_callback(self._ended)
+
+    async def run(self, command: str, *, timeout: float | None = None) -> Observation:
+        """Raises ActionError if the shell has ended: by ``exit``, or killed because nothing else helped."""
+        asked = perf_counter()
+        check_command(command, timeout=timeout)
+        text = encoded(command, "a command", "bad_request")
+        async with self._busy:
+            self._check()
+            # With a timeout, nothing here waits for ever: an operation cancelled ends, or its sandbox does.
+            with anyio.move_on_after(None if timeout is None else timeout + PATIENCE) as waiting:
+                await self._write(self._script, text + b"\n")
+            if waiting.cancelled_caught:
+                return Observation(
+                    exit_code=KILLED + 9, signal=9, timed_out=True, seconds=perf_counter() - asked
+                )
+            for stream in self._streams:
+                stream.begin()
+            self._end.clear()
+            mark = f"printf '\\n%s %d\\n' {self._token} $code"
+            line = f"{{ . {self._script}; }} </dev/null; code=$?; {mark}; {mark} >&2\n"
+            # Less than a pipe holds: it never waits, unless something in the sandbox fills the pipe.
+            try:
+                os.write(self._input, line.encode())
+            except OSError as error:
+                raise ActionError("the shell reads no more commands", kind="ended") from error
+            began = perf_counter()
+            timed_out = not await self._finished(timeout)
+            done = perf_counter()
+            self._channel.check()
+            seen = self._observe(timed_out, asked, began, done)
+            for stream in self._streams:
+                stream.begin()  # a shell that waits keeps nothing of its last command
+            # Only then: init is asked for nothing else after each command.
+            killed = not timed_out and seen.exit_code == KILLED + signal.SIGKILL
+            return msgspec.structs.replace(seen, oom=True) if killed and await self._oom() else seen
+
+    async def _oom(self) -> bool:
+        answer = await self._channel.ask(Frame.PING, b"", timeout=0.0)
+        return b"".join(answer.data) != bytes(protocol.NUMBER.size)
+
+    def _observe(self, timed_out: bool, asked: float, began: float, done: float) -> Observation:
+        out, err = self._streams
+        code = out.code
+        if self._running.ended.done():  # by ``exit``, or because it had to be killed
+            for stream in self._streams:
+                stream.finish()
+            code = final_code(*self._running.ended.result()[:2])
+        return Observation(
+            exit_code=KILLED + signal.SIGKILL if timed_out else code,
+            signal=signal.SIGKILL if timed_out else code - KILLED if code > KILLED else None,
+            stdout=out.kept.value(),
+            stderr=err.kept.value(),
+            timed_out=timed_out,
+            cut=Cut(out.kept.cut, err.kept.cut),
+            seconds=done - asked,
+            spans=(
+                Span("dispatch", 0.0, began - asked),
+                Span("run", began - asked, done - began),
+            ),
+        )
+
+    async def _finished(self, timeout: float | None) -> bool:
+        """Wait for both marks; False if the command had to be killed for its time."""
+        try:
+            with anyio.move_on_after(timeout):
+                await self._end.wait()
+                return True
+            return False
+        finally:
+            if not self._end.is_set():
+                with anyio.CancelScope(shield=True):
+                    await self._kill_command()
+
+    async def _kill_command(self) -> None:
+        """Kill what the shell runs, but not the shell; if that does not free it, the shell too."""
+        with anyio.move_on_after(GRACE):
+            while not self._end.is_set():
+                # Again and again: a shell goes on to the command's next line.
+                self._channel.tell(Frame.KILL, self._identity, flags=protocol.SPARE)
+                with anyio.move_on_after(0.02):
+                    await self._end.wait()
+        if not self._end.is_set():
+            self._channel.kill(self._identity)
+            await self._end.wait()
+
+    def _hear(self, stream: int, data: bytes) -> None:
+        self._debt.add(len(data) + protocol.FRAME_COST)
+        self._streams[stream - 1].add(data)
+        if all(part.ended for part in self._streams):
+            self._end.set()
+
+    def _ended(self, _: asyncio.Future[tuple[int, ...]]) -> None:
+        self._end.set()
+
+    def _check(self) -> None:
+        self._channel.check()
+        if self._running.ended.done():
+            raise ActionError("the shell has ended", kind="ended", remedy="open another one")
+
+    async def close(self) -> None:
+        os.close(self._input)
+        with anyio.CancelScope(shield=True):
+            if not self._running.ended.done():
+                self._channel.kill(self._identity)
+                await asyncio.wait([self._running.ended])
+            if not self._channel.closed:
+                with anyio.move_on_after(PATIENCE), contextlib.suppress(ActionError, SubstrateError):
+                    await self._remove(self._script)
+
+
+class _Stream:
+    """What comes on one stream, up to the mark."""
+
+    def __init__(self, token: str, limit: int) -> None:
+        # The command can redefine what prints the mark: its line has an end, or it is output as any other.
+        self._mark = re.compile(rb"\n%b ([^\n]{0,%d})\n" % (token.encode(), _CODE))
+        self._longest = len(token) + _CODE + 3
+        self._limit = limit
+        self.begin()
+
+    def begin(self) -> None:
+        self.kept = Collector(self._limit)
+        self._pending = bytearray()
+        self.ended = False
+        self.code = 0
+
+    def add(self, data: bytes) -> None:
+        self._pending += data
+        if found := self._mark.search(self._pending):
+            self.code = int(found[1]) & 0xFF if found[1].isdigit() and len(found[1]) < 4 else 1
+            self.ended = True
+            begin = found.start()
+            del found  # it holds the buffer
+            del self._pending[begin:]
+            self.finish()
+        elif len(self._pending) > self._longest:
+            # Its end may be the beginning of the mark.
+            self.kept.add(self._pending[: -self._longest])
+            del self._pending[: -self._longest]
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self.kept.add(self._pending)
+        self._pending.clear()

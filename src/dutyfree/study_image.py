@@ -1,0 +1,338 @@
+"""The study's root filesystem: the same software on every substrate.
+
+``build`` makes it from Debian's packages with debootstrap and keeps it as a tar in the cache;
+``from_reference`` has a Docker engine pull an image instead. Substrates that start from an image import
+one of the two: the one asked for last, if both were.
+
+A build runs in mount and process namespaces of its own, and dies with its maker: neither Ctrl-C nor
+SIGKILL leaves a mount or a process behind. The record beside the tar is written last, so that half an
+image is never taken for a whole one; the half is swept by the next build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TextIO
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from dutyfree import debian, paths
+from dutyfree.contract.errors import Unavailable
+from dutyfree.engine.store.locks import try_lock
+
+REFERENCE = "dutyfree/study:latest"
+"""The name under which a Docker engine holds the study's image."""
+
+PACKAGES = (
+    "ca-certificates",
+    "git",
+    "patch",
+    "procps",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+)
+"""Besides Debian's essential set (dash, coreutils, grep, sed, findutils, diffutils, tar, ...)."""
+
+TOOLS = ("sh", "python3", "git")
+"""What an image must hold for the tiers to run."""
+
+ENVIRONMENT = {"LANG": "C.UTF-8", "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+FORMAT = 1
+"""Part of the image's key: raise it when the making changes."""
+
+DROPPED = ("dev", "proc", "sys", "run", "tmp", "var/cache", "var/lib/apt/lists", "var/log")
+"""Emptied; so are the documentation and the translations under usr/share."""
+
+DOCUMENTATION = ("doc", "info", "lintian", "locale", "man")
+
+Progress = Callable[[str], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A root filesystem in the cache."""
+
+    name: str
+    digest: str
+    """``sha256:...`` of the tar."""
+    size: int
+    suite: str
+    packages: tuple[str, ...]
+
+    @property
+    def tar(self) -> Path:
+        return folder() / self.name
+
+
+def built() -> Image | None:
+    """The image in the cache that ``build`` would give without building; None if there is none."""
+    try:
+        image = msgspec.json.decode(_record().read_bytes(), type=Image)
+        return image if image.tar.stat().st_size == image.size else None
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def chosen() -> bool:
+    """Whether ``build`` was asked for, and ``from_reference`` not since: its image then goes before any."""
+    return _choice().exists()
+
+
+async def build(*, progress: Progress | None = None, force: bool = False, choose: bool = True) -> Image:
+    """The study's root filesystem, made unless the cache holds it (about a minute, 400 MB, root).
+
+    From then on it is the study's image again, if ``from_reference`` had taken another; ``choose=False``
+    leaves that as it is. Raises Unavailable when it cannot be made here, with what would help.
+    """
+    image = await _found_or_made(progress or _log.info, force)
+    if choose:
+        await anyio.to_thread.run_sync(_choose)
+    return image
+
+
+async def _found_or_made(say: Progress, force: bool) -> Image:
+    if not force and (image := await anyio.to_thread.run_sync(built)):
+        return image
+    _require_root()
+    async with _lock(say):
+        # Another process may have built it while this one waited.
+        if not force and (image := await anyio.to_thread.run_sync(built)):
+            return image
+        await _require_debootstrap(say)
+        scratch = await anyio.to_thread.run_sync(_scratch)
+        try:
+            return await _build(scratch, say)
+        except OSError as error:
+            raise Unavailable(
+                f"the image could not be written to {folder()}: {error.strerror or error}",
+                remedy="free some space there (2 GB), or set DUTYFREE_CACHE to another directory",
+            ) from error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+
+async def from_reference(reference: str, *, host: str | None = None, progress: Progress | None = None) -> str:
+    """Have the Docker engine pull ``reference`` and use it as the study's image; returns its id.
+
+    It stays that until ``build`` is asked for. Raises Unavailable when no engine answers, the pull fails,
+    or a tool that the tiers need is missing.
+    """
+    from dutyfree.substrates.docker import adopt_image
+
+    found = await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _log.info)
+    await anyio.to_thread.run_sync(lambda: _choice().unlink(missing_ok=True))
+    return found
+
+
+def folder() -> Path:
+    return paths.cache() / "images"
+
+
+def _record() -> Path:
+    spec = msgspec.json.encode([FORMAT, debian.suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
+    return folder() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
+
+
+def _choice() -> Path:
+    return paths.cache() / "image-chosen"
+
+
+def _choose() -> None:
+    try:
+        _choice().touch()
+    except OSError as error:
+        raise Unavailable(
+            f"the cache directory {paths.cache()} cannot be written: {error.strerror}",
+            remedy="set DUTYFREE_CACHE to a directory that can",
+        ) from error
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise Unavailable(
+            "only root can build the study's image from Debian packages",
+            remedy="run `sudo dutyfree image build` with the same DUTYFREE_CACHE, "
+            "or `dutyfree image build --from IMAGE` with an image that has python3 and git",
+        )
+
+
+async def _require_debootstrap(say: Progress) -> None:
+    if await anyio.to_thread.run_sync(shutil.which, "debootstrap"):
+        return
+    if await anyio.to_thread.run_sync(shutil.which, "apt-get"):
+        say("debootstrap is missing: apt-get install debootstrap")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        # The lists may be absent (a container) or stale; the installation itself decides.
+        for command in ("update -qq", "install -y -qq --no-install-recommends debootstrap"):
+            with contextlib.suppress(Unavailable):
+                await _run(["apt-get", *command.split()], say, environment)
+    if not await anyio.to_thread.run_sync(shutil.which, "debootstrap"):
+        raise Unavailable(
+            "debootstrap is missing",
+            remedy="install your distribution's debootstrap package, "
+            "or use `dutyfree image build --from IMAGE` with an image that has python3 and git",
+        )
+
+
+@contextlib.asynccontextmanager
+async def _lock(say: Progress) -> AsyncIterator[None]:
+    """One builder at a time; the kernel frees the lock of one that was killed."""
+    file = await anyio.to_thread.run_sync(_lock_file)
+    with file:
+        told = False
+        # The kernel has no lock that can be awaited without a thread that cannot be cancelled.
+        while not try_lock(file.fileno(), fcntl.LOCK_EX):
+            if not told:
+                say("waiting for another build of the image")
+                told = True
+            await anyio.sleep(0.2)
+        yield
+
+
+def _lock_file() -> TextIO:
+    directory = folder()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return open(directory / "lock", "w")
+    except OSError as error:
+        raise Unavailable(
+            f"the cache directory {directory} cannot be written: {error.strerror}",
+            remedy="set DUTYFREE_CACHE to a directory that can",
+        ) from error
+
+
+def _scratch() -> Path:
+    """A fresh build directory; what killed builders left is removed (the lock is ours)."""
+    for old in folder().glob("build-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix="build-", dir=folder()))
+
+
+async def _build(scratch: Path, say: Progress) -> Image:
+    root = scratch / "root"
+    started = time.monotonic()
+    wanted, source, environment = await anyio.to_thread.run_sync(_circumstances)
+    say(f"debootstrap of Debian {wanted} from {source or 'its default mirror'}")
+    command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", wanted, str(root)]
+    await _run([*_namespaces(), *command, *([source] if source else [])], say, environment)
+    say("packing")
+    await anyio.to_thread.run_sync(_clean, root)
+    tar = scratch / "image.tar"
+    packing = ["tar", "--create", "--sort=name", "--numeric-owner", "--one-file-system"]
+    await _run([*packing, f"--file={tar}", f"--directory={root}", "."], say, environment)
+    image = await anyio.to_thread.run_sync(_publish, tar, wanted)
+    say(f"{image.name}: {image.size >> 20} MB in {time.monotonic() - started:.0f} s")
+    return image
+
+
+def _circumstances() -> tuple[str, str | None, dict[str, str]]:
+    """Suite, mirror and environment of a build on this machine."""
+    wanted = debian.suite()
+    return wanted, debian.mirror(wanted), _environment()
+
+
+def _namespaces() -> list[str]:
+    """Death of the maker kills unshare, which kills debootstrap, PID 1 of its namespace, and so all.
+
+    Who finds another parent than the maker was too late to be told of its death.
+    """
+    dying = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'test "$PPID" = "$0" && exec "$@"', str(os.getpid())]
+    return [*dying, "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
+
+
+def _environment() -> dict[str, str]:
+    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    if "http_proxy" not in environment and shutil.which("apt-config"):
+        # debootstrap fetches with wget, which does not know apt's own proxy.
+        told = subprocess.run(
+            ["apt-config", "shell", "proxy", "Acquire::http::Proxy"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        value = "".join(shlex.split(told.stdout)[:1]).removeprefix("proxy=")
+        if value and value != "DIRECT":
+            environment["http_proxy"] = value
+    return environment
+
+
+async def _run(command: list[str], say: Progress, environment: dict[str, str]) -> None:
+    """Run to the end, telling its lines. Raises Unavailable with the last ones when it fails."""
+    last: deque[str] = deque(maxlen=6)
+    # A session of its own: Ctrl-C reaches us, and we end it.
+    process = await anyio.open_process(
+        command,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = BufferedByteReceiveStream(process.stdout)
+        with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead):
+            while True:
+                line = (await lines.receive_until(b"\n", 1 << 20)).decode(errors="replace")
+                last.append(line.removeprefix("I: ").strip())
+                say(last[-1])
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+    if process.returncode:
+        name = next(word for word in command if word in ("debootstrap", "tar", "apt-get"))
+        raise Unavailable(
+            f"{name} failed with status {process.returncode}: {' | '.join(last)}",
+            remedy="see that the machine reaches its Debian mirror and the disk has 2 GB free",
+        )
+
+
+def _clean(root: Path) -> None:
+    for name in (*DROPPED, *(f"usr/share/{part}" for part in DOCUMENTATION)):
+        directory = root / name
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    (root / "workspace").mkdir()
+    (root / "etc/hostname").unlink(missing_ok=True)
+    (root / "etc/resolv.conf").unlink(missing_ok=True)  # the builder's; every substrate writes its own
+
+
+def _publish(scratch: Path, wanted: str) -> Image:
+    with scratch.open("rb+") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    record = _record()
+    tar = record.with_name(f"{record.stem}-{digest[:16]}.tar")
+    image = Image(tar.name, f"sha256:{digest}", scratch.stat().st_size, wanted, PACKAGES)
+    scratch.rename(tar)
+    half = scratch.with_name(record.name)
+    half.write_bytes(msgspec.json.encode(image))
+    half.rename(record)
+    for old in record.parent.glob(f"{record.stem}-*.tar"):
+        if old != tar:
+            old.unlink()
+    return image

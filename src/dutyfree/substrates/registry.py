@@ -1,0 +1,136 @@
+"""The registry of substrates: names to lazy import paths.
+
+Third parties add theirs with an entry point in the group ``dutyfree.substrates``, whose value names a
+class as ``contract.Provider`` describes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast
+
+import msgspec
+
+from dutyfree.contract import Availability, Provider, Substrate, sized
+from dutyfree.contract.errors import OptionError, Unavailable
+from dutyfree.suggestion import suggestion
+
+GROUP = "dutyfree.substrates"
+
+BUILT_IN = {
+    "bare": "dutyfree.substrates.bare:Bare",
+    "native": "dutyfree.substrates.native:Native",
+    "native-cold": "dutyfree.substrates.native_warmth:Cold",
+    "native-base": "dutyfree.substrates.native_warmth:BaseWarm",
+    "native-image": "dutyfree.substrates.native_warmth:ImageWarm",
+    "native-repository": "dutyfree.substrates.native_warmth:RepositoryWarm",
+    "native-dependencies": "dutyfree.substrates.native_warmth:DependencyWarm",
+    "native-warm": "dutyfree.substrates.native_warmth:Warm",
+    "docker": "dutyfree.substrates.docker:Docker",
+    "scripted": "dutyfree.substrates.scripted:Scripted",
+}
+ANYWHERE = ("scripted",)
+"""Those of ours that need no Linux."""
+
+
+def names() -> tuple[str, ...]:
+    """Every known substrate, ours first."""
+    return (*BUILT_IN, *sorted(set(_entry_points()) - set(BUILT_IN)))
+
+
+def provider(name: str) -> Provider:
+    """The class behind a name, or at an import path such as ``module:Class``. Raises OptionError."""
+    if not isinstance(name, str):
+        raise OptionError(
+            f"a substrate is named by a text, not {name!r}", remedy=f"known are: {', '.join(names())}"
+        )
+    path = BUILT_IN.get(name) or _entry_points().get(name) or (name if ":" in name.strip(":") else None)
+    if path is None:
+        known = names()
+        remedy = f"{suggestion(name, known)} known are: {', '.join(known)}".strip()
+        raise OptionError(f"unknown substrate {name!r}", remedy=remedy)
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: of a relative path
+        missing = path == name and isinstance(error, ImportError)
+        raise OptionError(
+            f"substrate {name!r} cannot be loaded from {path}: {error}",
+            remedy="is its directory in PYTHONPATH?" if missing else "",
+        ) from error
+    if not hasattr(found, "Config"):
+        raise OptionError(
+            f"{path} is no substrate: it has no Config", remedy="docs/substrates.md shows a whole one"
+        )
+    return cast("Provider", found)
+
+
+def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Struct]:
+    """The provider and its checked configuration. Raises OptionError."""
+    found = provider(name)
+    known = found.Config.__struct_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        listed = f"its options are: {', '.join(known)}" if known else "it takes no options"
+        raise OptionError(
+            f"substrate {name!r} has no option {unknown[0]!r}",
+            remedy=f"{suggestion(unknown[0], known)} {listed}".strip(),
+        )
+    table = _over_defaults(found.Config, options)
+    try:
+        return found, msgspec.convert(table, found.Config)
+    except msgspec.ValidationError as error:
+        from dutyfree import validation  # only for an error
+
+        mistake = validation.explain(error, table, found.Config)
+        raise OptionError(f"substrate {name!r}: {mistake.message}", remedy=mistake.remedy) from error
+
+
+def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dict[str, Any]:
+    """The options, where a table says only in what it differs from the default of its option."""
+    over = dict(options)
+    for field in msgspec.structs.fields(config):
+        given = options.get(field.name)
+        usual = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if isinstance(given, Mapping) and isinstance(usual, msgspec.Struct):
+            over[field.name] = {**msgspec.structs.asdict(usual), **sized(given)}
+    return over
+
+
+def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  # noqa: A001
+    """Open a substrate by name; the context gives the Substrate.
+
+    Raises OptionError at once for an unknown name or option, Unavailable at once where this is not Linux, and
+    Unavailable on entering when the substrate cannot be used on this machine.
+    """
+    _check_platform(name)
+    found, config = configure(name, options)
+    return found(config)
+
+
+def _check_platform(name: str) -> None:
+    """Raises Unavailable for a substrate of ours that needs Linux elsewhere."""
+    if sys.platform != "linux" and name in BUILT_IN and name not in ANYWHERE:
+        raise Unavailable(
+            f"the substrate {name!r} needs Linux, and this is {sys.platform}",
+            remedy="run it on a Linux machine, in a virtual machine or in a container",
+        )
+
+
+async def probe(name: str, **options: Any) -> Availability:
+    """Whether the substrate could be opened here, and if not, why and how to enable it. Raises nothing."""
+    try:
+        _check_platform(name)
+        found, config = configure(name, options)
+    except (OptionError, Unavailable) as error:
+        return Availability(False, error.message, error.remedy)
+    return await found.probe(config)
+
+
+def _entry_points() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}
