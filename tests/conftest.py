@@ -40,7 +40,8 @@ hypothesis.settings.load_profile("dutyfree")
 
 HARMLESS = {
     "os.read": ("subprocess.py", "_execute_child"),  # ends with the child's exec
-    "io.BufferedReader.read": ("substrates/local/reaper.py", "last_pid"),  # of /proc, which never waits for a disk
+    # Of /proc, which never waits for a disk:
+    "io.BufferedReader.read": ("substrates/local/reaper.py", "last_pid"),
     "io.TextIOWrapper.read": ("substrates/local/reaper.py", "last_pid"),
     "os.stat": ("substrates/bare/__init__.py", "_template"),  # once for a recipe
 }
