@@ -26,9 +26,9 @@ from dutyfree.engine.images import find
 from dutyfree.engine.store.store import Store
 from dutyfree.engine.store.sweep import PART_SECONDS
 from tests.engine import unprivileged
+from tests.engine.exchange.nodes import SLOWLY, THROUGH, Nodes, cut, pipe
 from tests.engine.images.composing import Image, busybox, layout, member, tar
-from tests.engine.test_snapshots import CHANGES, DESCRIBE
-from tests.engine.travel.nodes import SLOWLY, THROUGH, Nodes, cut, pipe
+from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE
 
 pytestmark = [
     pytest.mark.anyio,

@@ -23,7 +23,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Request,
     Reset,
 )
-from tests.engine import scheduling_books
+from tests.engine.pool.scheduler import books as scheduling_books
 
 KINDS = ("base", "image", "repository", "dependencies", "setup")
 

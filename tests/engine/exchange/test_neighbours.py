@@ -34,8 +34,8 @@ from dutyfree.engine.store.cancel import Halt, Stopped
 from dutyfree.engine.store.provenance import Made
 from dutyfree.engine.store.store import Store
 from tests.engine.counts import arrives
-from tests.engine.travel.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
-from tests.engine.travel.test_travel import IMAGE, said, with_image
+from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
+from tests.engine.exchange.test_exchange import IMAGE, said, with_image
 
 pytestmark = [
     pytest.mark.anyio,
@@ -303,7 +303,7 @@ async def test_an_import_and_a_fetch_of_the_same_do_not_wait_for_each_other_for_
 
 ASK = """
 import sys, anyio, dutyfree
-from tests.engine.travel.nodes import RECIPE
+from tests.engine.exchange.nodes import RECIPE
 async def main():
     async with dutyfree.open("native", peers=sys.argv[1:]) as native, native.sandbox(RECIPE) as sandbox:
         stamp = (await sandbox.read("copy")).decode().strip()

@@ -21,7 +21,7 @@ from dutyfree.contract import NetworkPolicy
 from dutyfree.engine.launcher import network_policy, protocol
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.substrates.native import Native, NativeConfig
-from tests.engine.test_protocol import Launcher
+from tests.engine.launcher.test_protocol import Launcher
 
 ROUNDS = int(os.environ.get("DUTYFREE_FUZZ", "400"))
 

@@ -21,7 +21,7 @@ from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.substrates.scripted import Scripted
 from tests.engine import virtual
-from tests.engine.scripted_source import ScriptedSource
+from tests.engine.pool.scripted_source import ScriptedSource
 
 CLONE = Stage("repository", ("echo clone",))
 INSTALL = Stage("dependencies", ("echo install",))

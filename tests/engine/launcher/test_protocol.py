@@ -22,7 +22,7 @@ from dutyfree.engine.host import census
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame, Request
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROUNDS = int(os.environ.get("DUTYFREE_FUZZ", "400"))
 
 pytestmark = pytest.mark.native

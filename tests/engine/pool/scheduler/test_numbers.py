@@ -22,7 +22,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Refuse,
     Shortage,
 )
-from tests.engine.scheduling_world import World, chain
+from tests.engine.pool.scheduler.world import World, chain
 
 A, AB, AC, ABC = chain("a"), chain("a/b"), chain("a/c"), chain("a/b/c")
 QUIET = Policy(refill=False)

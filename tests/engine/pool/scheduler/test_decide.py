@@ -27,7 +27,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Request,
     Shortage,
 )
-from tests.engine.scheduling_world import World, chain
+from tests.engine.pool.scheduler.world import World, chain
 
 A, AB, AC = chain("a"), chain("a/b"), chain("a/c")
 QUIET = Policy(refill=False)

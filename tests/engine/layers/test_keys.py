@@ -21,7 +21,7 @@ from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.substrates.scripted import Scripted
 from tests.engine import virtual
-from tests.engine.scripted_source import ScriptedSource
+from tests.engine.pool.scripted_source import ScriptedSource
 
 WORDS = st.sampled_from(["a", "b", "c"])
 SETS = st.dictionaries(WORDS, WORDS, max_size=2)

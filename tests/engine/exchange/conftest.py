@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.travel.nodes import Nodes
+from tests.engine.exchange.nodes import Nodes
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.store.cancel import Halt, Stopped
 from dutyfree.engine.store.provenance import Made, write
 from dutyfree.engine.store.store import Store
-from tests.engine.travel.nodes import TOKEN, Nodes, Server
+from tests.engine.exchange.nodes import TOKEN, Nodes, Server
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dutyfree.engine.pool.scheduler.decide import State, decide
 from dutyfree.engine.pool.scheduler.values import Budget, Deliver, Policy
-from tests.engine.scheduling_world import World, chain
+from tests.engine.pool.scheduler.world import World, chain
 
 CHAINS = [chain(name) for name in ("a", "a/b", "a/b/c", "a/b/d", "a/e", "f/g/h", "f/g/i")]
 BUDGET = Budget(sandboxes=6, memory=6_000, sandbox_memory=900, disk=6_000, layer_disk=1_000)
