@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
-TESTED := git python3-pip debootstrap chromium docker-registry busybox-static
+TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap
 
 .DEFAULT_GOAL := help
 .PHONY: help linux setup study test test-slow test-integrations test-vm check format bench soak fuzz docs clean

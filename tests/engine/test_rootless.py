@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -40,13 +41,18 @@ def _copy_is_removed() -> Iterator[None]:
     unprivileged.remove()
 
 
-def ask(body: str) -> object:
-    return json.loads(unprivileged.run("-c", SESSION.format(body=body)))
+def ask(body: str, *, ranges: bool = False) -> object:
+    return json.loads(unprivileged.run("-c", SESSION.format(body=body), ranges=ranges))
+
+
+either = pytest.mark.parametrize("ranges", [False, True], ids=["one-id", "range"])
 
 
 @pytest.mark.slow
-def test_the_conformance_suite_passes() -> None:
-    out = unprivileged.run("-m", "dutyfree.conformance", "native", "--json", "--patience", PATIENCE)
+@either
+def test_the_conformance_suite_passes(ranges: bool) -> None:
+    words = ("-m", "dutyfree.conformance", "native", "--json", "--patience", PATIENCE)
+    out = unprivileged.run(*words, ranges=ranges)
     found = json.loads(out)
     skipped = {
         result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "not offered"
@@ -54,7 +60,8 @@ def test_the_conformance_suite_passes() -> None:
     assert found["failed"] == 0
     # A single id allows no other user; a network that leads out is root's, and so may be a limit of memory.
     memory = {"out_of_memory", "out_of_memory_in_the_background"}
-    assert skipped <= {"user", "network_changes", "network_nonsense", *memory}
+    users = set() if ranges else {"user"}
+    assert skipped <= {"network_changes", "network_nonsense", *users, *memory}
 
 
 def test_what_is_lost_is_said_and_refused() -> None:
@@ -136,7 +143,8 @@ async def run(substrate):
     assert ask(body) == ["1\n2\nmine\n/opt/x\n"] * 2
 
 
-def test_marks_of_the_overlay_cannot_be_forged() -> None:
+@either
+def test_marks_of_the_overlay_cannot_be_forged(ranges: bool) -> None:
     """Where the overlay keeps its marks in attributes that everybody may write."""
     body = """
 async def run(substrate):
@@ -164,7 +172,7 @@ async def run(substrate):
                 await sandbox.exec("for i in $(seq 200); do echo > /tmp/$i; done")
     return [forged.stdout.decode(), seen]
 """
-    found = ask(body)
+    found = ask(body, ranges=ranges)
     assert isinstance(found, list)
     said, seen = found
     assert said == ""
@@ -223,7 +231,8 @@ async def run(substrate):
     assert ask(body) == ["done\n", False, True]
 
 
-def test_a_sandbox_sees_nothing_of_its_owner() -> None:
+@either
+def test_a_sandbox_sees_nothing_of_its_owner(ranges: bool) -> None:
     """Which has the same id on the host: neither its processes nor its files nor its sockets."""
     body = """
 async def run(substrate):
@@ -246,7 +255,7 @@ async def run(substrate):
         os.unlink(secret)
     return seen
 """
-    found = ask(body)
+    found = ask(body, ranges=ranges)
     assert isinstance(found, dict)
     assert len(json.loads(found["processes"])) <= 2
     assert found["below"].strip() == "1"
@@ -254,21 +263,24 @@ async def run(substrate):
 
 
 @pytest.mark.parametrize("killed", ["owner", "launcher"])
-def test_nothing_is_left_after_a_kill(killed: str) -> None:
+@either
+def test_nothing_is_left_after_a_kill(killed: str, ranges: bool) -> None:
     body = """
 async def run(substrate):
     async with substrate.sandbox() as sandbox:
-        await sandbox.exec("sleep 1000 & sleep 0.1")
+        for user in ("", "1000", "65535")[: 3 if substrate.features.ids > 1 else 1]:
+            await sandbox.exec("sleep 1000 & sleep 0.1", user=user or None)
         print(os.getpid(), substrate._launcher._process.pid, flush=True)
         await anyio.sleep(60)
 """
-    process = unprivileged.start("-c", SESSION.format(body=body))
+    process = unprivileged.start("-c", SESSION.format(body=body), ranges=ranges)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     owner, launcher = map(int, line.split())
     inits = children(launcher)
     assert inits
+    inits += [child for init in inits for child in children(init)]
     os.kill(owner if killed == "owner" else launcher, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while any(map(lives, (launcher, *inits))) and time.monotonic() < deadline:
@@ -296,6 +308,62 @@ def status(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def test_a_range_of_ids_is_used_and_bounds_the_sandbox() -> None:
+    body = """
+async def run(substrate):
+    become = (
+        "import os, sys\\n"
+        "def attempt(call, *ids):\\n"
+        "    try: call(*ids)\\n"
+        "    except OSError as error: return error.errno\\n"
+        "    return 0\\n"
+        "made = os.open('made', os.O_CREAT)\\n"
+        "beyond = (65536, 54321 + 65536, 7000000, 7000001, 1 << 30, (1 << 32) - 2)\\n"
+        "print([attempt(os.fchown, made, id, id) for id in beyond],\\n"
+        "      [attempt(os.setresuid, id, id, id) for id in beyond],\\n"
+        "      attempt(os.fchown, made, 65535, 65535), attempt(os.setresuid, 65535, 65535, 65535))\\n"
+    )
+    async with substrate.sandbox() as sandbox:
+        seen = [(await sandbox.exec("id -u", user=user)).stdout.decode() for user in ("1", "1000", "65535")]
+        tried = (await sandbox.exec(["python3", "-c", become])).stdout.decode()
+        none = await sandbox.exec("id", user="65536")
+    return [substrate.features.ids, seen, tried, none.started]
+"""
+    refused = [errno.EINVAL] * 6
+    wanted = [65536, ["1\n", "1000\n", "65535\n"], f"{refused} {refused} 0 0\n", False]
+    assert ask(body, ranges=True) == wanted
+
+
+def test_processes_of_other_users_end_with_their_command() -> None:
+    body = """
+async def run(substrate):
+    leave = (
+        "import os, signal, sys, time\\n"
+        "for user in (0, 5, 1000, 65535):\\n"
+        "    if os.fork() == 0:\\n"
+        "        os.setsid()\\n"
+        "        if os.fork(): os._exit(0)\\n"
+        "        os.setresgid(user, user, user); os.setresuid(user, user, user)\\n"
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n"
+        "        for number in range(3): os.close(number)\\n"
+        "        os.execve('/usr/bin/sleep', ['sleep', '1000'], {})\\n"
+        "time.sleep(1000)\\n"
+    )
+    look = "cat /proc/[0-9]*/comm | grep -c sleep"
+    async with substrate.sandbox() as sandbox:
+        process = await sandbox.start(["python3", "-c", leave])
+        with anyio.fail_after(60):
+            while (await sandbox.exec(look)).stdout != b"4\\n":
+                await anyio.sleep(0.05)
+        await process.kill()
+        await process.wait()
+        killed = await sandbox.exec(look)
+        late = await sandbox.exec(["python3", "-c", leave], timeout=3)
+        return [killed.stdout.decode(), late.timed_out, (await sandbox.exec(look)).stdout.decode()]
+"""
+    assert ask(body, ranges=True) == ["0\n", True, "0\n"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("anyio", "msgspec", "sniffio", "idna", "typing_extensions.py", "exceptiongroup")
 USER = 54_321
 """Has no entry anywhere: no name, no home, no range of ids."""
+RANGE = 7_000_000
+"""First of the 65,536 ids that the same user has where a test asks for a range."""
 
 
 @functools.cache
@@ -41,6 +43,7 @@ def remove() -> None:
     if _copy.cache_info().currsize:
         shutil.rmtree(_copy(), ignore_errors=True)
         _copy.cache_clear()
+        _with_range.cache_clear()
 
 
 @functools.cache
@@ -57,8 +60,25 @@ def _as_user() -> list[str]:
     return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """Python with these arguments, as the user. Skips where that cannot be."""
+@functools.cache
+def _with_range() -> list[str]:
+    """Runs a command that sees a name and a range of ids for the user in /etc. Others see what was there."""
+    for name in ("newuidmap", "newgidmap"):
+        if not Path(f"/usr/bin/{name}").exists():
+            pytest.skip(f"no {name}; to enable it: apt-get install uidmap")
+    lists = _copy() / "etc"
+    lists.mkdir()
+    account = f"dutyfree-test:x:{USER}:{USER}::/nonexistent:/bin/sh\n"
+    (lists / "passwd").write_text(Path("/etc/passwd").read_text() + account)
+    for name in ("subuid", "subgid"):
+        (lists / name).write_text(f"dutyfree-test:{RANGE}:65536\n")
+        Path("/etc", name).touch()  # to be mounted on
+    mounts = 'for name in passwd subuid subgid; do mount --bind $0/$name /etc/$name || exit; done; exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mounts, str(lists)]
+
+
+def start(*arguments: str, ranges: bool = False) -> subprocess.Popen[str]:
+    """Python with these arguments, as the user, who may have a range of ids. Skips where that cannot be."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user; to enable it: run as root")
     if not _interpreter():
@@ -66,7 +86,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         pytest.skip(f"no Python {version} that everybody may run; to enable it: apt-get install python3")
     environment = {"PYTHONPATH": str(_copy()), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.Popen(
-        [*_as_user(), _interpreter(), *arguments],
+        [*(_with_range() if ranges else ()), *_as_user(), _interpreter(), *arguments],
         env=environment,
         cwd="/",
         text=True,
@@ -76,9 +96,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, ranges: bool = False) -> str:
     """What it printed; its failure is the test's."""
-    process = start(*arguments)
+    process = start(*arguments, ranges=ranges)
     out, err = process.communicate()
     if process.returncode == 2 and "user namespace" in err:
         pytest.skip(f"{err.strip()}")

@@ -26,6 +26,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.host import fork_guard
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME, Frame
+from dutyfree.engine.sandbox import transit
 from dutyfree.engine.sandbox.pending import Answer, Running, Unanswered, W, refused
 
 _CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
@@ -254,8 +255,9 @@ class Channel(Unanswered):
             sent = self._transmit(data, descriptor)
         except BlockingIOError:
             sent = 0
-        except OSError:
-            return  # the reader learns of the end
+        except OSError as error:
+            self._unsendable(error)
+            return
         else:
             descriptor = None
         if sent < len(data):
@@ -269,8 +271,9 @@ class Channel(Unanswered):
                 sent = self._transmit(data, descriptor)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
                 self._unsent.popleft()
+                self._unsendable(error)
                 break
             if sent < len(data):
                 self._unsent[0] = (data[sent:], None)
@@ -283,7 +286,7 @@ class Channel(Unanswered):
         if descriptor is None:
             return self._socket.send(data)
         try:
-            sent = socket.send_fds(self._socket, [data], [descriptor])
+            sent = transit.send(self._socket, data, descriptor)
         except BlockingIOError:
             raise  # it goes with the next try
         except OSError:
@@ -291,6 +294,14 @@ class Channel(Unanswered):
             raise
         os.close(descriptor)
         return sent
+
+    def _unsendable(self, error: OSError) -> None:
+        """Report a descriptor that the kernel refuses to send. After other errors the reader sees the end."""
+        if error.errno == errno.ETOOMANYREFS and self._closed is None:
+            self._fail(
+                DispatchError(f"sandbox {self._name} was destroyed: {transit.FULL}", remedy=transit.REMEDY)
+            )
+            self._destroy()
 
     # --- From init ----------------------------------------------------------------------------------
 

@@ -152,6 +152,21 @@ static int run_program(const struct start *start)
 	return error;
 }
 
+/* Without root, all sandboxes and their owner are one user to the kernel, which counts the descriptors that a user has
+ * in transit and compares them with the sender's limit of open files. Commands have half of ours, so that they cannot
+ * keep us, the launcher and the owner from sending. */
+static int limit_files(void)
+{
+	struct rlimit files;
+
+	if (!host.rootless)
+		return 0;
+	if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+		return -1;
+	files.rlim_cur = files.rlim_max /= 2;
+	return setrlimit(RLIMIT_NOFILE, &files);
+}
+
 /* In the child, which shares our memory until its exec: what it finds wrong, it writes down for us. */
 static int child(void *argument)
 {
@@ -163,7 +178,7 @@ static int child(void *argument)
 	setsid();
 	start->flags = EXIT_NO_PROCESS;
 	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
-	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || process_set_mark(0, start->mark) < 0)
+	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || process_set_mark(0, start->mark) < 0 || limit_files() < 0)
 		goto failed;
 	if (start->terminal && ioctl(0, TIOCSCTTY, 0) < 0)
 		goto failed;
