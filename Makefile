@@ -74,9 +74,10 @@ soak: linux $(INSTALLED) ## Endurance of the native engine: cycles, many at once
 fuzz: $(DEVELOPED) ## Coverage-guided fuzzing of the C program's parsers, a minute each: ARGS="SECONDS TARGET..."
 	PYTHON=$(BIN)/python scripts/fuzz $(ARGS)
 
-docs: $(DEVELOPED) ## Check the documentation: links, and the commands that it shows
+docs: $(DEVELOPED) ## Build the documentation site with the API reference, then check its links and commands
+	$(BIN)/python scripts/build-docs
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
 clean: ## Remove what was made here (not the cache, not ./out)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
