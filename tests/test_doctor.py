@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dutyfree.doctor import native
-from dutyfree.engine.host.features import Features
+from dutyfree.engine.host.features import HostFeatures
 from dutyfree.substrates.native import NativeConfig
 
 LIMITED = ("cpu", "memory", "pids")
@@ -45,24 +45,24 @@ async def test_without_the_program_the_rest_is_still_said(monkeypatch: pytest.Mo
 
 def test_what_was_tried_and_failed_is_explained() -> None:
     results = {"tmpfs": 0, "overlay": 19, "xattr": 0, "mapped-tmpfs": 22, "mapped": 1, "seccomp": 0}
-    found = {finding.what: finding for finding in native._tried(results, Features())}
+    found = {finding.what: finding for finding in native._tried(results, HostFeatures())}
     assert (found["native: overlayfs"].fine, found["native: overlayfs"].remedy) == (False, "modprobe overlay")
     assert found["native: overlayfs"].detail == os.strerror(19)
     assert not found["native: mapped ids on /usr"].fine
     # Nobody without root could map those, so it is no finding.
-    rootless = native._tried(results, Features(mode="rootless"))
+    rootless = native._tried(results, HostFeatures(mode="rootless"))
     assert "native: mapped ids on /usr" not in {finding.what for finding in rootless}
 
 
 @pytest.mark.parametrize(
     ("features", "fine"),
     [
-        (Features("root", "v2", LIMITED, 65536), [True, True, True]),
-        (Features("rootless", "none", (), 65536), [False, False, False]),
-        (Features("rootless", "none", (), 1, "kept"), [False, False, True]),
+        (HostFeatures("root", "v2", LIMITED, 65536), [True, True, True]),
+        (HostFeatures("rootless", "none", (), 65536), [False, False, False]),
+        (HostFeatures("rootless", "none", (), 1, "kept"), [False, False, True]),
     ],
 )
-def test_limits(features: Features, fine: list[bool]) -> None:
+def test_limits(features: HostFeatures, fine: list[bool]) -> None:
     findings = list(native._limits(features))
     assert [finding.fine for finding in findings] == fine
     assert all("Delegate" in finding.remedy for finding in findings if not finding.fine)
@@ -71,9 +71,9 @@ def test_limits(features: Features, fine: list[bool]) -> None:
 @pytest.mark.parametrize(
     ("features", "lost"),
     [
-        (Features("root", "v1", LIMITED, 65536, freezer=True), set()),
+        (HostFeatures("root", "v1", LIMITED, 65536, freezer=True), set()),
         (
-            Features("rootless", "v2", LIMITED, 65536),
+            HostFeatures("rootless", "v2", LIMITED, 65536),
             {
                 "pauses by signals, which processes can see",
                 "ids shared by all sandboxes",
@@ -83,5 +83,5 @@ def test_limits(features: Features, fine: list[bool]) -> None:
         ),
     ],
 )
-def test_losses(features: Features, lost: set[str]) -> None:
+def test_losses(features: HostFeatures, lost: set[str]) -> None:
     assert set(features.losses()) == lost

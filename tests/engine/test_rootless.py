@@ -369,14 +369,17 @@ async def run(substrate):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("cgroup=none mode=rootless ids=1 groups=kept", features.Features("rootless", "none", (), 1, "kept")),
+        (
+            "cgroup=none mode=rootless ids=1 groups=kept",
+            features.HostFeatures("rootless", "none", (), 1, "kept"),
+        ),
         (
             "cgroup=v2:memory:pids mode=root ids=65536 groups=dropped",
-            features.Features("root", "v2", ("memory", "pids"), 65536, "dropped"),
+            features.HostFeatures("root", "v2", ("memory", "pids"), 65536, "dropped"),
         ),
     ],
 )
-def test_what_the_launcher_says(text: str, wanted: features.Features) -> None:
+def test_what_the_launcher_says(text: str, wanted: features.HostFeatures) -> None:
     assert features.parse(text) == wanted
 
 

@@ -11,7 +11,7 @@ from dutyfree.cli.amounts import shown
 from dutyfree.cli.running import run
 
 if TYPE_CHECKING:
-    from dutyfree.engine.host.census import Living
+    from dutyfree.engine.host.census import SandboxStatus
 
 
 def ps(*, json: bool = False) -> int:
@@ -45,7 +45,7 @@ def ps(*, json: bool = False) -> int:
     return 0
 
 
-def _row(living: Living, labelled: bool) -> list[str]:
+def _row(living: SandboxStatus, labelled: bool) -> list[str]:
     labels = " ".join(f"{name}={value}" for name, value in living.labels.items())
     return [
         living.id,

@@ -13,7 +13,7 @@ import anyio.to_thread
 from dutyfree.contract.errors import DutyfreeError
 from dutyfree.doctor.finding import Finding
 from dutyfree.engine.host import limits
-from dutyfree.engine.host.features import Features
+from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.namespaces import setting
 from dutyfree.engine.host.requirements import KERNEL
 from dutyfree.engine.launcher.requests import host_memory
@@ -90,7 +90,7 @@ def _namespaces() -> Iterator[Finding]:
     )
 
 
-def _rights(features: Features) -> Iterator[Finding]:
+def _rights(features: HostFeatures) -> Iterator[Finding]:
     rootless = features.mode == "rootless"
     lost = "; ".join(features.losses())
     yield Finding("native: rights", not rootless, f"rootless: {lost}" if rootless else "root", "run as root")
@@ -116,7 +116,7 @@ def _subordinate() -> str:
     return f"/etc/subuid: {', '.join(found) or 'no range of this user'}"
 
 
-def _tried(results: dict[str, int], features: Features) -> Iterator[Finding]:
+def _tried(results: dict[str, int], features: HostFeatures) -> Iterator[Finding]:
     for name, (what, remedy) in TRIED.items():
         # Without root, the files of the host cannot have other owners: no fault of the file system.
         if name not in results or (name == "mapped" and features.mode == "rootless"):
@@ -125,7 +125,7 @@ def _tried(results: dict[str, int], features: Features) -> Iterator[Finding]:
         yield Finding(f"native: {what}", not error, os.strerror(error) if error else "works", remedy)
 
 
-def _limits(features: Features) -> Iterator[Finding]:
+def _limits(features: HostFeatures) -> Iterator[Finding]:
     remedy = DELEGATE if features.mode == "rootless" else "boot with the controller, or mount /sys/fs/cgroup"
     for name in ("cpu", "memory", "pids"):
         fine = name in features.controllers

@@ -13,14 +13,14 @@ import msgspec
 from dutyfree.contract import Limits, Recipe, Stage, limited
 from dutyfree.contract.recipe import checked
 from dutyfree.engine.host import sandbox_labels
-from dutyfree.engine.host.features import Features
-from dutyfree.engine.host.sandbox_labels import Labelling
+from dutyfree.engine.host.features import HostFeatures
+from dutyfree.engine.host.sandbox_labels import LabelFile
 from dutyfree.engine.layers import memory_layers, run_stage
-from dutyfree.engine.layers.build import Stages, Trace
-from dutyfree.engine.layers.disk_bridge import Base
-from dutyfree.engine.layers.keys import Keys
-from dutyfree.engine.layers.memory_layers import Layers
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.build import BuildTrace, LayerBuilder
+from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.keys import RecipeKeys
+from dutyfree.engine.layers.memory_layers import MemoryLayers
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.leases import whole
 from dutyfree.engine.pool.native_source import Supply, Warmth
 from dutyfree.engine.pool.pool import Pool
@@ -53,11 +53,11 @@ class Options(Protocol):
 class Pooled(ABC):
     """The part of the substrate that keeps sandboxes warm. Nothing is, until somebody wants it."""
 
-    features: Features
-    _layers: Layers
-    _stages: Stages
-    _keys: Keys
-    _labelling: Labelling
+    features: HostFeatures
+    _layers: MemoryLayers
+    _stages: LayerBuilder
+    _keys: RecipeKeys
+    _labelling: LabelFile
     _warmth: ClassVar[Warmth | None] = None
     _is_open = False
 
@@ -71,18 +71,18 @@ class Pooled(ABC):
         recipe: Recipe,
         limits: Limits,
         *,
-        base: Base | None = None,
+        base: StartState | None = None,
         pooled: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[ActingSandbox]: ...
 
     @abstractmethod
     async def _base(
-        self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None
-    ) -> Base: ...
+        self, recipe: Recipe, *, urgency: Urgency | None = None, trace: BuildTrace | None = None
+    ) -> StartState: ...
 
     @abstractmethod
-    def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served: ...
+    def _served(self, recipe: Recipe, trace: BuildTrace, identity: str, seconds: float) -> Served: ...
 
     @abstractmethod
     def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]: ...
@@ -131,7 +131,7 @@ class Pooled(ABC):
                 yield sandboxes
             return
         sandbox_labels.check(labels)
-        asked, trace = perf_counter(), Trace()
+        asked, trace = perf_counter(), BuildTrace()
         base = await self._base(recipe, trace=trace)
         each = [self._made(recipe, limits, base=base, labels=labels) for _ in range(count)]
         async with entered(each) as made:
@@ -168,14 +168,14 @@ class Maker:
         self._substrate = substrate
 
     @property
-    def layers(self) -> Layers:
+    def layers(self) -> MemoryLayers:
         return self._substrate._layers
 
-    async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
-        return await self._substrate._base(recipe, haste=haste, trace=trace)
+    async def state(self, recipe: Recipe, urgency: Urgency, trace: BuildTrace) -> StartState:
+        return await self._substrate._base(recipe, urgency=urgency, trace=trace)
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> RecipeKeys:
         return self._substrate._keys
 
     def seconds(self, recipe: Recipe) -> list[float]:
@@ -193,7 +193,7 @@ class Maker:
 
     def made(
         self,
-        base: Base,
+        base: StartState,
         recipe: Recipe,
         *,
         open_network: bool = False,

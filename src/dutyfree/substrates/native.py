@@ -31,23 +31,23 @@ from dutyfree.contract.recipe import checked
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.neighbours import Figures, Neighbours
 from dutyfree.engine.host import features, requirements, sandbox_labels
-from dutyfree.engine.host.sandbox_labels import Labelling
+from dutyfree.engine.host.sandbox_labels import LabelFile
 from dutyfree.engine.images import mirrors
 from dutyfree.engine.launcher import create, protocol, requests
 from dutyfree.engine.launcher import network_policy as policy
 from dutyfree.engine.launcher.client import BINARY, Launcher, LauncherError
-from dutyfree.engine.launcher.create import Creator
-from dutyfree.engine.launcher.handle import Box
-from dutyfree.engine.launcher.network import Reach
+from dutyfree.engine.launcher.create import SandboxCreator
+from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Request, Tree
 from dutyfree.engine.layers import run_stage
-from dutyfree.engine.layers.build import Built, FilesChanged, Stages, Trace
-from dutyfree.engine.layers.disk_bridge import Base, Disk
-from dutyfree.engine.layers.keys import Keys
-from dutyfree.engine.layers.memory_layers import Layers, Snapshot, Snapshots
-from dutyfree.engine.layers.named_snapshots import Named
-from dutyfree.engine.layers.open_image import Images
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.build import BuildTrace, FilesChanged, LayerBuilder, StageResult
+from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState
+from dutyfree.engine.layers.keys import RecipeKeys
+from dutyfree.engine.layers.memory_layers import MemoryLayers, MemorySnapshot, MemorySnapshots
+from dutyfree.engine.layers.named_snapshots import NamedSnapshots
+from dutyfree.engine.layers.open_image import OpenImages
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Budget, Kind, Policy
 from dutyfree.engine.pooled import OPEN, Pooled
@@ -124,7 +124,7 @@ class Native(Pooled):
         requests.check_limits(config.limits)
         self._config = config
         self._numbers = itertools.count(1)
-        self._keys = Keys()
+        self._keys = RecipeKeys()
         self._alive: set[str] = set()
         self._open_pool(config)
 
@@ -147,17 +147,17 @@ class Native(Pooled):
         self._resolvers = await anyio.to_thread.run_sync(_resolvers, self._config.resolvers)
         process, connected = await anyio.to_thread.run_sync(Launcher.spawn, Path(self._config.program))
         self._launcher = Launcher(process, connected)
-        self._labelling = Labelling(process.pid)
-        self._layers = Layers(
+        self._labelling = LabelFile(process.pid)
+        self._layers = MemoryLayers(
             self._launcher, requests.share_of_memory() if self._config.kept is None else self._config.kept
         )
-        self._snapshots = Snapshots(self._layers)
-        self._disk = Disk(self._launcher)
+        self._snapshots = MemorySnapshots(self._layers)
+        self._disk = DiskLayers(self._launcher)
         registries = partial(mirrors.options, self._config.mirrors, self._config.insecure)
-        self._images = Images(self._launcher, self._disk, self._snapshots, self._config.image, registries)
+        self._images = OpenImages(self._launcher, self._disk, self._snapshots, self._config.image, registries)
         peers, seconds = self._config.peers, self._config.peer_seconds
         neighbours = Neighbours(peers, seconds) if peers else None
-        self._stages = Stages(
+        self._stages = LayerBuilder(
             self._disk, self._layers, self._build, None, self._config.budget.disk, neighbours
         )
         try:
@@ -168,7 +168,7 @@ class Native(Pooled):
                     remedy="install dutyfree again",
                 )
             self.features = features.parse(hello.text.decode())
-            self._creator = Creator(self._launcher, self.features)
+            self._creator = SandboxCreator(self._launcher, self.features)
             self._images.rootless = self.features.mode == "rootless"
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
@@ -227,7 +227,7 @@ class Native(Pooled):
         leases = self.pool.leases if self.pool is not None else ()
         return sorted(self._alive.union(one.id for lease in leases for one in lease.sandboxes))
 
-    def snapshots(self) -> tuple[Snapshot, ...]:
+    def snapshots(self) -> tuple[MemorySnapshot, ...]:
         """Those that were taken of its sandboxes without a name, and not forgotten."""
         return self._snapshots.all()
 
@@ -278,7 +278,7 @@ class Native(Pooled):
         limits: Limits,
         *,
         reachable: bytes | None = None,
-        base: Base | None = None,
+        base: StartState | None = None,
         pooled: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ActingSandbox]:
@@ -286,20 +286,22 @@ class Native(Pooled):
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
         image = recipe.image or self._config.image
-        trace = Trace()
+        trace = BuildTrace()
         base = base or await self._base(recipe, trace=trace)
         label = protocol.label(number, image)
 
         handed_out = base.trees
 
-        async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, Box]:
+        async def make(trees: tuple[Tree, ...] = handed_out) -> tuple[Channel, SandboxHandle]:
             return await self._creator.make(identity, self._creator.body(trees, limits) + label, reach)
 
         try:
             encoded = policy.encode(limits.network, self._resolvers) if reachable is None else reachable
         except ValueError as error:
             raise CreateError(str(error)) from error
-        reach = Reach(self._launcher, b"" if requests.shares_network(self.features, limits) else encoded)
+        reach = SandboxNetwork(
+            self._launcher, b"" if requests.shares_network(self.features, limits) else encoded
+        )
         begun = perf_counter()
         if not pooled:
             self._alive.add(identity)
@@ -334,9 +336,11 @@ class Native(Pooled):
 
     # --- Recipes --------------------------------------------------------------------------
 
-    async def _base(self, recipe: Recipe, *, haste: Haste | None = None, trace: Trace | None = None) -> Base:
+    async def _base(
+        self, recipe: Recipe, *, urgency: Urgency | None = None, trace: BuildTrace | None = None
+    ) -> StartState:
         """The layers that give the recipe's state; made once, by whoever asks first."""
-        haste, trace = haste or Haste(background=False), trace or Trace()
+        urgency, trace = urgency or Urgency(background=False), trace or BuildTrace()
         image = recipe.image or self._config.image
         trace.image = self._images.ready(image)
         if not recipe.stages:
@@ -349,7 +353,7 @@ class Native(Pooled):
         keys = await self._keys.of(recipe)
         identity = self._images.identity(image)
         try:
-            return await self._stages.base(recipe, keys, below, identity, haste, trace)
+            return await self._stages.base(recipe, keys, below, identity, urgency, trace)
         except FilesChanged as error:
             self._keys.forget(error.key)
             raise
@@ -359,15 +363,15 @@ class Native(Pooled):
         opening = self._images.seconds.get(image or self._config.image, 0.0)
         return [opening, *(self._stages.seconds.get(key, 0.0) for key in keys[1:])]
 
-    async def _build(self, below: Base, stage: Stage, number: int, haste: Haste) -> Built:
+    async def _build(self, below: StartState, stage: Stage, number: int, urgency: Urgency) -> StageResult:
         """Run a stage in a sandbox with network, as image builds have it, and keep what it wrote."""
         async with self._made(NO_STAGES, OPEN, base=below, pooled=True) as builder:
-            builder.give_way(haste.background)
-            with haste.telling(partial(builder.give_way, False)):
+            builder.give_way(urgency.background)
+            with urgency.notify(partial(builder.give_way, False)):
                 commit = await run_stage.apply(builder, stage, number, self._config.longest_stage)
-            return Built(await builder.final(), commit)
+            return StageResult(await builder.final(), commit)
 
-    def _served(self, recipe: Recipe, trace: Trace, identity: str, seconds: float) -> Served:
+    def _served(self, recipe: Recipe, trace: BuildTrace, identity: str, seconds: float) -> Served:
         """How a sandbox was handed out that came from no pool."""
         keys = self._keys.known(recipe) or ("",)
         there = max(trace.found, trace.fetched)
@@ -391,15 +395,15 @@ class _Keeper(NamedTuple):
 
     substrate: Native
     limits: Limits
-    reach: Reach
-    succeed: Callable[[tuple[Tree, ...]], Awaitable[tuple[Channel, Box]]]
+    reach: SandboxNetwork
+    succeed: Callable[[tuple[Tree, ...]], Awaitable[tuple[Channel, SandboxHandle]]]
 
     @property
-    def snapshots(self) -> Snapshots:
+    def snapshots(self) -> MemorySnapshots:
         return self.substrate._snapshots
 
     @property
-    def named(self) -> Named:
+    def named(self) -> NamedSnapshots:
         return self.substrate._images.named
 
     def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
@@ -407,7 +411,7 @@ class _Keeper(NamedTuple):
         return self.substrate._made(recipe, self.limits, reachable=self.reach.policy)
 
 
-def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Server, ...]:
+def _resolvers(wanted: tuple[str, ...]) -> tuple[policy.Resolver, ...]:
     try:
         return policy.servers(wanted) if wanted else policy.host_resolvers()
     except ValueError as error:

@@ -18,7 +18,7 @@ import msgspec
 from dutyfree.contract import Limits, Recipe, limited
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.layers import memory_layers
-from dutyfree.engine.layers.disk_bridge import Base
+from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.pool.native_source import Warmth, spans
 from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Policy
@@ -86,7 +86,7 @@ class BaseWarm(Native):
             sandbox.served = Served("cold", "none", seconds, seconds, sandbox.id, key)
             yield sandbox
 
-    async def _opened(self, name: str | None, stack: AsyncExitStack) -> Base:
+    async def _opened(self, name: str | None, stack: AsyncExitStack) -> StartState:
         """An image for as long as somebody stands on it, and no longer."""
         name = name or self._options.image
         if name.startswith(memory_layers.PREFIX):

@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree.contract import Limits, Recipe
 from dutyfree.contract.errors import UsageError
 from dutyfree.engine.host import census, sandbox_labels
-from dutyfree.engine.host.sandbox_labels import ROOM, Labelling
+from dutyfree.engine.host.sandbox_labels import ROOM, LabelFile
 
 LABELS = {"task": "astropy-1", "run": "7 “ü” \x1b[31m"}
 
@@ -102,7 +102,7 @@ async def test_what_are_no_labels_is_refused(labels: Any) -> None:
 def test_those_that_live_are_told_and_those_that_are_gone_take_little_room(
     steps: list[tuple[bool, int, int]],
 ) -> None:
-    told = Labelling(os.getpid())
+    told = LabelFile(os.getpid())
     living: dict[int, dict[str, str]] = {}
     try:
         for number, (is_born, which, size) in enumerate(steps):
@@ -122,7 +122,7 @@ def test_those_that_live_are_told_and_those_that_are_gone_take_little_room(
 
 
 def test_a_forked_copy_of_the_owner_tells_nothing() -> None:
-    told = Labelling(os.getpid())
+    told = LabelFile(os.getpid())
     told.put(1, {"a": "b"})
     child = os.fork()
     if not child:

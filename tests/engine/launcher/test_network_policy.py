@@ -131,10 +131,10 @@ def test_limits_are_read_from_toml() -> None:
 
 def test_resolvers(tmp_path: Path) -> None:
     assert network_policy.servers(["192.0.2.1", "192.0.2.1:5353", "2001:db8::1", "[2001:db8::1]:54"]) == (
-        network_policy.Server(ipaddress.ip_address("192.0.2.1")),
-        network_policy.Server(ipaddress.ip_address("192.0.2.1"), 5353),
-        network_policy.Server(ipaddress.ip_address("2001:db8::1")),
-        network_policy.Server(ipaddress.ip_address("2001:db8::1"), 54),
+        network_policy.Resolver(ipaddress.ip_address("192.0.2.1")),
+        network_policy.Resolver(ipaddress.ip_address("192.0.2.1"), 5353),
+        network_policy.Resolver(ipaddress.ip_address("2001:db8::1")),
+        network_policy.Resolver(ipaddress.ip_address("2001:db8::1"), 54),
     )
     with pytest.raises(ValueError, match="nowhere"):
         network_policy.servers(["nowhere"])

@@ -16,7 +16,7 @@ import dutyfree
 from dutyfree.contract import Observation, Recipe, Stage
 from dutyfree.contract.errors import CreateError, Quarantined, StageError
 from dutyfree.contract.services import Service
-from dutyfree.engine.layers.keys import Keys, identity
+from dutyfree.engine.layers.keys import RecipeKeys, identity
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.substrates.scripted import Scripted
@@ -66,7 +66,7 @@ def test_files_count_by_their_paths_where_recipes_are_compared(tmp_path: Path) -
 
 def test_a_recipe_with_files_means_what_they_were_when_it_was_first_wanted(tmp_path: Path) -> None:
     async def main() -> None:
-        keys = Keys()
+        keys = RecipeKeys()
         former, later = written(tmp_path, "1"), written(tmp_path, "1")
         meant = await keys.of(former)
         fixed = keys.fixed(former, meant)
@@ -87,13 +87,13 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     recipe = written(tmp_path, "1")
     (tmp_path / "file").unlink()
     with pytest.raises(CreateError, match=r"the recipe names .*file: No such file"):
-        anyio.run(Keys().of, recipe)
+        anyio.run(RecipeKeys().of, recipe)
 
 
 def test_what_is_remembered_is_bounded_and_keeps_what_is_used(tmp_path: Path) -> None:
-    from dutyfree.engine.layers.keys import Remembered
+    from dutyfree.engine.layers.keys import RecipeCache
 
-    some: Remembered[int] = Remembered(2)
+    some: RecipeCache[int] = RecipeCache(2)
     one, two, three = (Recipe(stages=(Stage("setup", (str(number),)),)) for number in range(3))
     some.put(one, 1)
     some.put(two, 2)

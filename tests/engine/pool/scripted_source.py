@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.contract.errors import CleanupError, CreateError, ExecError, StageError
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.source import Made
 from dutyfree.substrates.scripted import Scripted
@@ -37,7 +37,7 @@ class ScriptedSource:
         self.under_way = 0
         self.handed_out: list[tuple[str, Recipe, dict[str, str]]] = []
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency) -> Made:
         base = self.layers[recipe.key(start - 1)] if start else Recipe()
         begun = anyio.current_time()
         stack = AsyncExitStack()
@@ -60,7 +60,7 @@ class ScriptedSource:
         return Made(sandbox, made, seconds, layers)
 
     async def promote(
-        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> Made:
         self._refuse_dead(sandbox)
         seconds, layers = await self._stages(sandbox, recipe, start, depth, keep)

@@ -26,7 +26,7 @@ PAYLOAD_FD = 6
 """As in ``init/init.h``."""
 
 
-class Launcher(msgspec.Struct, frozen=True):
+class LauncherProcess(msgspec.Struct, frozen=True):
     """One open substrate. ``numbers`` are its pids in all pid namespaces that it is in."""
 
     pid: int
@@ -35,7 +35,7 @@ class Launcher(msgspec.Struct, frozen=True):
     program: str
 
 
-class Living(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox. What cannot be seen without root is None."""
 
     id: str
@@ -63,12 +63,12 @@ class _Process(msgspec.Struct, frozen=True):
     """Clock ticks after the boot."""
 
 
-def launchers() -> list[Launcher]:
+def launchers() -> list[LauncherProcess]:
     """Those that live now, in the pid namespaces that can be seen from here."""
     return _launchers(_processes())
 
 
-def sandboxes() -> list[Living]:
+def sandboxes() -> list[SandboxStatus]:
     """Those that live now; takes some milliseconds for each thousand processes of the machine."""
     processes = _processes()
     found = {launcher.pid: launcher for launcher in _launchers(processes)}
@@ -85,7 +85,7 @@ def sandboxes() -> list[Living]:
     ]
 
 
-def _launchers(processes: dict[int, _Process]) -> list[Launcher]:
+def _launchers(processes: dict[int, _Process]) -> list[LauncherProcess]:
     """Those that descend from no other: in a sandbox, whoever poses as one descends from its launcher."""
     posing = {process.pid for process in processes.values() if process.name == LAUNCHER}
     found = _likely(processes[pid] for pid in sorted(posing) if processes[pid].state != "Z")
@@ -95,7 +95,7 @@ def _launchers(processes: dict[int, _Process]) -> list[Launcher]:
     ]
 
 
-def _likely(processes: Iterable[_Process]) -> list[Launcher]:
+def _likely(processes: Iterable[_Process]) -> list[LauncherProcess]:
     found = []
     for process in processes:
         status = _text(f"/proc/{process.pid}/status")
@@ -103,7 +103,7 @@ def _likely(processes: Iterable[_Process]) -> list[Launcher]:
         if int(user) >= FIRST_ID or not _link(f"/proc/{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
             continue
         numbers = tuple(int(number) for number in _field(status, "NSpid", str(process.pid)).split())
-        found.append(Launcher(process.pid, numbers, process.parent, _command_line(process.parent)))
+        found.append(LauncherProcess(process.pid, numbers, process.parent, _command_line(process.parent)))
     return found
 
 
@@ -117,13 +117,13 @@ def _ancestors(processes: dict[int, _Process], pid: int) -> Iterator[int]:
 
 
 def _living(
-    launcher: Launcher,
+    launcher: LauncherProcess,
     init: _Process,
     inside: list[_Process],
     groups: dict[str, tuple[str, str]],
     boot: float,
     labels: dict[int, dict[str, str]],
-) -> Living:
+) -> SandboxStatus:
     words = _text(f"/proc/{init.pid}/cmdline").strip("\0").split("\0")
     label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
     number, since, image = (*label.split(" ", 2), "", "")[:3]
@@ -132,7 +132,7 @@ def _living(
         state = "paused"
     elif state == "running":
         state = "idle" if not inside else "paused" if all(found.state == "T" for found in inside) else state
-    return Living(
+    return SandboxStatus(
         id=f"native-{launcher.owner}-{number or '?'}",
         image=image,
         owner=launcher.owner,

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class Features(msgspec.Struct, frozen=True):
+class HostFeatures(msgspec.Struct, frozen=True):
     mode: Literal["root", "rootless"] = "root"
     cgroup: Literal["v1", "v2", "none"] = "none"
     controllers: tuple[str, ...] = ()
@@ -43,13 +43,13 @@ class Features(msgspec.Struct, frozen=True):
         return tuple(lost)
 
 
-def parse(text: str) -> Features:
+def parse(text: str) -> HostFeatures:
     """Raises ValueError on what no launcher of this version says."""
     words = dict(word.partition("=")[::2] for word in text.split())
     cgroup, *controllers = words.pop("cgroup", "none").split(":")
     try:
         return msgspec.convert(
-            {**words, "cgroup": cgroup, "controllers": controllers}, Features, strict=False
+            {**words, "cgroup": cgroup, "controllers": controllers}, HostFeatures, strict=False
         )
     except msgspec.ValidationError as error:
         raise ValueError(f"not what a launcher says: {text!r}") from error

@@ -35,7 +35,7 @@ def check(labels: Mapping[str, str] | None) -> None:
         raise UsageError(f"labels are texts with names, not {labels!r}")
 
 
-class Labelling:
+class LabelFile:
     """Of the sandboxes of one launcher, by their numbers. Costs nothing until one has labels."""
 
     def __init__(self, launcher: int) -> None:

@@ -12,11 +12,11 @@ import anyio
 from dutyfree.contract import Limits, Span
 from dutyfree.contract.errors import CleanupError, CreateError, SubstrateError
 from dutyfree.engine.host import limits as exhaustion
-from dutyfree.engine.host.features import Features
+from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.launcher import requests
 from dutyfree.engine.launcher.client import Launcher, LauncherError
-from dutyfree.engine.launcher.handle import Box
-from dutyfree.engine.launcher.network import Reach
+from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Request, Tree
 from dutyfree.engine.sandbox.channel import Channel
 
@@ -24,10 +24,10 @@ BODIES = 256
 """Requests that are kept ready."""
 
 
-class Creator:
+class SandboxCreator:
     """Of one launcher."""
 
-    def __init__(self, launcher: Launcher, features: Features) -> None:
+    def __init__(self, launcher: Launcher, features: HostFeatures) -> None:
         self._launcher = launcher
         self._features = features
         self._bodies: dict[tuple[tuple[Tree, ...], Limits], bytes] = {}
@@ -44,7 +44,7 @@ class Creator:
             self._bodies[asking] = body
         return body
 
-    async def make(self, identity: str, body: bytes, reach: Reach) -> tuple[Channel, Box]:
+    async def make(self, identity: str, body: bytes, reach: SandboxNetwork) -> tuple[Channel, SandboxHandle]:
         """A sandbox that stands, and how to remove it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
@@ -62,7 +62,7 @@ class Creator:
             )
         connected, pidfd = reply.descriptors
         os.close(pidfd)  # the launcher has it, and is the one to wait
-        box = Box(self._launcher, reply.value, identity, freezer=self._features.freezer)
+        box = SandboxHandle(self._launcher, reply.value, identity, freezer=self._features.freezer)
         channel = Channel(socket.socket(fileno=connected), identity, box.give_up, box.responds)
         former = reach.number
         try:

@@ -19,7 +19,7 @@ RESPONSE = 5.0
 """Seconds in which a launcher that works answers."""
 
 
-class Box:
+class SandboxHandle:
     def __init__(self, launcher: Launcher, number: int, name: str, *, freezer: bool) -> None:
         self.number = number
         self.freezer = freezer

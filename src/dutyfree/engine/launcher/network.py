@@ -17,7 +17,7 @@ from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.sandbox.pending import PATIENCE
 
 
-class Reach:
+class SandboxNetwork:
     """Follows a sandbox through its resets: ``number`` is the launcher's for what stands now."""
 
     def __init__(self, launcher: Launcher, policy: bytes) -> None:

@@ -32,14 +32,14 @@ NEVER = tuple(ipaddress.ip_network(text) for text in re.findall(r'NEVER\("(.+?)"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Server(NamedTuple):
+class Resolver(NamedTuple):
     """A resolver of names that this host uses."""
 
     address: Address
     port: int = 53
 
 
-def encode(policy: NetworkPolicy | None, resolvers: Sequence[Server]) -> bytes:
+def encode(policy: NetworkPolicy | None, resolvers: Sequence[Resolver]) -> bytes:
     """The body of a Request.NETWORK: empty for a network that is off. Raises ValueError, saying why."""
     if policy is None or policy == "off":
         return b""
@@ -132,13 +132,13 @@ def _name(entry: str, name: str) -> bytes:
     return encoded
 
 
-def servers(texts: Sequence[str]) -> tuple[Server, ...]:
+def servers(texts: Sequence[str]) -> tuple[Resolver, ...]:
     """Resolvers as a user writes them: ``address`` or ``address:port``. Raises ValueError."""
     split = [_split(text) for text in texts]
-    return tuple(Server(ipaddress.ip_address(address), port or 53) for address, port in split)
+    return tuple(Resolver(ipaddress.ip_address(address), port or 53) for address, port in split)
 
 
-def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[Server, ...]:
+def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[Resolver, ...]:
     """Those that this machine uses; none if it has no such file, or one that makes no sense."""
     try:
         words = [line.split() for line in path.read_text(errors="replace").splitlines()]
@@ -148,7 +148,7 @@ def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[Server, ...]:
     for word in words:
         if len(word) > 1 and word[0] == "nameserver":
             try:
-                found.append(Server(ipaddress.ip_address(word[1].split("%")[0])))
+                found.append(Resolver(ipaddress.ip_address(word[1].split("%")[0])))
             except ValueError:
                 continue
     return tuple(found[: protocol.RESOLVERS_MAX])

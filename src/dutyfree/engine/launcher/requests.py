@@ -6,7 +6,7 @@ import os
 
 from dutyfree.contract import Limits
 from dutyfree.contract.errors import CreateError, LimitError
-from dutyfree.engine.host.features import Features
+from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Create, Tree
 
@@ -43,7 +43,7 @@ def check_limits(limits: Limits) -> None:
         )
 
 
-def create(features: Features, trees: tuple[Tree, ...], limits: Limits) -> bytes:
+def create(features: HostFeatures, trees: tuple[Tree, ...], limits: Limits) -> bytes:
     """The request for a sandbox, but for its label. Raises LimitError, CreateError."""
     check_limits(limits)
     _refuse_what_cannot_be_limited(features, limits)
@@ -59,7 +59,7 @@ def create(features: Features, trees: tuple[Tree, ...], limits: Limits) -> bytes
     )
 
 
-def shares_network(features: Features, limits: Limits) -> bool:
+def shares_network(features: HostFeatures, limits: Limits) -> bool:
     """Without root there is no way out of a network of its own. Raises CreateError."""
     if features.mode == "root" or limits.network in (None, "off"):
         return False
@@ -71,7 +71,7 @@ def shares_network(features: Features, limits: Limits) -> bool:
     return True
 
 
-def _refuse_what_cannot_be_limited(features: Features, limits: Limits) -> None:
+def _refuse_what_cannot_be_limited(features: HostFeatures, limits: Limits) -> None:
     enforced = {
         "cpus": (limits.cpus, "cpu" in features.controllers),
         "memory": (limits.memory, "memory" in features.controllers),

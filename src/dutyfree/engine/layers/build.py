@@ -25,11 +25,11 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, SubstrateError
 from dutyfree.engine.exchange.neighbours import Neighbours
 from dutyfree.engine.host import limits
-from dutyfree.engine.layers.build_request import Below, Wanted, name
-from dutyfree.engine.layers.disk_bridge import DEEPEST, Base, Disk, in_loop, measure, upon
-from dutyfree.engine.layers.memory_layers import Layers
-from dutyfree.engine.layers.prefix_cache import Prefixes
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.build_request import BuildRequest, ParentPrefix, name
+from dutyfree.engine.layers.disk_bridge import DEEPEST, DiskLayers, StartState, in_loop, measure, upon
+from dutyfree.engine.layers.memory_layers import MemoryLayers
+from dutyfree.engine.layers.prefix_cache import PrefixCache
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import Halt
 from dutyfree.engine.store.layer_lease import Facts, Lease
@@ -50,22 +50,22 @@ class FilesChanged(CreateError):  # noqa: N818 (says what happened)
         self.key = key
 
 
-class Built(NamedTuple):
-    base: Base
+class StageResult(NamedTuple):
+    base: StartState
     commit: str = ""
     """What a repository was at when it was cloned."""
 
 
-Build = Callable[[Base, Stage, int, Haste], Awaitable[Built]]
+RunStage = Callable[[StartState, Stage, int, Urgency], Awaitable[StageResult]]
 """Of a prefix, the stage upon it and its number in the recipe."""
 
 
-How: TypeAlias = Literal["ran", "fetched", "found", "joined"]
+BuildOutcome: TypeAlias = Literal["ran", "fetched", "found", "joined"]
 """A stage was run, came from a peer, was on the disk after all, or was made by another process meanwhile."""
 
 
 @dataclass
-class Trace:
+class BuildTrace:
     """What became of the stages of one recipe."""
 
     found: int = 0
@@ -79,7 +79,7 @@ class Trace:
     image: bool = True
     """Whether the image was there."""
 
-    def note(self, how: How, number: int) -> None:
+    def note(self, how: BuildOutcome, number: int) -> None:
         """What became of one that was not in memory."""
         if how == "ran":
             self.ran += 1
@@ -90,23 +90,23 @@ class Trace:
 
 
 @dataclass
-class _Making:
+class _Build:
     """A prefix under way: usable once ``built``, on the disk once ``task`` is done."""
 
-    built: asyncio.Future[Base]
-    haste: Haste
-    how: How = "joined"
+    built: asyncio.Future[StartState]
+    urgency: Urgency
+    how: BuildOutcome = "joined"
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
 
 @dataclass
-class Stages:
+class LayerBuilder:
     """Those of one open substrate."""
 
-    disk: Disk
-    layers: Layers
-    build: Build
+    disk: DiskLayers
+    layers: MemoryLayers
+    build: RunStage
     store: Store | None
     """None where nothing is kept on the disk."""
     most: int
@@ -117,24 +117,24 @@ class Stages:
     """What each prefix's last stage took, by the prefix's key."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of its layers, likewise."""
-    _making: dict[str, _Making] = field(default_factory=dict)
+    _making: dict[str, _Build] = field(default_factory=dict)
     _leases: dict[int, Lease] = field(default_factory=dict)
     _commits: dict[str, str] = field(default_factory=dict)
     _removing: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
 
     def __post_init__(self) -> None:
-        self.ready = Prefixes(self.layers, self.most)
+        self.ready = PrefixCache(self.layers, self.most)
 
     async def base(
         self,
         recipe: Recipe,
         prefixes: Sequence[str],
-        image: Base,
+        image: StartState,
         identity: str | None,
-        haste: Haste,
-        trace: Trace,
-    ) -> Base:
+        urgency: Urgency,
+        trace: BuildTrace,
+    ) -> StartState:
         """The recipe's state upon its image; ``prefixes`` are its keys.
 
         Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
@@ -145,8 +145,8 @@ class Stages:
         trace.found, trace.number = at, len(keys)
         for length in range(at + 1, len(keys) + 1):
             names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
-            below = Below(keys[length - 2] if length > 1 else upon, base, image, names)
-            wanted = Wanted(
+            below = ParentPrefix(keys[length - 2] if length > 1 else upon, base, image, names)
+            wanted = BuildRequest(
                 keys[length - 1],
                 below,
                 recipe.stages[length - 1],
@@ -154,17 +154,17 @@ class Stages:
                 identity if length <= room else None,
                 tuple(keys[length - 1 : room]),
             )
-            base = await self._step(wanted, trace, haste)
+            base = await self._step(wanted, trace, urgency)
         return base
 
-    def _present(self, below: Below) -> Base:
+    def _present(self, below: ParentPrefix) -> StartState:
         """What lies there now of the same run: in memory first, then on the disk; or as it was."""
         now = self.ready.get(below.key)
         return now if now is not None and now.birth == below.base.birth else below.base
 
     async def _longest(
-        self, kept: list[str], keys: list[str], image: Base, identity: str | None
-    ) -> tuple[int, Base]:
+        self, kept: list[str], keys: list[str], image: StartState, identity: str | None
+    ) -> tuple[int, StartState]:
         """The longest prefix that is there: in use, and from there on upwards on the disk."""
         at, base = 0, image
         for length in range(len(keys), 0, -1):
@@ -185,21 +185,23 @@ class Stages:
                 base = self._offer(key, adopted)
         return max(at, len(kept)), base
 
-    async def _step(self, wanted: Wanted, trace: Trace, haste: Haste) -> Base:
+    async def _step(self, wanted: BuildRequest, trace: BuildTrace, urgency: Urgency) -> StartState:
         key = wanted.key
         if (base := self.ready.get(key)) is not None:
             return base
         making = self._making.get(key)
         is_ours = making is None
         if making is None:
-            making = _Making(asyncio.get_running_loop().create_future(), Haste(background=haste.background))
+            making = _Build(
+                asyncio.get_running_loop().create_future(), Urgency(background=urgency.background)
+            )
             self._making[key] = making
             self.layers.hold(wanted.below.base.trees)
             making.task = asyncio.create_task(self._make(making, wanted))
             making.task.add_done_callback(lambda _: self.layers.release(wanted.below.base.trees))
         making.waiters += 1
         try:
-            with haste.telling(making.haste.hurry):
+            with urgency.notify(making.urgency.escalate):
                 base = await asyncio.shield(making.built)
             if is_ours:
                 trace.note(making.how, wanted.number)
@@ -214,7 +216,7 @@ class Stages:
         finally:
             making.waiters -= 1
 
-    async def _make(self, making: _Making, wanted: Wanted) -> None:
+    async def _make(self, making: _Build, wanted: BuildRequest) -> None:
         stage = wanted.stage
         try:
             if self.store is None or wanted.identity is None:
@@ -234,14 +236,14 @@ class Stages:
         finally:
             self._over(wanted.key, making)
 
-    def _over(self, key: str, making: _Making) -> None:
+    def _over(self, key: str, making: _Build) -> None:
         if self._making.get(key) is making:
             del self._making[key]
 
-    async def _run(self, making: _Making, wanted: Wanted, *, flat: bool = False) -> Base:
+    async def _run(self, making: _Build, wanted: BuildRequest, *, flat: bool = False) -> StartState:
         begin, key = perf_counter(), wanted.key
         making.how = "ran"
-        built = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.haste)
+        built = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.urgency)
         base, self._commits[key] = built.base._replace(birth=secrets.token_hex(16)), built.commit
         try:
             await self._check(wanted)
@@ -258,13 +260,13 @@ class Stages:
         making.built.set_result(base)
         return base
 
-    async def _check(self, wanted: Wanted) -> None:
+    async def _check(self, wanted: BuildRequest) -> None:
         """See that the files which were copied in are those of the key. Raises CreateError."""
         stage = wanted.stage
         if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
             raise FilesChanged(stage, wanted.key)
 
-    async def _kept(self, making: _Making, store: Store, kept_as: str, wanted: Wanted) -> None:
+    async def _kept(self, making: _Build, store: Store, kept_as: str, wanted: BuildRequest) -> None:
         """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
         key, below = wanted.key, wanted.below
@@ -304,7 +306,7 @@ class Stages:
         if making is not None and making.task is not None:
             await asyncio.wait([making.task])
 
-    async def _adopt(self, key: str, below: Base, lease: Lease) -> Base:
+    async def _adopt(self, key: str, below: StartState, lease: Lease) -> StartState:
         """Layers of the store upon those below, held once; nobody is offered them yet."""
         try:
             told, facts, is_settled = await anyio.to_thread.run_sync(_read, lease)
@@ -322,7 +324,7 @@ class Stages:
         self.layers.hold(base.trees)
         return base
 
-    def _offer(self, key: str, base: Base) -> Base:
+    def _offer(self, key: str, base: StartState) -> StartState:
         """Of the disk, to whoever comes from now on."""
         self.ready.put(key, base, max(1, self.sizes[key]))
         busy = {key, *self._making}
@@ -339,7 +341,7 @@ class Stages:
         self.ready.forget(key)
         lease.close()
 
-    def _drop(self, base: Base) -> None:
+    def _drop(self, base: StartState) -> None:
         """Adopted, and not needed."""
         self._leases.pop(base.trees[0][1][0]).close()
         self.layers.release(base.trees)
@@ -386,7 +388,7 @@ def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
     return CreateError(f"stage {stage.kind!r} (number {number}) could not be made: {why}", remedy=remedy)
 
 
-def _check_ground(store: Store, below: Below) -> None:
+def _check_ground(store: Store, below: ParentPrefix) -> None:
     """Raises CreateError unless the disk has the very run that something was made upon: it fits no other."""
     told = provenance.read(store.path(below.names[-1]) / "tree") if below.names else None
     if below.names and (told is None or told.birth != below.base.birth):

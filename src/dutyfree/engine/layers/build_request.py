@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dutyfree.contract import Stage
 from dutyfree.engine.exchange.neighbours import QUICK, Missing
-from dutyfree.engine.layers.disk_bridge import Base
+from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.provenance import Made
 
@@ -17,22 +17,22 @@ FORM = 3
 """Of what lies in the store: changed with it."""
 
 
-class Below(NamedTuple):
+class ParentPrefix(NamedTuple):
     """The prefix that a stage is made upon, by its key; the shortest is the image."""
 
     key: str
-    base: Base
+    base: StartState
     """As it was when the stage was wanted, which is made upon this run of it; held until then."""
-    image: Base
+    image: StartState
     names: tuple[str, ...]
     """Keys in the store of all prefixes down to the image, the shortest first."""
 
 
-class Wanted(NamedTuple):
+class BuildRequest(NamedTuple):
     """A prefix that is to be made, and the stage that makes it of the one below."""
 
     key: str
-    below: Below
+    below: ParentPrefix
     stage: Stage
     number: int
     identity: str | None

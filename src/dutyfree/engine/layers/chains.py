@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dutyfree.contract import Recipe
 from dutyfree.contract.recipe import checked
-from dutyfree.engine.layers.keys import Keys, Remembered
+from dutyfree.engine.layers.keys import RecipeCache, RecipeKeys
 from dutyfree.engine.pool.scheduler.values import Chain
 
 
-class Chains:
+class ChainCache:
     """Those of the recipes that were asked for last."""
 
-    def __init__(self, keys: Keys, most: int) -> None:
+    def __init__(self, keys: RecipeKeys, most: int) -> None:
         self._keys = keys
-        self._known: Remembered[tuple[tuple[str, ...] | None, Chain]] = Remembered(most)
+        self._known: RecipeCache[tuple[tuple[str, ...] | None, Chain]] = RecipeCache(most)
         """With the keys, where files may make them others."""
 
     async def of(self, recipe: Recipe) -> Chain:

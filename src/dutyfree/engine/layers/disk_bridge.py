@@ -33,7 +33,7 @@ HEARING = 0.05
 T = TypeVar("T")
 
 
-class Origin(NamedTuple):
+class StoredOrigin(NamedTuple):
     """What of a state lies on the disk: an image, and layers of the store upon it."""
 
     image: str
@@ -49,25 +49,25 @@ class Origin(NamedTuple):
     """Of the runs that made those upon the image."""
 
 
-class Base(NamedTuple):
+class StartState(NamedTuple):
     """What sandboxes start from."""
 
     trees: tuple[Tree, ...]
     usual: Defaults
-    origin: Origin
+    origin: StoredOrigin
     birth: str = ""
     """Of the run of a stage that this is what came of: another run may have left something else."""
 
 
 @dataclass
-class Disk:
+class DiskLayers:
     """Layers of the store in the hands of one launcher, kept from being removed until it ends."""
 
     launcher: Launcher
     _leases: dict[str, Lease] = field(default_factory=dict)
     _numbers: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    async def adopt(self, below: Base, lease: Lease, birth: str) -> Base:
+    async def adopt(self, below: StartState, lease: Lease, birth: str) -> StartState:
         """A layer of the store, of the run of this birth, upon others. Raises CreateError."""
         self.hold([lease])
         if lease.key not in self._numbers:
@@ -105,14 +105,14 @@ class Disk:
             self._leases.popitem()[1].close()
 
 
-def upon(below: Base, own: Sequence[int], key: str, birth: str) -> Base:
+def upon(below: StartState, own: Sequence[int], key: str, birth: str) -> StartState:
     """Layers, one for each file system, of one run, upon others."""
     trees = tuple((point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True))
     origin = below.origin
     if origin.trees == below.trees:  # else what lies between is in memory alone
         keys, births = (*origin.keys, key), (*origin.births, birth)
         origin = origin._replace(keys=keys, births=births, trees=trees)
-    return Base(trees, below.usual, origin, birth)
+    return StartState(trees, below.usual, origin, birth)
 
 
 def measure(tree: Path) -> tuple[int, int, int]:

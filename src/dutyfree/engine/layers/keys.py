@@ -30,7 +30,7 @@ def identity(recipe: Recipe) -> Identity:
     return id(recipe) if recipe.reads_files else recipe
 
 
-class Remembered(Generic[T]):
+class RecipeCache(Generic[T]):
     """Something of each of the recipes that were used last."""
 
     def __init__(self, most: int = KNOWN) -> None:
@@ -64,13 +64,13 @@ class Remembered(Generic[T]):
             del self._known[name]
 
 
-class Keys:
+class RecipeKeys:
     """Content keys of recipes; the files that one copies in are read once, when it is first wanted."""
 
     def __init__(self) -> None:
-        self._keys: Remembered[tuple[str, ...]] = Remembered()
-        self._fixed: Remembered[tuple[str, ...]] = Remembered()
-        self._cuts: Remembered[dict[int, Recipe]] = Remembered()
+        self._keys: RecipeCache[tuple[str, ...]] = RecipeCache()
+        self._fixed: RecipeCache[tuple[str, ...]] = RecipeCache()
+        self._cuts: RecipeCache[dict[int, Recipe]] = RecipeCache()
 
     def known(self, recipe: Recipe) -> tuple[str, ...] | None:
         """Those of all its prefixes, from the image alone on, if nothing has to be read for them."""

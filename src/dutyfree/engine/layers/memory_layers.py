@@ -19,7 +19,7 @@ from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageE
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, layers_of
 from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.layers.disk_bridge import Base
+from dutyfree.engine.layers.disk_bridge import StartState
 
 PREFIX = "snapshot:"
 """Of the image that a snapshot's recipe names."""
@@ -31,7 +31,7 @@ CHAIN = 6
 """So many kept layers may lie upon each other in a tree, before they become one. See disk.DEEPEST."""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class MemorySnapshot(msgspec.Struct, frozen=True):
     """One that was taken without a name, until it is forgotten."""
 
     recipe: Recipe
@@ -41,7 +41,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Seconds since the epoch."""
 
 
-class Layers:
+class MemoryLayers:
     """Kept layers, and how many use each."""
 
     def __init__(self, launcher: Launcher, most: int) -> None:
@@ -165,22 +165,22 @@ def worth_merging(sizes: Sequence[int]) -> int:
     return count
 
 
-class Snapshots:
+class MemorySnapshots:
     """Those of one open substrate, by the image that their recipes name."""
 
-    def __init__(self, layers: Layers) -> None:
+    def __init__(self, layers: MemoryLayers) -> None:
         self.layers = layers
         self._numbers = itertools.count(1)
-        self._known: dict[str, tuple[Snapshot, Base]] = {}
+        self._known: dict[str, tuple[MemorySnapshot, StartState]] = {}
 
-    def add(self, base: Base) -> Recipe:
+    def add(self, base: StartState) -> Recipe:
         """The caller's hold on the layers becomes the snapshot's."""
         recipe = Recipe(f"{PREFIX}{NAMELESS}{os.getpid()}-{next(self._numbers)}")
-        taken = Snapshot(recipe, self.layers.size_of(base.trees), time.time())
+        taken = MemorySnapshot(recipe, self.layers.size_of(base.trees), time.time())
         self._known[recipe.image or ""] = taken, base
         return recipe
 
-    def base(self, image: str) -> Base:
+    def base(self, image: str) -> StartState:
         """Raises CreateError."""
         if image not in self._known:
             raise CreateError(
@@ -188,7 +188,7 @@ class Snapshots:
             )
         return self._known[image][1]
 
-    def all(self) -> tuple[Snapshot, ...]:
+    def all(self) -> tuple[MemorySnapshot, ...]:
         return tuple(taken for taken, _ in self._known.values())
 
     def forget(self, recipe: Recipe) -> None:

@@ -22,7 +22,15 @@ from dutyfree.contract import Recipe
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageError
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.manifest import Settings
-from dutyfree.engine.layers.disk_bridge import DEEP, DEEPEST, Base, Disk, Origin, in_loop, measure
+from dutyfree.engine.layers.disk_bridge import (
+    DEEP,
+    DEEPEST,
+    DiskLayers,
+    StartState,
+    StoredOrigin,
+    in_loop,
+    measure,
+)
 from dutyfree.engine.layers.memory_layers import PREFIX
 from dutyfree.engine.sandbox.sandbox import defaults
 from dutyfree.engine.store import provenance
@@ -37,15 +45,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 REMEDY = "see `dutyfree layer ls`"
 
 
-class Named:
+class NamedSnapshots:
     """Those that one open substrate takes and starts from."""
 
-    def __init__(self, disk: Disk, image: Callable[[str], Awaitable[Base]]) -> None:
+    def __init__(self, disk: DiskLayers, image: Callable[[str], Awaitable[StartState]]) -> None:
         self.store: Store | None = None
         """None where nothing is kept on the disk."""
         self._disk = disk
         self._image = image
-        self._ready: dict[str, Base] = {}
+        self._ready: dict[str, StartState] = {}
 
     async def check(self, name: str) -> None:
         """Raises UsageError unless a snapshot can be taken under the name."""
@@ -63,7 +71,7 @@ class Named:
         if name in self._ready or name in {snapshot.name for snapshot in known}:
             raise _taken(name)
 
-    async def keep(self, name: str, base: Base) -> Recipe:
+    async def keep(self, name: str, base: StartState) -> Recipe:
         """Write it to the disk, under a name that was checked. Raises ExecError."""
         begin = perf_counter()
         store, loop, halt = self.store, asyncio.get_running_loop(), Halt()
@@ -105,7 +113,7 @@ class Named:
             raise ExecError(what) from error
         return Recipe(PREFIX + name)
 
-    async def base(self, name: str) -> Base:
+    async def base(self, name: str) -> StartState:
         """What a snapshot of that name gives. Raises CreateError."""
         if name not in self._ready:
             self._ready[name] = await self._load(name)
@@ -115,7 +123,7 @@ class Named:
         """Of one that was given: what it is, whatever its name will mean later."""
         return self._ready[name].origin.keys[-1]
 
-    async def _load(self, name: str) -> Base:
+    async def _load(self, name: str) -> StartState:
         leases = await anyio.to_thread.run_sync(self._leased, name)
         self._disk.hold(list(leases.values()))
         (*below, top) = leases.values()
@@ -126,7 +134,7 @@ class Named:
         if told.mounted:
             layers = [leases[key].tree for key in told.mounted]
             trees = await rootfs.stacked(self._disk.launcher, layers, settings.workdir)
-            origin = Origin(told.image, told.identity, told.mounted, (), trees)
+            origin = StoredOrigin(told.image, told.identity, told.mounted, (), trees)
         else:
             origin = (await self._image(told.image)).origin
             if (origin.identity or "") != told.identity:
@@ -135,7 +143,7 @@ class Named:
                     remedy="take it again; one upon an image of a registry stays usable",
                 )
         usual = defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
-        base = Base(origin.trees, usual, origin)
+        base = StartState(origin.trees, usual, origin)
         for lease in (*below[len(told.mounted) :], top):
             birth = await anyio.to_thread.run_sync(_birth, lease)
             base = await self._disk.adopt(base, lease, birth)
@@ -187,7 +195,7 @@ def _taken(name: str) -> UsageError:
     )
 
 
-def _shortened(origin: Origin) -> Origin:
+def _shortened(origin: StoredOrigin) -> StoredOrigin:
     """What stays below a further one: of too many layers, those down to the lowest snapshot go into it."""
     if len(origin.keys) < DEEPEST:
         return origin
@@ -198,7 +206,7 @@ def _shortened(origin: Origin) -> Origin:
     return origin._replace(keys=origin.keys[:count], births=origin.births[:count], trees=trees)
 
 
-def _described(base: Base, origin: Origin, seconds: float) -> Made:
+def _described(base: StartState, origin: StoredOrigin, seconds: float) -> Made:
     usual = base.usual
     return Made(
         kind=provenance.SNAPSHOT,

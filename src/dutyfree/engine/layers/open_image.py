@@ -14,26 +14,26 @@ from dutyfree.engine.images import find, rootfs
 from dutyfree.engine.images.pull import Held, Options
 from dutyfree.engine.launcher.client import Launcher
 from dutyfree.engine.layers import memory_layers
-from dutyfree.engine.layers.disk_bridge import Base, Disk, Origin
-from dutyfree.engine.layers.memory_layers import Snapshots
-from dutyfree.engine.layers.named_snapshots import Named
+from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState, StoredOrigin
+from dutyfree.engine.layers.memory_layers import MemorySnapshots
+from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.sandbox.sandbox import defaults
 from dutyfree.engine.store import overlay_view
 from dutyfree.engine.store.store import Store
 
 
-class Images:
+class OpenImages:
     """Those of one open substrate."""
 
     def __init__(
         self,
         launcher: Launcher,
-        disk: Disk,
-        nameless: Snapshots,
+        disk: DiskLayers,
+        nameless: MemorySnapshots,
         default: str,
         registries: Callable[[], Options],
     ) -> None:
-        self.named = Named(disk, self.opened)
+        self.named = NamedSnapshots(disk, self.opened)
         self.rootless = False
         self.seconds: dict[str, float] = {}
         """What opening each took."""
@@ -41,7 +41,7 @@ class Images:
         self._nameless = nameless
         self._registries = registries
         self._default = default
-        self._bases: dict[str, Base] = {}
+        self._bases: dict[str, StartState] = {}
         self._identities: dict[str, str] = {}
         self._held: list[Held] = []
         self._locks: dict[str, anyio.Lock] = {}
@@ -54,7 +54,7 @@ class Images:
         """What tells it from another of its name, once it was opened; None if nothing does."""
         return self._identities.get(name)
 
-    async def opened(self, name: str | None) -> Base:
+    async def opened(self, name: str | None) -> StartState:
         """By default the substrate's own. Raises StageError for one that cannot be had, and CreateError."""
         name = name or self._default
         if name.startswith(memory_layers.PREFIX):
@@ -69,16 +69,16 @@ class Images:
                     self.seconds[name] = perf_counter() - begun
         return self._bases[name]
 
-    async def load(self, name: str) -> tuple[Base, list[Held]]:
+    async def load(self, name: str) -> tuple[StartState, list[Held]]:
         """An image as layers, and what keeps those on the disk. Raises as ``opened`` does."""
         if name == "host":
             self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
             trees = await rootfs.host(self._launcher, rootless=self.rootless)
-            return Base(trees, defaults(), Origin(name, identity, (), (), trees)), []
+            return StartState(trees, defaults(), StoredOrigin(name, identity, (), (), trees)), []
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
             trees = await rootfs.directory(self._launcher, path)
-            return Base(trees, defaults(), Origin(name, None, (), (), trees)), []
+            return StartState(trees, defaults(), StoredOrigin(name, None, (), (), trees)), []
         try:
             held = await self._found(name)
         except CreateError as error:  # so that a pool knows whose fault it is
@@ -91,13 +91,13 @@ class Images:
         home = await anyio.to_thread.run_sync(overlay_view.home, layers, settings.user)
         usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         mounted = tuple(lease.key for lease in held.leases)
-        return Base(trees, usual, Origin(name, held.image.digest, mounted, (), trees)), [held]
+        return StartState(trees, usual, StoredOrigin(name, held.image.digest, mounted, (), trees)), [held]
 
     def close(self) -> None:
         while self._held:
             self._held.pop().close()
 
-    async def _snapshot(self, image: str) -> Base:
+    async def _snapshot(self, image: str) -> StartState:
         name = image.removeprefix(memory_layers.PREFIX)
         if name.startswith(memory_layers.NAMELESS):
             return self._nameless.base(image)

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Container
 from itertools import islice
 
-from dutyfree.engine.layers.disk_bridge import Base
-from dutyfree.engine.layers.memory_layers import Layers
+from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.memory_layers import MemoryLayers
 
 
-class Prefixes:
+class PrefixCache:
     """By their keys, the longest unused first. For want of room, nothing goes that somebody stands on."""
 
-    def __init__(self, layers: Layers, most: int) -> None:
+    def __init__(self, layers: MemoryLayers, most: int) -> None:
         self._layers = layers
         self._most = most
-        self._bases: dict[str, Base] = {}
+        self._bases: dict[str, StartState] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._bases
 
-    def get(self, key: str) -> Base | None:
+    def get(self, key: str) -> StartState | None:
         """It is used by that."""
         base = self._bases.pop(key, None)
         if base is not None:
             self._bases[key] = base
         return base
 
-    def put(self, key: str, base: Base, size: int = 0) -> None:
+    def put(self, key: str, base: StartState, size: int = 0) -> None:
         """The caller's hold becomes ours. ``size`` is on the disk; 0 of what lies in memory.
 
         Whoever comes from now on stands on these layers; who stands on former ones goes on so.

@@ -1,4 +1,4 @@
-"""Whether somebody waits for what is being made: work for the stock gives way to all other, until then."""
+"""Priority of a build: background work (refills) yields to other work until a request waits for it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Haste:
+class Urgency:
+    """Whether a build runs in the background. It can leave the background, and never goes back."""
+
     def __init__(self, *, background: bool) -> None:
         self.background = background
-        self._told: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
 
-    def hurry(self) -> None:
-        """Now somebody waits."""
+    def escalate(self) -> None:
+        """A request waits for this build now: leave the background, and call the listeners."""
         if self.background:
             self.background = False
-            for tell in list(self._told):
-                tell()
+            for listener in list(self._listeners):
+                listener()
 
     @contextmanager
-    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have it told of hurry, for as long as the context lasts; also if there was one already."""
+    def notify(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call ``listener`` on escalation while the context lasts; at once if that has happened already."""
         if not self.background:
-            tell()
-        self._told.append(tell)
+            listener()
+        self._listeners.append(listener)
         try:
             yield
         finally:
-            self._told.remove(tell)
+            self._listeners.remove(listener)

@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from dutyfree.contract import Sandbox
 from dutyfree.contract.errors import StageError, SubstrateError
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.decide import State
 from dutyfree.engine.pool.scheduler.ledger import Ledger
 from dutyfree.engine.pool.scheduler.values import (
@@ -43,7 +43,7 @@ class Workshop:
         self._names: dict[str, str] = {}
         """That id, by the present one."""
         self._gone: dict[str, anyio.Event] = {}
-        self._hastes: dict[int, Haste] = {}
+        self._urgencies: dict[int, Urgency] = {}
         self._layers: dict[str, str] = {}
         """Names of the source's layers, by the keys of their states."""
 
@@ -62,10 +62,10 @@ class Workshop:
         match operation:
             case Make():
                 self._ledger.events["refills" if operation.background else "made"] += 1
-                haste = self._hastes[operation.job] = Haste(background=operation.background)
-                tasks.start_soon(self._make, operation, haste)
+                urgency = self._urgencies[operation.job] = Urgency(background=operation.background)
+                tasks.start_soon(self._make, operation, urgency)
             case Hurry():
-                self._hastes[operation.job].hurry()
+                self._urgencies[operation.job].escalate()
             case Fork():
                 tasks.start_soon(self._fork, operation)
             case Reset():
@@ -85,15 +85,15 @@ class Workshop:
                 for identity in list(self._sandboxes):
                     tasks.start_soon(self._remove, identity)
 
-    async def _make(self, make: Make, haste: Haste) -> None:
+    async def _make(self, make: Make, urgency: Urgency) -> None:
         await self._until_gone(make.after)
         recipe, start, depth, keep = make.chain.recipe, make.start, make.depth, make.keep
         try:
             if make.origin is None:
-                made = await self._source.create(recipe, start, depth, keep=keep, haste=haste)
+                made = await self._source.create(recipe, start, depth, keep=keep, urgency=urgency)
             else:
                 origin = self._sandboxes[make.origin]
-                made = await self._source.promote(origin, recipe, start, depth, keep=keep, haste=haste)
+                made = await self._source.promote(origin, recipe, start, depth, keep=keep, urgency=urgency)
         except Exception as failed:  # noqa: BLE001 (whatever a source does, the pool goes on)
             if make.origin is not None:
                 await self._remove(make.origin)
@@ -115,7 +115,7 @@ class Workshop:
     def _made(self, job: int, made: Made, chain: Chain, origin: str | None = None) -> None:
         identity = made.sandbox.id if origin is None else origin
         self._know(identity, made.sandbox)
-        self._hastes.pop(job, None)
+        self._urgencies.pop(job, None)
         for depth in made.layers:
             self._layers[chain.keys[depth]] = chain.layers[depth]
         self._state.made(
@@ -138,7 +138,7 @@ class Workshop:
         for job in jobs:
             if self._state.jobs[job].claim is None:  # else whoever waits is told
                 _log.warning("a sandbox could not be made ready beforehand: %s", failed)
-            self._hastes.pop(job, None)
+            self._urgencies.pop(job, None)
             self._state.failed(job, failure, anyio.current_time())
         self._advance()
 

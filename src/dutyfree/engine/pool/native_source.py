@@ -22,11 +22,11 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox, Span, Stage
 from dutyfree.contract.errors import CleanupError, CreateError, StageError, SubstrateError
-from dutyfree.engine.layers.build import Trace
-from dutyfree.engine.layers.disk_bridge import Base
-from dutyfree.engine.layers.keys import Keys
-from dutyfree.engine.layers.memory_layers import Layers
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.build import BuildTrace
+from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.keys import RecipeKeys
+from dutyfree.engine.layers.memory_layers import MemoryLayers
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.pool.source import Made
@@ -49,12 +49,12 @@ class Maker(Protocol):
     """What the engine does for the pool."""
 
     @property
-    def layers(self) -> Layers: ...
+    def layers(self) -> MemoryLayers: ...
 
     @property
-    def keys(self) -> Keys: ...
+    def keys(self) -> RecipeKeys: ...
 
-    async def state(self, recipe: Recipe, haste: Haste, trace: Trace) -> Base:
+    async def state(self, recipe: Recipe, urgency: Urgency, trace: BuildTrace) -> StartState:
         """Layers with the recipe's state, shared by all. Raises StageError and CreateError."""
         ...
 
@@ -74,7 +74,7 @@ class Maker(Protocol):
 
     def made(
         self,
-        base: Base,
+        base: StartState,
         recipe: Recipe,
         *,
         open_network: bool = False,
@@ -94,7 +94,7 @@ class _Unit:
     recipe: Recipe
     """Up to its depth."""
     depth: int
-    base: Base | None
+    base: StartState | None
     """Of its own, held; None where it is everybody's."""
     stack: AsyncExitStack
 
@@ -110,25 +110,25 @@ class Supply:
         """Told of sandboxes that end by themselves."""
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> RecipeKeys:
         return self._maker.keys
 
     # --- Made -----------------------------------------------------------------------------------------
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency) -> Made:
         shared = self._shared(recipe, max(1, start, keep), depth)
-        trace = Trace()
+        trace = BuildTrace()
         below = self.keys.cut(recipe, shared)
-        base = await self._maker.state(below, haste, trace)
-        own: Base | None = None
+        base = await self._maker.state(below, urgency, trace)
+        own: StartState | None = None
         took: list[float] = []
         async with AsyncExitStack() as held:
             if depth > shared:
                 async with self._maker.made(base, Recipe(recipe.image), open_network=True) as builder:
-                    builder.give_way(haste.background)
-                    with haste.telling(partial(builder.give_way, False)):
+                    builder.give_way(urgency.background)
+                    with urgency.notify(partial(builder.give_way, False)):
                         own, took = await self.run(builder, recipe, shared, depth, held)
-            made = await self._made(recipe, depth, base, own, took, background=haste.background)
+            made = await self._made(recipe, depth, base, own, took, background=urgency.background)
         there = max(trace.found, trace.fetched)
         found = min(1 + there, shared) if trace.image or there else 0
         joined = depth == shared and trace.number > there and not trace.ran
@@ -142,21 +142,21 @@ class Supply:
         )
 
     async def promote(
-        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> Made:
         if self._shared(recipe, max(1, keep), depth) == depth:
             await self.destroy(sandbox)  # what it has, the layers have too
-            made = await self.create(recipe, start, depth, keep=keep, haste=haste)
+            made = await self.create(recipe, start, depth, keep=keep, urgency=urgency)
             return msgspec.structs.replace(made, create_seconds=None)
         idle = self._held(sandbox)
-        idle.give_way(haste.background)
+        idle.give_way(urgency.background)
         if isinstance(idle, NetworkedActingSandbox):
             await idle.set_network("on")
         async with AsyncExitStack() as held:
-            with haste.telling(partial(idle.give_way, False)):
+            with urgency.notify(partial(idle.give_way, False)):
                 own, took = await self.run(idle, recipe, start, depth, held)
             await self.destroy(idle)
-            made = await self._made(recipe, depth, own, own, took, background=haste.background)
+            made = await self._made(recipe, depth, own, own, took, background=urgency.background)
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
@@ -186,8 +186,8 @@ class Supply:
         self,
         recipe: Recipe,
         depth: int,
-        base: Base,
-        own: Base | None,
+        base: StartState,
+        own: StartState | None,
         took: list[float],
         *,
         background: bool,
@@ -201,7 +201,7 @@ class Supply:
         sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
         return Made(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
 
-    async def _served(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+    async def _served(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> ActingSandbox:
         """One whose services run."""
         sandbox = await self._enter(recipe, depth, base, own=own)
         await self._serve(sandbox)
@@ -221,7 +221,7 @@ class Supply:
                 raise StageError(error.message, remedy=error.remedy, number=len(recipe.stages)) from error
             raise
 
-    async def _enter(self, recipe: Recipe, depth: int, base: Base, *, own: bool) -> ActingSandbox:
+    async def _enter(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> ActingSandbox:
         stack = AsyncExitStack()
         sandbox = await stack.enter_async_context(self._maker.made(base, recipe))
         if own:
@@ -233,7 +233,7 @@ class Supply:
 
     async def run(
         self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
-    ) -> tuple[Base, list[float]]:
+    ) -> tuple[StartState, list[float]]:
         """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
         seconds = []
         for number in range(start, depth):
@@ -258,7 +258,7 @@ class Supply:
             if own is not None and kept == depth:
                 return await self._enter(recipe, depth, own, own=True), depth
             recipe = self.keys.cut(recipe, kept)
-            base = await self._maker.state(recipe, Haste(background=True), Trace())
+            base = await self._maker.state(recipe, Urgency(background=True), BuildTrace())
             return await self._enter(recipe, kept, base, own=False), kept
 
     async def verify(self, sandbox: Sandbox) -> None:
@@ -321,7 +321,7 @@ class Supply:
             return {}
         return dict(enumerate(self._maker.sizes(recipe), 1))
 
-    def _memory(self, sandbox: ActingSandbox, own: Base | None) -> int | None:
+    def _memory(self, sandbox: ActingSandbox, own: StartState | None) -> int | None:
         if own is None and not sandbox.weight:
             return None
         return SANDBOX + sandbox.weight + (0 if own is None else self._maker.layers.size_of(own.trees))

@@ -24,8 +24,8 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.contract.errors import LeaseEnded, PoolError, RecipeError, UsageError
-from dutyfree.engine.layers.chains import Chains
-from dutyfree.engine.layers.keys import Keys
+from dutyfree.engine.layers.chains import ChainCache
+from dutyfree.engine.layers.keys import RecipeKeys
 from dutyfree.engine.pool.executor import Workshop
 from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check, whole
 from dutyfree.engine.pool.refusals import error
@@ -46,7 +46,7 @@ class Pool:
         budget: Budget | None = None,
         policy: Policy | None = None,
         costs: Costs | None = None,
-        keys: Keys | None = None,
+        keys: RecipeKeys | None = None,
     ) -> None:
         policy = policy or Policy()
         if not isinstance(source, ForkingSource):
@@ -57,7 +57,7 @@ class Pool:
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
         self._workshop = Workshop(source, self._state, self.ledger, self._advance)
-        self._chains = Chains(keys or Keys(), policy.recipes)
+        self._chains = ChainCache(keys or RecipeKeys(), policy.recipes)
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()

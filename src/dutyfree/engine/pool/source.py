@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
-from dutyfree.engine.layers.urgency import Haste
+from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.ledger import Served
 
 
@@ -37,9 +37,9 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Where the pool's sandboxes come from. Without haste, work should give way to all other."""
+    """Where the pool's sandboxes come from. Without urgency, work should give way to all other."""
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste) -> Made:
+    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency) -> Made:
         """A new sandbox at ``depth``, on the layer at ``start``; 0 means that there is none.
 
         Layers are kept of the stages up to depth ``keep``. Raises StageError if a stage fails, and
@@ -48,7 +48,7 @@ class Source(Protocol):
         ...
 
     async def promote(
-        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, haste: Haste
+        self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> Made:
         """Run the stages after ``start`` up to ``depth`` in a sandbox that nobody has used.
 

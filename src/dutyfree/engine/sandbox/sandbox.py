@@ -52,8 +52,8 @@ from dutyfree.contract.errors import (
     file_error,
 )
 from dutyfree.engine.launcher import network_policy, protocol
-from dutyfree.engine.launcher.handle import Box
-from dutyfree.engine.launcher.network import Reach
+from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.sandbox import contents, feeding, transfer
@@ -79,7 +79,7 @@ CREDIT = 1 << 20
 _STRINGS_MAX = protocol.FRAME_MAX - 256  # of a command: more than the kernel takes
 _PATH_MAX = 1 << 16  # likewise
 
-Remake = Callable[[], Awaitable[tuple[Channel, Box]]]
+Remake = Callable[[], Awaitable[tuple[Channel, SandboxHandle]]]
 
 
 class Defaults(NamedTuple):
@@ -124,9 +124,9 @@ class NativeSandbox:
         usual: Defaults,
         remake: Remake,
         channel: Channel,
-        box: Box,
-        reach: Reach,
-        resolvers: Sequence[network_policy.Server],
+        box: SandboxHandle,
+        reach: SandboxNetwork,
+        resolvers: Sequence[network_policy.Resolver],
     ) -> None:
         self.id = identity
         self.workdir = usual.directory or WORKDIR

@@ -21,11 +21,11 @@ import msgspec
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, file_error
 from dutyfree.engine.launcher.client import LauncherError
-from dutyfree.engine.launcher.handle import Box
+from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.layers.disk_bridge import DEEP, Base
-from dutyfree.engine.layers.memory_layers import Snapshots
-from dutyfree.engine.layers.named_snapshots import Named
+from dutyfree.engine.layers.disk_bridge import DEEP, StartState
+from dutyfree.engine.layers.memory_layers import MemorySnapshots
+from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.pool.leases import whole
 from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.sandbox.channel import Channel, SetupError
@@ -40,10 +40,10 @@ EXHAUSTED = ("no_space", "no_memory", "no_processes", "no_descriptors")
 class Keeper(Protocol):
     """What the substrate does for a sandbox that is kept."""
 
-    snapshots: Snapshots
-    named: Named
+    snapshots: MemorySnapshots
+    named: NamedSnapshots
 
-    async def succeed(self, trees: tuple[Tree, ...]) -> tuple[Channel, Box]:
+    async def succeed(self, trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
         """A sandbox as this one, upon these trees. Raises CreateError."""
         ...
 
@@ -53,7 +53,7 @@ class Keeper(Protocol):
 
 
 class ForkingSandbox(NativeSandbox):
-    def __init__(self, *arguments: Any, keeper: Keeper, base: Base) -> None:
+    def __init__(self, *arguments: Any, keeper: Keeper, base: StartState) -> None:
         super().__init__(*arguments)
         self._keeper = keeper
         self.base = base
@@ -72,7 +72,7 @@ class ForkingSandbox(NativeSandbox):
         """
         if name is not None:
             await self._keeper.named.check(name)
-        base = Base(await self._keep(), self._of_image, self._origin)
+        base = StartState(await self._keep(), self._of_image, self._origin)
         if name is None:
             return self._keeper.snapshots.add(base)
         try:
@@ -101,7 +101,7 @@ class ForkingSandbox(NativeSandbox):
         finally:
             self._keeper.snapshots.forget(recipe)
 
-    async def final(self) -> Base:
+    async def final(self) -> StartState:
         """What it has written, for others to start from, as the last that is done with it.
 
         All that runs is ended. Raises ExecError.
@@ -110,7 +110,7 @@ class ForkingSandbox(NativeSandbox):
         await self._signal(channel, signal.SIGKILL)
         try:
             trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, final=True)
-            return Base(trees, self._of_image, self._origin)
+            return StartState(trees, self._of_image, self._origin)
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
 
