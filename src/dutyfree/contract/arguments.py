@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from operator import index
 
 from dutyfree.contract.action import Action, Command, Search
-from dutyfree.contract.errors import ActionKind, ArgumentError, LimitError, RequestError
+from dutyfree.contract.errors import ActionKind, ArgumentError, LimitError, RequestError, UsageError
 from dutyfree.contract.observation import Observation, Span
 
 NOT_RUNNABLE = 126
@@ -106,6 +107,17 @@ def check_mode(mode: object) -> None:
         raise ArgumentError(f"a mode must be an int, such as 0o644, not {_named(mode)}")
     if not 0 <= mode <= 0o7777:
         raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
+
+
+def check_count(count: int, least: int) -> int:
+    """A number of sandboxes as an int. Raises UsageError below ``least``, and for a float like 8.0."""
+    try:
+        found = index(count)
+    except TypeError as error:
+        raise UsageError(f"the number of sandboxes must be an int, not {count!r}") from error
+    if found < least:
+        raise UsageError(f"the number of sandboxes must be ≥ {least}, not {found}")
+    return found
 
 
 def check_search(asked: Search) -> None:

@@ -11,7 +11,9 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from dutyfree.contract import Limits, Recipe, Stage, limited
+from dutyfree.contract.arguments import check_count
 from dutyfree.contract.recipe import checked
+from dutyfree.contract.served import Served
 from dutyfree.engine.host import sandbox_labels
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.sandbox_labels import LabelFile
@@ -21,10 +23,8 @@ from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.keys import RecipeKeys
 from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.leases import whole
-from dutyfree.engine.pool.native_source import Supply, Warmth
+from dutyfree.engine.pool.native_source import NativeSource, Warmth
 from dutyfree.engine.pool.pool import Pool
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.sandbox.actions import ActingSandbox
@@ -88,7 +88,7 @@ class Pooled(ABC):
     def _seconds(self, image: str | None, keys: Sequence[str]) -> list[float]: ...
 
     def _open_pool(self, options: Options) -> None:
-        self._supply = Supply(Maker(self), self._warmth)
+        self._supply = NativeSource(Maker(self), self._warmth)
         self._keeping = Keeping(
             self._supply, options.budget, options.policy, options.limits, options.patience
         )
@@ -124,7 +124,7 @@ class Pooled(ABC):
         Raises UsageError, PoolError, StageError and CreateError.
         """
         require_open(self._is_open)
-        recipe, count = checked(recipe), whole(count, 1)
+        recipe, count = checked(recipe), check_count(count, 1)
         limits = limited(limits, self._options.limits)
         if self._is_pooled(recipe, limits):
             async with self._keeping.leased(recipe, count, limits, labels) as sandboxes:

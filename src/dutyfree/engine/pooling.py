@@ -12,7 +12,7 @@ from dutyfree.contract import Limits, NetworkPolicy, Recipe
 from dutyfree.contract.errors import ActionError, CreateError, DispatchError, UsageError
 from dutyfree.engine.host import limits as exhaustion
 from dutyfree.engine.launcher.requests import share_of_memory
-from dutyfree.engine.pool.native_source import SANDBOX, Supply
+from dutyfree.engine.pool.native_source import SANDBOX, NativeSource
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
@@ -31,7 +31,7 @@ class Keeping:
     """Costs nothing until ``started`` is called."""
 
     def __init__(
-        self, supply: Supply, budget: Budget, policy: Policy, usual: Limits, patience: float
+        self, supply: NativeSource, budget: Budget, policy: Policy, usual: Limits, patience: float
     ) -> None:
         self.pool: Pool | None = None
         self._supply = supply

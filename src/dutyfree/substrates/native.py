@@ -28,6 +28,7 @@ import msgspec
 from dutyfree.contract import Availability, Limits, Recipe, Stage, limited
 from dutyfree.contract.errors import CleanupError, CreateError, OptionError, Unavailable, UsageError
 from dutyfree.contract.recipe import checked
+from dutyfree.contract.served import Served, ServedKind
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.neighbours import Figures, Neighbours
 from dutyfree.engine.host import features, requirements, sandbox_labels
@@ -48,8 +49,7 @@ from dutyfree.engine.layers.memory_layers import MemoryLayers, MemorySnapshot, M
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.open_image import OpenImages
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.scheduler.ledger import Served
-from dutyfree.engine.pool.scheduler.values import Budget, Kind, Policy
+from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.pooled import OPEN, Pooled
 from dutyfree.engine.pooling import POLICY, default_budget
 from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
@@ -376,7 +376,7 @@ class Native(Pooled):
         keys = self._keys.known(recipe) or ("",)
         there = max(trace.found, trace.fetched)
         ready = trace.image or there > 0
-        kind: Kind = "layer" if ready else "cold"
+        kind: ServedKind = "layer" if ready else "cold"
         if trace.number > there and not trace.ran:
             kind = "joined"
         return Served(

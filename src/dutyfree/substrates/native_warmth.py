@@ -17,10 +17,10 @@ import msgspec
 
 from dutyfree.contract import Limits, Recipe, limited
 from dutyfree.contract.errors import CreateError
+from dutyfree.contract.served import Served
 from dutyfree.engine.layers import memory_layers
 from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.pool.native_source import Warmth, spans
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.engine.pooled import OPEN
 from dutyfree.engine.sandbox.actions import ActingSandbox

@@ -12,8 +12,8 @@ import anyio.lowlevel
 
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.contract.errors import CleanupError, CreateError, ExecError, StageError
+from dutyfree.contract.served import Served
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.source import Made
 from dutyfree.substrates.scripted import Scripted
 

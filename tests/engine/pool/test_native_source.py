@@ -710,7 +710,7 @@ async def test_an_idle_one_whose_service_ended_is_not_handed_out(pooled: Any) ->
     (init,) = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
     (service,) = await anyio.to_thread.run_sync(counts.children, init)
     os.kill(service, signal.SIGKILL)
-    (idle_one,) = pooled.pool._workshop._sandboxes.values()
+    (idle_one,) = pooled.pool._executor._sandboxes.values()
     with anyio.fail_after(60):
         while (await idle_one.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
             await anyio.sleep(0.01)

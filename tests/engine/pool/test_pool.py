@@ -536,7 +536,7 @@ def test_64_tasks_with_failures_cancellations_and_deaths(layered):
             await anyio.sleep(3600)
             assert "0 idle, 0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting; 0 of" in repr(pool)
             assert not made.existing
-            books = pool._workshop
+            books = pool._executor
             for noted in (books._sandboxes, books._names, books._gone, books._urgencies):
                 assert not noted
         assert not made.existing

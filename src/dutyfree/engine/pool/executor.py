@@ -29,7 +29,7 @@ from dutyfree.engine.pool.source import ForkingSource, Made, Source
 _log = logging.getLogger(__name__)
 
 
-class Workshop:
+class Executor:
     """All sandboxes of one pool. Whatever a source does, the pool goes on."""
 
     def __init__(self, source: Source, state: State, ledger: Ledger, advance: Callable[[], None]) -> None:

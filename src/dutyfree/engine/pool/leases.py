@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import TypedDict
 
 import anyio
 
 from dutyfree.contract import Sandbox
 from dutyfree.contract.errors import CreateError, LeaseEnded, PoolError, UsageError
+from dutyfree.contract.served import Served
 from dutyfree.engine.host import sandbox_labels
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Deliver, Request
 
 LEASE_SECONDS = 3600.0
@@ -28,17 +27,6 @@ class Terms(TypedDict, total=False):
     """After which the lease ends, unless kept alive; an hour by default, None for never."""
     labels: Mapping[str, str] | None
     idempotency_key: str | None
-
-
-def whole(number: int, least: int) -> int:
-    """It as an int. Raises UsageError for less, and for 8.0, as divisions give: no loop counts to that."""
-    try:
-        found = index(number)
-    except TypeError as error:
-        raise UsageError(f"{number!r} sandboxes cannot be: that is no whole number") from error
-    if found < least:
-        raise UsageError(f"{found} sandboxes make no sense here", remedy=f"ask for {least} or more")
-    return found
 
 
 def check(terms: Terms) -> None:

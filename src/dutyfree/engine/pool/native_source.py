@@ -22,12 +22,12 @@ import msgspec
 
 from dutyfree.contract import Recipe, Sandbox, Span, Stage
 from dutyfree.contract.errors import CleanupError, CreateError, StageError, SubstrateError
+from dutyfree.contract.served import Served
 from dutyfree.engine.layers.build import BuildTrace
 from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.keys import RecipeKeys
 from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.pool.source import Made
 from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
@@ -99,7 +99,7 @@ class _Unit:
     stack: AsyncExitStack
 
 
-class Supply:
+class NativeSource:
     """A ``ForkingSource``; with a ``warmth`` every stage after that is run for each sandbox anew."""
 
     def __init__(self, maker: Maker, warmth: Warmth | None = None) -> None:

@@ -23,11 +23,12 @@ import anyio.lowlevel
 import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
+from dutyfree.contract.arguments import check_count
 from dutyfree.contract.errors import LeaseEnded, PoolError, RecipeError, UsageError
 from dutyfree.engine.layers.chains import ChainCache
 from dutyfree.engine.layers.keys import RecipeKeys
-from dutyfree.engine.pool.executor import Workshop
-from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check, whole
+from dutyfree.engine.pool.executor import Executor
+from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
 from dutyfree.engine.pool.refusals import error
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import State, decide, hopeless, wake
@@ -56,7 +57,7 @@ class Pool:
         self._state = State(budget, policy, costs)
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
-        self._workshop = Workshop(source, self._state, self.ledger, self._advance)
+        self._executor = Executor(source, self._state, self.ledger, self._advance)
         self._chains = ChainCache(keys or RecipeKeys(), policy.recipes)
         self._closed = False
         self._armed = math.inf
@@ -67,7 +68,7 @@ class Pool:
         state = self._state
         return (
             f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} in the making, "
-            f"{state.resetting} being reset, {self._workshop.going} going, {len(state.queue)} waiting; "
+            f"{state.resetting} being reset, {self._executor.going} going, {len(state.queue)} waiting; "
             f"{state.stock.alive} of {state.budget.sandboxes} sandboxes>"
         )
 
@@ -85,7 +86,7 @@ class Pool:
         try:
             return await self._tasks.__aexit__(kind, raised, trace)
         finally:
-            await self._workshop.close()
+            await self._executor.close()
             for waiter in self._waiters.all():
                 waiter.lease.over = True
                 waiter.error = PoolError("the pool was closed")
@@ -118,7 +119,7 @@ class Pool:
         Raises Exhausted at the deadline, Quarantined or StageError if the recipe fails, CreateError if
         the machinery does, LeaseEnded for the key of a lease that is over, and UsageError.
         """
-        size = whole(size, 1)
+        size = check_count(size, 1)
         check(terms)
         self._check_open()
         asked, key = anyio.current_time(), terms.get("idempotency_key")
@@ -183,7 +184,7 @@ class Pool:
 
     def lost(self, sandbox: Sandbox) -> None:
         """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
-        held = self._state.held.get(self._workshop.identity(sandbox) or "")
+        held = self._state.held.get(self._executor.identity(sandbox) or "")
         if held is not None and held.status == "idle":
             self._state.died(held.id, anyio.current_time())
             self._advance()
@@ -194,7 +195,7 @@ class Pool:
         Raises UsageError, PoolError if the pool is closed, and CreateError for files that cannot be read.
         """
         self._check_open()
-        each = whole(each, 0)
+        each = check_count(each, 0)
         if isinstance(recipes, Recipe):
             raise RecipeError("several recipes are wanted, not one", remedy="write [recipe]")
         for recipe in recipes:
@@ -204,8 +205,8 @@ class Pool:
     async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
         """At least and at most so many idle. Raises as ``prefetch`` does."""
         self._check_open()
-        minimum = whole(minimum, 0)
-        maximum = None if maximum is None else whole(maximum, minimum)
+        minimum = check_count(minimum, 0)
+        maximum = None if maximum is None else check_count(maximum, minimum)
         self._state.bound(await self._chains.of(recipe), minimum, maximum)
         self._advance()
 
@@ -274,10 +275,10 @@ class Pool:
                 if waiter is not None:
                     self._waiters.dismiss(waiter, now)
             case _:
-                self._workshop.begin(operation, self._tasks)
+                self._executor.begin(operation, self._tasks)
 
     def _hand_out(self, given: Deliver, now: float) -> None:
-        sandboxes = {member.sandbox: self._workshop.sandbox(member.sandbox) for member in given.members}
+        sandboxes = {member.sandbox: self._executor.sandbox(member.sandbox) for member in given.members}
         dead = [identity for identity, sandbox in sandboxes.items() if not self._source.alive(sandbox)]
         if dead:
             self._state.undelivered(given.request, dead, now)

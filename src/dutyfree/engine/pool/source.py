@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from dutyfree.contract import Recipe, Sandbox
+from dutyfree.contract.served import Served
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.scheduler.ledger import Served
 
 
 class Made(msgspec.Struct, frozen=True):

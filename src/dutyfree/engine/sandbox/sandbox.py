@@ -51,11 +51,11 @@ from dutyfree.contract.errors import (
     UsageError,
     file_error,
 )
+from dutyfree.contract.served import Served
 from dutyfree.engine.launcher import network_policy, protocol
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.sandbox import contents, feeding, transfer
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.observation import check, entries, observe

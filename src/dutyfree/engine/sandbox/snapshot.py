@@ -19,15 +19,15 @@ import anyio
 import msgspec
 
 from dutyfree.contract import Recipe
+from dutyfree.contract.arguments import check_count
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, file_error
+from dutyfree.contract.served import Served
 from dutyfree.engine.launcher.client import LauncherError
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.protocol import Request, Tree
 from dutyfree.engine.layers.disk_bridge import DEEP, StartState
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
-from dutyfree.engine.pool.leases import whole
-from dutyfree.engine.pool.scheduler.ledger import Served
 from dutyfree.engine.sandbox.channel import Channel, SetupError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 
@@ -86,7 +86,7 @@ class ForkingSandbox(NativeSandbox):
 
         Raises ActionError if what ran here left files that no sandbox can start from.
         """
-        count = whole(count, 0)
+        count = check_count(count, 0)
         recipe = await self.snapshot()
         try:
             async with AsyncExitStack() as stack:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dutyfree.contract.served import Served, ServedKind
 from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.decide import place, wake
-from dutyfree.engine.pool.scheduler.ledger import BOUNDS, Histogram, Ledger, Served
+from dutyfree.engine.pool.scheduler.ledger import BOUNDS, Histogram, Ledger
 from dutyfree.engine.pool.scheduler.ranking import Ranking
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
@@ -20,7 +21,6 @@ from dutyfree.engine.pool.scheduler.values import (
     Expire,
     Fork,
     Hurry,
-    Kind,
     Make,
     Policy,
     Quarantine,
@@ -380,7 +380,7 @@ def test_jitter_comes_from_the_seed():
 
 def test_the_ledger_counts_by_kind_and_stage():
     ledger = Ledger()
-    hand_outs: list[tuple[Kind, str, float]]
+    hand_outs: list[tuple[ServedKind, str, float]]
     hand_outs = [("warm", "setup", 0.0), ("warm", "setup", 1e-4), ("cold", "none", 3.0)]
     for kind, stage, seconds in hand_outs:
         ledger.record(Served(kind, stage, seconds, 3.5, "s", "r"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import exp, log
 
+from dutyfree.contract.served import ServedKind
 from dutyfree.engine.pool.scheduler.stock import Held, Node
-from dutyfree.engine.pool.scheduler.values import Kind, Request
+from dutyfree.engine.pool.scheduler.values import Request
 
 
 class Claim:
@@ -34,7 +35,7 @@ class Claim:
         self.attempts = 0
         self.counted = False
         """As demand, and as the one that was hinted at."""
-        self.ready: list[tuple[Held, Kind, int]] = []
+        self.ready: list[tuple[Held, ServedKind, int]] = []
         self.jobs: dict[int, Job] = {}
         self.forks: list[Job] = []
         """Jobs that wait for a sibling to be copied from."""
@@ -64,12 +65,14 @@ class Job:
         "started",
     )
 
-    def __init__(self, identity: int, path: tuple[Node, ...], start: int, kind: Kind, seconds: float) -> None:
+    def __init__(
+        self, identity: int, path: tuple[Node, ...], start: int, kind: ServedKind, seconds: float
+    ) -> None:
         self.id = identity
         self.path = path
         self.start = start
         self.depth = len(path) - 1
-        self.kind: Kind = kind
+        self.kind: ServedKind = kind
         self.seconds = seconds
         self.claim: Claim | None = None
         self.origin: Held | None = None
@@ -84,7 +87,7 @@ class Job:
     def top(self) -> Node:
         return self.path[-1]
 
-    def spared(self, found: int | None, joined: bool, fetched: bool) -> tuple[Kind, int]:
+    def spared(self, found: int | None, joined: bool, fetched: bool) -> tuple[ServedKind, int]:
         """How its sandbox was made after all, and from what depth on, by what its maker tells."""
         start = self.start if found is None else found
         if fetched and self.kind in ("promoted", "layer", "cold"):

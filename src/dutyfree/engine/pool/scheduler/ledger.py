@@ -6,27 +6,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 
-import msgspec
-
-from dutyfree.engine.pool.scheduler.values import Kind
+from dutyfree.contract.served import Served, ServedKind
 
 BOUNDS = tuple(base * 10.0**power for power in range(-5, 3) for base in (1, 2.5, 5))
 """Upper bounds of the histograms' buckets, in seconds: 10 µs to 500 s."""
-
-
-class Served(msgspec.Struct, frozen=True):
-    """One hand-out: how it was served, what it cost, and what it would have cost without anything at hand."""
-
-    kind: Kind
-    stage: str
-    """What was there already: the kind of the last stage that need not be run; "none" for cold."""
-    seconds: float
-    cold_seconds: float
-    sandbox: str
-    recipe: str
-    """Its content key."""
-    waited: float = 0.0
-    """Of its seconds, those until the budget had room: from nothing they would have been the same."""
 
 
 class Histogram:
@@ -61,8 +44,8 @@ class Ledger:
     """Counters and histograms of one pool, as plain values."""
 
     def __init__(self) -> None:
-        self.served: Counter[tuple[Kind, str]] = Counter()
-        self.seconds: dict[tuple[Kind, str], Histogram] = {}
+        self.served: Counter[tuple[ServedKind, str]] = Counter()
+        self.seconds: dict[tuple[ServedKind, str], Histogram] = {}
         self.saved_seconds = 0.0
         self.waited_seconds = 0.0
         """For room in the budget, of all together."""
@@ -127,7 +110,7 @@ class Ledger:
             lines.append(f'dutyfree_pool_events_total{{event="{event}"}} {count}')
         return "\n".join(lines) + "\n"
 
-    def shares(self) -> Mapping[tuple[Kind, str], float]:
+    def shares(self) -> Mapping[tuple[ServedKind, str], float]:
         """The hit rate by kind and stage."""
         total = self.served.total()
         return {of: count / total for of, count in sorted(self.served.items())}

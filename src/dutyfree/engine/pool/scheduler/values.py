@@ -13,14 +13,7 @@ import msgspec
 
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import LimitError
-
-Kind: TypeAlias = Literal["warm", "promoted", "joined", "layer", "fetched", "forked", "cold"]
-"""How a sandbox came to be handed out, from the dearest stock to none at all.
-
-warm: idle in exactly this state; promoted: idle at a shorter prefix, the rest was run; joined: a refill
-under way was taken over; layer: made anew on a layer of the disk; fetched: on one that a peer had; forked:
-copied from a sibling of its group; cold: all of it was made.
-"""
+from dutyfree.contract.served import ServedKind
 
 BASE = "base"
 
@@ -158,7 +151,7 @@ class Request(msgspec.Struct, frozen=True):
 class Candidate(NamedTuple):
     """One way to serve a request, and what it would still cost."""
 
-    kind: Kind
+    kind: ServedKind
     depth: int
     """What is there already."""
     seconds: float
@@ -236,7 +229,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 class Member(msgspec.Struct, frozen=True):
     sandbox: str
-    kind: Kind
+    kind: ServedKind
     start: int
 
 
