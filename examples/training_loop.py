@@ -24,7 +24,7 @@ import anyio
 import dutyfree
 from dutyfree import Recipe, Stage, recipes
 from dutyfree.contract.errors import Quarantined, StageError, SubstrateError, verdict
-from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 
 GROUP = 8
@@ -76,7 +76,7 @@ def make_tasks(root: Path) -> list[Task]:
 # --- One attempt -------------------------------------------------------------------------------------
 
 
-async def attempt(sandbox: ActingSandbox, chance: random.Random) -> float:
+async def attempt(sandbox: NativeSandbox, chance: random.Random) -> float:
     """Find the bug, change the code, run the test. The reward is 1 if it passes. Raises DutyfreeError."""
     seen = await sandbox.exec("grep -l ' - ' m*.py", cwd="repository", timeout=30)
     suspect = seen.stdout.decode().strip()
@@ -86,17 +86,17 @@ async def attempt(sandbox: ActingSandbox, chance: random.Random) -> float:
     return await reward(sandbox)
 
 
-async def guess(sandbox: ActingSandbox, suspect: str, operator: str) -> None:
+async def guess(sandbox: NativeSandbox, suspect: str, operator: str) -> None:
     await sandbox.edit(f"repository/{suspect}", b" - ", operator.encode())
 
 
-async def reward(sandbox: ActingSandbox) -> float:
+async def reward(sandbox: NativeSandbox) -> float:
     seen = await sandbox.exec(["python3", "test.py"], cwd="repository", timeout=30)
     return float(seen.ok)  # a timeout is a failure of the attempt too
 
 
 async def persistent(
-    native: Native, task: Task, sandbox: ActingSandbox, chance: random.Random
+    native: Native, task: Task, sandbox: NativeSandbox, chance: random.Random
 ) -> float | None:
     """An attempt that survives the loss of its sandbox; None if the infrastructure failed each time."""
     reward = await outcome(task, sandbox, chance)
@@ -110,7 +110,7 @@ async def persistent(
     return reward
 
 
-async def outcome(task: Task, sandbox: ActingSandbox, chance: random.Random) -> float | None:
+async def outcome(task: Task, sandbox: NativeSandbox, chance: random.Random) -> float | None:
     """The reward, or None if the infrastructure failed."""
     try:
         return await attempt(sandbox, chance)
@@ -168,7 +168,7 @@ async def best_branch(native: Native, task: Task) -> str:
         async with root.fork(len(operators)) as branches:
             found = []
             for branch, operator in zip(branches, operators, strict=True):
-                assert isinstance(branch, ActingSandbox)
+                assert isinstance(branch, NativeSandbox)
                 await guess(branch, suspect, operator)
                 found.append((await reward(branch), operator))
     return max(found)[1].strip()

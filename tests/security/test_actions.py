@@ -11,7 +11,7 @@ import pytest
 from dutyfree import Limits, List, Read
 from dutyfree.contract.errors import ActionError, ExecError, SandboxClosed
 from dutyfree.engine.sandbox import pending
-from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 LIMITS = Limits(memory=256 << 20, pids=64)
 
 
-async def search_until_it_fails(sandbox: ActingSandbox) -> None:
+async def search_until_it_fails(sandbox: NativeSandbox) -> None:
     while True:
         await sandbox.search("/usr", "no such text anywhere", timeout=0.3)
 

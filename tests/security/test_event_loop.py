@@ -17,10 +17,10 @@ from dutyfree.contract.errors import CollectError, InputClosed
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import EXIT
 from dutyfree.engine.sandbox import batch, contents, observation, search
-from dutyfree.engine.sandbox.actions import ActingSandbox
 from dutyfree.engine.sandbox.observation import PART
 from dutyfree.engine.sandbox.pending import Answer, Running
 from dutyfree.engine.sandbox.pipes import Descriptor
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +89,7 @@ async def test_many_answers_at_once() -> None:
 
 async def test_in_a_sandbox(native: Substrate) -> None:
     async with native.sandbox() as sandbox:
-        assert isinstance(sandbox, ActingSandbox)
+        assert isinstance(sandbox, NativeSandbox)
         fill = "import os; os.mkdir('d'); [open(f'd/{number}', 'w').close() for number in range(20000)]"
         assert (await sandbox.exec(["python3", "-c", fill])).ok
         assert [entry.name for entry in await sandbox.list("d")] == sorted(map(str, range(20000)))

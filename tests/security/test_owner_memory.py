@@ -7,8 +7,8 @@ import pytest
 from dutyfree import Limits
 from dutyfree.contract import Substrate
 from dutyfree.engine.launcher.protocol import FRAME_COST
-from dutyfree.engine.sandbox.actions import ActingSandbox
 from dutyfree.engine.sandbox.processes import MOST, Log, Shelf
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ async def test_processes_that_have_ended_keep_little(native: Substrate) -> None:
     """Together no more than twice what one may, and a MiB; the oldest lose theirs first, and say so."""
     size, limits = OUTPUT - 50_000, Limits(output=OUTPUT)
     async with native.sandbox(limits=limits) as sandbox:
-        assert isinstance(sandbox, ActingSandbox)
+        assert isinstance(sandbox, NativeSandbox)
         processes = []
         for _ in range(12):
             processes.append(await sandbox.start(f"head -c {size} /dev/zero"))
@@ -36,7 +36,7 @@ async def test_processes_that_have_ended_keep_little(native: Substrate) -> None:
 
 async def test_those_that_run_share_what_there_is(native: Substrate) -> None:
     async with native.sandbox(limits=Limits(output=OUTPUT)) as sandbox:
-        assert isinstance(sandbox, ActingSandbox)
+        assert isinstance(sandbox, NativeSandbox)
         print_all = f"head -c {OUTPUT} /dev/zero; echo all; exec sleep 1000"
         processes = [await sandbox.start(print_all) for _ in range(8)]
         for process in processes:
@@ -79,7 +79,7 @@ false
 async def test_a_shell_whose_mark_was_found_out(native: Substrate) -> None:
     """A command that ends a line as the shell does, but never with a code: that is output as any other."""
     async with native.sandbox(limits=Limits(output=OUTPUT)) as sandbox:
-        assert isinstance(sandbox, ActingSandbox)
+        assert isinstance(sandbox, NativeSandbox)
         async with sandbox.shell() as shell:
             seen = await shell.run(STEALING.format(size=8 * OUTPUT), timeout=60)
             assert (seen.exit_code, seen.timed_out) == (1, False)

@@ -27,7 +27,7 @@ from dutyfree.engine.pool.native_source import NativeSource, Warmth
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.pooling import Keeping
-from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.snapshot import entered
 from dutyfree.substrates.local.lifecycle import require_open
 
@@ -74,7 +74,7 @@ class Pooled(ABC):
         base: StartState | None = None,
         pooled: bool = False,
         labels: Mapping[str, str] | None = None,
-    ) -> AbstractAsyncContextManager[ActingSandbox]: ...
+    ) -> AbstractAsyncContextManager[NativeSandbox]: ...
 
     @abstractmethod
     async def _base(
@@ -118,7 +118,7 @@ class Pooled(ABC):
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
+    ) -> AsyncIterator[tuple[NativeSandbox, ...]]:
         """So many in the same state, all or none: one that is prepared, and copies of it.
 
         Raises UsageError, PoolError, StageError and CreateError.
@@ -144,7 +144,7 @@ class Pooled(ABC):
     @asynccontextmanager
     async def _lease(
         self, recipe: Recipe, limits: Limits, labels: Mapping[str, str] | None
-    ) -> AsyncIterator[ActingSandbox]:
+    ) -> AsyncIterator[NativeSandbox]:
         async with self.group(recipe, 1, limits=limits, labels=labels) as (sandbox,):
             yield sandbox
 
@@ -197,11 +197,11 @@ class Maker:
         recipe: Recipe,
         *,
         open_network: bool = False,
-    ) -> AbstractAsyncContextManager[ActingSandbox]:
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
         limits = OPEN if open_network else self._substrate._options.limits
         return self._substrate._made(recipe, limits, base=base, pooled=True)
 
-    async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
+    async def apply(self, builder: NativeSandbox, stage: Stage, number: int) -> None:
         await run_stage.apply(builder, stage, number, self._substrate._options.longest_stage)
 
 

@@ -15,7 +15,7 @@ from dutyfree.engine.launcher.requests import share_of_memory
 from dutyfree.engine.pool.native_source import SANDBOX, NativeSource
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
-from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 
 POLICY = Policy(starting=64, idle_seconds=600.0)
 """Of the native engine: who waits for a stage that another makes holds up nobody, so many may."""
@@ -70,11 +70,11 @@ class Keeping:
     @asynccontextmanager
     async def leased(
         self, recipe: Recipe, count: int, limits: Limits, labels: Mapping[str, str] | None
-    ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
+    ) -> AsyncIterator[tuple[NativeSandbox, ...]]:
         """Sandboxes for as long as the context lasts. Raises PoolError, StageError and CreateError."""
         pool = await self.started()
         lease = await pool.acquire(recipe, count, deadline=self._patience, lease_seconds=None, labels=labels)
-        sandboxes = tuple(one for one in lease.sandboxes if isinstance(one, ActingSandbox))
+        sandboxes = tuple(one for one in lease.sandboxes if isinstance(one, NativeSandbox))
         try:
             for sandbox in sandboxes:
                 sandbox.keep_output(limits.output)
@@ -85,9 +85,9 @@ class Keeping:
                 sandbox.abandon()
             pool.release(lease)
 
-    async def _open(self, sandbox: ActingSandbox, network: NetworkPolicy) -> None:
+    async def _open(self, sandbox: NativeSandbox, network: NetworkPolicy) -> None:
         """What it may reach is another than of those in the pool. Raises CreateError."""
-        if network != self._network and isinstance(sandbox, NetworkedActingSandbox):
+        if network != self._network and isinstance(sandbox, NetworkedSandbox):
             try:
                 await sandbox.set_network(network)
             except (ActionError, UsageError, DispatchError) as error:

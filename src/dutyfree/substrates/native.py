@@ -52,8 +52,8 @@ from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.pooled import OPEN, Pooled
 from dutyfree.engine.pooling import POLICY, default_budget
-from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
 from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.local.lifecycle import refuse_second_entry, require_open
 
@@ -210,7 +210,7 @@ class Native(Pooled):
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AbstractAsyncContextManager[ActingSandbox]:
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
         require_open(self._is_open)
         recipe, limits = checked(recipe or NO_STAGES), limited(limits, self._config.limits)
         if self._keeping.pool is not None and self._is_pooled(recipe, limits):
@@ -281,7 +281,7 @@ class Native(Pooled):
         base: StartState | None = None,
         pooled: bool = False,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[ActingSandbox]:
+    ) -> AsyncIterator[NativeSandbox]:
         asked = perf_counter()
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
@@ -310,10 +310,11 @@ class Native(Pooled):
         self._layers.hold(base.trees)
         try:
             channel, box = await make()
-            kind = NetworkedActingSandbox if self.features.mode == "root" else ActingSandbox
+            kind = NetworkedSandbox if self.features.mode == "root" else NativeSandbox
             keeper = _Keeper(self, limits, reach, make)
+            defaults = base.defaults.with_recipe(recipe)
             sandbox = kind(
-                identity, limits, base.usual.of(recipe), make, channel, box, reach, self._resolvers,
+                identity, limits, defaults, make, channel, box, reach, self._resolvers,
                 keeper=keeper, base=base, recipe=recipe,
             )  # fmt: skip
             sandbox.spans = create.spans(asked, begun, channel.ready.result())
@@ -406,7 +407,7 @@ class _Keeper(NamedTuple):
     def named(self) -> NamedSnapshots:
         return self.substrate._images.named
 
-    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[ActingSandbox]:
+    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
         # Of the parent as it is: its policy may be another than at its creation.
         return self.substrate._made(recipe, self.limits, reachable=self.reach.policy)
 

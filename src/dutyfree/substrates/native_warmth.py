@@ -23,7 +23,7 @@ from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.pool.native_source import Warmth, spans
 from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.engine.pooled import OPEN
-from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.snapshot import entered
 from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig, Ready
 
@@ -51,7 +51,7 @@ class BaseWarm(Native):
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AbstractAsyncContextManager[ActingSandbox]:
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
         del labels
         return self._anew(recipe or NO_STAGES, limited(limits, self._options.limits))
 
@@ -63,13 +63,13 @@ class BaseWarm(Native):
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[tuple[ActingSandbox, ...]]:
+    ) -> AsyncIterator[tuple[NativeSandbox, ...]]:
         made = [self.sandbox(recipe, limits=limits, labels=labels) for _ in range(count)]
         async with entered(made) as sandboxes:
             yield tuple(sandboxes)
 
     @asynccontextmanager
-    async def _anew(self, recipe: Recipe, limits: Limits) -> AsyncIterator[ActingSandbox]:
+    async def _anew(self, recipe: Recipe, limits: Limits) -> AsyncIterator[NativeSandbox]:
         asked = perf_counter()
         async with AsyncExitStack() as stack:
             image = base = await self._opened(recipe.image, stack)

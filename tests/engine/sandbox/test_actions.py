@@ -29,7 +29,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.launcher import handle as boxes
 from dutyfree.engine.launcher.client import Launcher, Reply
 from dutyfree.engine.launcher.protocol import Request
-from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 from tests.engine import counts
@@ -529,7 +529,7 @@ async def test_an_end_that_takes_too_long_is_told(native: Native, monkeypatch: p
 
 async def test_processes_are_found_again_and_forgotten(native: Substrate) -> None:
     async with native.sandbox() as sandbox:
-        assert isinstance(sandbox, ActingSandbox)
+        assert isinstance(sandbox, NativeSandbox)
         for _ in range(80):
             await (await sandbox.start(["/bin/true"])).wait()
         running = await sandbox.start("sleep 100")

@@ -12,7 +12,7 @@ import pytest
 
 from dutyfree import Read, Write
 from dutyfree.contract.errors import SubstrateError
-from dutyfree.engine.sandbox.actions import ActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 
@@ -25,17 +25,17 @@ def count() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def _terminal(sandbox: ActingSandbox) -> None:
+async def _terminal(sandbox: NativeSandbox) -> None:
     async with sandbox.terminal() as terminal:
         await terminal.wait()
 
 
-async def _shell(sandbox: ActingSandbox) -> None:
+async def _shell(sandbox: NativeSandbox) -> None:
     async with sandbox.shell() as shell:
         await shell.run("true")
 
 
-ACTIONS: dict[str, Callable[[ActingSandbox], Awaitable[Any]]] = {
+ACTIONS: dict[str, Callable[[NativeSandbox], Awaitable[Any]]] = {
     "read": lambda sandbox: sandbox.read("large"),
     "write": lambda sandbox: sandbox.write("other", LARGE),
     "batch": lambda sandbox: sandbox.batch([Read("large"), Write("third", LARGE), Read("third")]),

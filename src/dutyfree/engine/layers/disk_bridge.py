@@ -16,7 +16,7 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.sandbox.sandbox import Defaults
+from dutyfree.engine.layers.command_defaults import CommandDefaults
 from dutyfree.engine.store.cancel import Halt, Stopped
 from dutyfree.engine.store.layer_lease import Lease
 
@@ -53,7 +53,7 @@ class StartState(NamedTuple):
     """What sandboxes start from."""
 
     trees: tuple[Tree, ...]
-    usual: Defaults
+    defaults: CommandDefaults
     origin: StoredOrigin
     birth: str = ""
     """Of the run of a stage that this is what came of: another run may have left something else."""
@@ -112,7 +112,7 @@ def upon(below: StartState, own: Sequence[int], key: str, birth: str) -> StartSt
     if origin.trees == below.trees:  # else what lies between is in memory alone
         keys, births = (*origin.keys, key), (*origin.births, birth)
         origin = origin._replace(keys=keys, births=births, trees=trees)
-    return StartState(trees, below.usual, origin, birth)
+    return StartState(trees, below.defaults, origin, birth)
 
 
 def measure(tree: Path) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from dutyfree.contract import Recipe
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageError
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.images.manifest import Settings
+from dutyfree.engine.layers.command_defaults import command_defaults
 from dutyfree.engine.layers.disk_bridge import (
     DEEP,
     DEEPEST,
@@ -32,7 +33,6 @@ from dutyfree.engine.layers.disk_bridge import (
     measure,
 )
 from dutyfree.engine.layers.memory_layers import PREFIX
-from dutyfree.engine.sandbox.sandbox import defaults
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import Halt
 from dutyfree.engine.store.layer_lease import Lease
@@ -142,7 +142,7 @@ class NamedSnapshots:
                     f"the snapshot {name} was taken upon another {told.image}, or before that changed",
                     remedy="take it again; one upon an image of a registry stays usable",
                 )
-        usual = defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
+        usual = command_defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
         base = StartState(origin.trees, usual, origin)
         for lease in (*below[len(told.mounted) :], top):
             birth = await anyio.to_thread.run_sync(_birth, lease)
@@ -207,7 +207,7 @@ def _shortened(origin: StoredOrigin) -> StoredOrigin:
 
 
 def _described(base: StartState, origin: StoredOrigin, seconds: float) -> Made:
-    usual = base.usual
+    usual = base.defaults
     return Made(
         kind=provenance.SNAPSHOT,
         seconds=seconds,

@@ -14,10 +14,10 @@ from dutyfree.engine.images import find, rootfs
 from dutyfree.engine.images.pull import Held, Options
 from dutyfree.engine.launcher.client import Launcher
 from dutyfree.engine.layers import memory_layers
+from dutyfree.engine.layers.command_defaults import command_defaults
 from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState, StoredOrigin
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
-from dutyfree.engine.sandbox.sandbox import defaults
 from dutyfree.engine.store import overlay_view
 from dutyfree.engine.store.store import Store
 
@@ -74,11 +74,11 @@ class OpenImages:
         if name == "host":
             self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
             trees = await rootfs.host(self._launcher, rootless=self.rootless)
-            return StartState(trees, defaults(), StoredOrigin(name, identity, (), (), trees)), []
+            return StartState(trees, command_defaults(), StoredOrigin(name, identity, (), (), trees)), []
         path = Path(name)
         if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
             trees = await rootfs.directory(self._launcher, path)
-            return StartState(trees, defaults(), StoredOrigin(name, None, (), (), trees)), []
+            return StartState(trees, command_defaults(), StoredOrigin(name, None, (), (), trees)), []
         try:
             held = await self._found(name)
         except CreateError as error:  # so that a pool knows whose fault it is
@@ -89,7 +89,7 @@ class OpenImages:
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
         home = await anyio.to_thread.run_sync(overlay_view.home, layers, settings.user)
-        usual = defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
+        usual = command_defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         mounted = tuple(lease.key for lease in held.leases)
         return StartState(trees, usual, StoredOrigin(name, held.image.digest, mounted, (), trees)), [held]
 

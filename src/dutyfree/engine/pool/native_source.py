@@ -30,7 +30,7 @@ from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.pool.source import Made
-from dutyfree.engine.sandbox.actions import ActingSandbox, NetworkedActingSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 
 SANDBOX = Budget().sandbox_memory
 """Bytes of memory that an idle sandbox takes without what it wrote, where there are thousands of them."""
@@ -78,11 +78,11 @@ class Maker(Protocol):
         recipe: Recipe,
         *,
         open_network: bool = False,
-    ) -> AbstractAsyncContextManager[ActingSandbox]:
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
         """A sandbox of the pool upon these layers, whose services do not run yet. Raises CreateError."""
         ...
 
-    async def apply(self, builder: ActingSandbox, stage: Stage, number: int) -> None:
+    async def apply(self, builder: NativeSandbox, stage: Stage, number: int) -> None:
         """Run a stage in a sandbox. Raises StageError."""
         ...
 
@@ -150,7 +150,7 @@ class NativeSource:
             return msgspec.structs.replace(made, create_seconds=None)
         idle = self._held(sandbox)
         idle.give_way(urgency.background)
-        if isinstance(idle, NetworkedActingSandbox):
+        if isinstance(idle, NetworkedSandbox):
             await idle.set_network("on")
         async with AsyncExitStack() as held:
             with urgency.notify(partial(idle.give_way, False)):
@@ -201,13 +201,13 @@ class NativeSource:
         sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
         return Made(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
 
-    async def _served(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> ActingSandbox:
+    async def _served(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
         """One whose services run."""
         sandbox = await self._enter(recipe, depth, base, own=own)
         await self._serve(sandbox)
         return sandbox
 
-    async def _serve(self, sandbox: ActingSandbox) -> None:
+    async def _serve(self, sandbox: NativeSandbox) -> None:
         """Raises StageError if one does not become ready: the last thing that the recipe wants."""
         recipe = self._units[sandbox.id].recipe
         try:
@@ -221,7 +221,7 @@ class NativeSource:
                 raise StageError(error.message, remedy=error.remedy, number=len(recipe.stages)) from error
             raise
 
-    async def _enter(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> ActingSandbox:
+    async def _enter(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
         stack = AsyncExitStack()
         sandbox = await stack.enter_async_context(self._maker.made(base, recipe))
         if own:
@@ -232,7 +232,7 @@ class NativeSource:
         return sandbox
 
     async def run(
-        self, builder: ActingSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
+        self, builder: NativeSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
     ) -> tuple[StartState, list[float]]:
         """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
         seconds = []
@@ -270,9 +270,9 @@ class NativeSource:
             raise CreateError(f"sandbox {held.id} died")
 
     def alive(self, sandbox: Sandbox) -> bool:
-        return isinstance(sandbox, ActingSandbox) and sandbox.alive
+        return isinstance(sandbox, NativeSandbox) and sandbox.alive
 
-    async def _touch(self, sandbox: ActingSandbox) -> None:
+    async def _touch(self, sandbox: NativeSandbox) -> None:
         try:
             if (await sandbox.exec(FIRST, timeout=PATIENCE)).timed_out:
                 raise CreateError(f"sandbox {sandbox.id} ran no command within {PATIENCE:g} s")
@@ -321,13 +321,13 @@ class NativeSource:
             return {}
         return dict(enumerate(self._maker.sizes(recipe), 1))
 
-    def _memory(self, sandbox: ActingSandbox, own: StartState | None) -> int | None:
+    def _memory(self, sandbox: NativeSandbox, own: StartState | None) -> int | None:
         if own is None and not sandbox.weight:
             return None
         return SANDBOX + sandbox.weight + (0 if own is None else self._maker.layers.size_of(own.trees))
 
-    def _held(self, sandbox: Sandbox) -> ActingSandbox:
-        if not isinstance(sandbox, ActingSandbox) or sandbox.id not in self._units:
+    def _held(self, sandbox: Sandbox) -> NativeSandbox:
+        if not isinstance(sandbox, NativeSandbox) or sandbox.id not in self._units:
             raise SubstrateError(f"{sandbox.id} is no sandbox of this pool")
         return sandbox
 

@@ -1,445 +1,220 @@
-"""One sandbox of the engine, under the contract: actions on the wire, and what comes back."""
+"""What a sandbox of the engine can do beyond commands and files: see the abilities in the contract."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import os
-import posixpath
-import signal
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from time import perf_counter
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any
 
 import anyio
-import anyio.to_thread
-from anyio.abc import SocketStream
 
-from dutyfree.contract import (
-    Command,
-    Entry,
-    Limits,
-    NetworkPolicy,
-    Observation,
-    Recipe,
-    Span,
-)
-from dutyfree.contract.abilities import Chunk
-from dutyfree.contract.arguments import (
-    EMPTY,
-    NOT_FOUND,
-    NUL,
-    TOO_LONG,
-    UNENCODABLE,
-    Unrunnable,
-    check_bytes,
-    check_command,
-    check_mode,
-    encoded_path,
-    not_started,
-)
-from dutyfree.contract.entries import Links
-from dutyfree.contract.errors import (
-    DispatchError,
-    ExecError,
-    SandboxClosed,
-    SubstrateError,
-    UsageError,
-    file_error,
-)
-from dutyfree.contract.served import Served
+from dutyfree.contract import Action, Command, Found, NetworkPolicy, Result, Search
+from dutyfree.contract.abilities import Change
+from dutyfree.contract.arguments import check_actions, check_command
+from dutyfree.contract.errors import ActionError, CollectError, UsageError
+from dutyfree.contract.perform import in_order
 from dutyfree.engine.launcher import network_policy, protocol
-from dutyfree.engine.launcher.handle import SandboxHandle
-from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame
-from dutyfree.engine.sandbox import contents, feeding, transfer
-from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.observation import check, entries, observe
-from dutyfree.engine.sandbox.pending import Running, Unstarted
-from dutyfree.engine.sandbox.shell import NativeShell
+from dutyfree.engine.sandbox import batch, contents
+from dutyfree.engine.sandbox import search as searching
+from dutyfree.engine.sandbox.observation import check, observe
+from dutyfree.engine.sandbox.pipes import Descriptor
+from dutyfree.engine.sandbox.processes import Log, NativeProcess, Registry
+from dutyfree.engine.sandbox.services import ServingSandbox
+from dutyfree.engine.sandbox.terminal import NativeTerminal, check_size
 
-WORKDIR = "/workspace"
-
-ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": WORKDIR,
-    "LANG": "C.UTF-8",
-}
-
-TAIL = 256 << 10
-"""At most so much of an output's tail is kept: init holds it in the sandbox's own memory."""
-
-CREDIT = 1 << 20
-"""So much of a streamed output may be under way."""
-
-_STRINGS_MAX = protocol.FRAME_MAX - 256  # of a command: more than the kernel takes
-_PATH_MAX = 1 << 16  # likewise
-
-Remake = Callable[[], Awaitable[tuple[Channel, SandboxHandle]]]
+EARLY = 1 << 16
+"""Changes that are kept until a watch has begun."""
 
 
-class Defaults(NamedTuple):
-    """How commands are run that say nothing else; packed once, so that none of them has to."""
+class NativeSandbox(ServingSandbox):
+    """Terminals, background processes, edits, searches, watches and batches."""
 
-    environment: Mapping[str, str]
-    packed: bytes
-    user: str
-    """"" for root with a container's privileges."""
-    directory: str
-    """"" for the place where init stands: the workspace."""
-    program: tuple[str, ...]
-    """What the image would run by itself."""
-
-    def of(self, recipe: Recipe) -> Defaults:
-        """With the recipe's variables."""
-        variables = recipe.variables(self.directory or WORKDIR, self.environment.get("PATH", ""))
-        if not variables:
-            return self
-        return defaults({**self.environment, **variables}, self.user, self.directory, self.program)
-
-
-def defaults(
-    env: Mapping[str, str] = MappingProxyType({}),
-    user: str = "",
-    workdir: str = "",
-    program: tuple[str, ...] = (),
-) -> Defaults:
-    merged = {**ENVIRONMENT, **env}
-    packed = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in merged.items())
-    directory = posixpath.normpath(posixpath.join("/", workdir)) if workdir else ""
-    return Defaults(merged, packed, user, "" if directory == WORKDIR else directory, program)
-
-
-class NativeSandbox:
-    """Commands, files and abilities. Made by the substrate, which gives it the way to its init."""
-
-    def __init__(
-        self,
-        identity: str,
-        limits: Limits,
-        usual: Defaults,
-        remake: Remake,
-        channel: Channel,
-        box: SandboxHandle,
-        reach: SandboxNetwork,
-        resolvers: Sequence[network_policy.Resolver],
-    ) -> None:
-        self.id = identity
-        self.workdir = usual.directory or WORKDIR
-        self.program = usual.program
-        """What the image would run by itself; nothing does, unless it is handed to ``exec``."""
-        self._usual = usual
-        self.spans: tuple[Span, ...] = ()
-        self.keep_output(limits.output)
-        self._born_closed = limits.network in (None, "off")
-        self._remake = remake
-        self._channel = channel
-        self._box = box
-        self._reach = reach
-        self._resolvers = resolvers
-        self._closed = False
-        self._ended = False
-        self._paused: float | None = None
-        self.served: Served | None = None
-        """How it was handed out, at what cost, and what that would have been with nothing at hand."""
-        self.staged: tuple[tuple[str, float], ...] = ()
-        """Stages that were run for it alone: their kinds, and the seconds that they took."""
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "dead" if not self.alive else "paused" if self._paused else ""
-        return f"<sandbox {self.id}{', ' if state else ''}{state}>"
-
-    @property
-    def alive(self) -> bool:
-        """Whether nothing is known against it."""
-        return not self._closed and not self._channel.closed
-
-    def on_death(self, tell: Callable[[], None]) -> None:
-        """Have it told when the sandbox ends by itself, until its first reset."""
-        self._channel.on_death = tell
-
-    def keep_output(self, most: int) -> None:
-        """At most so many bytes of each stream, from now on."""
-        self._tail = min(most // 2, TAIL)
-        self._head = most - self._tail
-
-    # --- Commands -----------------------------------------------------------------------------------
-
-    async def exec(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-    ) -> Observation:
-        asked = perf_counter()
-        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
-        channel = self._usable()
-        try:
-            payload = self._payload(command, cwd, env, timeout, user)
-        except Unrunnable as error:
-            return error.observation
-        given = None if stdin is None else await contents.memory_file(stdin)
-        identity, running = channel.exec(payload, given, timeout)
-        try:
-            ended = await running.ended
-        except asyncio.CancelledError:
-            await _kill(channel, identity, running)
-            raise
-        except Unstarted as error:
-            return not_started(error.message, seconds=perf_counter() - asked)
-        return observe(command, user or self._usual.user, cwd, running, ended, asked)
-
-    async def stream(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterable[bytes] | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-    ) -> AsyncIterator[Chunk | Observation]:
-        asked = perf_counter()
-        fed = isinstance(stdin, AsyncIterable)
-        check_command(command, cwd=cwd, env=env, stdin=None if fed else stdin, timeout=timeout, user=user)
-        channel = self._usable()
-        arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        try:
-            payload = self._payload(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
-        except Unrunnable as error:
-            yield error.observation
-            return
-        given: AbstractAsyncContextManager[int | None]
-        if isinstance(stdin, AsyncIterable):
-            given = feeding.fed(stdin)
-        else:
-            given = contextlib.nullcontext(None if stdin is None else await contents.memory_file(stdin))
-        async with given as descriptor:
-            identity, running = channel.exec(payload, descriptor, timeout)
-            running.on_output = lambda stream, data: arrived.put_nowait(
-                Chunk("stdout" if stream == 1 else "stderr", data)
-            )
-            running.ended.add_done_callback(lambda _: arrived.put_nowait(None))
-            try:
-                while (chunk := await arrived.get()) is not None:
-                    yield chunk
-                    channel.credit(identity, len(chunk.data) + protocol.FRAME_COST)
-            finally:
-                if not running.ended.done():
-                    await _kill(channel, identity, running)
-        yield observe(command, user or self._usual.user, cwd, running, running.ended.result(), asked)
-
-    @asynccontextmanager
-    async def shell(self) -> AsyncIterator[NativeShell]:
-        channel = self._usable()
-        payload = self._payload(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
-        held = NativeShell(channel, payload, self.write, self.remove, self._head + self._tail)
-        try:
-            yield held
-        finally:
-            await held.close()
-
-    def _payload(
-        self,
-        command: Command,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        user: str | None,
-        flags: int = 0,
-    ) -> bytes:
-        """Raises Unrunnable."""
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
-        if not argv:
-            raise Unrunnable(EMPTY, NOT_FOUND)
-        usual = self._usual
-        count, variables = len(usual.environment), usual.packed
-        if usual.directory:
-            cwd = posixpath.join(usual.directory, cwd or "")
-        try:
-            words = [user or usual.user, cwd or "", *argv]
-            if env:
-                merged = [f"{name}={value}" for name, value in {**usual.environment, **env}.items()]
-                count, variables = len(merged), b""
-                words += merged
-            strings = os.fsencode("\0".join(words)) + b"\0" + variables
-        except UnicodeEncodeError:
-            raise Unrunnable(UNENCODABLE) from None
-        if strings.count(b"\0") != 2 + len(argv) + count:
-            raise Unrunnable(NUL)
-        if len(strings) > _STRINGS_MAX:
-            raise Unrunnable(TOO_LONG)
-        nanoseconds = 0 if timeout is None else max(1, int(min(protocol.FOREVER, timeout) * 1e9))
-        head, tail = (CREDIT, 0) if flags else (self._head, self._tail)
-        return protocol.EXEC.pack(nanoseconds, head, tail, flags, len(argv), count) + strings
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._registry = Registry()
 
     # --- Files --------------------------------------------------------------------------------------
 
-    async def read(self, path: str) -> bytes:
-        answer = await self._usable().ask(Frame.READ, self._path(path))
-        check(answer.done.result(), path)
-        if answer.descriptor is None:
-            return answer.data[0]
-        return await contents.read_whole(answer.descriptor, path)
+    async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        answer = await self._usable().ask(Frame.EDIT, batch.edit_payload(self._path(path), old, new))
+        batch.check_edit(answer, path)
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def search(
+        self,
+        path: str = ".",
+        text: str | None = None,
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        names: Sequence[str] = (),
+        skip: Sequence[str] = (".git",),
+        binary: bool = False,
+        limit: int = 1000,
+        width: int = 500,
+        timeout: float | None = 60.0,
+    ) -> Found:
+        asked = Search(
+            path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout
+        )
+        answer = await self._usable().ask(
+            Frame.SEARCH, searching.payload(asked, self._path(path)), timeout=timeout
+        )
+        return await batch.search_result(asked, answer)
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AsyncIterator[AsyncIterator[Change]]:
         channel = self._usable()
-        check_mode(mode)
-        check_bytes(data)
-        payload = protocol.WRITE.pack(mode) + self._path(path)
-        if len(data) <= protocol.INLINE_MAX:
-            answer = await channel.ask(Frame.WRITE, payload + data)
-        else:
-            source = await contents.memory_file(data)
-            answer = await channel.ask(Frame.WRITE, payload, source)
-        check(answer.done.result(), path)
+        flags = protocol.Watch.RECURSIVE if recursive else 0
+        arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
+        payload = protocol.WATCH.pack(flags, searching.DIRECTORIES) + self._path(path)
+        identity, answer = channel.begin(Frame.WATCH, payload, arrived.put_nowait)
+        answer.done.add_done_callback(lambda _: arrived.put_nowait(None))
+        records = searching.Changes()
+        early: list[Change] = []
 
-    async def list(self, path: str) -> tuple[Entry, ...]:
-        answer = await self._usable().ask(Frame.LIST, self._path(path))
-        check(answer.done.result(), path)
-        return await entries(b"".join(answer.data))
+        async def take() -> tuple[list[Change], bool] | None:
+            data = await arrived.get()
+            if data is None:
+                return None
+            # Only what was taken makes room for more: a slow reader's changes wait in the sandbox.
+            channel.credit(identity, len(data) + protocol.FRAME_COST)
+            return records.add(data)
 
-    async def remove(self, path: str) -> None:
-        answer = await self._usable().ask(Frame.REMOVE, self._path(path))
-        check(answer.done.result(), path)
+        async def changes() -> AsyncIterator[Change]:
+            for change in early:
+                yield change
+            while (taken := await take()) is not None:
+                for change in taken[0]:
+                    yield change
 
-    async def upload(self, source: Path, path: str) -> None:
-        await transfer.upload(self._usable(), Path(source), self._path(path), path)
+        try:
+            begun = False
+            while not begun:
+                taken = await take()
+                if taken is None:
+                    check(answer.done.result(), path)
+                    return
+                early += taken[0]
+                if len(early) > EARLY:
+                    raise CollectError("the sandbox reports changes of a watch that has not begun")
+                begun = taken[1]
+            yield changes()
+        finally:
+            if not answer.done.done():
+                channel.kill(identity)
 
-    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
-        links = Links(path, outside=outside_links)
-        await transfer.download(self._usable(), self._path(path), path, Path(target), links)
-        return tuple(links.left_out)
+    # --- Processes ----------------------------------------------------------------------------------
 
-    # --- Abilities ----------------------------------------------------------------------------------
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+    ) -> NativeProcess:
+        asked = perf_counter()
+        check_command(command, cwd=cwd, env=env)
+        channel = self._usable()
+        payload = self._payload(command, cwd, env, None, None, protocol.EXEC_STREAM)
+        theirs, ours = contents.pipe() if stdin else (None, None)
+        try:
+            identity, running = channel.exec(payload, theirs)
+        except BaseException:
+            if ours is not None:
+                os.close(ours)
+            raise
+        process = NativeProcess(
+            f"{self.id}-{identity}",
+            command,
+            channel,
+            identity,
+            running,
+            partial(observe, command, self._usual.user, cwd, running, asked=asked),
+            Log(self._head + self._tail, self._registry.shelf),
+            None if ours is None else Descriptor(ours),
+        )
+        self._registry.add(process)
+        return process
+
+    async def processes(self) -> tuple[NativeProcess, ...]:
+        self._usable()
+        return self._registry.all()
+
+    async def attach(self, id: str) -> NativeProcess:  # noqa: A002
+        self._usable()
+        return self._registry.get(id)
+
+    @asynccontextmanager
+    async def terminal(
+        self,
+        command: Command | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[NativeTerminal]:
+        check_size(rows, columns)
+        asked = perf_counter()
+        wanted: Command = ["/bin/sh", "-i"] if command is None else command
+        check_command(wanted, cwd=cwd, env=env, user=user)
+        channel = self._usable()
+        env = {"TERM": self._recipe.env.get("TERM", "xterm-256color"), **(env or {})}
+        payload = protocol.WINDOW.pack(rows, columns) + self._payload(
+            wanted, cwd, env, None, user, protocol.EXEC_STREAM
+        )
+        identity, running = channel.exec(payload, kind=Frame.TERMINAL)
+        observed = partial(observe, wanted, user or self._usual.user, cwd, running, asked=asked)
+        terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observed)
+        try:
+            await terminal.opened()
+            yield terminal
+        finally:
+            await terminal.close()
+
+    # --- Batches ------------------------------------------------------------------------------------
+
+    async def batch(
+        self, actions: Sequence[Action], *, stop_on_failure: bool = True
+    ) -> tuple[Result | Exception, ...]:
+        check_actions(actions)
+        channel = self._usable()
+        if not actions:
+            return ()
+        try:
+            frames = await batch.frames(actions, self._payload, self._path, stop_on_failure)
+        except ActionError:  # one that cannot be asked for: those before it are carried out all the same
+            return await in_order(self, actions, stop_on_failure=stop_on_failure)
+        posted = channel.post_all(frames)  # which closes their descriptors, come what may
+        batch.expect(channel, actions, posted)
+        try:
+            await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
+        except asyncio.CancelledError:
+            # From the last on, so that none begins because the one before it was killed.
+            for identity, waiting in reversed(posted):
+                ending = batch.ending(waiting)
+                ending.add_done_callback(lambda ended: ended.exception())  # nobody else hears of it
+                if not ending.done():
+                    channel.kill(identity)
+            if not channel.held:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
+            batch.discard([waiting for _, waiting in posted])
+            raise
+        return await batch.results(actions, [waiting for _, waiting in posted])
 
     async def reset(self) -> None:
-        """A fresh sandbox takes the place of the used one, of which nothing is kept.
-
-        The old one is killed first, and goes while the new one comes. Raises CreateError, which leaves
-        the sandbox of no use.
-        """
-        self._usable().abandon()
-        self._channel, self._box = await self._remake()
-
-    async def verify(self) -> None:
-        """See that it is as it was before its first command. Raises ExecError, saying what is left."""
-        closed = protocol.NUMBER.pack(self._born_closed and not self._reach.policy)
-        answer = await self._usable().ask(Frame.VERIFY, closed, timeout=0.0)
-        _, left = await self._box.look()
-        if answer.done.result():
-            said = b"".join(answer.data)[:1000].decode(errors="replace") or os.strerror(answer.done.result())
-            left = f"{said}, {left}" if left else said
-        if left:
-            raise ExecError(f"sandbox {self.id} is not as new: {left}")
-
-    def give_way(self, yes: bool) -> None:
-        """Whether what runs in it gives way to all other work."""
-        self._usable().tell(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(yes))
-
-    async def connect(self, port: int) -> SocketStream:
-        if not 0 < port < 65536:
-            raise UsageError(f"there is no port {port}")
-        with self._launcher_request():
-            return await self._reach.connect(port)
-
-    async def pause(self) -> None:
-        """Freeze all processes, init too; by signals, which they can see, where the host cannot freeze."""
-        with self._launcher_request() as channel:
-            self._paused = perf_counter()
-            try:
-                await self._stand_still(channel)
-            except BaseException:
-                if not self._closed:
-                    await self._resume()
-                raise
-
-    async def resume(self) -> None:
-        await self._resume()
-
-    async def _resume(self) -> None:
-        if self._paused is None or self._closed:
-            self._usable()
-            return
-        try:
-            await self._go_on(self._channel, self._paused)
-        finally:
-            self._paused = None
-
-    async def _stand_still(self, channel: Channel) -> None:
-        """If it fails, some do: ``_go_on`` then too."""
-        channel.hold()
-        if not self._box.freezer:
-            await self._signal(channel, signal.SIGSTOP)
-        await self._box.freeze()
-
-    async def _go_on(self, channel: Channel, since: float) -> None:
-        # Heard before init looks at any deadline.
-        pause = int((perf_counter() - since) * 1e9)
-        channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
-        self._box.thaw()
-        if not self._box.freezer:
-            with anyio.CancelScope(shield=True):
-                await self._signal(channel, signal.SIGCONT)
-        channel.release()
-
-    async def _signal(self, channel: Channel, number: signal.Signals) -> None:
-        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number), timeout=0.0)
-        check(answer.done.result(), "/")
-
-    # --- The end ------------------------------------------------------------------------------------
-
-    def abandon(self) -> None:
-        """It is of no use from now on, and ends by itself; ``close`` waits for that."""
-        if not self._closed:
-            self._closed = True
-            self._channel.close()
-
-    async def close(self) -> None:
-        if self._ended:
-            return
-        self._closed = self._ended = True
-        self._channel.close()
-        with anyio.CancelScope(shield=True):
-            await self._box.destroy()
-
-    def _path(self, path: str) -> bytes:
-        """As init takes it. Raises ArgumentError, RequestError, FileError."""
-        encoded = encoded_path(path)
-        if self._usual.directory:
-            encoded = posixpath.join(os.fsencode(self._usual.directory), encoded)
-        if len(encoded) > _PATH_MAX:
-            raise file_error(errno.ENAMETOOLONG, f"{path[:100]}…")
-        return (encoded or b".") + b"\0"
-
-    def _usable(self) -> Channel:
-        if self._closed:
-            raise SandboxClosed(f"sandbox {self.id} is closed")
-        if self._paused is not None:
-            raise DispatchError(f"sandbox {self.id} is paused", remedy="resume it first")
-        return self._channel
-
-    @contextmanager
-    def _launcher_request(self) -> Iterator[Channel]:
-        """Around what is asked of the launcher. If the sandbox has ended, that is why the request fails.
-
-        Raises SandboxGone, SandboxClosed.
-        """
-        channel = self._usable()
-        channel.check()
-        try:
-            yield channel
-        except SubstrateError:
-            channel.check()
-            raise
+        await super().reset()
+        self._registry.clear()
 
 
 class NetworkedSandbox(NativeSandbox):
@@ -452,18 +227,3 @@ class NetworkedSandbox(NativeSandbox):
             raise UsageError(str(error)) from error
         with self._launcher_request():
             await self._reach.change(body)
-
-
-async def _kill(channel: Channel, identity: int, running: Running) -> None:
-    """Kill a command's tree, and come back when it is dead."""
-    if running.ended.done() and not running.ended.cancelled():
-        return
-    if channel.held:  # it stands still, and is killed before it goes on
-        channel.kill(identity)
-        return
-    running.ended = asyncio.get_running_loop().create_future()
-    if not channel.kill(identity):  # it ended between the cancellation and now
-        return
-    with anyio.CancelScope(shield=True):
-        await asyncio.wait([running.ended])
-        running.ended.exception()

@@ -26,9 +26,9 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Await, Frame
 from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.commands import _kill
 from dutyfree.engine.sandbox.observation import check, observe
 from dutyfree.engine.sandbox.pending import Refused, Unstarted
-from dutyfree.engine.sandbox.sandbox import _kill
 from dutyfree.engine.sandbox.snapshot import ForkingSandbox
 from dutyfree.engine.sandbox.warm import Warm
 
@@ -53,7 +53,7 @@ class ServingSandbox(ForkingSandbox):
         """Run commands with the variables of this recipe from now on; it has the same files and services."""
         if recipe is not self._recipe:
             self._recipe = recipe
-            self._usual = self.base.usual.of(recipe)
+            self._usual = self.base.defaults.with_recipe(recipe)
 
     async def serve(self) -> None:
         """Start all services, each when the one before it is ready. Raises CreateError."""

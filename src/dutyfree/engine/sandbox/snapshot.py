@@ -29,7 +29,7 @@ from dutyfree.engine.layers.disk_bridge import DEEP, StartState
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.sandbox.channel import Channel, SetupError
-from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.engine.sandbox.commands import CommandSandbox
 
 One = TypeVar("One")
 
@@ -52,14 +52,14 @@ class Keeper(Protocol):
         ...
 
 
-class ForkingSandbox(NativeSandbox):
+class ForkingSandbox(CommandSandbox):
     def __init__(self, *arguments: Any, keeper: Keeper, base: StartState) -> None:
         super().__init__(*arguments)
         self._keeper = keeper
         self.base = base
         """What it was handed out upon."""
         self._handed_out = self._trees = base.trees
-        self._of_image = base.usual
+        self._of_image = base.defaults
         self._origin = base.origin
         self._layers = keeper.snapshots.layers
         self._keeping = anyio.Lock()
