@@ -23,14 +23,14 @@ from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import State, decide, wake
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
-    Chain,
     Deliver,
     Destroy,
     Fork,
+    LeaseRequest,
     Make,
     Policy,
+    PrefixChain,
     Refuse,
-    Request,
     Reset,
 )
 
@@ -95,10 +95,10 @@ def arrivals(load: Workload) -> Iterator[Arrival]:
             yield Arrival(batch * load.between + at, batch, recipe, held)
 
 
-def chain(load: Workload, recipe: int) -> Chain:
+def chain(load: Workload, recipe: int) -> PrefixChain:
     repository = recipe % load.repositories
     image = repository % load.images
-    return Chain(
+    return PrefixChain(
         ("base", f"image {image}", f"repository {repository}", f"dependencies {recipe}", f"setup {recipe}"),
         KINDS,
     )
@@ -178,7 +178,7 @@ class Simulation:
                 number = next(self.numbers)
                 self.asked[number] = event
                 wanted = chain(self.load, event.recipe)
-                self.state.arrive(Request(number, wanted, now + 300, self.load.group), now)
+                self.state.arrive(LeaseRequest(number, wanted, now + 300, self.load.group), now)
             case ("hint", int(recipe)):
                 self.state.hint(chain(self.load, recipe), self.load.group, now)
             case ("made", Make() as make, dict() as learnt):
@@ -221,7 +221,7 @@ class Simulation:
             case Refuse():
                 self.outcome.refused += 1
             case Reset():
-                depth = self.state.held[operation.sandbox].depth
+                depth = self.state.instances[operation.sandbox].depth
                 self.later(now + self.cost["reset"], ("clean", operation.sandbox, depth))
             case Destroy():
                 self.later(now + 0.001, ("gone", operation.sandbox))

@@ -12,17 +12,18 @@ import mix
 from measuring import Row, figure
 
 from dutyfree.engine.pool.scheduler.decide import State, candidates, decide, place
-from dutyfree.engine.pool.scheduler.values import Budget, Chain, Deliver, Make, Policy, Request
+from dutyfree.engine.pool.scheduler.values import Budget, Deliver, LeaseRequest, Make, Policy, PrefixChain
 
 RECIPES = 1000
 FLEETS = (100, 1_000, 10_000, 100_000)
 KINDS = ("base", "image", "repository", "dependencies", "setup")
 
 
-def chain(number: int) -> Chain:
+def chain(number: int) -> PrefixChain:
     """Of a thousand recipes, ten share a repository and a hundred an image."""
     image, repository = f"image {number % 10}", f"repository {number % 100}"
-    return Chain(("base", image, f"{image} {repository}", f"dependencies {number}", f"setup {number}"), KINDS)
+    keys = ("base", image, f"{image} {repository}", f"dependencies {number}", f"setup {number}")
+    return PrefixChain(keys, KINDS)
 
 
 def fleet(idle: int) -> tuple[State, float]:
@@ -32,14 +33,14 @@ def fleet(idle: int) -> tuple[State, float]:
     for number in range(idle):
         now += 0.001
         path = chain(number % RECIPES)
-        state.arrive(Request(number, path, now + 1e9), now)
+        state.arrive(LeaseRequest(number, path, now + 1e9), now)
         for operation in decide(state, now):
             if isinstance(operation, Make) and not operation.background:
                 state.made(operation.job, f"s{operation.job}", now, layers={1: 10**6, 2: 10**6})
         decide(state, now)
     for number in range(idle):
         now += 0.001
-        held = [entry[0] for entry in state.leases[number].claim.ready]
+        held = [entry[0] for entry in state.leases[number].ready]
         state.returned(number, now)
         for sandbox in held:
             state.clean(sandbox.id, 2 if number % 3 == 0 else 4, now)
@@ -52,7 +53,7 @@ def decisions(state: State, now: float, rounds: int, idle: int) -> list[float]:
     seconds = []
     for number in range(rounds):
         now += 0.01
-        asked = Request(idle + number, chain(number * 7 % min(RECIPES, idle)), now + 1e9)
+        asked = LeaseRequest(idle + number, chain(number * 7 % min(RECIPES, idle)), now + 1e9)
         start = perf_counter()
         state.arrive(asked, now)
         operations = decide(state, now)
@@ -74,8 +75,8 @@ def placements(state: State, now: float, rounds: int) -> list[float]:
     seconds = []
     for number in range(rounds):
         wanted = chain(number * 7 % RECIPES)
-        path = state.stock.nodes(wanted)
-        asked = Request(0, wanted, now)
+        path = state.stock.path(wanted)
+        asked = LeaseRequest(0, wanted, now)
         start = perf_counter()
         place(asked, candidates(state, path, now))
         seconds.append(perf_counter() - start)

@@ -21,7 +21,7 @@ import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage, layers, recipes
 from dutyfree.contract.errors import CreateError, RecipeError, UsageError
 from dutyfree.contract.recipe import tree_digest
-from dutyfree.engine.pool.scheduler.values import Chain
+from dutyfree.engine.pool.scheduler.values import PrefixChain
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
 AUTHOR |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
@@ -236,7 +236,7 @@ def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pyte
         path.write_text(path.name)
     stages = tuple(Stage("files", files={path.name: path}) for path in files)
     recipe = Recipe(stages=stages, services=(Service("one", "sleep 9"),))
-    key = Chain.of(recipe).key
+    key = PrefixChain.of(recipe).key
     assert read == files
     assert key == recipe.served_key(recipe.keys()[-1])
     prefixes = [Recipe(stages=stages[:length]).key() for length in range(4)]

@@ -14,7 +14,7 @@ from dutyfree.contract import Recipe, Sandbox
 from dutyfree.contract.errors import CleanupError, CreateError, ExecError, StageError
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.source import Made
+from dutyfree.engine.pool.source import NewSandbox
 from dutyfree.substrates.scripted import Scripted
 
 
@@ -37,7 +37,9 @@ class ScriptedSource:
         self.under_way = 0
         self.handed_out: list[tuple[str, Recipe, dict[str, str]]] = []
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency) -> Made:
+    async def create(
+        self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
+    ) -> NewSandbox:
         base = self.layers[recipe.key(start - 1)] if start else Recipe()
         begun = anyio.current_time()
         stack = AsyncExitStack()
@@ -57,15 +59,15 @@ class ScriptedSource:
             self.under_way -= 1
         self.existing[sandbox.id] = stack
         self.depths[sandbox.id] = depth
-        return Made(sandbox, made, seconds, layers)
+        return NewSandbox(sandbox, made, seconds, layers)
 
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
-    ) -> Made:
+    ) -> NewSandbox:
         self._refuse_dead(sandbox)
         seconds, layers = await self._stages(sandbox, recipe, start, depth, keep)
         self.depths[sandbox.id] = depth
-        return Made(sandbox, None, seconds, layers)
+        return NewSandbox(sandbox, None, seconds, layers)
 
     async def _stages(
         self, sandbox: Any, recipe: Recipe, start: int, depth: int, keep: int
@@ -88,18 +90,18 @@ class ScriptedSource:
         sandbox.initial = dict(sandbox.files.nodes)  # what a reset comes back to
         return seconds, {at: 1000 for at in kept if recipe.key(at - 1) in self.layers}
 
-    async def fork(self, sandbox: Any, count: int) -> Sequence[Made]:
+    async def fork(self, sandbox: Any, count: int) -> Sequence[NewSandbox]:
         self._refuse_dead(sandbox)
         self._perhaps(CreateError("chance"))
         state = await sandbox.snapshot()
-        made: list[Made] = []
+        made: list[NewSandbox] = []
         try:
             for _ in range(count):
                 stack = AsyncExitStack()
                 child = await stack.enter_async_context(self.substrate.sandbox(state))
                 self.existing[child.id] = stack
                 self.depths[child.id] = self.depths[sandbox.id]
-                made.append(Made(child, 0.001))
+                made.append(NewSandbox(child, 0.001))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 for one in made:

@@ -14,17 +14,17 @@ from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.decide import State
 from dutyfree.engine.pool.scheduler.ledger import Ledger
 from dutyfree.engine.pool.scheduler.values import (
-    Chain,
     Destroy,
-    Failure,
     Forget,
     Fork,
-    Hurry,
+    JobFailure,
     Make,
     Operation,
+    PrefixChain,
+    Prioritize,
     Reset,
 )
-from dutyfree.engine.pool.source import ForkingSource, Made, Source
+from dutyfree.engine.pool.source import ForkingSource, NewSandbox, SandboxSource
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 class Executor:
     """All sandboxes of one pool. Whatever a source does, the pool goes on."""
 
-    def __init__(self, source: Source, state: State, ledger: Ledger, advance: Callable[[], None]) -> None:
+    def __init__(
+        self, source: SandboxSource, state: State, ledger: Ledger, advance: Callable[[], None]
+    ) -> None:
         self._source = source
         self._state = state
         self._ledger = ledger
@@ -64,7 +66,7 @@ class Executor:
                 self._ledger.events["refills" if operation.background else "made"] += 1
                 urgency = self._urgencies[operation.job] = Urgency(background=operation.background)
                 tasks.start_soon(self._make, operation, urgency)
-            case Hurry():
+            case Prioritize():
                 self._urgencies[operation.job].escalate()
             case Fork():
                 tasks.start_soon(self._fork, operation)
@@ -112,7 +114,7 @@ class Executor:
             for job, made in zip(fork.jobs, children, strict=True):
                 self._made(job, made, fork.chain)
 
-    def _made(self, job: int, made: Made, chain: Chain, origin: str | None = None) -> None:
+    def _made(self, job: int, made: NewSandbox, chain: PrefixChain, origin: str | None = None) -> None:
         identity = made.sandbox.id if origin is None else origin
         self._know(identity, made.sandbox)
         self._urgencies.pop(job, None)
@@ -191,9 +193,9 @@ class Executor:
                 await self._gone[identity].wait()
 
 
-def _failure(failed: Exception) -> Failure:
+def _failure(failed: Exception) -> JobFailure:
     if isinstance(failed, StageError):
-        return Failure(failed.message, 1 + failed.number, failed.command, failed.output, failed.remedy)
+        return JobFailure(failed.message, 1 + failed.number, failed.command, failed.output, failed.remedy)
     if isinstance(failed, SubstrateError):
-        return Failure(failed.message, remedy=failed.remedy)
-    return Failure(str(failed) or type(failed).__name__)
+        return JobFailure(failed.message, remedy=failed.remedy)
+    return JobFailure(str(failed) or type(failed).__name__)

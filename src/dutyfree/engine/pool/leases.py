@@ -12,7 +12,7 @@ from dutyfree.contract import Sandbox
 from dutyfree.contract.errors import CreateError, LeaseEnded, PoolError, UsageError
 from dutyfree.contract.served import Served
 from dutyfree.engine.host import sandbox_labels
-from dutyfree.engine.pool.scheduler.values import Deliver, Request
+from dutyfree.engine.pool.scheduler.values import Deliver, LeaseRequest
 
 LEASE_SECONDS = 3600.0
 DEADLINE = 60.0
@@ -69,7 +69,7 @@ class Lease:
 class Waiter:
     """A request that somebody waits for; several may, under one idempotency key."""
 
-    def __init__(self, request: Request, asked: float, key: str | None) -> None:
+    def __init__(self, request: LeaseRequest, asked: float, key: str | None) -> None:
         self.request = request
         self.asked = asked
         self.key = key

@@ -29,7 +29,7 @@ from dutyfree.engine.layers.keys import RecipeKeys
 from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.values import Budget
-from dutyfree.engine.pool.source import Made
+from dutyfree.engine.pool.source import NewSandbox
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 
 SANDBOX = Budget().sandbox_memory
@@ -113,9 +113,11 @@ class NativeSource:
     def keys(self) -> RecipeKeys:
         return self._maker.keys
 
-    # --- Made -----------------------------------------------------------------------------------------
+    # --- NewSandbox -----------------------------------------------------------------------------------------
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency) -> Made:
+    async def create(
+        self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
+    ) -> NewSandbox:
         shared = self._shared(recipe, max(1, start, keep), depth)
         trace = BuildTrace()
         below = self.keys.cut(recipe, shared)
@@ -143,7 +145,7 @@ class NativeSource:
 
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
-    ) -> Made:
+    ) -> NewSandbox:
         if self._shared(recipe, max(1, keep), depth) == depth:
             await self.destroy(sandbox)  # what it has, the layers have too
             made = await self.create(recipe, start, depth, keep=keep, urgency=urgency)
@@ -159,7 +161,7 @@ class NativeSource:
             made = await self._made(recipe, depth, own, own, took, background=urgency.background)
         return msgspec.structs.replace(made, create_seconds=None)
 
-    async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
+    async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
         unit, base = self._units[sandbox.id], self._held(sandbox).base  # not those of a later run
         begun = perf_counter()
         self._maker.layers.hold(base.trees)
@@ -180,7 +182,7 @@ class NativeSource:
         finally:
             self._maker.layers.release(base.trees)
         each = (perf_counter() - begun) / max(1, count)
-        return [Made(child, each, memory=self._memory(child, unit.base)) for child in children]
+        return [NewSandbox(child, each, memory=self._memory(child, unit.base)) for child in children]
 
     async def _made(
         self,
@@ -191,7 +193,7 @@ class NativeSource:
         took: list[float],
         *,
         background: bool,
-    ) -> Made:
+    ) -> NewSandbox:
         begun = perf_counter()
         sandbox = await self._served(self.keys.cut(recipe, depth), depth, own or base, own=own is not None)
         create_seconds = perf_counter() - begun
@@ -199,7 +201,7 @@ class NativeSource:
             await self._touch(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
         sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
-        return Made(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
+        return NewSandbox(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
 
     async def _served(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
         """One whose services run."""

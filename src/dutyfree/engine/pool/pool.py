@@ -25,16 +25,25 @@ import msgspec
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.contract.arguments import check_count
 from dutyfree.contract.errors import LeaseEnded, PoolError, RecipeError, UsageError
-from dutyfree.engine.layers.chains import ChainCache
-from dutyfree.engine.layers.keys import RecipeKeys
+from dutyfree.contract.recipe import checked
+from dutyfree.engine.layers.keys import RecipeCache, RecipeKeys
 from dutyfree.engine.pool.executor import Executor
 from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
 from dutyfree.engine.pool.refusals import error
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import State, decide, hopeless, wake
 from dutyfree.engine.pool.scheduler.ledger import Ledger
-from dutyfree.engine.pool.scheduler.values import Budget, Deliver, Expire, Operation, Policy, Refuse, Request
-from dutyfree.engine.pool.source import ForkingSource, Source
+from dutyfree.engine.pool.scheduler.values import (
+    Budget,
+    Deliver,
+    Expire,
+    LeaseRequest,
+    Operation,
+    Policy,
+    PrefixChain,
+    Refuse,
+)
+from dutyfree.engine.pool.source import ForkingSource, SandboxSource
 
 
 class Pool:
@@ -42,7 +51,7 @@ class Pool:
 
     def __init__(
         self,
-        source: Source,
+        source: SandboxSource,
         *,
         budget: Budget | None = None,
         policy: Policy | None = None,
@@ -128,7 +137,7 @@ class Pool:
         waiter = self._waiters.same(key, chain.whole, size, now)
         anew = waiter is None or not waiter.answered.is_set()
         if waiter is None:
-            request = Request(
+            request = LeaseRequest(
                 next(self._requests),
                 chain,
                 asked + terms.get("deadline", DEADLINE),
@@ -184,9 +193,9 @@ class Pool:
 
     def lost(self, sandbox: Sandbox) -> None:
         """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
-        held = self._state.held.get(self._executor.identity(sandbox) or "")
-        if held is not None and held.status == "idle":
-            self._state.died(held.id, anyio.current_time())
+        instance = self._state.instances.get(self._executor.identity(sandbox) or "")
+        if instance is not None and instance.status == "idle":
+            self._state.died(instance.id, anyio.current_time())
             self._advance()
 
     async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
@@ -216,7 +225,7 @@ class Pool:
         Raises Quarantined if a stage fails too often, CreateError if the machinery does, UsageError if there
         is no room for so many, and PoolError if the pool is closed.
         """
-        path = self._state.stock.nodes(await self._chains.of(recipe))
+        path = self._state.stock.path(await self._chains.of(recipe))
         if not self._state.stock.could_ever_fit(count, path[-1]):
             raise UsageError(f"{count} sandboxes do not fit into the pool", remedy="raise its budget")
         while len(path[-1].idle) < count:
@@ -289,3 +298,23 @@ class Pool:
         for sandbox, served in zip(sandboxes.values(), waiter.lease.served, strict=True):
             self._source.hand_out(sandbox, served, waiter.request.chain.recipe, waiter.lease.labels)
             self.ledger.record(served)
+
+
+class ChainCache:
+    """The prefix chains of the recipes that were requested last."""
+
+    def __init__(self, keys: RecipeKeys, most: int) -> None:
+        self._keys = keys
+        self._known: RecipeCache[tuple[tuple[str, ...] | None, PrefixChain]] = RecipeCache(most)
+        """The content keys are None for a recipe without files: those keys never change."""
+
+    async def of(self, recipe: Recipe) -> PrefixChain:
+        """Raises CreateError if a file of the recipe cannot be read, and RecipeError for a wrong type."""
+        known = self._known.get(checked(recipe))
+        if known is not None and known[0] is None:
+            return known[1]
+        keys = await self._keys.of(recipe)
+        if known is None or known[0] is not keys:
+            chain = PrefixChain.of(self._keys.fixed(recipe, keys), keys)
+            known = self._known.put(recipe, (keys if recipe.reads_files else None, chain))
+        return known[1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from dutyfree.contract.errors import CreateError, Exhausted, PoolError, Quarantined, StageError
-from dutyfree.engine.pool.scheduler.values import Failure, Quarantine, Shortage
+from dutyfree.engine.pool.scheduler.values import JobFailure, Quarantine, Shortage
 
 
-def error(reason: Shortage | Quarantine | Failure) -> PoolError | CreateError:
+def error(reason: Shortage | Quarantine | JobFailure) -> PoolError | CreateError:
     """What the caller of a refused request gets."""
     match reason:
         case Shortage():
@@ -24,9 +24,9 @@ def error(reason: Shortage | Quarantine | Failure) -> PoolError | CreateError:
                 output=last.output,
                 retry_in=reason.retry_in,
             )
-        case Failure(depth=None):
+        case JobFailure(depth=None):
             return CreateError(reason.message, remedy=reason.remedy)
-        case Failure():
+        case JobFailure():
             assert reason.depth is not None
             return StageError(
                 reason.message,

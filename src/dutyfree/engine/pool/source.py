@@ -1,6 +1,6 @@
 """What a pool needs of those who make sandboxes.
 
-Depths are indices into ``Chain``: 0 the base, 1 the image, 1 + n after the n-th stage of the recipe.
+Depths are indices into ``PrefixChain``: 0 the base, 1 the image, 1 + n after the n-th stage of the recipe.
 A source's call that is cancelled or fails leaves nothing behind.
 """
 
@@ -16,7 +16,7 @@ from dutyfree.contract.served import Served
 from dutyfree.engine.layers.urgency import Urgency
 
 
-class Made(msgspec.Struct, frozen=True):
+class NewSandbox(msgspec.Struct, frozen=True):
     """A sandbox, and what its making taught."""
 
     sandbox: Sandbox
@@ -36,10 +36,12 @@ class Made(msgspec.Struct, frozen=True):
     """It was made on layers that a peer had."""
 
 
-class Source(Protocol):
+class SandboxSource(Protocol):
     """Where the pool's sandboxes come from. Without urgency, work should give way to all other."""
 
-    async def create(self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency) -> Made:
+    async def create(
+        self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
+    ) -> NewSandbox:
         """A new sandbox at ``depth``, on the layer at ``start``; 0 means that there is none.
 
         Layers are kept of the stages up to depth ``keep``. Raises StageError if a stage fails, and
@@ -49,7 +51,7 @@ class Source(Protocol):
 
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
-    ) -> Made:
+    ) -> NewSandbox:
         """Run the stages after ``start`` up to ``depth`` in a sandbox that nobody has used.
 
         Raises as ``create`` does; the pool then destroys the sandbox.
@@ -85,7 +87,7 @@ class Source(Protocol):
         ...
 
     def forget(self, layer: str) -> None:
-        """Use a layer (of ``Chain.layers``) no more; nothing stands on it, and its files may go later."""
+        """Stop using a layer, named as in ``PrefixChain.layers``: nothing needs it any more."""
         ...
 
 
@@ -93,6 +95,6 @@ class Source(Protocol):
 class ForkingSource(Protocol):
     """A source that can copy a sandbox that nobody has used."""
 
-    async def fork(self, sandbox: Sandbox, count: int) -> Sequence[Made]:
+    async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
         """All of them or none. Raises SubstrateError."""
         ...

@@ -20,11 +20,11 @@ from dutyfree.engine.pool.scheduler.values import (
     Destroy,
     Expire,
     Fork,
-    Hurry,
+    LeaseRequest,
     Make,
     Policy,
+    Prioritize,
     Quarantine,
-    Request,
     Shortage,
 )
 from tests.engine.pool.scheduler.world import World, chain
@@ -52,16 +52,16 @@ WAYS = st.builds(
 
 
 @given(st.lists(WAYS, min_size=1))
-def test_the_least_remaining_cost_wins_whatever_the_order(ways):
-    request = Request(1, A, 0.0)
-    chosen = place(request, tuple(ways))
-    assert chosen.seconds <= min(way.seconds for way in ways) + 0.002
-    assert place(request, tuple(reversed(ways)))[:3] == chosen[:3]
+def test_the_least_remaining_cost_wins_whatever_the_order(options):
+    request = LeaseRequest(1, A, 0.0)
+    chosen = place(request, tuple(options))
+    assert chosen.seconds <= min(candidate.seconds for candidate in options) + 0.002
+    assert place(request, tuple(reversed(options)))[:3] == chosen[:3]
 
 
 def test_among_equals_what_nobody_was_promised():
-    ways = (Candidate("promoted", 2, 1.0, wanted=True), Candidate("layer", 2, 1.0005))
-    assert place(Request(1, A, 0.0), ways).kind == "layer"
+    options = (Candidate("promoted", 2, 1.0, wanted=True), Candidate("layer", 2, 1.0005))
+    assert place(LeaseRequest(1, A, 0.0), options).kind == "layer"
 
 
 def test_the_ways_to_serve():
@@ -163,7 +163,7 @@ def test_stock_follows_demand_and_prefers_what_is_shared():
         del world.leased[request]
         world.pass_time(1.0)
     world.settle()
-    assert len(world.state.stock.nodes(AB)[-1].idle) > 1
+    assert len(world.state.stock.path(AB)[-1].idle) > 1
 
 
 def test_hints_are_made_in_order_and_given_to_who_comes():
@@ -219,11 +219,11 @@ def test_the_least_valuable_is_evicted_and_never_what_is_leased():
     evicting = world.request(chain("n"))
     (make,) = world.makes.values()
     assert isinstance(make, Make)
-    assert make.after == tuple(world.going), "the new one waits until the old one is gone"
+    assert make.after == tuple(world.destroying), "the new one waits until the old one is gone"
     world.settle()
     assert {kept, evicting} <= set(world.leased)
-    assert len(world.state.stock.nodes(popular)[-1].idle) == 1
-    assert not world.state.stock.nodes(rare)[-1].idle
+    assert len(world.state.stock.path(popular)[-1].idle) == 1
+    assert not world.state.stock.path(rare)[-1].idle
 
 
 def test_layers_leave_the_disk_by_worth_and_from_the_leaves():
@@ -262,13 +262,13 @@ def test_without_time_only_what_is_ready_is_given():
     other = world.request(AB, patience=0.0)
     assert isinstance(world.answers[other].reason, Shortage)
     assert not world.makes
-    assert not world.going
+    assert not world.destroying
     assert served(world, world.request(A, patience=0.0)) == [("warm", 2)]
 
 
 def test_who_had_no_time_has_not_waited_however_long_the_decision_took():
     world = World(policy=QUIET)
-    request = world.waiting[1] = Request(1, A, world.now)
+    request = world.waiting[1] = LeaseRequest(1, A, world.now)
     world.state.arrive(request, world.now)
     world.pass_time(0.001)
     assert world.answers[1].reason.waited == 0
@@ -289,7 +289,7 @@ def test_several_that_came_before_a_decision_get_what_is_ready():
     world = World(policy=QUIET)
     world.stocked(A, A)
     for number, patience in ((101, 50.0), (102, 0.0), (103, 0.0)):
-        world.waiting[number] = Request(number, A, world.now + patience)
+        world.waiting[number] = LeaseRequest(number, A, world.now + patience)
         world.state.arrive(world.waiting[number], world.now)
     world.decide()
     assert served(world, 101) == served(world, 102) == [("warm", 2)]
@@ -340,7 +340,7 @@ def test_who_joins_a_refill_has_it_hurried():
     (make,) = world.makes.values()
     assert make.background
     world.request(A)
-    assert Hurry(make.job) in world.seen[-2]
+    assert Prioritize(make.job) in world.seen[-2]
 
 
 def test_a_breaker_opens_lets_one_try_pass_and_closes():

@@ -15,8 +15,8 @@ from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
     Deliver,
-    Failure,
     Fork,
+    JobFailure,
     Make,
     Policy,
     Refuse,
@@ -30,9 +30,11 @@ BARE = Policy(refill=False, deepest_layer=0)
 """No layers: what is idle is all that there is."""
 
 
-def ways(world, wanted):
-    found = candidates(world.state, world.state.stock.nodes(wanted), world.now)
-    return {way.kind: (way.depth, pytest.approx(way.seconds, abs=1e-9)) for way in found}
+def options(world, wanted):
+    found = candidates(world.state, world.state.stock.path(wanted), world.now)
+    return {
+        candidate.kind: (candidate.depth, pytest.approx(candidate.seconds, abs=1e-9)) for candidate in found
+    }
 
 
 def make(world):
@@ -42,7 +44,7 @@ def make(world):
 
 
 def idle(world, wanted):
-    return len(world.state.stock.nodes(wanted)[-1].idle)
+    return len(world.state.stock.path(wanted)[-1].idle)
 
 
 def served(world, request):
@@ -58,14 +60,14 @@ def test_every_missing_stage_counts():
     world = World(policy=QUIET)
     create = PRIOR["create"]
     image, repository, dependencies = PRIOR["image"], PRIOR["repository"], PRIOR["dependencies"]
-    assert ways(world, AB) == {"cold": (0, create + image + repository + dependencies)}
+    assert options(world, AB) == {"cold": (0, create + image + repository + dependencies)}
     world.request(A)
     world.finish(make(world), stage_seconds=[4.0, 3.0], create_seconds=0.5, layers={1: 10, 2: 10})
-    assert ways(world, AB) == {"layer": (2, 0.5 + dependencies)}
+    assert options(world, AB) == {"layer": (2, 0.5 + dependencies)}
     world.give_back(1)
     world.settle()
-    assert ways(world, AB) == {"promoted": (2, dependencies), "layer": (2, 0.5 + dependencies)}
-    assert ways(world, A) == {"warm": (2, 0.0), "layer": (2, 0.5)}
+    assert options(world, AB) == {"promoted": (2, dependencies), "layer": (2, 0.5 + dependencies)}
+    assert options(world, A) == {"warm": (2, 0.0), "layer": (2, 0.5)}
     assert world.state.costs.cold(A) == pytest.approx(0.5 + 4.0 + 3.0)
     answer = world.answers[world.request(A)]
     assert isinstance(answer, Deliver)
@@ -76,11 +78,11 @@ def test_a_refill_under_way_is_as_far_as_it_still_takes():
     world = World(policy=QUIET)
     world.tell("hint", A, 1, world.now)
     expected = PRIOR["create"] + PRIOR["image"] + PRIOR["repository"]
-    assert ways(world, A)["joined"] == (2, expected)
+    assert options(world, A)["joined"] == (2, expected)
     world.pass_time(0.2)
-    assert ways(world, A)["joined"] == (2, expected - 0.2)
+    assert options(world, A)["joined"] == (2, expected - 0.2)
     world.pass_time(100)
-    assert ways(world, A)["joined"] == (2, 0.0)
+    assert options(world, A)["joined"] == (2, 0.0)
 
 
 def test_what_is_restricted_is_no_way():
@@ -91,9 +93,9 @@ def test_what_is_restricted_is_no_way():
     ):
         world = World(policy=policy)
         world.stocked(A)
-        assert not missing & set(ways(world, AB))
-    assert ways(world, chain("f"))["layer"][0] == 1, "of an image that is kept"
-    assert ways(world, AB)["layer"][0] == 1, "and of no longer prefix"
+        assert not missing & set(options(world, AB))
+    assert options(world, chain("f"))["layer"][0] == 1, "of an image that is kept"
+    assert options(world, AB)["layer"][0] == 1, "and of no longer prefix"
 
 
 def test_copies_and_creations_are_learnt_apart():
@@ -204,7 +206,7 @@ def test_a_sandbox_that_turns_out_larger_is_counted_so():
     world.request(A)
     world.finish(make(world), memory=2_500)
     assert world.state.stock.memory == 2_500, "what was idle had to go"
-    assert len(world.going) == 1
+    assert len(world.destroying) == 1
     world.give_back(2)
     world.settle()
     assert world.state.stock.memory == world.state.stock.idle_memory == 2_500
@@ -220,7 +222,7 @@ def test_a_promotion_may_grow_what_it_is_charged_for():
     world.give_back(1)
     world.finish_reset("s1", 2)  # down to where A is
     assert idle(world, A) == 1
-    world.state.stock.recharge(world.state.held["s1"], 500)
+    world.state.stock.recharge(world.state.instances["s1"], 500)
     world.state.stock.idle_memory = 500
     world.request(AB)
     assert make(world).origin == "s1"
@@ -236,7 +238,7 @@ def test_nobody_waits_for_what_is_in_nobodys_way():
     world.settle()
     for lease in leases:
         world.give_back(lease)
-    assert world.going == ["s1", "s2", "s3"]
+    assert world.destroying == ["s1", "s2", "s3"]
     world.request(A)
     assert make(world).after == (), "there is room for one more"
     world.request(AB)
@@ -257,10 +259,10 @@ def test_a_refill_replaces_only_what_is_worth_less_than_half():
     for times, stays in ((1, True), (20, False)):
         world = World(Budget(sandboxes=1), Policy(refill=False, deepest_layer=0))
         world.stocked(chain("f"))
-        node = world.state.stock.nodes(A)[-1]
-        f = world.state.stock.nodes(chain("f"))[-1]
-        world.state.stock.warm_up(node, times, times, world.now)
-        difference = world.state.stock.worth(node, 1) - world.state.stock.worth(f, 1)
+        prefix = world.state.stock.path(A)[-1]
+        f = world.state.stock.path(chain("f"))[-1]
+        world.state.stock.count_requests(prefix, times, times, world.now)
+        difference = world.state.stock.worth(prefix, 1) - world.state.stock.worth(f, 1)
         assert (difference > log(2)) is not stays
         world.tell("hint", A, 1, world.now)
         world.settle()
@@ -276,8 +278,8 @@ def test_demand_alone_replaces_what_is_worth_less_than_half():
         policy = Policy(deepest_layer=0, shallowest=2, cover=1e4)
         world = World(Budget(sandboxes=1), policy)
         world.stocked(chain("f"))
-        world.state.stock.warm_up(world.state.stock.nodes(A)[-1], times, times, world.now)
-        world.state.wishes.consider(world.state.stock.nodes(A)[-1])
+        world.state.stock.count_requests(world.state.stock.path(A)[-1], times, times, world.now)
+        world.state.demand.consider(world.state.stock.path(A)[-1])
         world.decide()
         world.settle()
         assert bool(idle(world, A)) is replaced
@@ -309,7 +311,7 @@ def test_one_failed_copy_of_many_costs_one_attempt():
     world.fail(next(iter(world.makes.values())))
     answer = world.answers[group]
     assert isinstance(answer, Refuse)
-    assert answer.reason == Failure("no", None, "make", "broken")
+    assert answer.reason == JobFailure("no", None, "make", "broken")
 
 
 def test_what_is_ready_for_somebody_and_dies_is_replaced():
@@ -344,16 +346,16 @@ def test_what_is_ready_for_somebody_and_dies_is_replaced():
 
 def test_a_hint_is_for_who_comes_and_for_each_once():
     world = World(policy=QUIET)
-    node = world.state.stock.nodes(A)[-1]
+    prefix = world.state.stock.path(A)[-1]
     world.tell("hint", A, 2, world.now)
     first = world.request(A)
-    assert node.hinted == 1
+    assert prefix.hinted == 1
     world.fail(world.makes[min(world.makes)])
-    assert node.hinted == 1, "the same request, tried once more"
+    assert prefix.hinted == 1, "the same request, tried once more"
     world.settle()
     assert first in world.leased
     world.request(A, number=4)
-    assert node.hinted == 0
+    assert prefix.hinted == 0
 
 
 def test_a_hint_that_nobody_came_for_ends():
@@ -361,9 +363,9 @@ def test_a_hint_that_nobody_came_for_ends():
     world.tell("hint", A, 1, world.now)
     world.settle()
     world.pass_time(29.0)
-    assert world.state.stock.nodes(A)[-1].promised == 1
+    assert world.state.stock.path(A)[-1].promised == 1
     world.pass_time(1.0)
-    assert world.state.stock.nodes(A)[-1].promised == 0
+    assert world.state.stock.path(A)[-1].promised == 0
     assert idle(world, A) == 1
     world.pass_time(70.0)
     world.settle()
@@ -377,10 +379,10 @@ def test_those_that_are_promised_never_become_too_old():
     (sandbox,) = world.existing
     for _ in range(5):
         world.pass_time(10.0)
-        assert (world.going, world.existing) == ([], {sandbox})
+        assert (world.destroying, world.existing) == ([], {sandbox})
     world.tell("bound", A, 0, None)
     world.pass_time(10.0)
-    assert world.going == [sandbox]
+    assert world.destroying == [sandbox]
 
 
 def test_what_was_promised_and_dies_is_made_again():
@@ -417,7 +419,7 @@ def test_what_dies_while_it_is_promoted_is_left_to_who_promotes_it():
     request = world.request(AB)
     assert make(world).origin == "s1"
     world.tell("died", "s1", world.now)
-    assert world.going == []
+    assert world.destroying == []
     world.fail(make(world))
     assert make(world).origin is None
     world.settle()
@@ -529,7 +531,7 @@ def test_a_breaker_waits_twice_as_long_each_time():
     breaker = Breaker(policy)
     waits = []
     for number in range(1, 8):
-        breaker.record("k", Failure("no", 3), 100.0)
+        breaker.record("k", JobFailure("no", 3), 100.0)
         assert (breaker.failures, breaker.exhausted, breaker.tripped) == (number, number >= 3, number >= 3)
         waits.append(breaker.retry_at - 100.0)
     for wait, most in zip(waits, (2, 4, 8, 16, 20, 20, 20), strict=True):
@@ -540,7 +542,7 @@ def test_a_breaker_waits_twice_as_long_each_time():
     breaker.probing = True
     assert breaker.refuses(breaker.retry_at)
     assert breaker.delays(breaker.retry_at)
-    breaker.record("k", Failure("the machinery's"), 100.0)
+    breaker.record("k", JobFailure("the machinery's"), 100.0)
     assert breaker.exhausted
     assert not breaker.refuses(100.0), "who needs it may try: the recipe is not to blame"
     assert breaker.delays(100.0), "but nobody waits for a refill"
@@ -609,7 +611,7 @@ def test_recipes_that_nothing_is_kept_for_are_forgotten():
         world.settle()
     stock = world.state.stock
     assert len(stock._chains) == 10
-    assert len(stock._nodes) == 2 + 2 * 10
+    assert len(stock._prefixes) == 2 + 2 * 10
     assert len(world.state.costs._learnt) < 60
 
 
@@ -628,9 +630,9 @@ def test_a_candidate_says_what_others_were_promised():
     world = World(policy=BARE)
     world.tell("hint", A, 1, world.now)
     world.settle()
-    found = candidates(world.state, world.state.stock.nodes(AB), world.now)
+    found = candidates(world.state, world.state.stock.path(AB), world.now)
     assert Candidate("promoted", 2, PRIOR["dependencies"], wanted=True) in found
     world.tell("bound", A, 0, None)
     world.pass_time(world.state.policy.hint_seconds)
-    found = candidates(world.state, world.state.stock.nodes(AB), world.now)
+    found = candidates(world.state, world.state.stock.path(AB), world.now)
     assert Candidate("promoted", 2, PRIOR["dependencies"], wanted=False) in found

@@ -66,13 +66,13 @@ class Rules(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish_reset(self, data):
         sandbox = data.draw(st.sampled_from(self.world.resets))
-        depth = self.world.state.held[sandbox].depth
+        depth = self.world.state.instances[sandbox].depth
         self.world.finish_reset(sandbox, data.draw(st.sampled_from([None, 1, depth, depth])))
 
-    @precondition(lambda self: self.world.going)
+    @precondition(lambda self: self.world.destroying)
     @rule(data=st.data())
     def finish_destroy(self, data):
-        self.world.finish_destroy(data.draw(st.sampled_from(self.world.going)))
+        self.world.finish_destroy(data.draw(st.sampled_from(self.world.destroying)))
 
     @precondition(lambda self: self.world.leased)
     @rule(data=st.data())
@@ -94,12 +94,14 @@ class Rules(RuleBasedStateMachine):
         del self.world.waiting[request]
         self.world.tell("withdraw", request, self.world.now)
 
-    @precondition(lambda self: self.world.existing - self.world.busy - set(self.world.going))
+    @precondition(lambda self: self.world.existing - self.world.busy - set(self.world.destroying))
     @rule(data=st.data())
     def die(self, data):
-        alive = self.world.existing - self.world.busy - set(self.world.going)
+        alive = self.world.existing - self.world.busy - set(self.world.destroying)
         dead = data.draw(st.sampled_from(sorted(alive)))
-        self.world.leased = {r: tuple(s for s in held if s != dead) for r, held in self.world.leased.items()}
+        self.world.leased = {
+            r: tuple(s for s in leased if s != dead) for r, leased in self.world.leased.items()
+        }
         self.world.tell("died", dead, self.world.now)
 
     @precondition(lambda self: self.world.leased)

@@ -8,19 +8,19 @@ from typing import Any
 from dutyfree.engine.pool.scheduler.decide import State, decide
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
-    Chain,
     Deliver,
     Destroy,
     Expire,
-    Failure,
     Forget,
     Fork,
-    Hurry,
+    JobFailure,
+    LeaseRequest,
     Make,
     Operation,
     Policy,
+    PrefixChain,
+    Prioritize,
     Refuse,
-    Request,
     Reset,
 )
 from tests.engine.pool.scheduler import books as scheduling_books
@@ -28,11 +28,11 @@ from tests.engine.pool.scheduler import books as scheduling_books
 KINDS = ("base", "image", "repository", "dependencies", "setup")
 
 
-def chain(name: str, length: int = 4) -> Chain:
+def chain(name: str, length: int = 4) -> PrefixChain:
     """``a/b/c`` shares its first two stages with ``a/b/d``; the image is everybody's."""
     parts = name.split("/")
     prefixes = ["/".join(parts[: index + 1]) for index in range(len(parts))]
-    return Chain(("base", "image", *prefixes), KINDS[: len(parts) + 2])
+    return PrefixChain(("base", "image", *prefixes), KINDS[: len(parts) + 2])
 
 
 class World:
@@ -50,9 +50,9 @@ class World:
         self.makes: dict[int, Make] = {}
         self.forks: list[Fork] = []
         self.resets: list[str] = []
-        self.going: list[str] = []
+        self.destroying: list[str] = []
         self.layers: set[str] = set()
-        self.waiting: dict[int, Request] = {}
+        self.waiting: dict[int, LeaseRequest] = {}
         self.answers: dict[int, Any] = {}
         """Deliver or Refuse."""
         self._sandboxes = count(1)
@@ -80,10 +80,10 @@ class World:
         return self.seen[-1]
 
     def request(
-        self, wanted: Chain, *, number: int = 1, patience: float = 100.0, lease: float | None = None
+        self, wanted: PrefixChain, *, number: int = 1, patience: float = 100.0, lease: float | None = None
     ) -> int:
         identity = next(self._requests)
-        asked = Request(identity, wanted, self.now + patience, number, lease)
+        asked = LeaseRequest(identity, wanted, self.now + patience, number, lease)
         self.waiting[identity] = asked
         self.tell("arrive", asked, self.now)
         return identity
@@ -93,10 +93,10 @@ class World:
         return self.decide()
 
     def startable(self) -> list[Make]:
-        return [make for make in self.makes.values() if not set(make.after) & set(self.going)]
+        return [make for make in self.makes.values() if not set(make.after) & set(self.destroying)]
 
     def copyable(self) -> list[Fork]:
-        return [fork for fork in self.forks if not set(fork.after) & set(self.going)]
+        return [fork for fork in self.forks if not set(fork.after) & set(self.destroying)]
 
     def finish(self, make: Make, **learnt: Any) -> tuple[Operation, ...]:
         del self.makes[make.job]
@@ -114,14 +114,14 @@ class World:
         if make.origin is not None:
             self.busy.discard(make.origin)
             self.existing.discard(make.origin)
-        return self.tell("failed", make.job, Failure("no", depth, "make", "broken"), self.now)
+        return self.tell("failed", make.job, JobFailure("no", depth, "make", "broken"), self.now)
 
     def finish_fork(self, fork: Fork, fails: bool = False) -> None:
         self.forks.remove(fork)
         self.busy.discard(fork.origin)
         for job in fork.jobs:
             if fails:
-                self.tell("failed", job, Failure("no fork"), self.now)
+                self.tell("failed", job, JobFailure("no fork"), self.now)
             else:
                 self.tell("made", job, self._born(), self.now, create_seconds=0.001)
 
@@ -135,11 +135,11 @@ class World:
             self.tell("clean", sandbox, depth, self.now)
 
     def finish_destroy(self, sandbox: str) -> None:
-        self.going.remove(sandbox)
+        self.destroying.remove(sandbox)
         self.existing.discard(sandbox)
         self.tell("gone", sandbox)
 
-    def stocked(self, *wanted: Chain) -> None:
+    def stocked(self, *wanted: PrefixChain) -> None:
         """Idle sandboxes of these recipes, as come back from who had them."""
         requests = [self.request(one) for one in wanted]
         self.settle()
@@ -174,21 +174,21 @@ class World:
                 self._occupy(operation.sandbox)
             case Destroy():
                 assert operation.sandbox in self.existing, "only what exists is destroyed"
-                assert operation.sandbox not in self.going, "and once"
+                assert operation.sandbox not in self.destroying, "and once"
                 assert operation.reason == "died" or operation.sandbox not in self.in_use()
-                self.going.append(operation.sandbox)
+                self.destroying.append(operation.sandbox)
             case Deliver():
                 self._answer(operation)
                 given = tuple(member.sandbox for member in operation.members)
                 assert len(set(given)) == len(given) == self.waiting[operation.request].count
                 assert not set(given) & self.in_use(), "never two leases on one sandbox"
-                assert set(given) <= self.existing - set(self.going)
+                assert set(given) <= self.existing - set(self.destroying)
                 self.leased[operation.request] = given
             case Refuse():
                 self._answer(operation)
             case Expire():
                 del self.leased[operation.request]
-            case Hurry():
+            case Prioritize():
                 assert self.makes[operation.job].background
             case Forget():
                 self.layers.remove(operation.key)
@@ -213,10 +213,10 @@ class World:
     def open(self) -> list[int]:
         return [request for request in self.waiting if request not in self.answers]
 
-    def idle(self, wanted: Chain) -> int:
+    def idle(self, wanted: PrefixChain) -> int:
         """So many are in exactly this state."""
-        node = self.state.stock.node(wanted.key)
-        return 0 if node is None else len(node.idle)
+        prefix = self.state.stock.prefix(wanted.key)
+        return 0 if prefix is None else len(prefix.idle)
 
     def check(self) -> None:
         budget = self.state.budget
@@ -227,20 +227,20 @@ class World:
         assert self.state.stock.disk <= budget.disk or not self.layers
         for request in self.open():
             assert self.waiting[request].deadline > self.now, "answered by its deadline"
-        idle = self.existing - self.in_use() - set(self.going)
-        ready = {held.id for claim in self.state.claims.values() for held, _, _ in claim.ready}
+        idle = self.existing - self.in_use() - set(self.destroying)
+        ready = {instance.id for claim in self.state.claims.values() for instance, _, _ in claim.ready}
         ready |= {job.origin.id for job in self.state.jobs.values() if job.origin is not None}
         assert self.state.stock.idle == len(idle - ready), "what nobody has is stock"
         assert self.state.leased == sum(map(len, self.leased.values()))
 
     def settle(self) -> None:
         """All that is under way comes to a good end."""
-        while self.makes or self.forks or self.resets or self.going:
-            while self.going:
-                self.finish_destroy(self.going[0])
+        while self.makes or self.forks or self.resets or self.destroying:
+            while self.destroying:
+                self.finish_destroy(self.destroying[0])
             for make in self.startable()[:1]:
                 self.finish(make)
             for fork in self.copyable()[:1]:
                 self.finish_fork(fork)
             for sandbox in self.resets[:1]:
-                self.finish_reset(sandbox, self.state.held[sandbox].depth)
+                self.finish_reset(sandbox, self.state.instances[sandbox].depth)

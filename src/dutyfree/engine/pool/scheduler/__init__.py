@@ -1,1 +1,1 @@
-"""What the scheduler decides with: values, learnt costs, stock, wishes, breakers. No I/O, no clock."""
+"""What the scheduler decides with: values, learnt costs, stock, demand, breakers. No I/O, no clock."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from dutyfree.engine.pool.scheduler.values import Failure, Policy
+from dutyfree.engine.pool.scheduler.values import JobFailure, Policy
 
 
 class Breaker:
@@ -22,9 +22,9 @@ class Breaker:
         self.failures = 0
         self.retry_at = 0.0
         self.probing = False
-        self.last = Failure("")
+        self.last = JobFailure("")
 
-    def record(self, key: str, failure: Failure, now: float) -> None:
+    def record(self, key: str, failure: JobFailure, now: float) -> None:
         self.failures += 1
         self.probing = False
         self.last = failure

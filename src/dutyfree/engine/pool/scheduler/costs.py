@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp, log
 
-from dutyfree.engine.pool.scheduler.values import Chain
+from dutyfree.engine.pool.scheduler.values import PrefixChain
 
 PRIOR: Mapping[str, float] = {
     "base": 0.001,
@@ -64,12 +64,12 @@ class Costs:
     def fork(self) -> float:
         return self.seconds("fork", "fork")
 
-    def stages(self, chain: Chain, start: int, end: int) -> float:
+    def distance(self, chain: PrefixChain, start: int, end: int) -> float:
         """Of the stages after depth ``start`` up to depth ``end``."""
         total = 0.0
         for depth in range(start + 1, end + 1):
             total += self.seconds(chain.keys[depth], chain.kinds[depth])
         return total
 
-    def cold(self, chain: Chain) -> float:
-        return self.create() + self.stages(chain, 0, chain.depth)
+    def cold(self, chain: PrefixChain) -> float:
+        return self.create() + self.distance(chain, 0, chain.depth)

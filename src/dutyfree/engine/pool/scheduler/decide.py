@@ -1,7 +1,7 @@
 """Who gets which sandbox, what is made, kept and thrown away: decided purely, carried out elsewhere.
 
 ``decide(state, now)`` says what to do next. Whoever carries it out (``pool.Pool``, or a simulation) tells the
-state what came of it, and asks again. A request is served by the way with the least estimated remaining
+state what came of it, and asks again. A request is served by the candidate with the least estimated remaining
 cost (``place``): an idle sandbox in exactly its state, an idle one at a shorter prefix and the missing
 stages, a refill under way, a new sandbox on the longest layer of the disk and the missing stages, or cold.
 
@@ -26,41 +26,41 @@ from dutyfree.engine.pool.scheduler import eviction
 from dutyfree.engine.pool.scheduler.jobs import Claim, Job
 from dutyfree.engine.pool.scheduler.shortage import shortage
 from dutyfree.engine.pool.scheduler.state import State
-from dutyfree.engine.pool.scheduler.stock import Node, probe
+from dutyfree.engine.pool.scheduler.stock import Prefix, probe
 from dutyfree.engine.pool.scheduler.values import (
     Candidate,
     Expire,
-    Failure,
     Fork,
-    Hurry,
+    JobFailure,
+    LeaseRequest,
     Make,
     Operation,
+    Prioritize,
     Quarantine,
-    Request,
 )
 
 __all__ = ["State", "candidates", "decide", "hopeless", "place", "wake"]
 
 ALIKE = 0.002
-"""Seconds within which two ways cost the same, and others' wishes decide."""
+"""Seconds within which two options cost the same, and others' demand decide."""
 
 _ORDER = {"warm": 0, "promoted": 1, "joined": 2, "layer": 3, "forked": 4, "cold": 5}
 
 
-def place(request: Request, ways: tuple[Candidate, ...]) -> Candidate:
-    """The way with the least remaining cost; among equals one that nobody else was promised."""
+def place(request: LeaseRequest, options: tuple[Candidate, ...]) -> Candidate:
+    """The candidate with the least remaining cost; among equals one that nobody else was promised."""
     del request  # what distinguishes requests is in the candidates already
-    return _cheapest(ways)
+    return _cheapest(options)
 
 
-def _cheapest(ways: Iterable[Candidate]) -> Candidate:
-    ways = sorted(ways, key=lambda way: way.seconds)
-    alike = [way for way in ways if way.seconds <= ways[0].seconds + ALIKE]
-    return min(alike, key=lambda way: (way.wanted, _ORDER[way.kind], way.seconds))
+def _cheapest(options: Iterable[Candidate]) -> Candidate:
+    options = sorted(options, key=lambda candidate: candidate.seconds)
+    alike = [candidate for candidate in options if candidate.seconds <= options[0].seconds + ALIKE]
+    return min(alike, key=lambda candidate: (candidate.wanted, _ORDER[candidate.kind], candidate.seconds))
 
 
-def candidates(state: State, path: tuple[Node, ...], now: float) -> tuple[Candidate, ...]:
-    """The best way of each kind; none if every way needs a stage whose breaker is open."""
+def candidates(state: State, path: tuple[Prefix, ...], now: float) -> tuple[Candidate, ...]:
+    """The best candidate of each kind; none if every candidate needs a stage whose breaker is open."""
     policy, costs = state.policy, state.costs
     found: list[Candidate] = []
     depth = len(path) - 1
@@ -69,21 +69,21 @@ def candidates(state: State, path: tuple[Node, ...], now: float) -> tuple[Candid
         expected = next(iter(top.making.values()))
         found.append(Candidate("joined", depth, max(0.0, expected - now)))
     missing, idle, layer = 0.0, False, False
-    for node in reversed(path):
-        exact = node is top
-        if node.idle and not idle and (exact or policy.partial):
-            wanted = not exact and len(node.idle) <= node.promised
-            found.append(Candidate("warm" if exact else "promoted", node.depth, missing, wanted))
+    for prefix in reversed(path):
+        exact = prefix is top
+        if prefix.idle and not idle and (exact or policy.partial):
+            wanted = not exact and len(prefix.idle) <= prefix.promised
+            found.append(Candidate("warm" if exact else "promoted", prefix.depth, missing, wanted))
             idle = True
-        if node.layer is not None and not layer and _usable(state, node):
-            found.append(Candidate("layer", node.depth, costs.create() + missing))
+        if prefix.layer is not None and not layer and _usable(state, prefix):
+            found.append(Candidate("layer", prefix.depth, costs.create() + missing))
             layer = True
         if layer and (idle or not policy.partial):
             break
-        if node.breaker is not None and node.breaker.refuses(now):
+        if prefix.breaker is not None and prefix.breaker.refuses(now):
             break
-        if node.depth:
-            missing += costs.seconds(node.key, node.kind)
+        if prefix.depth:
+            missing += costs.seconds(prefix.key, prefix.kind)
     else:
         if not layer:
             found.append(Candidate("cold", 0, costs.create() + missing))
@@ -103,18 +103,18 @@ def decide(state: State, now: float) -> tuple[Operation, ...]:
     return operations
 
 
-def hopeless(path: tuple[Node, ...], now: float) -> Quarantine | Failure | None:
+def hopeless(path: tuple[Prefix, ...], now: float) -> Quarantine | JobFailure | None:
     """Why refills get no further on this path: what failed so often that waiting for it makes no sense."""
-    for node in reversed(path):
-        breaker = node.breaker
+    for prefix in reversed(path):
+        breaker = prefix.breaker
         if breaker is not None and breaker.exhausted:
-            return _quarantined(node, now) if breaker.tripped else breaker.last
+            return _quarantined(prefix, now) if breaker.tripped else breaker.last
     return None
 
 
 def wake(state: State) -> float | None:
     """When time alone next changes what should be done."""
-    times = [state.deadlines.first, state.lease_ends.first, state.wishes.next_time, state.refills.next_time]
+    times = [state.deadlines.first, state.lease_ends.first, state.demand.next_time, state.refills.next_time]
     if state.parked.first is not None:
         times.append(state.parked.first + (state.policy.idle_seconds or 0.0))
     return min((at for at in times if at is not None), default=None)
@@ -132,13 +132,13 @@ def _expire(state: State, now: float) -> list[Claim]:
             late.append(claim)
         elif claim.missing or claim.jobs:  # else it is complete, and delivered below
             state.refuse(claim, shortage(state, claim, now), now)
-    while (lease := state.lease_ends.due(now)) is not None:
-        state.end_lease(lease.claim.request.id)
-        state.operations.append(Expire(lease.claim.request.id))
-        for held, _, _ in lease.claim.ready:
+    while (claim := state.lease_ends.due(now)) is not None:
+        state.end_lease(claim.request.id)
+        state.operations.append(Expire(claim.request.id))
+        for instance, _, _ in claim.ready:
             state.leased -= 1
-            state.destroy(held, "expired")
-    state.wishes.expire(now)
+            state.destroy(instance, "expired")
+    state.demand.expire(now)
     state.refills.expire(now)
     return late
 
@@ -159,7 +159,7 @@ def _admit(state: State, late: list[Claim], now: float) -> None:
             state.refuse(claim, shortage(state, claim, now), now)
         elif _serve(state, claim, now):
             state.queue.pop(claim.request.id, None)
-            state.hoarding.pop(claim.request.id, None)
+            state.partly_served.pop(claim.request.id, None)
             claim.admitted = now if claim.admitted is None else claim.admitted
             _advance(state, claim, now)
         elif not state.stock.could_ever_fit(claim.request.count, claim.path[-1]):
@@ -178,10 +178,10 @@ def _refuse_all(state: State, late: list[Claim], now: float) -> bool:
 
 def _release_others(state: State, head: Claim, now: float) -> bool:
     """Requests that wait again, half served, let go of what they hold, lest they wait for each other."""
-    hoarding = [claim for claim in state.hoarding.values() if claim is not head and claim.ready]
-    for claim in hoarding:
+    partly_served = [claim for claim in state.partly_served.values() if claim is not head and claim.ready]
+    for claim in partly_served:
         state.let_go(claim, now)
-    return bool(hoarding)
+    return bool(partly_served)
 
 
 def _serve(state: State, claim: Claim, now: float) -> bool:
@@ -197,8 +197,8 @@ def _serve(state: State, claim: Claim, now: float) -> bool:
     if not claim.counted:
         claim.counted = True
         alike = 1 if claim.forkable else claim.missing
-        stock.warm_up(top, alike, min(rest, alike), now)
-        state.wishes.fulfilled(top, claim.request.count)
+        stock.count_requests(top, alike, min(rest, alike), now)
+        state.demand.fulfilled(top, claim.request.count)
     for _ in range(warm):
         claim.ready.append((stock.take(top), "warm", top.depth))
     engaged, start, made = True, top.depth, rest - forks
@@ -206,40 +206,40 @@ def _serve(state: State, claim: Claim, now: float) -> bool:
         state.refuse(claim, _quarantine(claim.path, now), now)
         return True
     for _ in range(made):
-        ways = candidates(state, claim.path, now)
-        if not ways:
+        options = candidates(state, claim.path, now)
+        if not options:
             state.refuse(claim, _quarantine(claim.path, now), now)
             return True
-        way = place(claim.request, ways)
-        engaged = engaged and _engage(state, claim, way, now)
-        start = min(start, way.depth)
+        candidate = place(claim.request, options)
+        engaged = engaged and _engage(state, claim, candidate, now)
+        start = min(start, candidate.depth)
     probe(claim.path, start, under_way=True)
     for _ in range(forks):
         engaged = engaged and _engage(state, claim, Candidate("forked", top.depth, state.costs.fork()), now)
-    state.wishes.consider(top)
+    state.demand.consider(top)
     if not engaged:
-        state.hoarding[claim.request.id] = claim
+        state.partly_served[claim.request.id] = claim
     return engaged
 
 
-def _engage(state: State, claim: Claim, way: Candidate, now: float) -> bool:
+def _engage(state: State, claim: Claim, candidate: Candidate, now: float) -> bool:
     """Let one job of this kind be done for the claim. False: sandboxes were larger than thought."""
-    for node in claim.path[way.depth : -1]:
-        state.stock.warm_up(node, 1, int(not node.idle), now)
-        state.wishes.consider(node)
+    for prefix in claim.path[candidate.depth : -1]:
+        state.stock.count_requests(prefix, 1, int(not prefix.idle), now)
+        state.demand.consider(prefix)
     top = claim.path[-1]
-    if way.kind == "joined":
+    if candidate.kind == "joined":
         job = state.jobs[next(iter(top.making))]
         del top.making[job.id]
         job.kind = "joined"
         if job.background:
-            state.operations.append(Hurry(job.id))
+            state.operations.append(Prioritize(job.id))
     else:
-        found = _reserved(state, claim.path, way, now)
+        found = _reserved(state, claim.path, candidate, now)
         if found is None:
             return False
         job = found
-        if way.kind == "forked":
+        if candidate.kind == "forked":
             claim.forks.append(job)
         else:
             state.pending.append(job)
@@ -249,13 +249,13 @@ def _engage(state: State, claim: Claim, way: Candidate, now: float) -> bool:
 
 
 def _reserved(
-    state: State, path: tuple[Node, ...], way: Candidate, now: float, worth: float | None = None
+    state: State, path: tuple[Prefix, ...], candidate: Candidate, now: float, worth: float | None = None
 ) -> Job | None:
     """A job, and room for what it makes, if need be in the place of what is worth less."""
     size = state.stock.size(path[-1])
-    if way.kind != "promoted":
-        return state.job(path, way, now) if eviction.evict_for(state, 1, size, worth) else None
-    job = state.job(path, way, now)  # first, so that its sandbox is not evicted
+    if candidate.kind != "promoted":
+        return state.job(path, candidate, now) if eviction.evict_for(state, 1, size, worth) else None
+    job = state.job(path, candidate, now)  # first, so that its sandbox is not evicted
     assert job.origin is not None
     growth = max(0, size - job.origin.charge)
     if not eviction.evict_for(state, 0, growth, worth):
@@ -321,30 +321,30 @@ def _room_for(state: State, claim: Claim, warm: int, rest: int) -> bool:
     if claim.forkable and not warm and not claim.ready and top.making and state.policy.join:
         joined = 1
     new = rest - joined
-    taken = sum(held.charge for held in islice(reversed(top.idle.values()), warm))
+    taken = sum(instance.charge for instance in islice(reversed(top.idle.values()), warm))
     return stock.could_fit(warm + new, taken + new * stock.size(top))
 
 
-def _refused(state: State, path: tuple[Node, ...], now: float) -> bool:
+def _refused(state: State, path: tuple[Prefix, ...], now: float) -> bool:
     """Whether a new sandbox would need a stage whose breaker is open."""
     start = state.stock.layer_under(path) or 0
-    return any(node.breaker is not None and node.breaker.refuses(now) for node in path[start + 1 :])
+    return any(prefix.breaker is not None and prefix.breaker.refuses(now) for prefix in path[start + 1 :])
 
 
-def _quarantine(path: tuple[Node, ...], now: float) -> Quarantine:
+def _quarantine(path: tuple[Prefix, ...], now: float) -> Quarantine:
     return _quarantined(
         next(n for n in reversed(path) if n.breaker is not None and n.breaker.refuses(now)), now
     )
 
 
-def _quarantined(node: Node, now: float) -> Quarantine:
-    assert node.breaker is not None
-    retry_in = max(0.0, node.breaker.retry_at - now)
-    return Quarantine(node.kind, node.key, node.breaker.failures, retry_in, node.breaker.last)
+def _quarantined(prefix: Prefix, now: float) -> Quarantine:
+    assert prefix.breaker is not None
+    retry_in = max(0.0, prefix.breaker.retry_at - now)
+    return Quarantine(prefix.kind, prefix.key, prefix.breaker.failures, retry_in, prefix.breaker.last)
 
 
-def _usable(state: State, node: Node) -> bool:
-    return state.policy.deepest_layer is None or node.depth <= state.policy.deepest_layer
+def _usable(state: State, prefix: Prefix) -> bool:
+    return state.policy.deepest_layer is None or prefix.depth <= state.policy.deepest_layer
 
 
 # --- Refills ----------------------------------------------------------------------------------------
@@ -352,37 +352,39 @@ def _usable(state: State, node: Node) -> bool:
 
 def _refill(state: State, now: float) -> None:
     while state.refills.has_room:
-        node = next(state.wishes.owed(now), None)
-        if node is not None:
-            if not _stock_up(state, node, now, None):
-                state.wishes.postpone(node)
+        prefix = next(state.demand.owed(now), None)
+        if prefix is not None:
+            if not _stock_up(state, prefix, now, None):
+                state.demand.postpone(prefix)
                 return
             continue
-        found = next(state.wishes.thin(now), None)
+        found = next(state.demand.thin(now), None)
         if found is None:
             return
-        node, worth = found
-        if not _stock_up(state, node, now, worth):
-            state.wishes.again(node)
+        prefix, worth = found
+        if not _stock_up(state, prefix, now, worth):
+            state.demand.again(prefix)
             return
 
 
-def _stock_up(state: State, node: Node, now: float, worth: float | None) -> bool:
+def _stock_up(state: State, prefix: Prefix, now: float, worth: float | None) -> bool:
     """Start to make one more for the stock. False: there is no room for it."""
-    ways = candidates(state, node.path, now)
-    useful = [way for way in ways if way.kind in {"layer", "cold"}]
+    options = candidates(state, prefix.path, now)
+    useful = [candidate for candidate in options if candidate.kind in {"layer", "cold"}]
     if worth is None:  # what was promised may be made of what nobody was promised
-        useful += [way for way in ways if way.kind == "promoted" and not way.wanted]
+        useful += [
+            candidate for candidate in options if candidate.kind == "promoted" and not candidate.wanted
+        ]
     if not useful:
         return True
     chosen = _cheapest(useful)
-    job = _reserved(state, node.path, chosen, now, inf if worth is None else worth)
+    job = _reserved(state, prefix.path, chosen, now, inf if worth is None else worth)
     if job is None:
         return False
     job.background = True
-    probe(node.path, chosen.depth, under_way=True)
+    probe(prefix.path, chosen.depth, under_way=True)
     state.refills.begin(job.id, chosen.seconds, now)
-    node.making[job.id] = now + chosen.seconds
+    prefix.making[job.id] = now + chosen.seconds
     _begin(state, job, now)
-    state.wishes.consider(node)
+    state.demand.consider(prefix)
     return True

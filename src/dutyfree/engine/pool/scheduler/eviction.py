@@ -17,19 +17,19 @@ def evict_for(state: State, count: int, memory: int, worth: float | None = None)
         found = state.stock.least_worth()
         if found is None:
             return False
-        held, (promised, value) = found
+        instance, (promised, value) = found
         if worth is not None and (promised or value > worth - WORTHIER):
             return False
-        state.destroy(held, "evicted")
+        state.destroy(instance, "evicted")
     return True
 
 
 def going(state: State) -> tuple[str, ...]:
     """Those told to go whose room is given away already, the oldest first."""
     stock, needed = state.stock, []
-    count = stock.alive + len(state.going) - state.budget.sandboxes
-    memory = stock.memory + state.going_memory - state.budget.memory
-    for sandbox, charge in state.going.items():
+    count = stock.alive + len(state.destroying) - state.budget.sandboxes
+    memory = stock.memory + state.destroying_memory - state.budget.memory
+    for sandbox, charge in state.destroying.items():
         if count <= 0 and memory <= 0:
             break
         needed.append(sandbox)
@@ -39,10 +39,10 @@ def going(state: State) -> tuple[str, ...]:
 
 def room_on_disk(state: State, layers: int) -> bool:
     while state.stock.disk + layers * state.budget.layer_disk > state.budget.disk:
-        node = state.stock.forget_layer()
-        if node is None:
+        prefix = state.stock.forget_layer()
+        if prefix is None:
             return False
-        state.operations.append(Forget(node.key))
+        state.operations.append(Forget(prefix.key))
     return True
 
 
@@ -53,18 +53,18 @@ def trim(state: State, now: float) -> None:
         assert found is not None
         state.destroy(found[0], "evicted")
     while state.stock.disk > state.budget.disk:
-        node = state.stock.forget_layer()
-        if node is None:
+        prefix = state.stock.forget_layer()
+        if prefix is None:
             break
-        state.operations.append(Forget(node.key))
+        state.operations.append(Forget(prefix.key))
     patience = state.policy.idle_seconds
-    while patience is not None and (held := state.parked.due(now - patience)) is not None:
-        state.parked.drop(held)
-        if held.status != "idle":
+    while patience is not None and (instance := state.parked.due(now - patience)) is not None:
+        state.parked.drop(instance)
+        if instance.status != "idle":
             continue  # it is parked again when it comes back
-        node = state.stock.nodes(held.chain)[held.depth]
-        if len(node.idle) > node.promised:
-            state.destroy(held, "stale")
+        prefix = state.stock.path(instance.chain)[instance.depth]
+        if len(prefix.idle) > prefix.promised:
+            state.destroy(instance, "stale")
         else:
-            held.parked_at = now
-            state.parked.put(held)
+            instance.parked_at = now
+            state.parked.put(instance)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import exp, log
 
 from dutyfree.contract.served import ServedKind
-from dutyfree.engine.pool.scheduler.stock import Held, Node
-from dutyfree.engine.pool.scheduler.values import Request
+from dutyfree.engine.pool.scheduler.stock import Instance, Prefix
+from dutyfree.engine.pool.scheduler.values import LeaseRequest
 
 
 class Claim:
-    """A request on its way: the sandboxes that are ready for it, and the jobs that make the others."""
+    """A request on its candidate: the sandboxes that are ready for it, and the jobs that make the others."""
 
     __slots__ = (
         "admitted",
@@ -23,9 +23,12 @@ class Claim:
         "path",
         "ready",
         "request",
+        "until",
     )
 
-    def __init__(self, request: Request, path: tuple[Node, ...], arrived: float, forkable: bool) -> None:
+    def __init__(
+        self, request: LeaseRequest, path: tuple[Prefix, ...], arrived: float, forkable: bool
+    ) -> None:
         self.request = request
         self.path = path
         self.arrived = arrived
@@ -35,10 +38,12 @@ class Claim:
         self.attempts = 0
         self.counted = False
         """As demand, and as the one that was hinted at."""
-        self.ready: list[tuple[Held, ServedKind, int]] = []
+        self.ready: list[tuple[Instance, ServedKind, int]] = []
         self.jobs: dict[int, Job] = {}
         self.forks: list[Job] = []
         """Jobs that wait for a sibling to be copied from."""
+        self.until: float | None = None
+        """When its lease ends, once it is leased."""
 
     @property
     def missing(self) -> int:
@@ -57,16 +62,16 @@ class Job:
         "expected",
         "id",
         "kind",
+        "on_layer",
         "origin",
         "path",
         "seconds",
-        "stands_on",
         "start",
         "started",
     )
 
     def __init__(
-        self, identity: int, path: tuple[Node, ...], start: int, kind: ServedKind, seconds: float
+        self, identity: int, path: tuple[Prefix, ...], start: int, kind: ServedKind, seconds: float
     ) -> None:
         self.id = identity
         self.path = path
@@ -75,16 +80,16 @@ class Job:
         self.kind: ServedKind = kind
         self.seconds = seconds
         self.claim: Claim | None = None
-        self.origin: Held | None = None
-        self.copied: Held | None = None
+        self.origin: Instance | None = None
+        self.copied: Instance | None = None
         self.charge = 0
-        self.stands_on: Node | None = None
+        self.on_layer: Prefix | None = None
         self.expected = 0.0
         self.started = False
         self.background = False
 
     @property
-    def top(self) -> Node:
+    def top(self) -> Prefix:
         return self.path[-1]
 
     def spared(self, found: int | None, joined: bool, fetched: bool) -> tuple[ServedKind, int]:
@@ -97,16 +102,6 @@ class Job:
         if self.kind == "cold" and start:
             return "layer", start
         return self.kind, start
-
-
-class Lease:
-    """What is handed out, until when."""
-
-    __slots__ = ("claim", "until")
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.until: float | None = None
 
 
 class Returns:

@@ -13,26 +13,26 @@ from itertools import count
 
 from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import Costs
-from dutyfree.engine.pool.scheduler.demand import Wishes
-from dutyfree.engine.pool.scheduler.jobs import Claim, Job, Lease, Returns
+from dutyfree.engine.pool.scheduler.demand import Demand
+from dutyfree.engine.pool.scheduler.jobs import Claim, Job, Returns
 from dutyfree.engine.pool.scheduler.ranking import Ranking
 from dutyfree.engine.pool.scheduler.refills import Refills
 from dutyfree.engine.pool.scheduler.shortage import shortage
-from dutyfree.engine.pool.scheduler.stock import Held, Node, Stock, probe
+from dutyfree.engine.pool.scheduler.stock import Instance, Prefix, Stock, probe
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
-    Chain,
     Deliver,
     Destroy,
-    Failure,
+    JobFailure,
+    LeaseRequest,
     Member,
     Operation,
     Policy,
+    PrefixChain,
     Quarantine,
     Reason,
     Refuse,
-    Request,
     Reset,
     Shortage,
 )
@@ -46,13 +46,13 @@ class State:
         self.policy = policy or Policy()
         self.costs = costs or Costs()
         self.stock = Stock(self.budget, self.policy, self.costs)
-        self.wishes = Wishes(self.stock, self.policy)
+        self.demand = Demand(self.stock, self.policy)
         self.claims: dict[int, Claim] = {}
         self.queue: OrderedDict[int, Claim] = OrderedDict()
-        self.hoarding: dict[int, Claim] = {}
+        self.partly_served: dict[int, Claim] = {}
         """Those in the queue that may hold sandboxes, since a part of theirs failed or was too large."""
-        self.leases: dict[int, Lease] = {}
-        self.held: dict[str, Held] = {}
+        self.leases: dict[int, Claim] = {}
+        self.instances: dict[str, Instance] = {}
         self.jobs: dict[int, Job] = {}
         self.pending: deque[Job] = deque()
         """Jobs for requests, not started yet."""
@@ -61,22 +61,22 @@ class State:
         self.leased = 0
         self.resetting = 0
         self.operations: list[Operation] = []
-        self.going: OrderedDict[str, int] = OrderedDict()
+        self.destroying: OrderedDict[str, int] = OrderedDict()
         """Sandboxes told to be destroyed that may still be there, and their memory."""
-        self.going_memory = 0
+        self.destroying_memory = 0
         self.deadlines: Ranking[Claim] = Ranking(lambda claim: (claim.request.deadline,))
-        self.lease_ends: Ranking[Lease] = Ranking(lambda lease: (lease.until or 0.0,))
+        self.lease_ends: Ranking[Claim] = Ranking(lambda claim: (claim.until or 0.0,))
         self.changed: list[Claim] = []
         """Claims that a decision must look at."""
-        self.parked: Ranking[Held] = Ranking(lambda held: (held.parked_at,))
+        self.parked: Ranking[Instance] = Ranking(lambda instance: (instance.parked_at,))
         """By when they last were, also of those in use since; none where nothing becomes too old."""
         self.returns = Returns(self.policy.half_life)
         self._numbers = count(1)
 
     # --- Requests and leases ------------------------------------------------------------------------
 
-    def arrive(self, request: Request, now: float) -> None:
-        path = self.stock.nodes(request.chain)
+    def arrive(self, request: LeaseRequest, now: float) -> None:
+        path = self.stock.path(request.chain)
         claim = Claim(request, path, now, self.policy.fork and request.count > 1)
         self._enter(claim)
         if not self.stock.could_ever_fit(request.count, path[-1]):
@@ -94,51 +94,51 @@ class State:
 
     def keep_alive(self, request: int, until: float | None) -> bool:
         """False if the lease is over already."""
-        lease = self.leases.get(request)
-        if lease is None:
+        claim = self.leases.get(request)
+        if claim is None:
             return False
-        self._end_lease_at(lease, until)
+        self._end_lease_at(claim, until)
         return True
 
     def returned(self, request: int, now: float) -> None:
         """The lease is over; its sandboxes may be used again once they are reset."""
-        lease = self.end_lease(request)
-        if lease is None:
+        claim = self.end_lease(request)
+        if claim is None:
             return
-        self.returns.add(len(lease.claim.ready), now)
-        for held, _, _ in lease.claim.ready:
+        self.returns.add(len(claim.ready), now)
+        for instance, _, _ in claim.ready:
             self.leased -= 1
             # Nothing idle is left when a request waits, so this one would be evicted right after.
-            blocked = self.queue and next(iter(self.queue.values())).path[-1].key != held.chain.key
-            if self.policy.park and not blocked and not self._behind(held):
-                held.status = "resetting"
+            blocked = self.queue and next(iter(self.queue.values())).path[-1].key != instance.chain.key
+            if self.policy.park and not blocked and not self._behind(instance):
+                instance.status = "resetting"
                 self.resetting += 1
-                self.operations.append(Reset(held.id))
+                self.operations.append(Reset(instance.id))
             else:
-                self.destroy(held, "returned")
+                self.destroy(instance, "returned")
 
-    def _behind(self, held: Held) -> bool:
+    def _behind(self, instance: Instance) -> bool:
         """Whether what requests wait for leaves no time to reset this too: a layer gives another as soon."""
-        node = self.stock.node(held.chain.keys[held.depth])
+        prefix = self.stock.prefix(instance.chain.keys[instance.depth])
         busy = self.running and self.resetting >= self.policy.resetting
-        return bool(busy and node is not None and node.layer is not None)
+        return bool(busy and prefix is not None and prefix.layer is not None)
 
     def undelivered(self, request: int, dead: Iterable[str], now: float) -> None:
         """Some of what was delivered had died before. The request goes on, at the head of the queue."""
-        lease = self.end_lease(request)
-        if lease is None:
+        claim = self.end_lease(request)
+        if claim is None:
             return
-        self.leased -= len(lease.claim.ready)
-        for held, _, _ in lease.claim.ready:
-            held.status = "ready"
-        lease.claim.path = self.stock.nodes(lease.claim.request.chain)
-        self._enter(lease.claim)
-        self.deadlines.put(lease.claim)
+        self.leased -= len(claim.ready)
+        for instance, _, _ in claim.ready:
+            instance.status = "ready"
+        claim.path = self.stock.path(claim.request.chain)
+        self._enter(claim)
+        self.deadlines.put(claim)
         for identity in dead:
             self.died(identity, now)
-        self.changed.append(lease.claim)
+        self.changed.append(claim)
 
-    def refuse(self, claim: Claim, reason: Shortage | Quarantine | Failure, now: float) -> None:
+    def refuse(self, claim: Claim, reason: Shortage | Quarantine | JobFailure, now: float) -> None:
         self.operations.append(Refuse(claim.request.id, reason))
         self.dissolve(claim, now)
 
@@ -146,7 +146,7 @@ class State:
         """Forget the request; what was ready or in the making for it becomes stock."""
         self._leave(claim)
         self.queue.pop(claim.request.id, None)
-        self.hoarding.pop(claim.request.id, None)
+        self.partly_served.pop(claim.request.id, None)
         for job in list(claim.jobs.values()):
             job.claim = None
             if not job.started:
@@ -159,10 +159,10 @@ class State:
     def let_go(self, claim: Claim, now: float) -> None:
         """What was ready for it becomes stock."""
         ready, claim.ready = claim.ready, []
-        for held, _, _ in ready:
-            held.abandoned = held.copies > 0
-            if not held.abandoned:
-                self.park(held, now)
+        for instance, _, _ in ready:
+            instance.abandoned = instance.copies > 0
+            if not instance.abandoned:
+                self.park(instance, now)
 
     def _enter(self, claim: Claim) -> None:
         self.claims[claim.request.id] = claim
@@ -177,29 +177,29 @@ class State:
         request = claim.request
         self._leave(claim)
         until = None if request.lease_seconds is None else now + request.lease_seconds
-        self.leases[request.id] = lease = Lease(claim)
-        self._end_lease_at(lease, until)
+        self.leases[request.id] = claim
+        self._end_lease_at(claim, until)
         self.leased += len(claim.ready)
-        for held, _, _ in claim.ready:
-            held.status = "leased"
-            held.chain = request.chain
-        members = tuple(Member(held.id, kind, start) for held, kind, start in claim.ready)
+        for instance, _, _ in claim.ready:
+            instance.status = "leased"
+            instance.chain = request.chain
+        members = tuple(Member(instance.id, kind, start) for instance, kind, start in claim.ready)
         waited = (now if claim.admitted is None else claim.admitted) - claim.arrived
         self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain), waited))
 
-    def end_lease(self, request: int) -> Lease | None:
+    def end_lease(self, request: int) -> Claim | None:
         """Its sandboxes are still where they were; None if it is over already."""
-        lease = self.leases.pop(request, None)
-        if lease is not None:
-            self.lease_ends.drop(lease)
-        return lease
+        claim = self.leases.pop(request, None)
+        if claim is not None:
+            self.lease_ends.drop(claim)
+        return claim
 
-    def _end_lease_at(self, lease: Lease, until: float | None) -> None:
-        lease.until = until
+    def _end_lease_at(self, claim: Claim, until: float | None) -> None:
+        claim.until = until
         if until is None:
-            self.lease_ends.drop(lease)
+            self.lease_ends.drop(claim)
         else:
-            self.lease_ends.put(lease)
+            self.lease_ends.put(claim)
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
@@ -229,45 +229,47 @@ class State:
         if create_seconds is not None:
             what = "fork" if done.kind == "forked" else "create"
             self.costs.learn(what, what, create_seconds)
-        for node, seconds in zip(path[done.start + 1 :], stage_seconds, strict=False):
-            self.costs.learn(node.key, node.kind, seconds)
-        for node in path[done.start + 1 :]:
-            node.breaker = None
-        held = done.origin
-        if held is None:
-            held = self.held[sandbox] = Held(sandbox, chain, done.depth, done.charge, done.stands_on)
-            self.stock.adopt(held)
+        for prefix, seconds in zip(path[done.start + 1 :], stage_seconds, strict=False):
+            self.costs.learn(prefix.key, prefix.kind, seconds)
+        for prefix in path[done.start + 1 :]:
+            prefix.breaker = None
+        instance = done.origin
+        if instance is None:
+            instance = self.instances[sandbox] = Instance(
+                sandbox, chain, done.depth, done.charge, done.on_layer
+            )
+            self.stock.adopt(instance)
         self._unpin(done)
-        held.chain, held.depth = chain, done.depth
+        instance.chain, instance.depth = chain, done.depth
         if memory is not None:
             done.top.memory = memory
-            self.stock.recharge(held, memory)
+            self.stock.recharge(instance, memory)
         for depth, size in sorted((layers or {}).items()):
             self.stock.keep_layer(path[depth], size)
         if claim is None:
-            self.park(held, now)
+            self.park(instance, now)
         else:
-            held.status = "ready"
+            instance.status = "ready"
             del claim.jobs[done.id]
-            claim.ready.append((held, *done.spared(found, joined, fetched)))
+            claim.ready.append((instance, *done.spared(found, joined, fetched)))
             self.changed.append(claim)
-        self.wishes.consider(done.top)
+        self.demand.consider(done.top)
 
-    def failed(self, job: int, failure: Failure, now: float) -> None:
+    def failed(self, job: int, failure: JobFailure, now: float) -> None:
         """A job came to nothing; what was left of its sandbox is gone."""
         done = self._end(job, now)
         self._unpin(done)
         if done.origin is not None:
-            self.held.pop(done.origin.id, None)
+            self.instances.pop(done.origin.id, None)
             self.stock.drop(done.origin)
         else:
             self.stock.free(done.charge)
         probe(done.path, done.start, under_way=False)
         if failure.depth is not None or done.claim is None:
-            node = done.path[done.depth if failure.depth is None else failure.depth]
-            node.breaker = node.breaker or Breaker(self.policy)
-            node.breaker.record(node.key, failure, now)
-        self.wishes.consider(done.top)
+            prefix = done.path[done.depth if failure.depth is None else failure.depth]
+            prefix.breaker = prefix.breaker or Breaker(self.policy)
+            prefix.breaker.record(prefix.key, failure, now)
+        self.demand.consider(done.top)
         claim = done.claim
         if claim is None:
             return
@@ -283,82 +285,84 @@ class State:
 
     def clean(self, sandbox: str, depth: int, now: float, *, memory: int | None = None) -> None:
         """A returned sandbox was reset and verified, and is now in the state of this depth."""
-        held = self.held.get(sandbox)
-        if held is None:
+        instance = self.instances.get(sandbox)
+        if instance is None:
             return
         self.resetting -= 1
-        held.depth = depth
+        instance.depth = depth
         if memory is not None:
-            self.stock.recharge(held, memory)
-            self.stock.nodes(held.chain)[depth].memory = memory
-        self.park(held, now)
+            self.stock.recharge(instance, memory)
+            self.stock.path(instance.chain)[depth].memory = memory
+        self.park(instance, now)
 
     def died(self, sandbox: str, now: float) -> None:
         """A sandbox ended by itself, or could not be reset, wherever it stands."""
-        held = self.held.get(sandbox)
-        if held is None or held.status == "promoting" or held.copies:  # its job will fail, and tell
+        instance = self.instances.get(sandbox)
+        if (
+            instance is None or instance.status == "promoting" or instance.copies
+        ):  # its job will fail, and tell
             return
-        if held.status == "resetting":
+        if instance.status == "resetting":
             self.resetting -= 1
         # A death is rare, but many may die at once: only who can have a holder is looked for.
-        for claim in self._holders(held) if held.status in ("ready", "leased") else ():
+        for claim in self._holders(instance) if instance.status in ("ready", "leased") else ():
             before = len(claim.ready)
-            claim.ready = [entry for entry in claim.ready if entry[0] is not held]
-            if held.status == "leased":
+            claim.ready = [entry for entry in claim.ready if entry[0] is not instance]
+            if instance.status == "leased":
                 self.leased -= before - len(claim.ready)
             elif len(claim.ready) < before:
                 self._to_the_front(claim)
-        self.destroy(held, "died")
+        self.destroy(instance, "died")
 
     def gone(self, sandbox: str) -> None:
         """What was told to be destroyed is no more."""
-        self.going_memory -= self.going.pop(sandbox, 0)
+        self.destroying_memory -= self.destroying.pop(sandbox, 0)
 
-    def park(self, held: Held, now: float) -> None:
+    def park(self, instance: Instance, now: float) -> None:
         """Make it stock, unless a request was about to have the same made, or it is not wanted."""
-        node = self.stock.nodes(held.chain)[held.depth]
-        full = node.maximum is not None and len(node.idle) >= node.maximum
-        if not self.policy.park or held.depth < self.policy.shallowest or full:
-            self.destroy(held, "returned")
+        prefix = self.stock.path(instance.chain)[instance.depth]
+        full = prefix.maximum is not None and len(prefix.idle) >= prefix.maximum
+        if not self.policy.park or instance.depth < self.policy.shallowest or full:
+            self.destroy(instance, "returned")
             return
-        while node.queued:
-            job = self.jobs.get(node.queued.popleft())
+        while prefix.queued:
+            job = self.jobs.get(prefix.queued.popleft())
             if job is not None and not job.started and job.claim is not None:
                 claim = job.claim
                 self.cancel(job, now)
                 del claim.jobs[job.id]
-                held.status = "ready"
-                claim.ready.append((held, "warm", held.depth))
+                instance.status = "ready"
+                claim.ready.append((instance, "warm", instance.depth))
                 self.changed.append(claim)
                 return
-        self.stock.park(held, node, now)
+        self.stock.park(instance, prefix, now)
         if self.policy.idle_seconds is not None:
-            self.parked.put(held)
+            self.parked.put(instance)
 
-    def destroy(self, held: Held, reason: Reason) -> None:
-        node = self.stock.node(held.chain.keys[held.depth])
-        self.held.pop(held.id, None)
-        self.parked.drop(held)
-        self.stock.drop(held)
-        self.going[held.id] = held.charge
-        self.going_memory += held.charge
-        self.operations.append(Destroy(held.id, reason))
-        if node is not None:
-            self.wishes.consider(node)
+    def destroy(self, instance: Instance, reason: Reason) -> None:
+        prefix = self.stock.prefix(instance.chain.keys[instance.depth])
+        self.instances.pop(instance.id, None)
+        self.parked.drop(instance)
+        self.stock.drop(instance)
+        self.destroying[instance.id] = instance.charge
+        self.destroying_memory += instance.charge
+        self.operations.append(Destroy(instance.id, reason))
+        if prefix is not None:
+            self.demand.consider(prefix)
 
-    # --- Wishes -------------------------------------------------------------------------------------
+    # --- Demand -------------------------------------------------------------------------------------
 
-    def hint(self, chain: Chain, wanted: int, now: float) -> None:
+    def hint(self, chain: PrefixChain, wanted: int, now: float) -> None:
         """So many sandboxes of this recipe will be asked for soon."""
-        self.wishes.hint(self.stock.nodes(chain)[-1], wanted, now + self.policy.hint_seconds)
+        self.demand.hint(self.stock.path(chain)[-1], wanted, now + self.policy.hint_seconds)
 
-    def bound(self, chain: Chain, minimum: int, maximum: int | None) -> None:
+    def bound(self, chain: PrefixChain, minimum: int, maximum: int | None) -> None:
         """Keep at least and at most so many idle."""
-        self.wishes.bound(self.stock.nodes(chain)[-1], minimum, maximum)
+        self.demand.bound(self.stock.path(chain)[-1], minimum, maximum)
 
     # --- Jobs ---------------------------------------------------------------------------------------
 
-    def job(self, path: tuple[Node, ...], chosen: Candidate, now: float) -> Job:
+    def job(self, path: tuple[Prefix, ...], chosen: Candidate, now: float) -> Job:
         """Set a sandbox aside, or room for a new one; the room must be there."""
         job = Job(next(self._numbers), path, chosen.depth, chosen.kind, chosen.seconds)
         job.expected = now + chosen.seconds
@@ -366,12 +370,12 @@ class State:
         if chosen.kind == "promoted":
             job.origin = self.stock.take(path[chosen.depth])
             job.origin.status = "promoting"
-            self.wishes.consider(path[chosen.depth])
+            self.demand.consider(path[chosen.depth])
         else:
             self.stock.reserve(1, job.charge)
-            job.stands_on = path[chosen.depth] if chosen.kind == "layer" else None
-            if job.stands_on is not None:
-                self.stock.pin(job.stands_on)
+            job.on_layer = path[chosen.depth] if chosen.kind == "layer" else None
+            if job.on_layer is not None:
+                self.stock.pin(job.on_layer)
         self.jobs[job.id] = job
         job.top.users += 1
         return job
@@ -404,15 +408,15 @@ class State:
         return job
 
     def _unpin(self, job: Job) -> None:
-        if job.stands_on is not None:
-            self.stock.unpin(job.stands_on)
+        if job.on_layer is not None:
+            self.stock.unpin(job.on_layer)
 
     def _to_the_front(self, claim: Claim) -> None:
         self.queue[claim.request.id] = claim
         self.queue.move_to_end(claim.request.id, last=False)
-        self.hoarding[claim.request.id] = claim
+        self.partly_served[claim.request.id] = claim
 
-    def _holders(self, held: Held) -> list[Claim]:
+    def _holders(self, instance: Instance) -> list[Claim]:
         """Who has it; looks at all."""
-        everyone = [*self.claims.values(), *(lease.claim for lease in self.leases.values())]
-        return [claim for claim in everyone if any(entry[0] is held for entry in claim.ready)]
+        everyone = [*self.claims.values(), *self.leases.values()]
+        return [claim for claim in everyone if any(entry[0] is instance for entry in claim.ready)]

@@ -1,6 +1,6 @@
 """What is there: idle sandboxes and layers by the key of their prefix, their worth, and the budgets.
 
-One *node* for each prefix that is known. A recipe's nodes are found by one look-up, and everything a
+One *prefix* for each prefix that is known. A recipe's prefixes are found by one look-up, and everything a
 decision needs is on them, so that its cost depends on the length of the recipe alone.
 """
 
@@ -13,20 +13,22 @@ from typing import Literal
 from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.ranking import Ranking, Score
-from dutyfree.engine.pool.scheduler.values import Budget, Chain, Policy
+from dutyfree.engine.pool.scheduler.values import Budget, Policy, PrefixChain
 
 
-class Held:
+class Instance:
     """A sandbox that is alive."""
 
-    __slots__ = ("abandoned", "chain", "charge", "copies", "depth", "id", "parked_at", "stands_on", "status")
+    __slots__ = ("abandoned", "chain", "charge", "copies", "depth", "id", "on_layer", "parked_at", "status")
 
-    def __init__(self, identity: str, chain: Chain, depth: int, charge: int, stands_on: Node | None) -> None:
+    def __init__(
+        self, identity: str, chain: PrefixChain, depth: int, charge: int, on_layer: Prefix | None
+    ) -> None:
         self.id = identity
         self.chain = chain
         self.depth = depth
         self.charge = charge
-        self.stands_on = stands_on
+        self.on_layer = on_layer
         self.parked_at = 0.0
         self.copies = 0
         """Being made of it now; until they are done, nobody may touch it."""
@@ -35,18 +37,18 @@ class Held:
         self.status: Literal["idle", "ready", "leased", "resetting", "promoting"] = "ready"
 
 
-class Layer:
+class CachedLayer:
     """State on the disk. ``pins`` counts the sandboxes and layers that stand on it."""
 
-    __slots__ = ("parent", "pins", "size")
+    __slots__ = ("parent", "references", "size")
 
-    def __init__(self, size: int, parent: Node | None) -> None:
+    def __init__(self, size: int, parent: Prefix | None) -> None:
         self.size = size
         self.parent = parent
-        self.pins = 0
+        self.references = 0
 
 
-class Node:
+class Prefix:
     """All that is known about one prefix. ``path`` has the shorter ones, and itself at the end."""
 
     __slots__ = (
@@ -71,22 +73,22 @@ class Node:
         "users",
     )
 
-    def __init__(self, chain: Chain, depth: int, above: tuple[Node, ...]) -> None:
+    def __init__(self, chain: PrefixChain, depth: int, above: tuple[Prefix, ...]) -> None:
         self.key = chain.keys[depth]
         self.depth = depth
         self.chain = chain
-        self.path: tuple[Node, ...] = (*above, self)
+        self.path: tuple[Prefix, ...] = (*above, self)
         self.chains = 0
         self.children = 0
         self.users = 0
         """Requests and jobs under way for exactly this state."""
-        self.idle: dict[str, Held] = {}
+        self.idle: dict[str, Instance] = {}
         self.making: dict[int, float] = {}
         """Refills under way that nobody claimed, and when each is expected to be done."""
         self.queued: deque[int] = deque()
         """Jobs for requests of exactly this state that were not started yet."""
         self.memory: int | None = None
-        self.layer: Layer | None = None
+        self.layer: CachedLayer | None = None
         self.breaker: Breaker | None = None
         self.heat = -inf
         """Logarithm of the decayed count of requests that got as far as here, at time 0."""
@@ -114,11 +116,11 @@ class Node:
         return not (self.idle or self.users or self.promised or self.layer)
 
 
-def probe(path: tuple[Node, ...], start: int, *, under_way: bool) -> None:
+def probe(path: tuple[Prefix, ...], start: int, *, under_way: bool) -> None:
     """Stages after ``start`` that failed before are being tried again, or no longer are."""
-    for node in path[start + 1 :]:
-        if node.breaker is not None:
-            node.breaker.probing = under_way
+    for prefix in path[start + 1 :]:
+        if prefix.breaker is not None:
+            prefix.breaker.probing = under_way
 
 
 class Stock:
@@ -132,34 +134,34 @@ class Stock:
         self.idle_memory = 0
         self._policy = policy
         self._decay = log(2) / policy.half_life
-        self._nodes: dict[str, Node] = {}
-        self._chains: OrderedDict[str, tuple[Node, ...]] = OrderedDict()
-        self._worst: Ranking[Node] = Ranking(self._idle_worth)
-        self._worst_layer: Ranking[Node] = Ranking(self._layer_worth)
+        self._prefixes: dict[str, Prefix] = {}
+        self._chains: OrderedDict[str, tuple[Prefix, ...]] = OrderedDict()
+        self._worst: Ranking[Prefix] = Ranking(self._idle_worth)
+        self._worst_layer: Ranking[Prefix] = Ranking(self._layer_worth)
 
     # --- Nodes --------------------------------------------------------------------------------------
 
-    def nodes(self, chain: Chain) -> tuple[Node, ...]:
+    def path(self, chain: PrefixChain) -> tuple[Prefix, ...]:
         found = self._chains.get(chain.key)
         if found is not None:
             self._chains.move_to_end(chain.key)
             return found
-        path: tuple[Node, ...] = ()
+        path: tuple[Prefix, ...] = ()
         for depth, key in enumerate(chain.keys):
-            node = self._nodes.get(key)
-            if node is None:
-                node = self._nodes[key] = Node(chain, depth, path)
+            prefix = self._prefixes.get(key)
+            if prefix is None:
+                prefix = self._prefixes[key] = Prefix(chain, depth, path)
                 if path:
                     path[-1].children += 1
-            path = node.path
-            node.chains += 1
+            path = prefix.path
+            prefix.chains += 1
         if len(self._chains) >= self._policy.recipes:
             self._forget_oldest()
         self._chains[chain.key] = path
         return path
 
-    def node(self, key: str) -> Node | None:
-        return self._nodes.get(key)
+    def prefix(self, key: str) -> Prefix | None:
+        return self._prefixes.get(key)
 
     def _forget_oldest(self) -> None:
         """Forget one recipe that nothing is kept for; a few are looked at."""
@@ -169,81 +171,81 @@ class Stock:
                 self._chains.move_to_end(key)
                 continue
             del self._chains[key]
-            for node in path:
-                node.chains -= 1
+            for prefix in path:
+                prefix.chains -= 1
             self._prune(path)
             return
 
-    def _prune(self, path: tuple[Node, ...]) -> None:
-        """Forget nodes that no recipe and no longer node needs."""
-        for node in reversed(path):
-            if node.chains or node.children or not node.needless:
+    def _prune(self, path: tuple[Prefix, ...]) -> None:
+        """Forget prefixes that no recipe and no longer prefix needs."""
+        for prefix in reversed(path):
+            if prefix.chains or prefix.children or not prefix.needless:
                 return
-            del self._nodes[node.key]
-            self.costs.forget(node.key)
-            if node.depth:
-                node.path[-2].children -= 1
+            del self._prefixes[prefix.key]
+            self.costs.forget(prefix.key)
+            if prefix.depth:
+                prefix.path[-2].children -= 1
 
     # --- Demand -------------------------------------------------------------------------------------
 
-    def warm_up(self, node: Node, count: int, missed: int, now: float) -> None:
-        """Count requests that got as far as this node, and those of them that found nothing idle."""
-        node.heat = self._grown(node.heat, count, now)
+    def count_requests(self, prefix: Prefix, count: int, missed: int, now: float) -> None:
+        """Count requests that got as far as this prefix, and those of them that found nothing idle."""
+        prefix.heat = self._grown(prefix.heat, count, now)
         if missed:
-            node.missed = self._grown(node.missed, missed, now)
+            prefix.missed = self._grown(prefix.missed, missed, now)
 
     def _grown(self, heat: float, count: int, now: float) -> float:
         """One count more.
 
-        Logarithms of weights that grow with time, instead of weights that shrink: the order of two nodes
+        Logarithms of weights that grow with time, instead of weights that shrink: the order of two prefixes
         does not change while time passes, and no overflow ever comes.
         """
         new = self._decay * now + log(count)
         high, low = (heat, new) if heat > new else (new, heat)
         return high + log1p(exp(low - high))
 
-    def misses(self, node: Node, now: float) -> float:
+    def misses(self, prefix: Prefix, now: float) -> float:
         """Requests a second that find nothing idle here."""
-        return self._decay * exp(min(700.0, node.missed - self._decay * now))
+        return self._decay * exp(min(700.0, prefix.missed - self._decay * now))
 
     # --- Worth --------------------------------------------------------------------------------------
 
-    def layer_under(self, path: tuple[Node, ...]) -> int | None:
+    def layer_under(self, path: tuple[Prefix, ...]) -> int | None:
         """The depth of the longest layer."""
-        for node in reversed(path):
-            if node.layer is not None:
-                return node.depth
+        for prefix in reversed(path):
+            if prefix.layer is not None:
+                return prefix.depth
         return None
 
-    def saved(self, node: Node) -> float:
+    def saved(self, prefix: Prefix) -> float:
         """Seconds that an idle sandbox here spares a request, against the disk alone."""
-        start = self.layer_under(node.path) or 0
-        return self.costs.create() + self.costs.stages(node.chain, start, node.depth)
+        start = self.layer_under(prefix.path) or 0
+        return self.costs.create() + self.costs.distance(prefix.chain, start, prefix.depth)
 
-    def size(self, node: Node) -> int:
+    def size(self, prefix: Prefix) -> int:
         """Bytes of memory of an idle sandbox here."""
-        return self.budget.sandbox_memory if node.memory is None else node.memory
+        return self.budget.sandbox_memory if prefix.memory is None else prefix.memory
 
-    def worth(self, node: Node, stock: int) -> float:
+    def worth(self, prefix: Prefix, stock: int) -> float:
         """Of one among ``stock``: the logarithm of uses times seconds saved over bytes, to compare."""
-        if node.heat == -inf:
+        if prefix.heat == -inf:
             return -inf
-        return node.heat + log(self.saved(node) / (max(1, stock) * max(1, self.size(node))))
+        return prefix.heat + log(self.saved(prefix) / (max(1, stock) * max(1, self.size(prefix))))
 
-    def _idle_worth(self, node: Node) -> Score:
-        return (float(len(node.idle) <= node.promised), self.worth(node, len(node.idle)))
+    def _idle_worth(self, prefix: Prefix) -> Score:
+        return (float(len(prefix.idle) <= prefix.promised), self.worth(prefix, len(prefix.idle)))
 
-    def _layer_worth(self, node: Node) -> Score:
-        assert node.layer is not None
-        under = 0 if node.layer.parent is None else node.layer.parent.depth
-        seconds = self.costs.stages(node.chain, under, node.depth)
-        worth = -inf if node.heat == -inf else node.heat + log(seconds / max(1, node.layer.size))
-        return (float(bool(node.layer.pins)), worth)
+    def _layer_worth(self, prefix: Prefix) -> Score:
+        assert prefix.layer is not None
+        under = 0 if prefix.layer.parent is None else prefix.layer.parent.depth
+        seconds = self.costs.distance(prefix.chain, under, prefix.depth)
+        worth = -inf if prefix.heat == -inf else prefix.heat + log(seconds / max(1, prefix.layer.size))
+        return (float(bool(prefix.layer.references)), worth)
 
-    def reconsider(self, node: Node) -> None:
+    def reconsider(self, prefix: Prefix) -> None:
         """Its worth may have sunk."""
-        if node.idle:
-            self._worst.put(node)
+        if prefix.idle:
+            self._worst.put(prefix)
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
@@ -255,43 +257,43 @@ class Stock:
         self.alive -= 1
         self.memory -= memory
 
-    def adopt(self, held: Held) -> None:
+    def adopt(self, instance: Instance) -> None:
         """A sandbox has come into being, within what was reserved for it."""
-        if held.stands_on is not None:
-            self.pin(held.stands_on)
+        if instance.on_layer is not None:
+            self.pin(instance.on_layer)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, instance: Instance) -> None:
         """It is no more."""
-        if held.status == "idle":
-            self.take(self._nodes[held.chain.keys[held.depth]], held)
-        if held.stands_on is not None:
-            self.unpin(held.stands_on)
-        self.free(held.charge)
+        if instance.status == "idle":
+            self.take(self._prefixes[instance.chain.keys[instance.depth]], instance)
+        if instance.on_layer is not None:
+            self.unpin(instance.on_layer)
+        self.free(instance.charge)
 
-    def park(self, held: Held, node: Node, now: float) -> None:
-        held.status = "idle"
-        held.parked_at = now
-        node.idle[held.id] = held
+    def park(self, instance: Instance, prefix: Prefix, now: float) -> None:
+        instance.status = "idle"
+        instance.parked_at = now
+        prefix.idle[instance.id] = instance
         self.idle += 1
-        self.idle_memory += held.charge
-        self._worst.put(node)
+        self.idle_memory += instance.charge
+        self._worst.put(prefix)
 
-    def take(self, node: Node, held: Held | None = None) -> Held:
+    def take(self, prefix: Prefix, instance: Instance | None = None) -> Instance:
         """The one parked last, whose pages are warmest, unless another is meant."""
-        if held is None:
-            _, held = node.idle.popitem()
+        if instance is None:
+            _, instance = prefix.idle.popitem()
         else:
-            del node.idle[held.id]
-        held.status = "ready"
+            del prefix.idle[instance.id]
+        instance.status = "ready"
         self.idle -= 1
-        self.idle_memory -= held.charge
-        if not node.idle:
-            self._worst.drop(node)
-        return held
+        self.idle_memory -= instance.charge
+        if not prefix.idle:
+            self._worst.drop(prefix)
+        return instance
 
-    def recharge(self, held: Held, memory: int) -> None:
-        self.memory += memory - held.charge
-        held.charge = memory
+    def recharge(self, instance: Instance, memory: int) -> None:
+        self.memory += memory - instance.charge
+        instance.charge = memory
 
     # --- Room ---------------------------------------------------------------------------------------
 
@@ -305,50 +307,50 @@ class Stock:
             and self.memory - self.idle_memory + memory <= self.budget.memory
         )
 
-    def could_ever_fit(self, count: int, node: Node) -> bool:
+    def could_ever_fit(self, count: int, prefix: Prefix) -> bool:
         """If nothing else were there."""
-        return count <= self.budget.sandboxes and count * self.size(node) <= self.budget.memory
+        return count <= self.budget.sandboxes and count * self.size(prefix) <= self.budget.memory
 
-    def least_worth(self) -> tuple[Held, Score] | None:
+    def least_worth(self) -> tuple[Instance, Score] | None:
         """Of the least valuable state, the one idle for longest."""
         found = self._worst.least()
         return None if found is None else (next(iter(found[0].idle.values())), found[1])
 
     # --- Layers -------------------------------------------------------------------------------------
 
-    def keep_layer(self, node: Node, size: int) -> None:
-        if node.layer is not None:
+    def keep_layer(self, prefix: Prefix, size: int) -> None:
+        if prefix.layer is not None:
             return
-        depth = self.layer_under(node.path[:-1])
-        parent = None if depth is None else node.path[depth]
+        depth = self.layer_under(prefix.path[:-1])
+        parent = None if depth is None else prefix.path[depth]
         if parent is not None:
             self.pin(parent)
-        node.layer = Layer(size, parent)
+        prefix.layer = CachedLayer(size, parent)
         self.disk += size
-        self._worst_layer.put(node)
-        self.reconsider(node)
+        self._worst_layer.put(prefix)
+        self.reconsider(prefix)
 
-    def pin(self, node: Node) -> None:
-        if node.layer is not None:
-            node.layer.pins += 1
+    def pin(self, prefix: Prefix) -> None:
+        if prefix.layer is not None:
+            prefix.layer.references += 1
 
-    def unpin(self, node: Node) -> None:
-        if node.layer is not None:
-            node.layer.pins -= 1
-            if node.layer.pins == 0:
-                self._worst_layer.put(node)
+    def unpin(self, prefix: Prefix) -> None:
+        if prefix.layer is not None:
+            prefix.layer.references -= 1
+            if prefix.layer.references == 0:
+                self._worst_layer.put(prefix)
 
-    def forget_layer(self) -> Node | None:
+    def forget_layer(self) -> Prefix | None:
         """The least valuable layer that nothing stands on, no longer counted; None if there is none."""
         found = self._worst_layer.least()
         if found is None or found[1][0]:
             return None
-        node = found[0]
-        assert node.layer is not None
-        self.disk -= node.layer.size
-        parent, node.layer = node.layer.parent, None
-        self._worst_layer.drop(node)
+        prefix = found[0]
+        assert prefix.layer is not None
+        self.disk -= prefix.layer.size
+        parent, prefix.layer = prefix.layer.parent, None
+        self._worst_layer.drop(prefix)
         if parent is not None:
             self.unpin(parent)
-        self._prune(node.path)
-        return node
+        self._prune(prefix.path)
+        return prefix

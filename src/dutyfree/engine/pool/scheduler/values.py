@@ -18,7 +18,7 @@ from dutyfree.contract.served import ServedKind
 BASE = "base"
 
 
-class Chain(msgspec.Struct, frozen=True):
+class PrefixChain(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
     kinds: tuple[str, ...]
     recipe: Recipe = Recipe()
@@ -29,7 +29,7 @@ class Chain(msgspec.Struct, frozen=True):
     """The key of the recipe with its variables, of which a sandbox without services knows nothing."""
 
     @classmethod
-    def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> Chain:
+    def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> PrefixChain:
         """Without keys, reads the recipe's files, if it names some. Raises OSError."""
         layers = (BASE, *(keys or recipe.keys()))
         whole = recipe.served_key(layers[-1])
@@ -138,9 +138,9 @@ _LEAST_POLICY = {
 }
 
 
-class Request(msgspec.Struct, frozen=True):
+class LeaseRequest(msgspec.Struct, frozen=True):
     id: int
-    chain: Chain
+    chain: PrefixChain
     deadline: float
     """By the caller's clock; an answer is given by then."""
     count: int = 1
@@ -149,7 +149,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Candidate(NamedTuple):
-    """One way to serve a request, and what it would still cost."""
+    """One candidate to serve a request, and what it would still cost."""
 
     kind: ServedKind
     depth: int
@@ -159,7 +159,7 @@ class Candidate(NamedTuple):
     """Others were promised this one."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class JobFailure(msgspec.Struct, frozen=True):
     """Why a sandbox could not be made. Without a depth the machinery failed, else a stage of the recipe."""
 
     message: str
@@ -197,7 +197,7 @@ class Quarantine(msgspec.Struct, frozen=True):
     key: str
     failures: int
     retry_in: float
-    failure: Failure
+    failure: JobFailure
 
 
 # --- Operations: what decide() asks for -------------------------------------------------------------
@@ -207,7 +207,7 @@ class Make(msgspec.Struct, frozen=True):
     """Bring a sandbox to ``depth``: ``origin`` by promotion, or a new one on the layer at ``start``."""
 
     job: int
-    chain: Chain
+    chain: PrefixChain
     start: int
     depth: int
     origin: str | None
@@ -222,7 +222,7 @@ class Fork(msgspec.Struct, frozen=True):
     """Copy a sandbox that nobody has used yet, once for each job."""
 
     origin: str
-    chain: Chain
+    chain: PrefixChain
     jobs: tuple[int, ...]
     after: tuple[str, ...] = ()
 
@@ -245,10 +245,10 @@ class Deliver(msgspec.Struct, frozen=True):
 
 class Refuse(msgspec.Struct, frozen=True):
     request: int
-    reason: Shortage | Quarantine | Failure
+    reason: Shortage | Quarantine | JobFailure
 
 
-class Hurry(msgspec.Struct, frozen=True):
+class Prioritize(msgspec.Struct, frozen=True):
     """Somebody waits now for a job that was begun in the background."""
 
     job: int
@@ -278,4 +278,4 @@ class Forget(msgspec.Struct, frozen=True):
     key: str
 
 
-Operation: TypeAlias = Make | Hurry | Fork | Deliver | Refuse | Expire | Reset | Destroy | Forget
+Operation: TypeAlias = Make | Prioritize | Fork | Deliver | Refuse | Expire | Reset | Destroy | Forget
