@@ -17,11 +17,11 @@ from dutyfree.contract import Recipe
 from dutyfree.contract.errors import CreateError, UsageError
 
 if TYPE_CHECKING:
-    from dutyfree.engine.exchange.chains import Chain
-    from dutyfree.engine.exchange.fetching import Fetched
-    from dutyfree.engine.exchange.peers import Peer
+    from dutyfree.engine.exchange.chains import LayerChain
+    from dutyfree.engine.exchange.fetcher import FetchResult
+    from dutyfree.engine.exchange.protocol import Peer
     from dutyfree.engine.images.pull import Progress
-    from dutyfree.engine.store.cancel import Halt
+    from dutyfree.engine.store.cancel import CancelToken
     from dutyfree.engine.store.store import Store
 
 What: TypeAlias = str | Recipe
@@ -32,7 +32,7 @@ SHORTEST = 6
 REMEDY = "see `dutyfree layer ls`"
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class LayerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One layer with what it stands for."""
 
     name: str
@@ -61,7 +61,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[str, ...] = ()
 
 
-class Exported(msgspec.Struct, frozen=True):
+class ExportResult(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     digests: tuple[str, ...]
     """One for each name: who knows it knows what was exported."""
@@ -69,22 +69,22 @@ class Exported(msgspec.Struct, frozen=True):
     """Bytes that were written."""
 
 
-def ls() -> list[Kept]:
+def ls() -> list[LayerEntry]:
     """All of them, those upon the same image together, each after what it stands on."""
     from dutyfree.engine.exchange import chains
 
     store = _store()
     named = {snapshot.layer: snapshot.name for snapshot in store.snapshots.all()}
-    there = {facts.key: (facts, told) for facts in store.layers() if (told := store.told(facts.key))}
+    there = {facts.key: (facts, told) for facts in store.layers() if (told := store.provenance(facts.key))}
     listed = [
-        key for key in there if key in named or not (key.startswith(chains.SNAPSHOT) or store.is_loose(key))
+        key for key in there if key in named or not (key.startswith(chains.SNAPSHOT) or store.is_stale(key))
     ]
     keys = set(listed)
     found = []
     for key in listed:
         facts, told = there[key]
         found.append(
-            Kept(
+            LayerEntry(
                 name=chains.SNAPSHOT + named[key] if key in named else key,
                 key=key,
                 kind=told.kind,
@@ -97,7 +97,7 @@ def ls() -> list[Kept]:
                 seconds=told.seconds,
                 made=facts.made,
                 used=store.last_use(key) or facts.made,
-                in_use=store.is_used(key),
+                in_use=store.is_in_use(key),
                 commit=told.commit,
                 commands=told.commands,
             )
@@ -106,26 +106,26 @@ def ls() -> list[Kept]:
 
 
 def export(
-    what: Sequence[What], target: Path | str, *, image: bool = True, halt: Halt | None = None
-) -> Exported:
+    what: Sequence[What], target: Path | str, *, image: bool = True, cancel: CancelToken | None = None
+) -> ExportResult:
     """Write chains of layers to an archive (``-`` for standard output), or add them to a directory.
 
     Without ``image`` the layers of the image itself stay here: whoever imports it must have it.
     Raises UsageError, CreateError.
     """
     from dutyfree.engine.exchange import layout
-    from dutyfree.engine.store.cancel import Halt
+    from dutyfree.engine.store.cancel import CancelToken
 
     store = _store()
     found = {chain.name: chain for one in what for chain in [_one(store, one)]}
     if not found:
         raise UsageError("nothing is named that could be exported", remedy=REMEDY)
     try:
-        contents = layout.contents(store, list(found.values()), halt or Halt(), image=image)
+        contents = layout.contents(store, list(found.values()), cancel or CancelToken(), image=image)
         size = _written(contents, target)
     except OSError as error:
         raise CreateError(f"{target} cannot be written: {error.strerror or error}") from error
-    return Exported(tuple(found), tuple(one["digest"] for one in contents.manifests), size)
+    return ExportResult(tuple(found), tuple(one["digest"] for one in contents.manifests), size)
 
 
 def bring(
@@ -135,8 +135,8 @@ def bring(
     digest: str | None = None,
     largest: int | None = None,
     progress: Progress | None = None,
-    halt: Halt | None = None,
-) -> list[Fetched]:
+    cancel: CancelToken | None = None,
+) -> list[FetchResult]:
     """Import chains of layers: what is missing here of them.
 
     ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory,
@@ -145,18 +145,18 @@ def bring(
     CreateError.
     """
     from dutyfree.engine.exchange import layout, sources
-    from dutyfree.engine.exchange.fetching import Fetcher
+    from dutyfree.engine.exchange.fetcher import Fetcher
     from dutyfree.engine.images.unpack import LARGEST
-    from dutyfree.engine.store.cancel import Halt
+    from dutyfree.engine.store.cancel import CancelToken
 
-    store, halt = _store(), halt or Halt()
-    with sources.opened(str(source), store, halt) as peer:
+    store, cancel = _store(), cancel or CancelToken()
+    with sources.opened(str(source), store, cancel) as peer:
         is_export = isinstance(peer, layout.LayoutPeer)
         if not what and not is_export:
             raise UsageError(f"{source} has many layers: say which", remedy="name recipes or snapshots")
         if digest and not (isinstance(peer, layout.LayoutPeer) and set(peer.digests.values()) == {digest}):
             raise CreateError(f"{source} is not the export with the digest {digest}")
-        fetcher = Fetcher(store, peer, progress, halt, largest or LARGEST)
+        fetcher = Fetcher(store, peer, progress, cancel, largest or LARGEST)
         offered = [_offered(peer, one) for one in what] if what else peer.offer(())
         if not offered:
             raise CreateError(f"{source} holds no layers of dutyfree")
@@ -210,7 +210,7 @@ def _store() -> Store:
 def _written(contents: object, target: Path | str) -> int:
     from dutyfree.engine.exchange import layout
 
-    assert isinstance(contents, layout.Contents)
+    assert isinstance(contents, layout.LayoutContents)
     if target == "-":
         layout.write_archive(contents, sys.stdout.buffer)
         return contents.size
@@ -237,7 +237,7 @@ def _wanted(what: What) -> list[str]:
     return [chains.RECIPE + key for key in reversed(what.keys()[1:])]
 
 
-def _offered(peer: Peer, what: What) -> Chain:
+def _offered(peer: Peer, what: What) -> LayerChain:
     """What a peer has of it. Raises CreateError if it offers something else.
 
     Else who is asked for one thing could bring in another, under whatever name it likes.
@@ -248,7 +248,7 @@ def _offered(peer: Peer, what: What) -> Chain:
     return _named(_longest(found, what), what)
 
 
-def _named(chain: Chain, what: What) -> Chain:
+def _named(chain: LayerChain, what: What) -> LayerChain:
     """Its image comes under the name that the recipe has for it, and under no other."""
     from dutyfree.engine.images import find, reference
 
@@ -260,7 +260,7 @@ def _named(chain: Chain, what: What) -> Chain:
     return msgspec.structs.replace(chain, known=msgspec.structs.replace(chain.known, name=wanted))
 
 
-def _is(chain: Chain, what: What) -> bool:
+def _is(chain: LayerChain, what: What) -> bool:
     from dutyfree.engine.exchange import chains
     from dutyfree.engine.layers import build_request as wanted
 
@@ -274,7 +274,7 @@ def _is(chain: Chain, what: What) -> bool:
     return bool(told) and is_upon and {layer.key for layer in chain.upper} == made
 
 
-def _one(store: Store, what: What) -> Chain:
+def _one(store: Store, what: What) -> LayerChain:
     """The chain that is meant. Raises UsageError."""
     from dutyfree.engine.exchange import chains
 
@@ -292,7 +292,7 @@ def _one(store: Store, what: What) -> Chain:
     return _longest(chains.find(store, _wanted(what)), what)
 
 
-def _longest(found: Sequence[Chain], what: What) -> Chain:
+def _longest(found: Sequence[LayerChain], what: What) -> LayerChain:
     """The longest of them; of several upon images that changed since, the one upon the present."""
     if not found:
         told = what if isinstance(what, str) else "the recipe"
@@ -302,7 +302,7 @@ def _longest(found: Sequence[Chain], what: What) -> Chain:
     return max(found, key=lambda chain: (len(chain.upper), _present(chain)))
 
 
-def _present(chain: Chain) -> bool:
+def _present(chain: LayerChain) -> bool:
     from dutyfree.engine.images import rootfs
 
     if chain.image == "host":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from dutyfree.engine.images.pull import Event
+    from dutyfree.engine.images.pull import LayerProgress
 
 
 class Bars:
@@ -30,7 +30,7 @@ class Bars:
         if self._progress:
             self._progress.stop()
 
-    def show(self, event: Event) -> None:
+    def show(self, event: LayerProgress) -> None:
         if self._progress is None:
             return
         task = self._tasks.get(event.layer)

@@ -1,4 +1,4 @@
-"""Running what blocks under a terminal, without the cost of an event loop: signals halt it."""
+"""Running what blocks under a terminal, without the cost of an event loop: signals cancel it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from dutyfree.engine.store.cancel import Halt, Stopped
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
 
 T = TypeVar("T")
 
 
-def run(function: Callable[[Halt], T]) -> T:
-    """Run to the end. SIGINT, SIGTERM and SIGHUP halt it: it cleans up, and KeyboardInterrupt is raised."""
-    halt = Halt()
+def run(function: Callable[[CancelToken], T]) -> T:
+    """Run to the end. SIGINT, SIGTERM and SIGHUP cancel it: it cleans up, and KeyboardInterrupt is raised."""
+    cancel = CancelToken()
     result: list[T] = []
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            result.append(function(halt))
+            result.append(function(cancel))
         except BaseException as error:  # noqa: BLE001 (raised again below)
             errors.append(error)
 
     # Not in this thread: a signal must not come while it holds the lock that halting takes.
     thread = threading.Thread(target=work, name="dutyfree-work")
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: halt.set()) for number in numbers}
+    before = {number: signal.signal(number, lambda *_: cancel.set()) for number in numbers}
     try:
         thread.start()
         thread.join()
@@ -35,7 +35,7 @@ def run(function: Callable[[Halt], T]) -> T:
         for number, handler in before.items():
             signal.signal(number, handler)
     for error in errors:
-        if isinstance(error, Stopped):
+        if isinstance(error, Cancelled):
             raise KeyboardInterrupt from error
         raise error
     return result[0]

@@ -15,7 +15,7 @@ from dutyfree.cli.bars import Bars
 from dutyfree.contract.errors import UsageError
 
 if TYPE_CHECKING:
-    from dutyfree.engine.images.pull import Held
+    from dutyfree.engine.images.pull import LeasedImage
 
 image = App(name="image")
 
@@ -90,7 +90,7 @@ def pull(
     wanted = references.parse(reference)
     options = mirrors.options({wanted.registry: mirror} if mirror else {})
     with Bars(quiet) as bars:
-        held = blocking.run(lambda halt: Puller(Store(), options, bars.show, halt).pull(wanted))
+        held = blocking.run(lambda cancel: Puller(Store(), options, bars.show, cancel).pull(wanted))
     return _added(held, quiet)
 
 
@@ -134,14 +134,14 @@ def import_(
     with Bars(quiet) as bars:
         held = run(partial(bring, progress=bars.show))
     try:
-        Store().settle(held.image.keys)  # what it came from may be gone after the next boot
+        Store().sync(held.image.keys)  # what it came from may be gone after the next boot
     except OSError as error:
         held.close()
         raise disk_error(error) from error
     return _added(held, quiet)
 
 
-def _added(held: Held, quiet: bool) -> int:
+def _added(held: LeasedImage, quiet: bool) -> int:
     image = held.image
     held.close()
     if quiet:
@@ -165,7 +165,9 @@ def list_(*, json: bool = False) -> int:
     store = Store()
     images = store.images()
     if json:
-        standard.tell([{**msgspec.to_builtins(image), "used": store.used(image)} for image in images])
+        standard.tell(
+            [{**msgspec.to_builtins(image), "used": store.image_last_use(image)} for image in images]
+        )
         return 0
     rows = (
         (
@@ -174,7 +176,7 @@ def list_(*, json: bool = False) -> int:
             shown(found.size),
             str(len(found.layers)),
             found.created[:10],
-            f"{amounts.age(time.time() - store.used(found))} ago",
+            f"{amounts.age(time.time() - store.image_last_use(found))} ago",
         )
         for found in images
     )
@@ -206,7 +208,7 @@ def remove(
         raise UsageError("no image is named", remedy="see `dutyfree image ls`")
     for name in names:
         full = name if store.image(name) else str(reference.parse(name))
-        if not store.forget(full):
+        if not store.remove_image(full):
             raise UsageError(f"there is no image {full}", remedy="see `dutyfree image ls`")
         standard.show(f"removed {full}")
     return 0 if keep_layers else gc()

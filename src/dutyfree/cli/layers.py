@@ -22,7 +22,7 @@ from dutyfree.contract.errors import UsageError
 if TYPE_CHECKING:
     from dutyfree.cli.sandbox_options import Wanted
     from dutyfree.contract import Recipe
-    from dutyfree.engine.store.cancel import Halt
+    from dutyfree.engine.store.cancel import CancelToken
 
 layer = App(name="layer")
 
@@ -76,7 +76,7 @@ async def _build(recipe: Recipe, wanted: Wanted) -> None:
                 standard.say(f"{figures.layers} layers came from {source}")
 
 
-def _told(kept: layers.Kept) -> str:
+def _told(kept: layers.LayerEntry) -> str:
     commit = f", at {kept.commit}" if kept.commit else ""
     return f"{_digits(kept)}  {shown(kept.size)}, took {kept.seconds:.1f} s{commit}"
 
@@ -103,9 +103,9 @@ def list_(*, json: bool = False) -> int:
     return 0
 
 
-def _tree(found: Sequence[layers.Kept]) -> Iterator[tuple[str, ...]]:
+def _tree(found: Sequence[layers.LayerEntry]) -> Iterator[tuple[str, ...]]:
     """Rows: each image, and below it what stands on it."""
-    upon: dict[tuple[str, str, str], list[layers.Kept]] = {}
+    upon: dict[tuple[str, str, str], list[layers.LayerEntry]] = {}
     for kept in found:
         upon.setdefault((kept.image, kept.identity, kept.parent), []).append(kept)
 
@@ -121,7 +121,7 @@ def _tree(found: Sequence[layers.Kept]) -> Iterator[tuple[str, ...]]:
         yield from branch(image, identity, "", "")
 
 
-def _row(kept: layers.Kept, indent: str) -> tuple[str, ...]:
+def _row(kept: layers.LayerEntry, indent: str) -> tuple[str, ...]:
     used = "in use" if kept.in_use else f"{amounts.age(time.time() - kept.used)} ago"
     return (
         indent + _digits(kept),
@@ -156,7 +156,7 @@ def export(
     image
         With --no-image the image's own layers are left out: the other machine must have it.
     """
-    done = blocking.run(lambda halt: layers.export(_meant(what), to, image=image, halt=halt))
+    done = blocking.run(lambda cancel: layers.export(_meant(what), to, image=image, cancel=cancel))
     for name, digest in zip(done.names, done.digests, strict=True):
         standard.say(f"{name} ({digest})")
     standard.say(f"{shown(done.size)} written to {'standard output' if to == '-' else to}")
@@ -196,8 +196,8 @@ def import_(
     most = amounts.size(largest, "--largest")
     with Bars(quiet) as bars:
         fetched = blocking.run(
-            lambda halt: layers.bring(
-                source, _meant(what), digest=digest, largest=most, progress=bars.show, halt=halt
+            lambda cancel: layers.bring(
+                source, _meant(what), digest=digest, largest=most, progress=bars.show, cancel=cancel
             )
         )
     for done in fetched:
@@ -222,20 +222,20 @@ def serve(*, bind: str | None = None) -> int:
     bind
         HOST:PORT to listen at, until Ctrl-C; port 0 is any that is free.
     """
-    from dutyfree.engine.exchange import lines, listening, peers
+    from dutyfree.engine.exchange import messages, protocol, server
     from dutyfree.engine.store.store import Store
 
     if bind is not None:
-        token = lines.token()
-        listener = listening.bound(bind, token)
+        token = messages.token()
+        listener = server.bound(bind, token)
         host, port = listener.getsockname()[:2]
         standard.say(f"layers at tcp://{f'[{host}]' if ':' in host else host}:{port}")
-        blocking.run(listening.Listening(Store(), listener, token, standard.say).serve)
+        blocking.run(server.LayerServer(Store(), listener, token, standard.say).serve)
         return 0
 
-    def answer(halt: Halt) -> None:
-        pipe = lines.Lines(lines.Patient(0, halt), sys.stdout.buffer)
-        peers.serve(peers.StorePeer(Store(), halt), pipe, halt)
+    def answer(cancel: CancelToken) -> None:
+        pipe = messages.MessageStream(messages.CancellableReader(0, cancel), sys.stdout.buffer)
+        protocol.serve(protocol.StorePeer(Store(), cancel), pipe, cancel)
 
     blocking.run(answer)
     return 0
@@ -261,5 +261,5 @@ def _meant(what: tuple[str, ...]) -> list[layers.What]:
     return [recipes.load(Path(one)) if one.endswith(".toml") else one for one in what]
 
 
-def _digits(kept: layers.Kept) -> str:
+def _digits(kept: layers.LayerEntry) -> str:
     return kept.name if kept.name != kept.key else kept.key.partition(":")[2][:12]

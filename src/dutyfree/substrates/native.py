@@ -30,7 +30,7 @@ from dutyfree.contract.errors import CleanupError, CreateError, OptionError, Una
 from dutyfree.contract.recipe import checked
 from dutyfree.contract.served import Served, ServedKind
 from dutyfree.engine.exchange import sources
-from dutyfree.engine.exchange.neighbours import Figures, Neighbours
+from dutyfree.engine.exchange.peers import PeerSet, PeerStats
 from dutyfree.engine.host import features, requirements, sandbox_labels
 from dutyfree.engine.host.sandbox_labels import LabelFile
 from dutyfree.engine.images import mirrors
@@ -155,10 +155,10 @@ class Native(Pooled):
         self._disk = DiskLayers(self._launcher)
         registries = partial(mirrors.options, self._config.mirrors, self._config.insecure)
         self._images = OpenImages(self._launcher, self._disk, self._snapshots, self._config.image, registries)
-        peers, seconds = self._config.peers, self._config.peer_seconds
-        neighbours = Neighbours(peers, seconds) if peers else None
+        config = self._config
+        peers = PeerSet(config.peers, config.peer_seconds) if config.peers else None
         self._stages = LayerBuilder(
-            self._disk, self._layers, self._build, None, self._config.budget.disk, neighbours
+            self._disk, self._layers, self._build, None, self._config.budget.disk, peers
         )
         try:
             hello = await self._launcher.ask(Request.HELLO)
@@ -237,9 +237,9 @@ class Native(Pooled):
         return self._stages.seconds
 
     @property
-    def peers(self) -> Mapping[str, Figures]:
+    def peers(self) -> Mapping[str, PeerStats]:
         """What became of each peer that layers can be had from."""
-        return self._stages.neighbours.figures if self._stages.neighbours else {}
+        return self._stages.peers.figures if self._stages.peers else {}
 
     def forget(self, recipe: Recipe) -> None:
         """No new sandbox starts from this snapshot; those that did go on. Raises UsageError."""

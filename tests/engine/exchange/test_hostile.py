@@ -17,12 +17,12 @@ import pytest
 from dutyfree import layers
 from dutyfree.contract.errors import CreateError, DutyfreeError
 from dutyfree.engine.exchange import layout
-from dutyfree.engine.exchange.chains import Blob, Chain, Layer
+from dutyfree.engine.exchange.chains import Blob, ChainLayer, LayerChain
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.manifest import Settings
 from dutyfree.engine.images.streams import zstd
 from dutyfree.engine.launcher.protocol import LAYERS_MAX
-from dutyfree.engine.store.provenance import Made
+from dutyfree.engine.store.provenance import Provenance
+from dutyfree.engine.store.records import ImageSettings
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import directory, hard, link, member, tar
 
@@ -47,12 +47,12 @@ def blob(root: Path, data: bytes, *, packed: bytes | None = None, **lies: Any) -
     return msgspec.structs.replace(honest, **lies)
 
 
-def made(**lies: Any) -> Made:
+def made(**lies: Any) -> Provenance:
     told = {"kind": "setup", "seconds": 1.0, "image": "host", "identity": rootfs.host_identity()}
-    return Made(**{**told, **lies})
+    return Provenance(**{**told, **lies})
 
 
-def archive(root: Path, chain: Chain, edit: Callable[[dict[str, bytes]], None] = lambda _: None) -> Path:
+def archive(root: Path, chain: LayerChain, edit: Callable[[dict[str, bytes]], None] = lambda _: None) -> Path:
     """An export of a chain whose blobs lie in a directory, each document right for the others."""
     config, found = layout._documents(chain)
     manifests = [{**found.descriptor, "annotations": {"org.opencontainers.image.ref.name": chain.name}}]
@@ -70,16 +70,16 @@ def archive(root: Path, chain: Chain, edit: Callable[[dict[str, bytes]], None] =
     return root / "export.tar"
 
 
-def chain(*layers: Layer, **lies: Any) -> Chain:
+def chain(*layers: ChainLayer, **lies: Any) -> LayerChain:
     told = {"name": KEY, "image": "host", "identity": rootfs.host_identity(), "layers": layers}
-    return Chain(**{**told, **lies})
+    return LayerChain(**{**told, **lies})
 
 
-def whole(root: Path, *members: Any, **lies: Any) -> Chain:
+def whole(root: Path, *members: Any, **lies: Any) -> LayerChain:
     """A chain of one layer, of as many file systems as this machine has."""
     first = blob(root / "blobs", tar(*members), **lies)
     others = [blob(root / "blobs", tar()) for _ in range(rootfs.host_trees() - 1)]
-    return chain(Layer(KEY, made(), (first, *others)))
+    return chain(ChainLayer(KEY, made(), (first, *others)))
 
 
 def left(cache: Path) -> list[str]:
@@ -177,27 +177,27 @@ def test_what_is_no_compressed_tar_is_refused(tmp_path: Path, cache: Path) -> No
         first = blob(root / "blobs", bytes(7000), packed=packed)
         others = [blob(root / "blobs", tar()) for _ in range(rootfs.host_trees() - 1)]
         with pytest.raises(CreateError, match="refused"):
-            layers.bring(archive(root, chain(Layer(KEY, made(), (first, *others)))))
+            layers.bring(archive(root, chain(ChainLayer(KEY, made(), (first, *others)))))
     assert left(cache) == []
 
 
-LOWER = Layer("tar:" + "b" * 64)
-UPPER = Layer(KEY, None)
-WRONG: dict[str, Callable[[], Chain]] = {
-    "nothing": lambda: chain(Layer(KEY, made()), layers=()),
+LOWER = ChainLayer("tar:" + "b" * 64)
+UPPER = ChainLayer(KEY, None)
+WRONG: dict[str, Callable[[], LayerChain]] = {
+    "nothing": lambda: chain(ChainLayer(KEY, made()), layers=()),
     "no upper": lambda: chain(LOWER),
-    "key": lambda: chain(Layer("stage:../../x", made()), name="stage:../../x"),
-    "kind": lambda: chain(Layer("sha256:" + "a" * 64, made()), name="sha256:" + "a" * 64),
-    "name": lambda: chain(Layer(KEY, made()), name="stage:" + "b" * 64),
+    "key": lambda: chain(ChainLayer("stage:../../x", made()), name="stage:../../x"),
+    "kind": lambda: chain(ChainLayer("sha256:" + "a" * 64, made()), name="sha256:" + "a" * 64),
+    "name": lambda: chain(ChainLayer(KEY, made()), name="stage:" + "b" * 64),
     "snapshot's name": lambda: chain(
-        Layer("snapshot:" + "a" * 64, made(settings=Settings())), name="snapshot:../../x"
+        ChainLayer("snapshot:" + "a" * 64, made(settings=ImageSettings())), name="snapshot:../../x"
     ),
-    "no settings": lambda: chain(Layer("snapshot:" + "a" * 64, made()), name="snapshot:x"),
-    "below": lambda: chain(Layer(KEY, made(below=("stage:" + "b" * 64,)))),
-    "image": lambda: chain(Layer(KEY, made(image="other"))),
-    "order": lambda: chain(Layer(KEY, made()), LOWER),
-    "many": lambda: chain(*[LOWER] * LAYERS_MAX, Layer(KEY, made())),
-    "form": lambda: chain(Layer(KEY, made()), form=99),
+    "no settings": lambda: chain(ChainLayer("snapshot:" + "a" * 64, made()), name="snapshot:x"),
+    "below": lambda: chain(ChainLayer(KEY, made(below=("stage:" + "b" * 64,)))),
+    "image": lambda: chain(ChainLayer(KEY, made(image="other"))),
+    "order": lambda: chain(ChainLayer(KEY, made()), LOWER),
+    "many": lambda: chain(*[LOWER] * LAYERS_MAX, ChainLayer(KEY, made())),
+    "form": lambda: chain(ChainLayer(KEY, made()), form=99),
 }
 
 
@@ -210,9 +210,9 @@ def test_chains_that_no_store_has_are_refused(tmp_path: Path, cache: Path, wrong
     assert left(cache) == []
 
 
-def _raw(root: Path, told: Chain) -> Path:
+def _raw(root: Path, told: LayerChain) -> Path:
     """An export that says of itself what no writer of ours would."""
-    fine = chain(Layer(KEY, made()))
+    fine = chain(ChainLayer(KEY, made()))
 
     def edit(files: dict[str, bytes]) -> None:
         index = json.loads(files["index.json"])
@@ -237,16 +237,18 @@ def _put(files: dict[str, bytes], document: dict[str, Any]) -> str:
 def test_a_layer_for_another_number_of_file_systems_is_refused(tmp_path: Path, cache: Path) -> None:
     one = blob(tmp_path / "blobs", tar())
     with pytest.raises(CreateError, match="parts that could be used"):
-        layers.bring(archive(tmp_path, chain(Layer(KEY, made(), (one,) * (rootfs.host_trees() + 1)))))
+        layers.bring(archive(tmp_path, chain(ChainLayer(KEY, made(), (one,) * (rootfs.host_trees() + 1)))))
     assert left(cache) == []
 
 
 def test_layers_of_another_machine_are_refused(tmp_path: Path, cache: Path) -> None:
     first = blob(tmp_path / "blobs", tar())
-    told = chain(Layer(KEY, made(identity="host other"), (first,)), identity="host other")
+    told = chain(ChainLayer(KEY, made(identity="host other"), (first,)), identity="host other")
     with pytest.raises(CreateError, match="software of another machine"):
         layers.bring(archive(tmp_path, told))
-    told = chain(Layer(KEY, made(image="debian:12", identity="x"), (first,)), image="debian:12", identity="x")
+    told = chain(
+        ChainLayer(KEY, made(image="debian:12", identity="x"), (first,)), image="debian:12", identity="x"
+    )
     with pytest.raises(CreateError, match="neither here nor in it"):
         layers.bring(archive(tmp_path, told))
     assert left(cache) == []
@@ -301,14 +303,16 @@ def test_documents_without_end_are_refused(tmp_path: Path, cache: Path) -> None:
 
 def test_an_image_of_another_content_is_not_replaced(tmp_path: Path, cache: Path) -> None:
     del cache
-    from dutyfree.engine.store.store import Image
+    from dutyfree.engine.store.records import StoredImage
 
-    mine = Image(name="n", digest="sha256:" + "1" * 64, layers=(), mounted=(), settings=Settings(), size=0)
-    Store().name(mine)
+    mine = StoredImage(
+        name="n", digest="sha256:" + "1" * 64, layers=(), mounted=(), settings=ImageSettings(), size=0
+    )
+    Store().put_image(mine)
     other = msgspec.structs.replace(mine, digest="sha256:" + "2" * 64)
     first = blob(tmp_path / "blobs", tar())
-    lower = Layer("tar:" + first.diff_id[7:], None, (first,))
-    upper = Layer(KEY, made(image="n", identity=other.digest), (first,))
+    lower = ChainLayer("tar:" + first.diff_id[7:], None, (first,))
+    upper = ChainLayer(KEY, made(image="n", identity=other.digest), (first,))
     told = chain(lower, upper, image="n", identity=other.digest, known=other)
     with pytest.raises(CreateError, match="another image here"):
         layers.bring(archive(tmp_path, told))

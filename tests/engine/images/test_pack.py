@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from dutyfree.engine.images.pack import pack
-from dutyfree.engine.images.streams import Refused
-from dutyfree.engine.images.unpack import OPAQUE, unpack
+from dutyfree.engine.images.streams import InvalidLayer
+from dutyfree.engine.images.unpack import unpack
+from dutyfree.engine.store.overlay import OPAQUE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers have many owners; run as root")
 
@@ -124,12 +125,12 @@ def test_what_no_tar_can_tell_is_refused(tmp_path: Path) -> None:
         root = tmp_path / f"tree{name}"
         root.mkdir()
         (root / name).touch()
-        with pytest.raises(Refused, match="rename it"):
+        with pytest.raises(InvalidLayer, match="rename it"):
             packed(root)
     root = tmp_path / "redirecting"
     (root / "moved").mkdir(parents=True)
     os.setxattr(root / "moved", "trusted.overlay.redirect", b"/usr")
-    with pytest.raises(Refused, match="refers to others"):
+    with pytest.raises(InvalidLayer, match="refers to others"):
         packed(root)
 
 

@@ -25,11 +25,11 @@ import pytest
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import registry as registries
 from dutyfree.engine.images.manifest import here
-from dutyfree.engine.images.pull import Event, Options, Puller
+from dutyfree.engine.images.pull import LayerProgress, Puller, PullOptions
 from dutyfree.engine.images.reference import parse
-from dutyfree.engine.store.cancel import Halt, Stopped
-from dutyfree.engine.store.layer_lease import Lease
-from dutyfree.engine.store.store import Image as Kept
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
+from dutyfree.engine.store.layer_lease import LayerLease
+from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
 from tests.engine.images import composing
 from tests.engine.images.composing import INDEX, Image, digest, member, push, push_manifest, tar
@@ -58,13 +58,13 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def pull(store: Store, name: str, **options: Any) -> Kept:
-    held = Puller(store, Options(**options)).pull(parse(name))
+def pull(store: Store, name: str, **options: Any) -> StoredImage:
+    held = Puller(store, PullOptions(**options)).pull(parse(name))
     held.close()
     return held.image
 
 
-def files(store: Store, image: Kept) -> dict[str, bytes]:
+def files(store: Store, image: StoredImage) -> dict[str, bytes]:
     """All files of an image without whiteouts."""
     found: dict[str, bytes] = {}
     for key in image.mounted:
@@ -90,7 +90,7 @@ def test_pull_and_pull_again(hub: tuple[str, Path], store: Store, kind: dict[str
     seed = str(kind).encode()
     image = Image([tar(member("a", b"1" + seed)), tar(member("b", b"2" + seed))], {"User": "7"}, **kind)
     manifest_digest = push(host, "team/app", "v1", image)
-    seen: list[Event] = []
+    seen: list[LayerProgress] = []
     held = Puller(store, progress=seen.append).pull(parse(f"{host}/team/app:v1"))
     held.close()
     kept = held.image
@@ -115,11 +115,11 @@ def test_layers_are_shared_and_collected(hub: tuple[str, Path], store: Store) ->
         pull(store, f"{host}/team/shared:{name}")
     assert len(store.layers()) == 3
     assert store.collect().layers == 0
-    store.forget(f"{host}/team/shared:one")
+    store.remove_image(f"{host}/team/shared:one")
     assert store.collect().layers == 1
     lease = store.lease(digest(base))
     assert lease is not None
-    store.forget(f"{host}/team/shared:two")
+    store.remove_image(f"{host}/team/shared:two")
     with lease:
         done = store.collect()
         assert (done.layers, done.in_use) == (1, 1)
@@ -152,7 +152,7 @@ def test_a_layer_that_a_power_cut_may_have_torn_is_made_again(store: Store) -> N
     for settled in (False, True):
         with store.obtain(key, make) as lease:
             if settled:
-                store.settle([key])
+                store.sync([key])
             facts = lease.tree.parent / "facts"
             facts.write_bytes(facts.read_bytes().replace(b'"boot":"', b'"boot":"another-'))
     with store.obtain(key, make):
@@ -464,14 +464,14 @@ def test_a_stopped_pull_leaves_only_what_it_can_take_up(hub: tuple[str, Path], s
     host, _ = hub
     image = Image([tar(member("big", os.urandom(8_000_000)))])
     push(host, "team/stopped", "latest", image)
-    halt = Halt()
+    cancel = CancelToken()
 
-    def watch(event: Event) -> None:
+    def watch(event: LayerProgress) -> None:
         if event.phase == "downloading" and event.done > 3_000_000:
-            halt.set()
+            cancel.set()
 
-    with pytest.raises(Stopped):
-        Puller(store, progress=watch, halt=halt).pull(parse(f"{host}/team/stopped"))
+    with pytest.raises(Cancelled):
+        Puller(store, progress=watch, cancel=cancel).pull(parse(f"{host}/team/stopped"))
     (part,) = (store.root / "parts").iterdir()
     assert 3_000_000 < part.stat().st_size < 8_000_000
     cutter = Cutter(host, lambda: 1 << 40)
@@ -592,7 +592,7 @@ def test_locks_are_removed_under_those_who_wait(store: Store) -> None:
     def hold() -> None:
         nonlocal inside, most
         for _ in range(30):
-            with store.making(key):
+            with store.build_lock(key):
                 inside += 1
                 most = max(most, inside)
                 time.sleep(0.001)
@@ -616,7 +616,7 @@ def test_removing_takes_no_other_layer_of_the_name(store: Store, monkeypatch: py
     key = f"stage:{'0' * 64}"
     store.obtain(key, lambda _: (0, 0, 0)).close()
     flock = fcntl.flock
-    held: list[Lease] = []
+    held: list[LayerLease] = []
 
     def late(descriptor: int, how: int) -> None:
         monkeypatch.undo()
@@ -634,11 +634,11 @@ def test_a_rotten_part_is_fetched_anew(hub: tuple[str, Path], store: Store) -> N
     host, _ = hub
     image = Image([tar(member("big", os.urandom(1_000_000)))])
     push(host, "team/rotten", "latest", image)
-    part = store.part(image.layers[0]["digest"])
+    part = store.download_path(image.layers[0]["digest"])
     for rotten in (b"rotten" * 1000, b"x" * 5_000_000, b"x" * image.layers[0]["size"]):
         part.write_bytes(rotten)
         pull(store, f"{host}/team/rotten")
-        store.forget(f"{host}/team/rotten:latest")
+        store.remove_image(f"{host}/team/rotten:latest")
         store.collect()
 
 
@@ -647,7 +647,7 @@ import sys
 from pathlib import Path
 from dutyfree.engine.images.pull import Puller
 from dutyfree.engine.images.reference import parse
-from dutyfree.engine.store.layer_lease import Lease
+from dutyfree.engine.store.layer_lease import LayerLease
 from dutyfree.engine.store.store import Store
 Puller(Store(Path(sys.argv[1]))).pull(parse(sys.argv[2])).close()
 """
@@ -665,7 +665,7 @@ def test_killed_pulls_leave_no_half_image(hub: tuple[str, Path], store: Store) -
     subprocess.run(command, check=True)
     whole = time.monotonic() - begun
     for _ in range(int(os.environ.get("DUTYFREE_KILLS", "8"))):
-        store.forget(f"{name}:latest")
+        store.remove_image(f"{name}:latest")
         store.collect()
         process = subprocess.Popen(command)
         time.sleep(order.uniform(0.2, 1.0) * whole)
@@ -720,7 +720,7 @@ def test_collecting_never_takes_what_is_being_pulled(hub: tuple[str, Path], stor
 
     def collect() -> None:
         while not done.is_set():
-            store.forget(f"{host}/team/race:latest")
+            store.remove_image(f"{host}/team/race:latest")
             store.collect()
 
     collector = threading.Thread(target=collect)

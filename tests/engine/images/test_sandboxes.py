@@ -18,7 +18,7 @@ from dutyfree import Recipe, Stage
 from dutyfree.contract import Substrate
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
-from dutyfree.engine.store.store import Image as Kept
+from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
@@ -37,7 +37,7 @@ async def fresh() -> AsyncIterator[Substrate]:
         yield substrate
 
 
-async def kept() -> list[Kept]:
+async def kept() -> list[StoredImage]:
     return await anyio.to_thread.run_sync(Store().images)
 
 
@@ -219,7 +219,7 @@ async def test_layers_in_use_are_not_collected(fresh: Substrate, tmp_path: Path)
     root = layout(tmp_path / "layout", Image([busybox(), tar(member("f", b"1"))]))
     async with fresh.sandbox(Recipe(image=f"oci:{root}")) as sandbox:
         store = Store()
-        assert await anyio.to_thread.run_sync(store.forget, f"oci:{root}")
+        assert await anyio.to_thread.run_sync(store.remove_image, f"oci:{root}")
         done = await anyio.to_thread.run_sync(store.collect)
         assert (done.layers, done.in_use) == (0, 2)
         assert (await sandbox.exec("cat /f")).stdout == b"1"

@@ -16,10 +16,11 @@ import pytest
 from backports import zstd
 
 from dutyfree.engine.images import streams
-from dutyfree.engine.images.members import members
-from dutyfree.engine.images.streams import Refused
-from dutyfree.engine.images.unpack import OPAQUE, Unpacked, unpack
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.images.streams import InvalidLayer
+from dutyfree.engine.images.tar_reader import ForwardReader, members
+from dutyfree.engine.images.unpack import Unpacked, unpack
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.overlay import OPAQUE
 from tests.engine.images.composing import digest, directory, hard, link, member, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
@@ -94,7 +95,7 @@ def test_what_a_layer_holds_is_what_comes_out(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_lead_out_are_refused(tmp_path: Path, names: list[str]) -> None:
-    with pytest.raises(Refused, match="leads out"):
+    with pytest.raises(InvalidLayer, match="leads out"):
         into(tmp_path / "x", tar(*[member(name, b"evil") for name in names]))
     assert not (tmp_path / "out").exists()
 
@@ -117,7 +118,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, outside: Path, up: st
         member("way/file", b"evil"),
         member("way/new", b"evil"),
     ]
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(InvalidLayer):
         into(tmp_path / "x", tar(*members))
     assert untouched(outside)
 
@@ -153,14 +154,14 @@ def test_a_directory_replaces_a_link_and_does_not_dress_its_target(tmp_path: Pat
 
 @pytest.mark.parametrize("target", ["../outside/file", "/../outside/file", "a/../../outside/file"])
 def test_hard_links_that_lead_out_are_refused(tmp_path: Path, outside: Path, target: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "x", tar(hard("f", target), member("f", b"evil")))
     assert untouched(outside)
 
 
 def test_hard_links_through_links_stay_inside(tmp_path: Path, outside: Path) -> None:
     members = [link("way", str(outside)), hard("f", "way/file"), member("f", b"evil")]
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "x", tar(*members))
     assert untouched(outside)
     assert (outside / "file").stat().st_nlink == 1
@@ -179,7 +180,7 @@ def test_a_hard_link_to_itself_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["missing", "d", "gone", ""])
 def test_hard_links_to_no_file_are_refused(tmp_path: Path, target: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "x", tar(directory("d"), member(".wh.gone"), hard("f", target)))
 
 
@@ -230,13 +231,13 @@ def test_a_name_that_is_hidden_and_made_in_one_layer_is_there(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "d/.wh..."])
 def test_whiteouts_of_no_name_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "x", tar(directory("d"), member(name)))
 
 
 def test_whiteouts_through_links_stay_inside(tmp_path: Path, outside: Path) -> None:
     for name in ("way/.wh.file", "way/.wh..wh..opq"):
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidLayer):
             into(tmp_path / "x", tar(link("way", str(outside)), member(name)))
         assert untouched(outside)
         assert OPAQUE not in os.listxattr(outside)
@@ -292,7 +293,7 @@ def test_files_with_holes_keep_them(tmp_path: Path) -> None:
 def test_bombs_are_bounded(tmp_path: Path) -> None:
     bomb = gzip.compress(tar(member("zero", bytes(64 << 20))))
     assert len(bomb) < 1 << 20
-    with pytest.raises(Refused, match="grows beyond"):
+    with pytest.raises(InvalidLayer, match="grows beyond"):
         into(tmp_path / "x", bomb, limit=1 << 20)
     assert sum(path.stat().st_size for path in (tmp_path / "x").rglob("*")) <= 1 << 20
 
@@ -303,7 +304,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path, kind: by
     info.type, info.size = kind, 1 << 32
     tracemalloc.start()
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidLayer):
             into(tmp_path / "x", info.tobuf(tarfile.GNU_FORMAT) + bytes(4 << 20))
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
@@ -311,9 +312,9 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path, kind: by
 
 
 def test_deep_trees_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "x", tar(member("/".join("d" * 1000), b"1")))
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "y", tar(member("d" * 200 + "/" + "e" * 300, b"1")))
     # Each name is short, and each leads deeper by way of a link.
     deep = "/".join("d" * 150)
@@ -321,13 +322,13 @@ def test_deep_trees_are_refused(tmp_path: Path) -> None:
     for number in range(8):
         at = f"l{number}/" if number else ""
         members += [directory(f"{at}{deep}"), link(f"l{number + 1}", f"{at}{deep}")]
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "z", tar(*members))
 
 
 @pytest.mark.parametrize("fields", [{"uid": 1 << 32}, {"gid": (1 << 32) - 1}, {"uid": 1 << 70}])
 def test_impossible_owners_are_refused(tmp_path: Path, fields: dict[str, int]) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidLayer):
         into(tmp_path / "x", tar(member("f", b"1", **fields)))
 
 
@@ -364,7 +365,7 @@ def test_members_are_read_as_tarfile_reads_them(form: int, size: int) -> None:
         return (*fields, found.linkname, found.offset_data, found.pax_headers)
 
     pieces = (data[at : at + size] for at in range(0, len(data), size))
-    ours = [seen(found) for found in members(streams.Forward(pieces, 1 << 30, Halt()))]
+    ours = [seen(found) for found in members(ForwardReader(pieces, 1 << 30, CancelToken()))]
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert ours == [seen(found) for found in archive]
     assert len(ours) == 300
@@ -382,7 +383,7 @@ def test_what_is_broken_is_refused(tmp_path: Path) -> None:
             b"no tar at all" * 100,
         )
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidLayer):
             into(tmp_path / str(number), broken)
 
 

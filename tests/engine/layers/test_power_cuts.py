@@ -22,9 +22,9 @@ import pytest
 import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
-from dutyfree.engine.images.manifest import Settings
-from dutyfree.engine.store.layer_lease import Facts
-from dutyfree.engine.store.store import Image, Snapshot, Store
+from dutyfree.engine.store.layer_lease import LayerInfo
+from dutyfree.engine.store.records import ImageSettings, NamedSnapshot, StoredImage
+from dutyfree.engine.store.store import Store
 
 pytestmark = [
     pytest.mark.anyio,
@@ -61,7 +61,7 @@ class Machine:
         mounted = self._mount(copy)
         for path in mounted.glob("layers/kept/*/*/facts"):
             with contextlib.suppress(msgspec.DecodeError):  # torn
-                facts = msgspec.json.decode(path.read_bytes(), type=Facts)
+                facts = msgspec.json.decode(path.read_bytes(), type=LayerInfo)
                 path.write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, boot="former")))
         return mounted
 
@@ -108,9 +108,9 @@ def contents(tree: Path) -> dict[str, str]:
 
 def test_a_layer_is_believed_once_it_is_on_the_disk(machine: Machine, cache: Path) -> None:
     live = Store(cache / "layers")
-    live.make(KEY, fill).close()
+    live.add(KEY, fill).close()
     assert Store(machine.cut() / "layers").lease(KEY) is None  # whatever there is of it
-    live.settle([KEY])
+    live.sync([KEY])
     lease = Store(machine.cut() / "layers").lease(KEY)
     assert lease is not None
     assert contents(lease.tree) == FILES
@@ -119,10 +119,12 @@ def test_a_layer_is_believed_once_it_is_on_the_disk(machine: Machine, cache: Pat
 
 def test_a_name_that_was_given_stays(machine: Machine, cache: Path) -> None:
     live = Store(cache / "layers")
-    with live.make(KEY, fill):
-        live.settle([KEY])
-        live.name(Image(name="i", digest="d", layers=(KEY,), mounted=(KEY,), settings=Settings(), size=1))
-        live.snapshots.put(Snapshot(name="s", layer=KEY, below=(), size=1, made=0.0))
+    with live.add(KEY, fill):
+        live.sync([KEY])
+        live.put_image(
+            StoredImage(name="i", digest="d", layers=(KEY,), mounted=(KEY,), settings=ImageSettings(), size=1)
+        )
+        live.snapshots.put(NamedSnapshot(name="s", layer=KEY, below=(), size=1, made=0.0))
     after = Store(machine.cut() / "layers")
     assert [image.name for image in after.images()] == ["i"]
     assert [snapshot.name for snapshot in after.snapshots.all()] == ["s"]

@@ -24,7 +24,7 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.layers.build_request import name
 from dutyfree.engine.store import provenance
-from dutyfree.engine.store.layer_lease import Facts
+from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.store import Store
 
 pytestmark = [
@@ -90,7 +90,7 @@ def crashed(key: str) -> None:
     """As by the machine, before all of it reached the disk."""
     path = Store().path(key)
     with contextlib.suppress(FileNotFoundError):
-        facts = msgspec.json.decode((path / "facts").read_bytes(), type=Facts)
+        facts = msgspec.json.decode((path / "facts").read_bytes(), type=LayerInfo)
         (path / "settled").unlink(missing_ok=True)
         (path / "facts").write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, boot="former")))
 
@@ -228,7 +228,7 @@ async def test_what_a_killed_process_left_unsettled_is_settled_by_who_uses_it() 
     await anyio.to_thread.run_sync((path / "settled").unlink)
     async with opened() as native:
         assert await runs(native, recipe(1)) == former
-        await anyio.to_thread.run_sync(native._stages.store.until_settled)
+        await anyio.to_thread.run_sync(native._stages.store.wait_for_sync)
     assert await anyio.to_thread.run_sync((path / "settled").exists)
 
 
@@ -237,7 +237,7 @@ async def test_a_snapshot_is_whole_after_a_crash() -> None:
     await seen(recipe(1))
     below = Store().path(key_of(recipe(1)))
     async with opened() as native, native.sandbox(recipe(1)) as sandbox:
-        await anyio.to_thread.run_sync(native._stages.store.until_settled)
+        await anyio.to_thread.run_sync(native._stages.store.wait_for_sync)
         await anyio.to_thread.run_sync((below / "settled").unlink)
         await sandbox.snapshot("kept")
         assert await anyio.to_thread.run_sync((below / "settled").exists)
@@ -318,7 +318,7 @@ class World:
 
     async def lose(self, how: Any, depth: int, branch: str) -> None:
         key = key_of(recipe(depth, branch))
-        if await anyio.to_thread.run_sync(Store()._unused, key):  # as after a crash, or to remove it
+        if await anyio.to_thread.run_sync(Store().is_unused, key):  # as after a crash, or to remove it
             await anyio.to_thread.run_sync(how, key)
 
     async def reopen(self, who: int) -> None:
@@ -346,10 +346,10 @@ def check_disk() -> None:
     for facts in store.layers():
         told = provenance.read(store.path(facts.key) / "tree")
         assert told is not None
-        if told.below and not store.is_loose(facts.key):
+        if told.below and not store.is_stale(facts.key):
             ground = provenance.read(store.path(told.below[-1]) / "tree")
             assert ground is not None
-            assert ground.birth == told.upon
+            assert ground.build_id == told.parent_build
 
 
 @given(st.lists(STEPS, min_size=3, max_size=10))

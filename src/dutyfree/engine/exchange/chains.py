@@ -11,8 +11,9 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images.manifest import DIGEST
 from dutyfree.engine.launcher.protocol import LAYERS_MAX, TREES_MAX
 from dutyfree.engine.store import provenance as made
-from dutyfree.engine.store.provenance import Made
-from dutyfree.engine.store.store import Image, Store
+from dutyfree.engine.store.provenance import Provenance
+from dutyfree.engine.store.records import StoredImage
+from dutyfree.engine.store.store import Store
 
 SNAPSHOT = f"{made.SNAPSHOT}:"
 RECIPE = "recipe:"
@@ -42,31 +43,31 @@ class Blob(msgspec.Struct, frozen=True):
     """Its bytes."""
 
 
-class Layer(msgspec.Struct, frozen=True):
+class ChainLayer(msgspec.Struct, frozen=True):
     key: str
-    made: Made | None = None
+    made: Provenance | None = None
     """None of an image's own."""
     blobs: tuple[Blob, ...] = ()
     """None yet where it was not asked for."""
 
 
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
+class LayerChain(msgspec.Struct, frozen=True, kw_only=True):
     form: int = FORM
     name: str
     """``snapshot:NAME``, or the key of the uppermost layer."""
     image: str
     identity: str
-    layers: tuple[Layer, ...]
+    layers: tuple[ChainLayer, ...]
     """The lowest first: those of the image, if they are in it, then those upon it."""
-    known: Image | None = None
+    known: StoredImage | None = None
     """The image as its store has it; None of one that is in no store, as ``host``."""
 
     @property
-    def lower(self) -> tuple[Layer, ...]:
+    def lower(self) -> tuple[ChainLayer, ...]:
         return tuple(layer for layer in self.layers if layer.made is None)
 
     @property
-    def upper(self) -> tuple[Layer, ...]:
+    def upper(self) -> tuple[ChainLayer, ...]:
         return tuple(layer for layer in self.layers if layer.made is not None)
 
     @property
@@ -76,7 +77,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.removeprefix(SNAPSHOT) if is_one else ""
 
 
-def find(store: Store, wanted: Iterable[str]) -> list[Chain]:
+def find(store: Store, wanted: Iterable[str]) -> list[LayerChain]:
     """Those of the wanted ones that the store has whole, without their blobs."""
     tops: dict[str, str] = {}
     wanted = tuple(wanted)
@@ -93,38 +94,40 @@ def find(store: Store, wanted: Iterable[str]) -> list[Chain]:
     return [chain for chain in chains if chain]
 
 
-def stages(store: Store) -> dict[str, Made]:
+def stages(store: Store) -> dict[str, Provenance]:
     """What layers of stages there are that can be used, by key."""
     keys = [facts.key for facts in store.layers() if facts.key.startswith(f"{made.STAGE}:")]
-    told = {key: read(store, key) for key in keys if not store.is_loose(key)}
+    told = {key: read(store, key) for key in keys if not store.is_stale(key)}
     return {key: found for key, found in told.items() if found}
 
 
-def read(store: Store, key: str) -> Made | None:
+def read(store: Store, key: str) -> Provenance | None:
     """What the layer is made of, if it is there."""
     return made.read(store.path(key) / "tree")
 
 
-def _chain(store: Store, name: str, top: str) -> Chain | None:
+def _chain(store: Store, name: str, top: str) -> LayerChain | None:
     told = read(store, top)
-    if told is None or store.is_loose(top):
+    if told is None or store.is_stale(top):
         return None
     upper = [(key, read(store, key)) for key in (*told.below, top)]
     if not all(found for _, found in upper):
         return None
     known = next((image for image in store.images() if image.digest == told.identity), None)
-    lower = [Layer(key) for key in reversed(told.mounted)] if known or top.startswith(SNAPSHOT) else []
-    layers = (*lower, *(Layer(key, found) for key, found in upper))
-    return Chain(name=name, image=told.image, identity=told.identity, layers=layers, known=known)
+    lower = [ChainLayer(key) for key in reversed(told.mounted)] if known or top.startswith(SNAPSHOT) else []
+    layers = (*lower, *(ChainLayer(key, found) for key, found in upper))
+    return LayerChain(name=name, image=told.image, identity=told.identity, layers=layers, known=known)
 
 
-def strange(store: Store, chain: Chain) -> list[str]:
+def strange(store: Store, chain: LayerChain) -> list[str]:
     """Layers that the store has of another run of their stages: upon these the rest was not made."""
     here = [(layer, read(store, layer.key)) for layer in chain.upper]
-    return [layer.key for layer, found in here if found and layer.made and found.birth != layer.made.birth]
+    return [
+        layer.key for layer, found in here if found and layer.made and found.build_id != layer.made.build_id
+    ]
 
 
-def upto(chain: Chain, key: str) -> Chain | None:
+def upto(chain: LayerChain, key: str) -> LayerChain | None:
     """The part of a chain that ends with this layer upon its image, if it is in it."""
     keys = [layer.key for layer in chain.upper]
     if key not in keys:
@@ -133,7 +136,7 @@ def upto(chain: Chain, key: str) -> Chain | None:
     return msgspec.structs.replace(chain, name=key, layers=shorter)
 
 
-def check(chain: Chain) -> None:
+def check(chain: LayerChain) -> None:
     """Raises CreateError for one that no honest store has: it comes from strangers."""
     if chain.form != FORM:
         raise CreateError(
@@ -161,7 +164,7 @@ def check(chain: Chain) -> None:
         )
 
 
-def _fits(chain: Chain, number: int) -> bool:
+def _fits(chain: LayerChain, number: int) -> bool:
     """Whether a layer says of itself what the chain says of it."""
     upper = chain.upper
     told = upper[number].made
@@ -171,7 +174,7 @@ def _fits(chain: Chain, number: int) -> bool:
     is_snapshot = upper[number].key.startswith(SNAPSHOT)
     return (
         told.below == below
-        and told.upon == (ground.birth if ground else "")
+        and told.parent_build == (ground.build_id if ground else "")
         and (told.image, told.identity) == (chain.image, chain.identity)
         and is_snapshot == (told.settings is not None)
         and 0 <= told.seconds < _LONGEST

@@ -21,15 +21,16 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.exchange import chains, packing
-from dutyfree.engine.exchange.chains import FORM, RECIPE, Blob, Chain
-from dutyfree.engine.exchange.peers import Want, joined
+from dutyfree.engine.exchange import chains, packer
+from dutyfree.engine.exchange.chains import FORM, RECIPE, Blob, LayerChain
+from dutyfree.engine.exchange.protocol import BlobRequest, joined
 from dutyfree.engine.images import manifest
-from dutyfree.engine.images.archives import Files, Slice
-from dutyfree.engine.images.manifest import DOCUMENT_MAX, Settings, digest_of
+from dutyfree.engine.images.archives import FileSlice, ImageFiles
+from dutyfree.engine.images.manifest import DOCUMENT_MAX, digest_of
 from dutyfree.engine.images.streams import Readable
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.locks import locked
+from dutyfree.engine.store.records import ImageSettings
 from dutyfree.engine.store.store import Store
 
 ARTIFACT = "application/vnd.dutyfree.layers.v1+json"
@@ -45,7 +46,7 @@ _VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 class LayoutPeer:
     """What lies in a layout. Every document is verified by its digest before it is believed."""
 
-    def __init__(self, files: Files, what: str) -> None:
+    def __init__(self, files: ImageFiles, what: str) -> None:
         self._files = files
         self._what = what
         self._chains = dict(self._read())
@@ -56,7 +57,7 @@ class LayoutPeer:
         """Of each chain by its name: another content has another."""
         return {chain.name: digest for digest, chain in self._chains.items()}
 
-    def offer(self, wanted: Sequence[str]) -> list[Chain]:
+    def offer(self, wanted: Sequence[str]) -> list[LayerChain]:
         """All of them, if nothing is said to be wanted; of a layer that others stand on, what leads to it."""
         whole = [chain for chain in self._chains.values() if not wanted or _names(chain) & set(wanted)]
         named = {chain.name: chain for chain in whole}
@@ -69,22 +70,22 @@ class LayoutPeer:
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
         return {key: self._blobs[key] for key in keys if key in self._blobs}
 
-    def send(self, blobs: Sequence[Want]) -> AbstractContextManager[Readable]:
+    def send(self, blobs: Sequence[BlobRequest]) -> AbstractContextManager[Readable]:
         return joined(blobs, self._open)
 
-    def _open(self, digest: str) -> Slice:
+    def _open(self, digest: str) -> FileSlice:
         if self._files.size(_blob(digest)) is None:
             raise CreateError(f"{self._what} is not whole: {digest} is missing in it")
         return self._files.open(_blob(digest))
 
-    def _read(self) -> Iterator[tuple[str, Chain]]:
+    def _read(self) -> Iterator[tuple[str, LayerChain]]:
         listed = self._decoded("index.json")
         try:
             for entry in listed["manifests"]:
                 found = self._decoded(_blob(entry["digest"]), entry["digest"])
                 told = self._decoded(_blob(found["config"]["digest"]), found["config"]["digest"])
                 if _OURS in told:
-                    yield str(entry["digest"]), msgspec.convert(told[_OURS], Chain, strict=True)
+                    yield str(entry["digest"]), msgspec.convert(told[_OURS], LayerChain, strict=True)
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise CreateError(f"{self._what} is no layout of layers: {error!r}") from error
 
@@ -102,7 +103,7 @@ class LayoutPeer:
             raise CreateError(f"{self._what}: {name} is no JSON: {error}") from error
 
 
-def _names(chain: Chain) -> set[str]:
+def _names(chain: LayerChain) -> set[str]:
     told = chain.upper[-1].made if chain.upper else None
     return {chain.name, *([RECIPE + told.recipe] if told and told.recipe else [])}
 
@@ -110,7 +111,7 @@ def _names(chain: Chain) -> set[str]:
 # --- Writing -------------------------------------------------------------------------------------------
 
 
-class Document(NamedTuple):
+class LayoutDocument(NamedTuple):
     data: bytes
     kind: str
 
@@ -119,11 +120,11 @@ class Document(NamedTuple):
         return {"mediaType": self.kind, "digest": digest_of(self.data), "size": len(self.data)}
 
 
-class Contents(NamedTuple):
+class LayoutContents(NamedTuple):
     """Of a layout."""
 
     manifests: list[dict[str, Any]]
-    documents: list[Document]
+    documents: list[LayoutDocument]
     blobs: dict[str, Path]
     """By their digests."""
 
@@ -132,12 +133,14 @@ class Contents(NamedTuple):
         return sum(path.stat().st_size for path in self.blobs.values())
 
 
-def contents(store: Store, several: Sequence[Chain], halt: Halt, *, image: bool = True) -> Contents:
-    """All that a layout of these chains holds, packed. Raises CreateError, Stopped, OSError."""
-    made = Contents([], [], {})
+def contents(
+    store: Store, several: Sequence[LayerChain], cancel: CancelToken, *, image: bool = True
+) -> LayoutContents:
+    """All that a layout of these chains holds, packed. Raises CreateError, Cancelled, OSError."""
+    made = LayoutContents([], [], {})
     for chain in several:
         wanted = chain.layers if image else chain.upper
-        blobs = {layer.key: packing.packed(store, layer.key, halt) for layer in wanted}
+        blobs = {layer.key: packer.packed(store, layer.key, cancel) for layer in wanted}
         told = msgspec.structs.replace(
             chain, layers=tuple(msgspec.structs.replace(layer, blobs=blobs[layer.key]) for layer in wanted)
         )
@@ -145,11 +148,11 @@ def contents(store: Store, several: Sequence[Chain], halt: Halt, *, image: bool 
         made.documents.extend((found, config))
         made.manifests.append({**found.descriptor, "annotations": {_NAME: chain.name}})
         for key, packed in blobs.items():
-            made.blobs.update({blob.digest: packing.blob_path(store, key, blob.digest) for blob in packed})
+            made.blobs.update({blob.digest: packer.blob_path(store, key, blob.digest) for blob in packed})
     return made
 
 
-def _documents(chain: Chain) -> tuple[Document, Document]:
+def _documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
     blobs = [blob for layer in chain.layers for blob in layer.blobs]
     whole = bool(chain.lower)
     here = manifest.here()
@@ -160,7 +163,7 @@ def _documents(chain: Chain) -> tuple[Document, Document]:
         "rootfs": {"type": "layers", "diff_ids": [blob.diff_id for blob in blobs]},
         _OURS: chain,
     }
-    about = Document(msgspec.json.encode(config), manifest.CONFIGS[0] if whole else ARTIFACT)
+    about = LayoutDocument(msgspec.json.encode(config), manifest.CONFIGS[0] if whole else ARTIFACT)
     found = {
         "schemaVersion": 2,
         "mediaType": manifest.MANIFESTS[0],
@@ -168,12 +171,14 @@ def _documents(chain: Chain) -> tuple[Document, Document]:
         "config": about.descriptor,
         "layers": [{"mediaType": LAYER, "digest": blob.digest, "size": blob.size} for blob in blobs],
     }
-    return about, Document(msgspec.json.encode(found), manifest.MANIFESTS[0])
+    return about, LayoutDocument(msgspec.json.encode(found), manifest.MANIFESTS[0])
 
 
-def _settings(chain: Chain) -> dict[str, Any]:
+def _settings(chain: LayerChain) -> dict[str, Any]:
     told = chain.upper[-1].made
-    found = told.settings if told and told.settings else chain.known.settings if chain.known else Settings()
+    found = (
+        told.settings if told and told.settings else chain.known.settings if chain.known else ImageSettings()
+    )
     named = {
         "Env": [f"{name}={value}" for name, value in found.env.items()],
         "User": found.user,
@@ -184,7 +189,7 @@ def _settings(chain: Chain) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value}
 
 
-def write_archive(made: Contents, target: BinaryIO) -> None:
+def write_archive(made: LayoutContents, target: BinaryIO) -> None:
     """One tar, the same bytes for the same contents. Raises OSError."""
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         documents = {"oci-layout": _VERSION, "index.json": _index(made.manifests)}
@@ -196,7 +201,7 @@ def write_archive(made: Contents, target: BinaryIO) -> None:
                 tar.addfile(_member(_blob(digest), os.fstat(file.fileno()).st_size), file)
 
 
-def write_directory(made: Contents, target: Path) -> int:
+def write_directory(made: LayoutContents, target: Path) -> int:
     """Add to a layout what is missing in it; bytes that were. Whoever reads it meanwhile sees it whole.
 
     Raises OSError, CreateError.

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dutyfree.contract.errors import CreateError, UsageError
-from dutyfree.engine.exchange import network
+from dutyfree.engine.exchange import tcp
 from dutyfree.engine.exchange.layout import LayoutPeer
-from dutyfree.engine.exchange.lines import Lines, Patient
-from dutyfree.engine.exchange.network import TCP
-from dutyfree.engine.exchange.peers import Peer, StorePeer, StreamPeer
+from dutyfree.engine.exchange.messages import CancellableReader, MessageStream
+from dutyfree.engine.exchange.protocol import Peer, StorePeer, StreamPeer
+from dutyfree.engine.exchange.tcp import TCP
 from dutyfree.engine.images import archives
-from dutyfree.engine.images.streams import Refused
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.images.streams import InvalidLayer
+from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.store import Store
 
 EXEC = "exec:"
@@ -42,58 +42,58 @@ def check(source: str) -> None:
     if source.startswith(EXEC):
         _words(source)
     elif source.startswith(TCP):
-        network.address(source.removeprefix(TCP))
+        tcp.address(source.removeprefix(TCP))
     elif _SCHEME.match(source) or source in ("", STANDARD):
         raise UsageError(f"{source!r} is no peer", remedy=REMEDY)
 
 
 @contextlib.contextmanager
-def opened(source: str, store: Store, halt: Halt, *, alone: bool = False) -> Iterator[Peer]:
+def opened(source: str, store: Store, cancel: CancelToken, *, alone: bool = False) -> Iterator[Peer]:
     """A peer: an archive (``-`` is standard input), a layout, another cache, ``tcp://…`` or ``exec:COMMAND``.
 
     ``alone``, nobody sits before it: a command has no terminal to ask at. Raises UsageError, CreateError.
     """
     if source.startswith(EXEC):
-        with _commanded(_words(source), halt, alone=alone) as peer:
+        with _commanded(_words(source), cancel, alone=alone) as peer:
             yield peer
     elif source.startswith(TCP):
-        with network.connected(source, halt) as peer:
+        with tcp.connected(source, cancel) as peer:
             yield peer
     elif source == STANDARD:
         with store.scratch() as scratch:
             with open(scratch / "archive", "wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-            yield _archive(scratch / "archive", scratch, "standard input", halt)
+            yield _archive(scratch / "archive", scratch, "standard input", cancel)
     elif Path(source).is_dir():
-        yield _directory(Path(source).absolute(), halt)
+        yield _directory(Path(source).absolute(), cancel)
     elif Path(source).is_file():
         with store.scratch() as scratch:
-            yield _archive(Path(source), scratch, source, halt)
+            yield _archive(Path(source), scratch, source, cancel)
     else:
         raise UsageError(f"there is no {source}", remedy=REMEDY)
 
 
-def _directory(path: Path, halt: Halt) -> Peer:
+def _directory(path: Path, cancel: CancelToken) -> Peer:
     if (path / "index.json").is_file():
-        return LayoutPeer(archives.Directory(path), str(path))
+        return LayoutPeer(archives.LayoutDirectory(path), str(path))
     for root in (path, path / "layers", path / "dutyfree/layers"):
         if (root / "kept").is_dir():
-            return StorePeer(Store(root), halt)
+            return StorePeer(Store(root), cancel)
     raise UsageError(
         f"{path} holds no layers", remedy="name a directory of `dutyfree layer export`, or a dutyfree cache"
     )
 
 
-def _archive(path: Path, scratch: Path, what: str, halt: Halt) -> Peer:
+def _archive(path: Path, scratch: Path, what: str, cancel: CancelToken) -> Peer:
     if archives.is_compressed(path):  # by somebody else, a second time
         try:
-            archives.expand(path, scratch / "expanded", halt)
-        except (Refused, OSError) as error:
+            archives.expand(path, scratch / "expanded", cancel)
+        except (InvalidLayer, OSError) as error:
             raise CreateError(f"{what} is no archive: {error}") from error
         path = scratch / "expanded"
     try:
-        return LayoutPeer(archives.Tar(path), what)
-    except archives.NoTar as error:
+        return LayoutPeer(archives.ImageTar(path), what)
+    except archives.NotATar as error:
         raise CreateError(f"{what} is no archive of layers: {error.__cause__}", remedy=REMEDY) from error
 
 
@@ -109,7 +109,7 @@ def _words(source: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _commanded(words: list[str], halt: Halt, *, alone: bool) -> Iterator[Peer]:
+def _commanded(words: list[str], cancel: CancelToken, *, alone: bool) -> Iterator[Peer]:
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -124,14 +124,14 @@ def _commanded(words: list[str], halt: Halt, *, alone: bool) -> Iterator[Peer]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            lines = Lines(Patient(process.stdout.fileno(), halt), process.stdin)
+            lines = MessageStream(CancellableReader(process.stdout.fileno(), cancel), process.stdin)
             yield StreamPeer(lines, lambda: _tail(said.fileno()))
         finally:
             with contextlib.suppress(OSError):
                 process.stdin.close()  # it ends by that
             process.stdout.close()
             try:
-                process.wait(0 if halt.is_set() else ENDING)
+                process.wait(0 if cancel.is_set() else ENDING)
             except subprocess.TimeoutExpired:
                 if alone:
                     with contextlib.suppress(OSError):

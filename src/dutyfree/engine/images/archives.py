@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.images import manifest, streams
-from dutyfree.engine.images.manifest import Configuration, Descriptor
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.images import manifest, streams, tar_reader
+from dutyfree.engine.images.manifest import BlobDescriptor, Configuration
+from dutyfree.engine.store.cancel import CancelToken
 
 _IMAGE_MEMBER = re.compile(
     r"blobs(/.*)?|index\.json|oci-layout|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?"
@@ -23,16 +23,16 @@ _IMAGE_MEMBER = re.compile(
 _REF_NAME = "org.opencontainers.image.ref.name"
 
 
-class Files(Protocol):
+class ImageFiles(Protocol):
     """Named pieces of an image."""
 
     def size(self, name: str) -> int | None:
         """Of the piece; None if there is none."""
 
-    def open(self, name: str) -> Slice: ...
+    def open(self, name: str) -> FileSlice: ...
 
 
-class Directory:
+class LayoutDirectory:
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -42,16 +42,16 @@ class Directory:
         except OSError:
             return None
 
-    def open(self, name: str) -> Slice:
-        return Slice(self._root / name, 0, (self._root / name).stat().st_size)
+    def open(self, name: str) -> FileSlice:
+        return FileSlice(self._root / name, 0, (self._root / name).stat().st_size)
 
 
-class NoTar(CreateError):  # noqa: N818 (names the state)
+class NotATar(CreateError):  # noqa: N818 (names the state)
     pass
 
 
-class Tar:
-    """A tar that is not compressed, read at any place of it. Raises NoTar."""
+class ImageTar:
+    """A tar that is not compressed, read at any place of it. Raises NotATar."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,18 +70,18 @@ class Tar:
                     elif member.islnk():
                         links[name] = posixpath.normpath(member.linkname)
         except (tarfile.TarError, OSError, ValueError) as error:
-            raise NoTar(f"{path} is no tar of an image: {error}") from error
+            raise NotATar(f"{path} is no tar of an image: {error}") from error
         self._members |= {name: self._members[to] for name, to in links.items() if to in self._members}
 
     def size(self, name: str) -> int | None:
         found = self._members.get(posixpath.normpath(name))
         return found[1] if found else None
 
-    def open(self, name: str) -> Slice:
-        return Slice(self._path, *self._members[posixpath.normpath(name)])
+    def open(self, name: str) -> FileSlice:
+        return FileSlice(self._path, *self._members[posixpath.normpath(name)])
 
 
-class Slice:
+class FileSlice:
     """A part of a file."""
 
     def __init__(self, path: Path, offset: int, size: int) -> None:
@@ -105,7 +105,7 @@ class Slice:
         self._file.close()
 
 
-class Layer(NamedTuple):
+class ArchiveLayer(NamedTuple):
     name: str
     """Of the piece that holds it."""
     size: int
@@ -113,23 +113,23 @@ class Layer(NamedTuple):
     """Of it as it lies there, or "" where only the unpacked one is known."""
 
 
-class Found(NamedTuple):
+class ArchivedImage(NamedTuple):
     digest: str
     configuration: Configuration
-    layers: tuple[Layer, ...]
+    layers: tuple[ArchiveLayer, ...]
 
 
 def holds_image(path: Path) -> bool:
     """Whether a tar, compressed or not, holds an image rather than a root file system. Raises CreateError."""
     try:
         with open(path, "rb") as file, contextlib.closing(streams.decompressed(file)) as pieces:
-            stream = streams.Forward(pieces, 1 << 62, Halt())
+            stream = tar_reader.ForwardReader(pieces, 1 << 62, CancelToken())
             with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
                 first = tar.next()
                 while first is not None and posixpath.normpath(first.name) == ".":
                     tar.members.clear()
                     first = tar.next()
-    except (tarfile.TarError, streams.Refused, OSError, ValueError) as error:
+    except (tarfile.TarError, streams.InvalidLayer, OSError, ValueError) as error:
         raise CreateError(
             f"{path} is no tar: {error}", remedy="name a tar of a root file system, or of `docker save`"
         ) from error
@@ -144,15 +144,15 @@ def is_compressed(path: Path) -> bool:
         return True
 
 
-def expand(path: Path, target: Path, halt: Halt) -> None:
-    """Decompress a tar. Raises OSError, Refused, Stopped."""
+def expand(path: Path, target: Path, cancel: CancelToken) -> None:
+    """Decompress a tar. Raises OSError, InvalidLayer, Cancelled."""
     with open(path, "rb") as source, open(target, "wb") as file:
         for piece in streams.decompressed(source):
-            halt.check()
+            cancel.check()
             file.write(piece)
 
 
-def find(files: Files, what: str, tag: str = "") -> Found:
+def find(files: ImageFiles, what: str, tag: str = "") -> ArchivedImage:
     """The one image in there, or the one of that tag. Raises CreateError."""
     if files.size("manifest.json") is not None:
         return _docker(files, what, tag)
@@ -161,7 +161,7 @@ def find(files: Files, what: str, tag: str = "") -> Found:
     raise CreateError(f"{what} holds no image: neither index.json nor manifest.json is in it")
 
 
-def _docker(files: Files, what: str, tag: str) -> Found:
+def _docker(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
     try:
         listed = msgspec.json.decode(_document(files, "manifest.json"))
         fitting = [e for e in listed if not tag or any(tag in t for t in e.get("RepoTags") or ())]
@@ -175,11 +175,11 @@ def _docker(files: Files, what: str, tag: str) -> Found:
         names = [str(name) for name in fitting[0]["Layers"]]
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CreateError(f"{what} is not as `docker save` writes it: {error!r}") from error
-    layers = tuple(Layer(name, _size(files, name, what), "") for name in names)
-    return Found(manifest.digest_of(config), manifest.configuration(config, len(layers)), layers)
+    layers = tuple(ArchiveLayer(name, _size(files, name, what), "") for name in names)
+    return ArchivedImage(manifest.digest_of(config), manifest.configuration(config, len(layers)), layers)
 
 
-def _oci(files: Files, what: str, tag: str) -> Found:
+def _oci(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
     read = manifest.read(_document(files, "index.json"), manifest.INDEXES[0])
     assert isinstance(read, tuple)
     named = [e for e in read if not tag or (e.annotations or {}).get(_REF_NAME, "").endswith(tag)]
@@ -187,7 +187,7 @@ def _oci(files: Files, what: str, tag: str) -> Found:
         raise CreateError(f"{what} holds no image with the tag {tag}")
     if len(named) > 1 and all(entry.platform is None for entry in named):
         raise CreateError(f"{what} holds {len(named)} images", remedy="say which: oci:PATH:TAG")
-    found: manifest.Manifest | tuple[Descriptor, ...] = tuple(named)
+    found: manifest.Manifest | tuple[BlobDescriptor, ...] = tuple(named)
     for _ in range(4):
         if isinstance(found, manifest.Manifest):
             break
@@ -200,28 +200,28 @@ def _oci(files: Files, what: str, tag: str) -> Found:
     for wanted in found.layers:
         if _size(files, _blob(wanted.digest), what) != wanted.size:
             raise CreateError(f"{what}: the layer {wanted.digest} has not the size that the manifest tells")
-        layers.append(Layer(_blob(wanted.digest), wanted.size, wanted.digest))
-    return Found(found.digest, manifest.configuration(config, len(layers)), tuple(layers))
+        layers.append(ArchiveLayer(_blob(wanted.digest), wanted.size, wanted.digest))
+    return ArchivedImage(found.digest, manifest.configuration(config, len(layers)), tuple(layers))
 
 
 def _blob(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
-def _verified(files: Files, wanted: Descriptor) -> bytes:
+def _verified(files: ImageFiles, wanted: BlobDescriptor) -> bytes:
     data = _document(files, _blob(wanted.digest))
     manifest.check(data, wanted.digest, _blob(wanted.digest))
     return data
 
 
-def _size(files: Files, name: str, what: str) -> int:
+def _size(files: ImageFiles, name: str, what: str) -> int:
     size = files.size(name)
     if size is None:
         raise CreateError(f"{what} is not whole: {name} is missing in it")
     return size
 
 
-def _document(files: Files, name: str) -> bytes:
+def _document(files: ImageFiles, name: str) -> bytes:
     size = files.size(name)
     if size is None or size > manifest.DOCUMENT_MAX:
         raise CreateError(f"{name} is missing, or larger than such a document can be")

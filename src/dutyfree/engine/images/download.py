@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.images.manifest import Descriptor
-from dutyfree.engine.images.registry import NoRange, Passing, Registry
+from dutyfree.engine.images.manifest import BlobDescriptor
+from dutyfree.engine.images.registry import RangeError, RegistryClient, TransientError
 from dutyfree.engine.images.streams import Readable
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.cancel import CancelToken
 
 Told = Callable[[int], None]
 
@@ -23,20 +23,22 @@ PATIENCE = 0.1
 
 
 @contextlib.contextmanager
-def fetched(registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt) -> Iterator[Readable]:
+def fetched(
+    registry: RegistryClient, wanted: BlobDescriptor, path: Path, told: Told, cancel: CancelToken
+) -> Iterator[Readable]:
     """The blob to be read, while it comes; its end is read only once it is verified. ``path`` is removed.
 
     Whoever leaves by an error halts the download. Raises as ``download``, here or where it is read.
     """
     if path.exists():  # an earlier download may have left what is wrong: verified before anybody reads it
-        download(registry, wanted, path, told, halt)
+        download(registry, wanted, path, told, cancel)
         with open(path, "rb", buffering=0) as file:
             yield file
     else:
         path.touch(mode=0o600)
         with (
             open(path, "rb", buffering=0) as file,
-            _growing(registry, wanted, path, told, halt, file) as grown,
+            _growing(registry, wanted, path, told, cancel, file) as grown,
         ):
             yield grown
     path.unlink(missing_ok=True)
@@ -44,9 +46,14 @@ def fetched(registry: Registry, wanted: Descriptor, path: Path, told: Told, halt
 
 @contextlib.contextmanager
 def _growing(
-    registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt, file: BinaryIO
+    registry: RegistryClient,
+    wanted: BlobDescriptor,
+    path: Path,
+    told: Told,
+    cancel: CancelToken,
+    file: BinaryIO,
 ) -> Iterator[Readable]:
-    growing = _Growing(file, halt)
+    growing = _Growing(file, cancel)
 
     def grown(at: int) -> None:
         growing.grow(at)
@@ -55,7 +62,7 @@ def _growing(
     def fetch() -> None:
         error: BaseException | None = None
         try:
-            download(registry, wanted, path, grown, halt)
+            download(registry, wanted, path, grown, cancel)
         except BaseException as caught:  # noqa: BLE001 (raised where the blob is read)
             error = caught
         growing.end(error)
@@ -65,7 +72,7 @@ def _growing(
     try:
         yield growing
     except BaseException:
-        halt.set()
+        cancel.set()
         raise
     finally:
         thread.join()
@@ -77,9 +84,9 @@ class _Growing:
     If that begins anew, what was read already must come again: the layer's own digest tells whether it did.
     """
 
-    def __init__(self, file: BinaryIO, halt: Halt) -> None:
+    def __init__(self, file: BinaryIO, cancel: CancelToken) -> None:
         self._file = file
-        self._halt = halt
+        self._cancel = cancel
         self._changed = threading.Condition()
         self._there = self._at = 0
         self._ended = False
@@ -99,7 +106,7 @@ class _Growing:
         while True:
             with self._changed:
                 while self._there <= self._at and not self._ended:
-                    self._halt.check()
+                    self._cancel.check()
                     self._changed.wait(PATIENCE)
                 if self._error:
                     raise self._error
@@ -110,17 +117,19 @@ class _Growing:
                 return data
 
 
-def download(registry: Registry, wanted: Descriptor, path: Path, told: Told, halt: Halt) -> None:
+def download(
+    registry: RegistryClient, wanted: BlobDescriptor, path: Path, told: Told, cancel: CancelToken
+) -> None:
     """The blob at ``path``, whole and verified; what is there of it already is not fetched again.
 
-    One at a time for one path. Raises CreateError, Stopped, and OSError of the disk.
+    One at a time for one path. Raises CreateError, Cancelled, and OSError of the disk.
     """
     with open(path, "a+b", buffering=0) as file:
         part = _Part(file, wanted, told)
-        part.recall(halt)
+        part.recall(cancel)
         taken_up = part.at > 0
         while True:
-            part.fill(registry, halt)
+            part.fill(registry, cancel)
             if part.whole:
                 return
             part.restart()
@@ -135,7 +144,7 @@ def download(registry: Registry, wanted: Descriptor, path: Path, told: Told, hal
 
 
 class _Part:
-    def __init__(self, file: BinaryIO, wanted: Descriptor, told: Told) -> None:
+    def __init__(self, file: BinaryIO, wanted: BlobDescriptor, told: Told) -> None:
         self._file = file
         self._wanted = wanted
         self._told = told
@@ -146,13 +155,13 @@ class _Part:
     def whole(self) -> bool:
         return self.at == self._wanted.size and f"sha256:{self._hash.hexdigest()}" == self._wanted.digest
 
-    def recall(self, halt: Halt) -> None:
+    def recall(self, cancel: CancelToken) -> None:
         """Read what an earlier download left."""
         if os.fstat(self._file.fileno()).st_size > self._wanted.size:
             self.restart()
         self._file.seek(0)
         while piece := self._file.read(1 << 20):
-            halt.check()
+            cancel.check()
             self._hash.update(piece)
             self.at += len(piece)
         self._told(self.at)
@@ -163,26 +172,26 @@ class _Part:
         self.at = 0
         self._told(0)
 
-    def fill(self, registry: Registry, halt: Halt) -> None:
+    def fill(self, registry: RegistryClient, cancel: CancelToken) -> None:
         attempt = 0
         while self.at < self._wanted.size:
             before = self.at
             try:
-                self._receive(registry, halt)
+                self._receive(registry, cancel)
                 if self.at < self._wanted.size:
-                    raise Passing(f"it gave {self.at} of {self._wanted.size} bytes")
-            except Passing as passing:
-                if isinstance(passing, NoRange):
+                    raise TransientError(f"it gave {self.at} of {self._wanted.size} bytes")
+            except TransientError as passing:
+                if isinstance(passing, RangeError):
                     self.restart()
                 attempt = 1 if self.at > before else attempt + 1
-                registry.pause(attempt, passing, halt)
+                registry.pause(attempt, passing, cancel)
 
-    def _receive(self, registry: Registry, halt: Halt) -> None:
+    def _receive(self, registry: RegistryClient, cancel: CancelToken) -> None:
         with registry.blob(self._wanted.digest, self.at) as (start, pieces):
             if start != self.at:
                 self.restart()
             for piece in pieces:
-                halt.check()
+                cancel.check()
                 if self.at + len(piece) > self._wanted.size:
                     raise CreateError(f"{registry.base} gives more of {self._wanted.digest} than there is")
                 rest = memoryview(piece)

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import archives, reference
-from dutyfree.engine.images.pull import Held, Options, Progress, Puller
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.images.pull import LeasedImage, Progress, Puller, PullOptions
+from dutyfree.engine.store.cancel import CancelToken, run_in_thread
 from dutyfree.engine.store.store import Store
-from dutyfree.engine.store.threads import threaded
 
 T = TypeVar("T")
 
@@ -21,25 +20,28 @@ LAYOUT = "oci:"
 DAEMON = "docker-daemon:"
 
 
-async def find(name: str, options: Options | None = None, store: Store | None = None) -> Held:
+async def find(name: str, options: PullOptions | None = None, store: Store | None = None) -> LeasedImage:
     """The image of that name: a path, ``oci:path``, or a reference, pulled if the store has none.
 
     Raises CreateError.
     """
-    return await in_thread(lambda halt: _find(name, Puller(store or Store(), options, None, halt)))
+    return await in_thread(lambda cancel: _find(name, Puller(store or Store(), options, None, cancel)))
 
 
 async def pull(
-    name: str, options: Options | None = None, progress: Progress | None = None, store: Store | None = None
-) -> Held:
+    name: str,
+    options: PullOptions | None = None,
+    progress: Progress | None = None,
+    store: Store | None = None,
+) -> LeasedImage:
     """The image as its registry has it now. Raises CreateError."""
     wanted = reference.parse(name)
-    return await in_thread(lambda halt: Puller(store or Store(), options, progress, halt).pull(wanted))
+    return await in_thread(lambda cancel: Puller(store or Store(), options, progress, cancel).pull(wanted))
 
 
-async def known(name: str, source: str, store: Store) -> Held | None:
+async def known(name: str, source: str, store: Store) -> LeasedImage | None:
     """The image that the store has under the name, if it was made from that source."""
-    return await in_thread(lambda halt: Puller(store, halt=halt).held(name, source))
+    return await in_thread(lambda cancel: Puller(store, cancel=cancel).held(name, source))
 
 
 async def bring(
@@ -48,28 +50,28 @@ async def bring(
     progress: Progress | None = None,
     store: Store | None = None,
     identity: str | None = None,
-) -> Held:
+) -> LeasedImage:
     """An image from a path, or ``oci:path``, under a name of its own. Raises CreateError."""
     kept = None if name is None else str(reference.parse(name)) if not name.startswith(DAEMON) else name
     return await in_thread(
-        lambda halt: _local(path, Puller(store or Store(), None, progress, halt), kept, identity)
+        lambda cancel: _local(path, Puller(store or Store(), None, progress, cancel), kept, identity)
     )
 
 
-async def in_thread(function: Callable[[Halt], T]) -> T:
+async def in_thread(function: Callable[[CancelToken], T]) -> T:
     """Run what blocks beside the event loop. Cancelled, it is halted, and waited for."""
-    halt = Halt()
-    return await threaded(partial(function, halt), halt)
+    cancel = CancelToken()
+    return await run_in_thread(partial(function, cancel), cancel)
 
 
-def _find(name: str, puller: Puller) -> Held:
+def _find(name: str, puller: Puller) -> LeasedImage:
     if name.startswith(("/", LAYOUT)):
         return _local(name, puller)
     wanted = reference.parse(name)
     return puller.held(str(wanted)) or puller.pull(wanted)
 
 
-def _local(name: str, puller: Puller, kept: str | None = None, identity: str | None = None) -> Held:
+def _local(name: str, puller: Puller, kept: str | None = None, identity: str | None = None) -> LeasedImage:
     text, _, tag = name.removeprefix(LAYOUT).partition(":") if name.startswith(LAYOUT) else (name, "", "")
     path = Path(text).absolute()
     try:
@@ -87,7 +89,7 @@ def _local(name: str, puller: Puller, kept: str | None = None, identity: str | N
     if held:
         return held
     if layout:
-        return puller.files(archives.Directory(path), str(path), kept, source, tag)
+        return puller.files(archives.LayoutDirectory(path), str(path), kept, source, tag)
     if path.is_dir():
         if not os.path.lexists(path / "bin"):
             raise CreateError(f"{path} is no root file system: it has no /bin")

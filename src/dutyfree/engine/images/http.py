@@ -26,7 +26,7 @@ PIECE = 256 << 10
 _MOVED = (301, 302, 303, 307, 308)
 
 
-class Cut(Exception):  # noqa: N818 (what became of the connection)
+class ConnectionLost(Exception):  # noqa: N818 (what became of the connection)
     """The connection failed. ``reached`` tells whether there ever was one."""
 
     def __init__(self, reason: str, *, reached: bool = True) -> None:
@@ -34,7 +34,7 @@ class Cut(Exception):  # noqa: N818 (what became of the connection)
         self.reached = reached
 
 
-class Nonsense(Exception):  # noqa: N818 (what was answered)
+class BadResponse(Exception):  # noqa: N818 (what was answered)
     """The answer cannot be followed."""
 
 
@@ -44,7 +44,7 @@ class _Place(NamedTuple):
     port: int
 
 
-class Response:
+class HttpResponse:
     """An answer whose body is read as it comes."""
 
     def __init__(self, url: str, inner: http.client.HTTPResponse) -> None:
@@ -56,15 +56,15 @@ class Response:
         self.whole = self._left == 0
 
     def pieces(self) -> Iterator[bytes]:
-        """The body, each piece as soon as it is there. Raises Cut."""
+        """The body, each piece as soon as it is there. Raises ConnectionLost."""
         while not self.whole:
             try:
                 piece = self._inner.read1(PIECE if self._left is None else min(PIECE, self._left))
             except (OSError, http.client.HTTPException) as error:
-                raise Cut(f"the connection was cut: {_reason(error)}") from error
+                raise ConnectionLost(f"the connection was cut: {_reason(error)}") from error
             if not piece:
                 if self._left:
-                    raise Cut("the connection was cut: it ended in the middle")
+                    raise ConnectionLost("the connection was cut: it ended in the middle")
                 self.whole = True
                 return
             if self._left is not None:
@@ -76,7 +76,7 @@ class Response:
         self._inner.close()
 
 
-class Client:
+class HttpClient:
     """Kept connections, until ``close``. ``allowed`` sees every address before it is asked, and may raise."""
 
     def __init__(self, headers: Mapping[str, str], allowed: Callable[[str], None]) -> None:
@@ -94,8 +94,8 @@ class Client:
             connection.close()
 
     @contextlib.contextmanager
-    def ask(self, url: str, headers: Mapping[str, str], form: bytes | None = None) -> Iterator[Response]:
-        """GET an address, or POST a form to it; redirects are followed. Raises Cut, Nonsense."""
+    def ask(self, url: str, headers: Mapping[str, str], form: bytes | None = None) -> Iterator[HttpResponse]:
+        """GET a URL, or POST a form to it; follow redirects. Raises ConnectionLost, BadResponse."""
         own = {**self._headers, **headers}
         if form is not None:
             own["Content-Type"] = "application/x-www-form-urlencoded"
@@ -111,17 +111,17 @@ class Client:
             finally:
                 self._give_back(place, connection, response)
             if target is None or form is not None:
-                raise Nonsense("it leads nowhere")
+                raise BadResponse("it leads nowhere")
             url = urljoin(url, target)
             if _place(url) != place:  # what we are is no business of others
                 own.pop("Authorization", None)
-        raise Nonsense("it leads in circles")
+        raise BadResponse("it leads in circles")
 
     # --- Connections --------------------------------------------------------------------------------
 
     def _send(
         self, place: _Place, url: str, headers: dict[str, str], form: bytes | None
-    ) -> tuple[http.client.HTTPConnection, Response]:
+    ) -> tuple[http.client.HTTPConnection, HttpResponse]:
         proxy = _proxy(place)
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -136,19 +136,19 @@ class Client:
                 connection = self._connect(place, proxy)
             try:
                 connection.request("GET" if form is None else "POST", target, form, headers)
-                return connection, Response(url, connection.getresponse())
+                return connection, HttpResponse(url, connection.getresponse())
             except http.client.InvalidURL as error:
                 connection.close()
-                raise Nonsense(str(error)) from error
+                raise BadResponse(str(error)) from error
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if not used:  # a kept connection may have ended while nobody looked
-                    raise Cut(_reason(error)) from error
+                    raise ConnectionLost(_reason(error)) from error
 
     def _connect(self, place: _Place, proxy: str) -> http.client.HTTPConnection:
         where = urlsplit(proxy)
         if proxy and (where.scheme != "http" or not where.hostname):
-            raise Nonsense(f"the proxy {proxy} is of a kind that is not known: name it http://host:port")
+            raise BadResponse(f"the proxy {proxy} is of a kind that is not known: name it http://host:port")
         host, port = (where.hostname or "", where.port or 80) if proxy else (place.host, place.port)
         connection: http.client.HTTPConnection
         if place.secure:
@@ -163,7 +163,7 @@ class Client:
             connection.connect()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Cut(_reason(error), reached=False) from error
+            raise ConnectionLost(_reason(error), reached=False) from error
         connection.sock.settimeout(READ_SECONDS)
         return connection
 
@@ -175,7 +175,9 @@ class Client:
                 self._trust = ssl.create_default_context()
             return self._trust
 
-    def _give_back(self, place: _Place, connection: http.client.HTTPConnection, response: Response) -> None:
+    def _give_back(
+        self, place: _Place, connection: http.client.HTTPConnection, response: HttpResponse
+    ) -> None:
         reusable = response.whole and connection.sock is not None
         response.close()
         if not reusable:
@@ -193,7 +195,7 @@ def _place(url: str) -> _Place:
             return _Place(secure, parts.hostname, parts.port or (443 if secure else 80))
     except ValueError:
         pass
-    raise Nonsense(f"{url!r} is no address")
+    raise BadResponse(f"{url!r} is no address")
 
 
 def _proxy(place: _Place) -> str:

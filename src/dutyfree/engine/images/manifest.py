@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dutyfree.contract.errors import CreateError
+from dutyfree.engine.store.records import ImageSettings
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -46,7 +47,7 @@ class Platform(msgspec.Struct, frozen=True):
     variant: str = ""
 
 
-class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}):
+class BlobDescriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}):
     digest: str
     size: int
     media_type: str = ""
@@ -54,32 +55,17 @@ class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}
     annotations: dict[str, str] | None = None
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image says about how programs in it are to be run."""
-
-    env: dict[str, str] = {}
-    user: str = ""
-    workdir: str = ""
-    entrypoint: tuple[str, ...] = ()
-    cmd: tuple[str, ...] = ()
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """What the image runs if it is asked for nothing else: its entry point and its command."""
-        return self.entrypoint + self.cmd
-
-
 class Manifest(msgspec.Struct, frozen=True):
     """An image for one platform: what is to be fetched, and what must come of it."""
 
     digest: str
-    config: Descriptor
-    layers: tuple[Descriptor, ...]
+    config: BlobDescriptor
+    layers: tuple[BlobDescriptor, ...]
     """The lowest first."""
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    settings: Settings
+    settings: ImageSettings
     diff_ids: tuple[str, ...]
     created: str
 
@@ -104,7 +90,7 @@ def check(data: bytes, digest: str, what: str) -> None:
         )
 
 
-def read(data: bytes, media_type: str) -> Manifest | tuple[Descriptor, ...]:
+def read(data: bytes, media_type: str) -> Manifest | tuple[BlobDescriptor, ...]:
     """A manifest; or, of an index, the manifests that it lists. Raises CreateError."""
     document = _decode(data)
     kind = str(document.get("mediaType") or media_type.partition(";")[0].strip())
@@ -133,7 +119,7 @@ def read(data: bytes, media_type: str) -> Manifest | tuple[Descriptor, ...]:
     return Manifest(digest_of(data), config, layers)
 
 
-def choose(listed: tuple[Descriptor, ...], wanted: Platform | None = None) -> Descriptor:
+def choose(listed: tuple[BlobDescriptor, ...], wanted: Platform | None = None) -> BlobDescriptor:
     """The entry of an index for this platform. Raises CreateError."""
     wanted = wanted or here()
     if len(listed) == 1 and listed[0].platform is None:
@@ -171,9 +157,9 @@ def configuration(data: bytes, layers: int) -> Configuration:
     return Configuration(settings, diff_ids, str(document.get("created") or ""))
 
 
-def _settings(config: dict[str, Any]) -> Settings:
+def _settings(config: dict[str, Any]) -> ImageSettings:
     pairs = [str(entry).partition("=") for entry in config.get("Env") or ()]
-    settings = Settings(
+    settings = ImageSettings(
         env={name: value for name, _, value in pairs if name},
         user=str(config.get("User") or ""),
         workdir=str(config.get("WorkingDir") or ""),
@@ -201,8 +187,8 @@ def _decode(data: bytes) -> dict[str, Any]:
     return document
 
 
-def _descriptor(entry: Any) -> Descriptor:
-    found = msgspec.convert(entry, Descriptor)
+def _descriptor(entry: Any) -> BlobDescriptor:
+    found = msgspec.convert(entry, BlobDescriptor)
     if not DIGEST.fullmatch(found.digest) or found.size < 0:
         raise CreateError(f"{found.digest!r} with {found.size} bytes is nothing that could be verified")
     return found

@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.images.pull import Options
+from dutyfree.engine.images.pull import PullOptions
 from dutyfree.engine.images.reference import HUB
 
 
-def options(mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tuple[str, ...] = ()) -> Options:
+def options(
+    mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tuple[str, ...] = ()
+) -> PullOptions:
     """With what DUTYFREE_MIRRORS and DUTYFREE_INSECURE_REGISTRIES add. Raises CreateError.
 
     ``DUTYFREE_MIRRORS="ghcr.io=https://one.example,https://two.example"``: with a registry in front, or for
@@ -25,7 +27,7 @@ def options(mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tupl
     for address in (address for addresses in merged.values() for address in addresses):
         if "://" in address and not address.startswith(("https://", "http://")):
             raise CreateError(f"{address!r} is no mirror's address", remedy="name it as https://host[:port]")
-    return Options(merged, (*insecure, *_words("DUTYFREE_INSECURE_REGISTRIES")))
+    return PullOptions(merged, (*insecure, *_words("DUTYFREE_INSECURE_REGISTRIES")))
 
 
 def _words(variable: str) -> list[str]:

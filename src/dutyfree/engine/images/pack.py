@@ -12,8 +12,9 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dutyfree.engine.images.streams import CHUNK, Refused
-from dutyfree.engine.images.unpack import ACCESS_LISTS, OPAQUE, OPAQUE_MARK, WHITEOUT, is_whiteout
+from dutyfree.engine.images.streams import CHUNK, InvalidLayer
+from dutyfree.engine.images.unpack import OPAQUE_MARK, WHITEOUT
+from dutyfree.engine.store.overlay import ACL_ATTRIBUTES, METACOPY, REDIRECT, is_opaque, is_whiteout
 
 _BLOCK = 512
 _RECORD = 20 * _BLOCK
@@ -21,14 +22,14 @@ _OCTAL_MAX = 0o7777777
 _SIZE_MAX = 0o77777777777
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_REFERENCES = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
+_REFERENCES = (REDIRECT, METACOPY)
 _WHITEOUT = WHITEOUT.encode()
 
 
 def pack(root: int) -> Iterator[bytes]:
     """The tar of the directory that ``root`` is open at, in pieces of bounded size.
 
-    Raises OSError; Refused for what no tar can tell: names like those of whiteouts, references to layers.
+    Raises OSError, and InvalidLayer for what a tar cannot say: names of whiteouts, references to layers.
     """
     yield from _Packer().tree(root)
 
@@ -66,7 +67,7 @@ class _Packer:
     def _directory(self, directory: int, name: bytes) -> Iterator[bytes]:
         info = os.fstat(directory)
         yield _header(_Entry(name + b"/" if name else b"./", b"5", info, more=_attributes(directory, name)))
-        if name and _is_opaque(directory):
+        if name and is_opaque(directory):
             yield _header(_Entry(name + b"/" + OPAQUE_MARK.encode(), b"0"))
         for base in sorted(os.fsencode(entry) for entry in os.listdir(directory)):
             yield from self._member(directory, base, name + b"/" + base if name else base)
@@ -74,7 +75,7 @@ class _Packer:
     def _member(self, parent: int, base: bytes, name: bytes) -> Iterator[bytes]:
         info = os.stat(base, dir_fd=parent, follow_symlinks=False)
         if base.startswith(_WHITEOUT):
-            raise Refused(f"{os.fsdecode(name)!r} would be taken for a mark that hides files: rename it")
+            raise InvalidLayer(f"{os.fsdecode(name)!r} would be taken for a mark that hides files: rename it")
         if is_whiteout(info):
             above, _, last = name.rpartition(b"/")
             yield _header(_Entry((above + b"/" if above else b"") + _WHITEOUT + last, b"0"))
@@ -103,7 +104,7 @@ def _single(parent: int, base: bytes, name: bytes, info: os.stat_result) -> Iter
         finally:
             os.close(file)
     else:
-        raise Refused(f"{os.fsdecode(name)!r} is a device")
+        raise InvalidLayer(f"{os.fsdecode(name)!r} is a device")
 
 
 def _file(file: int, name: bytes, info: os.stat_result) -> Iterator[bytes]:
@@ -164,19 +165,12 @@ def _attributes(file: int, name: bytes) -> tuple[tuple[bytes, bytes], ...]:
     kept = []
     for attribute in sorted(os.listxattr(file)):
         if attribute in _REFERENCES:
-            raise Refused(
+            raise InvalidLayer(
                 f"{os.fsdecode(name)!r} is of a layer that refers to others, and cannot travel alone"
             )
-        if attribute.startswith("user.") or attribute in ACCESS_LISTS:
+        if attribute.startswith("user.") or attribute in ACL_ATTRIBUTES:
             kept.append((b"SCHILY.xattr." + os.fsencode(attribute), os.getxattr(file, attribute)))
     return tuple(kept)
-
-
-def _is_opaque(directory: int) -> bool:
-    try:
-        return os.getxattr(directory, OPAQUE) == b"y"
-    except OSError:
-        return False
 
 
 def _header(entry: _Entry) -> bytes:

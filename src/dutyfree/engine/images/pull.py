@@ -19,23 +19,24 @@ import msgspec
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import archives, credentials, manifest, streams
-from dutyfree.engine.images.manifest import Configuration, Settings
+from dutyfree.engine.images.manifest import Configuration
 from dutyfree.engine.images.reference import Reference
 from dutyfree.engine.images.unpack import LARGEST, unpack
 from dutyfree.engine.store import squash
-from dutyfree.engine.store.cancel import Halt, Stopped
-from dutyfree.engine.store.layer_lease import Lease
-from dutyfree.engine.store.overlay_view import opaque
-from dutyfree.engine.store.store import Image, Store
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
+from dutyfree.engine.store.layer_lease import LayerLease
+from dutyfree.engine.store.overlay import is_opaque
+from dutyfree.engine.store.records import ImageSettings, StoredImage
+from dutyfree.engine.store.store import Store
 
 if TYPE_CHECKING:
-    from dutyfree.engine.images.registry import Registry
+    from dutyfree.engine.images.registry import RegistryClient
 
 AT_ONCE = 4
 """Layers that are fetched and unpacked beside each other."""
 
 
-class Event(NamedTuple):
+class LayerProgress(NamedTuple):
     """What happens to a layer."""
 
     layer: str
@@ -44,20 +45,20 @@ class Event(NamedTuple):
     total: int = 0
 
 
-Progress = Callable[[Event], None]
+Progress = Callable[[LayerProgress], None]
 
 
-class Options(msgspec.Struct, frozen=True):
+class PullOptions(msgspec.Struct, frozen=True):
     mirrors: dict[str, tuple[str, ...]] = {}
     insecure: tuple[str, ...] = ()
     largest: int = LARGEST
 
 
-class Held(NamedTuple):
+class LeasedImage(NamedTuple):
     """An image, and the leases that keep its layers."""
 
-    image: Image
-    leases: tuple[Lease, ...]
+    image: StoredImage
+    leases: tuple[LayerLease, ...]
     """Of the layers that sandboxes stand on, the uppermost first."""
 
     def close(self) -> None:
@@ -65,33 +66,33 @@ class Held(NamedTuple):
             lease.close()
 
 
-class Source(NamedTuple):
+class LayerSource(NamedTuple):
     """A layer that can be had: its key, the bytes it comes as, and how to open it."""
 
     key: str
     size: int
-    open: Callable[[Progress, Halt], contextlib.AbstractContextManager[streams.Readable]]
+    open: Callable[[Progress, CancelToken], contextlib.AbstractContextManager[streams.Readable]]
     digest: str = ""
     """Of the bytes, if they are yet to be verified."""
     whiteouts: bool = True
 
 
 class Puller:
-    """Fills a store. Blocks; every method raises CreateError, and Stopped once it is halted."""
+    """Fills a store. Blocks; every method raises CreateError, and Cancelled once it is halted."""
 
     def __init__(
         self,
         store: Store,
-        options: Options | None = None,
+        options: PullOptions | None = None,
         progress: Progress | None = None,
-        halt: Halt | None = None,
+        cancel: CancelToken | None = None,
     ) -> None:
         self.store = store
-        self._options = options or Options()
+        self._options = options or PullOptions()
         self._progress = progress or (lambda _: None)
-        self._halt = halt or Halt()
+        self._cancel = cancel or CancelToken()
 
-    def held(self, name: str, source: str | None = None) -> Held | None:
+    def held(self, name: str, source: str | None = None) -> LeasedImage | None:
         """The image that the store has under the name, made of that source, if all of it is there."""
         image = self.store.image(name)
         if image is None or (source is not None and image.source != source):
@@ -104,25 +105,25 @@ class Puller:
                     return None
                 leases.append(stack.enter_context(lease))
             stack.pop_all()
-        return Held(image, tuple(leases))
+        return LeasedImage(image, tuple(leases))
 
-    def pull(self, reference: Reference) -> Held:
-        """The image as its registry has it now, asked at its mirrors first. Raises CreateError, Stopped.
+    def pull(self, reference: Reference) -> LeasedImage:
+        """The image as its registry has it now, asked at its mirrors first. Raises CreateError, Cancelled.
 
         A name with a digest means the same for ever: nobody is asked if the store has it.
         """
         if reference.digest and (held := self.held(str(reference))):
             return held
         # HTTP takes its time to load, and most sandboxes need no registry.
-        from dutyfree.engine.images.registry import Registry, bases
+        from dutyfree.engine.images.registry import RegistryClient, bases
 
         places = bases(reference, self._options.mirrors, self._options.insecure)
         for number, base in enumerate(places, 1):
-            halt = self._halt.inner()
+            cancel = self._cancel.child()
             host = reference.registry if number == len(places) else urlsplit(base).netloc
             try:
-                with Registry(base, reference, credentials.find(host), halt) as registry:
-                    return self._from_registry(registry, reference, halt)
+                with RegistryClient(base, reference, credentials.find(host), cancel) as registry:
+                    return self._from_registry(registry, reference, cancel)
             except CreateError:
                 if number == len(places):
                     raise
@@ -130,7 +131,9 @@ class Puller:
                 raise disk_error(error) from error
         raise AssertionError("there is always the registry itself")
 
-    def _from_registry(self, registry: Registry, reference: Reference, halt: Halt) -> Held:
+    def _from_registry(
+        self, registry: RegistryClient, reference: Reference, cancel: CancelToken
+    ) -> LeasedImage:
         data, kind = registry.manifest(reference.wanted)
         found = manifest.read(data, kind)
         for _ in range(4):
@@ -149,58 +152,62 @@ class Puller:
         configuration = manifest.configuration(registry.config(found.config), len(found.layers))
 
         def opened(
-            wanted: manifest.Descriptor, progress: Progress, halt: Halt
+            wanted: manifest.BlobDescriptor, progress: Progress, cancel: CancelToken
         ) -> contextlib.AbstractContextManager[streams.Readable]:
             def told(at: int) -> None:
-                progress(Event(wanted.digest, "downloading", at, wanted.size))
+                progress(LayerProgress(wanted.digest, "downloading", at, wanted.size))
 
             from dutyfree.engine.images.download import fetched
 
-            return fetched(registry, wanted, self.store.part(wanted.digest), told, halt)
+            return fetched(registry, wanted, self.store.download_path(wanted.digest), told, cancel)
 
         sources = [
-            Source(diff_id, wanted.size, partial(opened, wanted))
+            LayerSource(diff_id, wanted.size, partial(opened, wanted))
             for wanted, diff_id in zip(found.layers, configuration.diff_ids, strict=True)
         ]
-        return self._install(str(reference), found.digest, configuration, sources, halt)
+        return self._install(str(reference), found.digest, configuration, sources, cancel)
 
-    def archive(self, path: Path, name: str, source: str) -> Held:
-        """An image from a tar of one. Raises CreateError, Stopped."""
+    def archive(self, path: Path, name: str, source: str) -> LeasedImage:
+        """An image from a tar of one. Raises CreateError, Cancelled."""
         with contextlib.ExitStack() as stack:
             if archives.is_compressed(path):
                 scratch = stack.enter_context(self.store.scratch()) / "image.tar"
                 try:
-                    archives.expand(path, scratch, self._halt)
-                except streams.Refused as error:
+                    archives.expand(path, scratch, self._cancel)
+                except streams.InvalidLayer as error:
                     raise CreateError(f"{path}: {error}") from error
                 except OSError as error:
                     raise disk_error(error) from error
-                return self.files(archives.Tar(scratch), str(path), name, source)
-            return self.files(archives.Tar(path), str(path), name, source)
+                return self.files(archives.ImageTar(scratch), str(path), name, source)
+            return self.files(archives.ImageTar(path), str(path), name, source)
 
-    def files(self, files: archives.Files, what: str, name: str, source: str, tag: str = "") -> Held:
-        """An image from its pieces. Raises CreateError, Stopped."""
+    def files(
+        self, files: archives.ImageFiles, what: str, name: str, source: str, tag: str = ""
+    ) -> LeasedImage:
+        """An image from its pieces. Raises CreateError, Cancelled."""
         found = archives.find(files, what, tag)
 
         @contextlib.contextmanager
-        def opened(layer: archives.Layer, progress: Progress, halt: Halt) -> Iterator[streams.Readable]:
-            del progress, halt
+        def opened(
+            layer: archives.ArchiveLayer, progress: Progress, cancel: CancelToken
+        ) -> Iterator[streams.Readable]:
+            del progress, cancel
             with contextlib.closing(files.open(layer.name)) as file:
                 yield file
 
         sources = [
-            Source(diff_id, layer.size, partial(opened, layer), layer.digest)
+            LayerSource(diff_id, layer.size, partial(opened, layer), layer.digest)
             for layer, diff_id in zip(found.layers, found.configuration.diff_ids, strict=True)
         ]
-        return self._install(name, found.digest, found.configuration, sources, self._halt.inner(), source)
+        return self._install(name, found.digest, found.configuration, sources, self._cancel.child(), source)
 
-    def rootfs(self, path: Path, name: str, source: str) -> Held:
+    def rootfs(self, path: Path, name: str, source: str) -> LeasedImage:
         """A root file system, a tar or a directory, as an image of one layer without settings."""
         key = f"rootfs:{hashlib.sha256(f'{path} {source}'.encode()).hexdigest()}"
 
         @contextlib.contextmanager
-        def opened(progress: Progress, halt: Halt) -> Iterator[streams.Readable]:
-            del progress, halt
+        def opened(progress: Progress, cancel: CancelToken) -> Iterator[streams.Readable]:
+            del progress, cancel
             if path.is_file():
                 with open(path, "rb", buffering=0) as file:
                     yield file
@@ -223,9 +230,9 @@ class Puller:
                     packing.wait()
 
         size = path.stat().st_size if path.is_file() else 0
-        configuration = Configuration(Settings(), (), "")
-        layer = Source(key, size, opened, whiteouts=False)
-        return self._install(name, key, configuration, [layer], self._halt.inner(), source)
+        configuration = Configuration(ImageSettings(), (), "")
+        layer = LayerSource(key, size, opened, whiteouts=False)
+        return self._install(name, key, configuration, [layer], self._cancel.child(), source)
 
     # --- Layers -------------------------------------------------------------------------------------
 
@@ -234,42 +241,48 @@ class Puller:
         name: str,
         digest: str,
         configuration: Configuration,
-        sources: Sequence[Source],
-        halt: Halt,
+        sources: Sequence[LayerSource],
+        cancel: CancelToken,
         source: str = "",
-    ) -> Held:
+    ) -> LeasedImage:
         with contextlib.ExitStack() as stack:
-            leases = self._obtain(sources, halt, stack)
+            leases = self._obtain(sources, cancel, stack)
             layers = tuple(lease.key for lease in leases)
             seen = _seen(leases)
-            if len(seen) > squash.MOST or squash.strays([lease.tree for lease in seen]):
+            if len(seen) > squash.LAYERS_MAX or squash.has_stray_whiteouts([lease.tree for lease in seen]):
                 below = [lease.tree for lease in reversed(seen)]
-                make = partial(_squashed, below, halt)
-                seen = [stack.enter_context(self.store.obtain(squash.key([x.key for x in seen]), make, halt))]
-            image = Image(
+                make = partial(_squashed, below, cancel)
+                seen = [
+                    stack.enter_context(
+                        self.store.obtain(squash.squash_key([x.key for x in seen]), make, cancel)
+                    )
+                ]
+            image = StoredImage(
                 name=name,
                 digest=digest,
                 layers=layers,
                 mounted=tuple(lease.key for lease in reversed(seen)),
                 settings=configuration.settings,
-                size=sum(lease.facts.size for lease in {lease.key: lease for lease in leases}.values()),
+                size=sum(lease.info.size for lease in {lease.key: lease for lease in leases}.values()),
                 source=source,
                 created=configuration.created,
                 added=time.time(),
             )
-            self.store.name(image)
+            self.store.put_image(image)
             stack.pop_all()
         held = {id(lease) for lease in seen}
         for lease in leases:
             if id(lease) not in held:
                 lease.close()
-        return Held(image, tuple(reversed(seen)))
+        return LeasedImage(image, tuple(reversed(seen)))
 
-    def _obtain(self, sources: Sequence[Source], halt: Halt, stack: contextlib.ExitStack) -> list[Lease]:
+    def _obtain(
+        self, sources: Sequence[LayerSource], cancel: CancelToken, stack: contextlib.ExitStack
+    ) -> list[LayerLease]:
         for source in sources:
-            self._progress(Event(source.key, "waiting", 0, source.size))
+            self._progress(LayerProgress(source.key, "waiting", 0, source.size))
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="dutyfree-layer") as threads:
-            futures = [threads.submit(self._layer, source, halt) for source in sources]
+            futures = [threads.submit(self._layer, source, cancel) for source in sources]
             errors = []
             leases = []
             try:
@@ -279,30 +292,30 @@ class Puller:
                         leases.append(stack.enter_context(future.result()))
                     else:
                         errors.append(error)
-                        halt.set()
+                        cancel.set()
             except BaseException:
-                halt.set()
+                cancel.set()
                 raise
         # Those that stopped did so because of another.
-        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
             raise error
         return leases
 
-    def _layer(self, source: Source, halt: Halt) -> Lease:
+    def _layer(self, source: LayerSource, cancel: CancelToken) -> LayerLease:
         try:
-            lease = self.store.obtain(source.key, partial(self._unpack, source, halt), halt)
+            lease = self.store.obtain(source.key, partial(self._unpack, source, cancel), cancel)
         except OSError as error:
             raise disk_error(error) from error
-        self._progress(Event(source.key, "done", source.size, source.size))
+        self._progress(LayerProgress(source.key, "done", source.size, source.size))
         return lease
 
-    def _unpack(self, source: Source, halt: Halt, tree: Path) -> tuple[int, int, int]:
-        halt = halt.inner()
+    def _unpack(self, source: LayerSource, cancel: CancelToken, tree: Path) -> tuple[int, int, int]:
+        cancel = cancel.child()
         progress = self._relabelled(source)
-        with source.open(progress, halt) as file:
+        with source.open(progress, cancel) as file:
             counted = _Counted(
                 file,
-                lambda at: progress(Event(source.key, "unpacking", at, source.size)),
+                lambda at: progress(LayerProgress(source.key, "unpacking", at, source.size)),
                 bool(source.digest),
             )
             root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -312,9 +325,9 @@ class Puller:
                     root,
                     limit=self._options.largest,
                     whiteouts=source.whiteouts,
-                    halt=halt,
+                    cancel=cancel,
                 )
-            except streams.Refused as error:
+            except streams.InvalidLayer as error:
                 raise CreateError(
                     f"the layer {source.key} is refused: {error}", remedy="the image is broken or hostile"
                 ) from error
@@ -328,14 +341,14 @@ class Puller:
                 f"not {source.key}",
                 remedy="the image is broken or hostile",
             )
-        squash.note(tree, done.hiding)
+        squash.record_whiteouts(tree, done.hiding)
         return done.size, done.files, done.left_out
 
-    def _relabelled(self, source: Source) -> Progress:
+    def _relabelled(self, source: LayerSource) -> Progress:
         """Of a layer that is unpacked while it comes, the coming is told until it is over."""
         coming = False
 
-        def told(event: Event) -> None:
+        def told(event: LayerProgress) -> None:
             nonlocal coming
             if event.phase == "downloading":
                 coming = event.done < event.total
@@ -369,20 +382,20 @@ class _Counted:
         return f"sha256:{self._hash.hexdigest()}" if self._hash else ""
 
 
-def _seen(leases: list[Lease]) -> list[Lease]:
+def _seen(leases: list[LayerLease]) -> list[LayerLease]:
     """The layers of an image that can be seen at all, the lowest first."""
-    seen: list[Lease] = []
+    seen: list[LayerLease] = []
     for lease in reversed(leases):
         if lease.key not in {above.key for above in seen}:
             seen.insert(0, lease)
         # Overlayfs does not ask the roots of layers whether they hide what lies below: we do.
-        if opaque(lease.tree):
+        if is_opaque(lease.tree):
             break
     return seen
 
 
-def _squashed(below: list[Path], halt: Halt, tree: Path) -> tuple[int, int, int]:
-    return squash.squash(below, tree, halt)
+def _squashed(below: list[Path], cancel: CancelToken, tree: Path) -> tuple[int, int, int]:
+    return squash.squash(below, tree, cancel)
 
 
 def disk_error(error: OSError) -> CreateError:

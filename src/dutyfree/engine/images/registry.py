@@ -1,6 +1,6 @@
 """A registry over HTTP: manifests and blobs, with its tokens, its mirrors and its moods.
 
-Blocking; to be used from threads, of which several may share one ``Registry``.
+Blocking; to be used from threads, of which several may share one ``RegistryClient``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import credentials, http, manifest
-from dutyfree.engine.images.manifest import Descriptor
+from dutyfree.engine.images.manifest import BlobDescriptor
 from dutyfree.engine.images.reference import Reference
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.cancel import CancelToken
 
 ATTEMPTS = 6
 FIRST_WAIT = 0.25
@@ -36,7 +36,7 @@ _PAIRS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"|(\w+)=([^\s",]+)')
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 
 
-class Passing(Exception):  # noqa: N818 (a state of the network)
+class TransientError(Exception):
     """It may work in a moment."""
 
     def __init__(self, reason: str, wait: float = 0.0, *, reached: bool = True) -> None:
@@ -45,28 +45,30 @@ class Passing(Exception):  # noqa: N818 (a state of the network)
         self.reached = reached
 
 
-class NoRange(Passing):
+class RangeError(TransientError):
     """What is there of the blob already is no part of what the registry has."""
 
     def __init__(self) -> None:
         super().__init__("the registry knows no such range")
 
 
-class Registry:
+class RegistryClient:
     """One repository at one host. Use as a context manager."""
 
-    def __init__(self, base: str, reference: Reference, login: credentials.Login | None, halt: Halt) -> None:
+    def __init__(
+        self, base: str, reference: Reference, login: credentials.Login | None, cancel: CancelToken
+    ) -> None:
         self.base = base
         self._reference = reference
         self._login = login
-        self._halt = halt
+        self._cancel = cancel
         self._authorization = ""
         self._lock = threading.Lock()
         # As it was pushed: what the transport would unpack fits no digest.
         headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
-        self._client = http.Client(headers, self._refuse_downgrade)
+        self._client = http.HttpClient(headers, self._refuse_downgrade)
 
-    def __enter__(self) -> Registry:
+    def __enter__(self) -> RegistryClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,7 +81,7 @@ class Registry:
             manifest.check(data, wanted, "the manifest")
         return data, kind
 
-    def config(self, wanted: Descriptor) -> bytes:
+    def config(self, wanted: BlobDescriptor) -> bytes:
         """An image's configuration, verified. Raises CreateError."""
         data, _ = self._document(f"blobs/{wanted.digest}", {})
         manifest.check(data, wanted.digest, "the image's configuration")
@@ -89,13 +91,13 @@ class Registry:
     def blob(self, digest: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         """A blob's bytes from the offset on, or from 0 if the registry knows no ranges; one attempt.
 
-        Raises CreateError, or Passing for what is worth another attempt.
+        Raises CreateError, or TransientError for what is worth another attempt.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         with self._once(f"blobs/{digest}", headers) as response:
             ranged = response.status == 206
             if ranged and not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
-                raise Passing("the registry answered with another range than it was asked for")
+                raise TransientError("the registry answered with another range than it was asked for")
             yield offset if ranged else 0, _passing(response)
 
     # --- Requests -----------------------------------------------------------------------------------
@@ -107,12 +109,12 @@ class Registry:
                 with self._once(path, headers) as response:
                     data = _whole(response, manifest.DOCUMENT_MAX)
                     return data, response.headers.get("content-type", "")
-            except Passing as passing:
+            except TransientError as passing:
                 attempt += 1
-                self.pause(attempt, passing, self._halt)
+                self.pause(attempt, passing, self._cancel)
 
-    def pause(self, attempt: int, passing: Passing, halt: Halt) -> None:
-        """Wait before the next attempt. Raises CreateError after the last, Stopped when nobody waits."""
+    def pause(self, attempt: int, passing: TransientError, cancel: CancelToken) -> None:
+        """Wait before the next attempt. Raises CreateError after the last, Cancelled when nobody waits."""
         # A host that does not even answer is given up sooner.
         if attempt >= (ATTEMPTS if passing.reached else ATTEMPTS // 2):
             raise CreateError(
@@ -122,11 +124,11 @@ class Registry:
                 remedy="check its name, the network and the proxy; or name a mirror (DUTYFREE_MIRRORS)",
             ) from passing
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
-        halt.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
+        cancel.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
 
     @contextlib.contextmanager
-    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.Response]:
-        self._halt.check()
+    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.HttpResponse]:
+        self._cancel.check()
         url = f"{self.base}/v2/{self._reference.repository}/{path}"
         try:
             for renewals in range(TOKENS + 1):
@@ -141,23 +143,23 @@ class Registry:
                     self._check(response)
                     yield response
                     return
-        except http.Cut as error:
-            raise Passing(str(error), reached=error.reached) from error
-        except http.Nonsense as error:
+        except http.ConnectionLost as error:
+            raise TransientError(str(error), reached=error.reached) from error
+        except http.BadResponse as error:
             raise CreateError(f"{self.base} answers with nonsense: {error}") from error
 
-    def _check(self, response: http.Response) -> None:
+    def _check(self, response: http.HttpResponse) -> None:
         if response.status not in (200, 206):
             self._refuse(response, _whole(response, _WORDS))
 
-    def _refuse(self, response: http.Response, body: bytes) -> NoReturn:
+    def _refuse(self, response: http.HttpResponse, body: bytes) -> NoReturn:
         status = response.status
         said = _said(body) or f"status {status}"
         if status in _RETRIED:
             wait = response.headers.get("retry-after", "")
-            raise Passing(said, float(wait) if wait.isdigit() else 0.0)
+            raise TransientError(said, float(wait) if wait.isdigit() else 0.0)
         if status == 416:
-            raise NoRange
+            raise RangeError
         if status in (401, 403):
             known = f"as {self._login.name}" if self._login else "without a login"
             raise CreateError(
@@ -174,7 +176,7 @@ class Registry:
     # --- Who we are ---------------------------------------------------------------------------------
 
     def _authorize(self, challenges: list[str], used: str) -> bool:
-        """Answer a challenge; whether that can help. Raises CreateError, Passing."""
+        """Answer a challenge; whether that can help. Raises CreateError, TransientError."""
         with self._lock:
             if used != self._authorization:
                 return True  # another thread was quicker
@@ -240,8 +242,8 @@ def _basic(login: credentials.Login) -> str:
     return "Basic " + base64.b64encode(f"{login.name}:{login.secret}".encode()).decode()
 
 
-def _whole(response: http.Response, limit: int) -> bytes:
-    """A small document. Raises CreateError if it is none, Passing."""
+def _whole(response: http.HttpResponse, limit: int) -> bytes:
+    """A small document. Raises CreateError if it is none, TransientError."""
     data = bytearray()
     for piece in _passing(response):
         data += piece
@@ -250,11 +252,11 @@ def _whole(response: http.Response, limit: int) -> bytes:
     return bytes(data)
 
 
-def _passing(response: http.Response) -> Iterator[bytes]:
+def _passing(response: http.HttpResponse) -> Iterator[bytes]:
     try:
         yield from response.pieces()  # as it comes: what a cut leaves of a piece would be lost
-    except http.Cut as error:
-        raise Passing(str(error)) from error
+    except http.ConnectionLost as error:
+        raise TransientError(str(error)) from error
 
 
 def _said(body: bytes) -> str:

@@ -19,11 +19,10 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.images.unpack import OPAQUE
 from dutyfree.engine.launcher import network_policy
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.store.overlay_view import Seen, lookup
+from dutyfree.engine.store.overlay import OPAQUE, REDIRECT, WHITEOUT_DEVICE, OverlayEntry, lookup
 
 WORKSPACE = "workspace"
 
@@ -102,9 +101,6 @@ PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account",
 """For su, adduser and their like: in a sandbox there is no secret that they could guard."""
 
 USR = Path("/usr")
-REDIRECT = "trusted.overlay.redirect"
-WHITEOUT = 0
-"""The number of the device by which an overlay knows that something is hidden."""
 
 _LARGEST = 4 << 20
 """No file of configuration is larger."""
@@ -250,14 +246,14 @@ def _fill_joined(root: Path) -> None:
         os.setxattr(ours, OPAQUE, b"y")
     for below in sorted(USR.iterdir()):
         if not os.path.lexists(root / below.name):
-            os.mknod(root / below.name, stat.S_IFCHR, WHITEOUT)
+            os.mknod(root / below.name, stat.S_IFCHR, WHITEOUT_DEVICE)
         shown = root / USR.name / below.name
         if below.is_symlink():
             shown.symlink_to(os.readlink(below))
         elif below.is_dir():
             shown.mkdir()
             os.setxattr(shown, REDIRECT, os.fsencode(f"/{below.name}"))
-            _imitate(shown, Seen((below,), is_directory=True))
+            _imitate(shown, OverlayEntry((below,), is_directory=True))
         else:
             _copy(below, shown)
 
@@ -287,7 +283,7 @@ def _fill_top(root: Path, layers: Sequence[Path], workdir: str) -> None:
         _imitate(at, below)
 
 
-def _imitate(path: Path, below: Seen | None) -> None:
+def _imitate(path: Path, below: OverlayEntry | None) -> None:
     if below is None:
         path.chmod(0o755)
         return

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import lzma
+import queue
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.cancel import CancelToken
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
 CHUNK = 1 << 20
-HEADER_MAX = 1 << 20
-"""More than a member's headers may take. Contents are read in smaller pieces."""
+QUEUE_LENGTH = 8
+"""Pieces that the other thread may be ahead."""
 
 
-class Refused(Exception):  # noqa: N818 (what became of the layer)
+class InvalidLayer(Exception):  # noqa: N818 (what became of the layer)
     """The layer is broken or hostile; the message says how."""
 
 
@@ -80,7 +83,7 @@ _FORMATS: dict[bytes, Callable[[], Any]] = {
 
 
 def decompressed(source: Readable) -> Generator[bytes, None, None]:
-    """What the source holds, told by its first bytes; in pieces of bounded size. Raises Refused."""
+    """What the source holds, told by its first bytes; in pieces of bounded size. Raises InvalidLayer."""
     head = source.read(CHUNK)
     make = next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
     # A frame of zstd may be one to be skipped.
@@ -102,14 +105,14 @@ def _expand(source: Readable, data: bytes, make: Callable[[], _Decompressor]) ->
             try:
                 piece = stream.decompress(data, CHUNK)
             except Exception as error:
-                raise Refused(f"it cannot be decompressed: {error}") from error
+                raise InvalidLayer(f"it cannot be decompressed: {error}") from error
             data = b""
             if piece:
                 yield piece
             if not stream.eof and stream.needs_input:
                 data = source.read(CHUNK)
                 if not data:
-                    raise Refused("it ends in the middle")
+                    raise InvalidLayer("it ends in the middle")
         data = stream.unused_data or source.read(CHUNK)
         while data and not data.strip(b"\0"):  # padding, as tapes have it
             data = source.read(CHUNK)
@@ -122,63 +125,45 @@ def hashed(pieces: Iterator[bytes], digest: _Hash) -> Iterator[bytes]:
         yield piece
 
 
-class Forward:
-    """A file for tarfile, out of pieces: forwards only, and no longer than it may be.
+@contextlib.contextmanager
+def ahead(pieces: Iterator[bytes], cancel: CancelToken) -> Iterator[Iterator[bytes]]:
+    """The same pieces, made by another thread; what making them raises comes in their place.
 
-    Raises Refused for a header that would fill the memory, and for what grows beyond the limit.
+    Left before the last piece was taken, it halts whoever makes them, and waits for the thread.
     """
+    line: queue.Queue[Any] = queue.Queue(QUEUE_LENGTH)
+    left = threading.Event()
 
-    def __init__(self, pieces: Iterator[bytes], limit: int, halt: Halt) -> None:
-        self._pieces = pieces
-        self._limit = limit
-        self._halt = halt
-        self._rest = memoryview(b"")
-        self._at = 0
+    def make() -> None:
+        last: BaseException | None = None
+        try:
+            for piece in pieces:
+                line.put(piece)
+                if left.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 (raised where the pieces are used)
+            last = error
+        line.put(last)
 
-    def _more(self) -> bool:
-        self._halt.check()
-        piece = next(self._pieces, b"")
-        self._rest = memoryview(piece)
-        if self._at + len(piece) > self._limit:
-            raise Refused(f"it grows beyond {self._limit} bytes when it is unpacked")
-        return bool(piece)
+    thread = threading.Thread(target=make, name="dutyfree-ahead", daemon=True)
+    thread.start()
+    done = False
 
-    def peek(self) -> bool:
-        """Whether anything is left."""
-        return bool(self._rest) or self._more()
+    def taken() -> Iterator[bytes]:
+        nonlocal done
+        while isinstance(piece := line.get(), bytes):
+            yield piece
+        done = True
+        if piece is not None:
+            raise piece
 
-    def at_hand(self, size: int) -> bytes:
-        """What comes next, without taking it: so much, or less at the end of a piece."""
-        return bytes(self._rest[:size])
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, to: int, whence: int = 0) -> int:
-        if whence or to < self._at:
-            raise Refused("its members overlap")
-        while to > self._at and (self._rest or self._more()):
-            self.take(to - self._at)
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= HEADER_MAX:
-            raise Refused("one of its headers is larger than any honest one")
-        parts = []
-        while size and (part := self.take(size)):
-            size -= len(part)
-            parts.append(part)
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-
-    def take(self, size: int) -> memoryview:
-        """What comes next, without a copy: so much, or less at the end of a piece; nothing at the end."""
-        if not self._rest:
-            self._more()
-        part, self._rest = self._rest[:size], self._rest[size:]
-        self._at += len(part)
-        return part
-
-    def finish(self) -> None:
-        """Read to the end."""
-        while self._rest or self._more():
-            self.take(len(self._rest))
+    try:
+        yield taken()
+    finally:
+        if not done:
+            left.set()
+            cancel.set()
+            while thread.is_alive():
+                with contextlib.suppress(queue.Empty):
+                    line.get(timeout=0.01)
+        thread.join()

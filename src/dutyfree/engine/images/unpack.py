@@ -19,18 +19,14 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from dutyfree.engine.images.ahead import ahead
-from dutyfree.engine.images.members import members
-from dutyfree.engine.images.names import DEPTH, DIRECTORY, NAME_BYTES, above, encode, inside, resolve
-from dutyfree.engine.images.streams import Forward, Refused, hashed
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.images.archive_paths import DEPTH, DIRECTORY, NAME_BYTES, above, encode, inside, resolve
+from dutyfree.engine.images.streams import InvalidLayer, ahead, hashed
+from dutyfree.engine.images.tar_reader import ForwardReader, members
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.overlay import ACL_ATTRIBUTES, OPAQUE, is_whiteout
 
-OPAQUE = "trusted.overlay.opaque"
 WHITEOUT = ".wh."
 OPAQUE_MARK = ".wh..wh..opq"
-
-ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
-"""Attributes that are kept besides ``user.*``: who else may do what with a file."""
 
 LARGEST = 64 << 30
 """Bytes of one layer, unpacked."""
@@ -69,29 +65,29 @@ def unpack(
     *,
     limit: int = LARGEST,
     whiteouts: bool = True,
-    halt: Halt | None = None,
+    cancel: CancelToken | None = None,
 ) -> Unpacked:
     """Unpack a tar into the empty directory that ``root`` is open at.
 
-    The pieces are made by a thread of their own. Raises Refused for a layer that is broken or hostile,
-    OSError of the disk, Stopped, and what making the pieces raises; ``halt`` is set if not all were made.
+    The pieces are made by a thread of their own. Raises InvalidLayer for a layer that is broken or hostile,
+    OSError of the disk, Cancelled, and what making the pieces raises; ``cancel`` is set if not all were made.
     """
-    halt = halt or Halt()
+    cancel = cancel or CancelToken()
     digest = hashlib.sha256()
     target = _Target(root, whiteouts)
     try:
-        with ahead(hashed(pieces, digest), halt) as made:
-            stream = Forward(made, limit, halt)
+        with ahead(hashed(pieces, digest), cancel) as made:
+            stream = ForwardReader(made, limit, cancel)
             if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
                 for member in members(stream):
                     target.add(member, stream)
             stream.finish()
         target.finish()
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
-        raise Refused(f"it is no tar that can be unpacked: {error}") from error
+        raise InvalidLayer(f"it is no tar that can be unpacked: {error}") from error
     except OSError as error:
         if error.errno in _NOWHERE:
-            raise Refused(f"one of its names leads nowhere: {error}") from error
+            raise InvalidLayer(f"one of its names leads nowhere: {error}") from error
         raise
     finally:
         target.close()
@@ -115,12 +111,12 @@ class _Target:
             os.close(self._parent)
             self._parent, self._parent_name = -1, None
 
-    def add(self, member: tarfile.TarInfo, stream: Forward) -> None:
+    def add(self, member: tarfile.TarInfo, stream: ForwardReader) -> None:
         self._count += 1
         if self._count > MEMBERS:
-            raise Refused(f"it has more than {MEMBERS} members")
+            raise InvalidLayer(f"it has more than {MEMBERS} members")
         if not (0 <= member.uid < _IDS - 1 and 0 <= member.gid < _IDS - 1):
-            raise Refused(f"{member.name!r} belongs to no possible user")
+            raise InvalidLayer(f"{member.name!r} belongs to no possible user")
         name = inside(member.name)
         base = name.rpartition("/")[2]
         if self._whiteouts and base.startswith(WHITEOUT):
@@ -132,7 +128,7 @@ class _Target:
         else:
             self._make(name, member, stream)
 
-    def _make(self, name: str, member: tarfile.TarInfo, stream: Forward) -> None:
+    def _make(self, name: str, member: tarfile.TarInfo, stream: ForwardReader) -> None:
         parent, base = self._enter(name)
         if member.isdir():
             self._directory(parent, base, name, member)
@@ -141,7 +137,7 @@ class _Target:
             self.left_out += 1
             return
         if not (member.isreg() or member.issym() or member.islnk() or member.isfifo()):
-            raise Refused(f"{name!r} is of a kind that is not known")
+            raise InvalidLayer(f"{name!r} is of a kind that is not known")
         source = self._link_source(member, name) if member.islnk() else None
         if source and source[2]:  # a link to itself
             os.close(source[0])
@@ -165,7 +161,7 @@ class _Target:
         else:
             self._file(parent, base, member, stream)
 
-    def _file(self, parent: int, base: bytes, member: tarfile.TarInfo, stream: Forward) -> None:
+    def _file(self, parent: int, base: bytes, member: tarfile.TarInfo, stream: ForwardReader) -> None:
         file = self._anew(parent, base, lambda: os.open(base, _NEW, 0o600, dir_fd=parent))
         try:
             # What typeshed takes for a number are the pieces of a file with holes.
@@ -180,7 +176,7 @@ class _Target:
                 while size:
                     piece = stream.take(size)
                     if not piece:
-                        raise Refused("it ends in the middle")
+                        raise InvalidLayer("it ends in the middle")
                     _write(file, piece)
                     size -= len(piece)
                     written += len(piece)
@@ -222,7 +218,7 @@ class _Target:
             return  # the bookkeeping of aufs
         hidden = encode(base.removeprefix(WHITEOUT))
         if hidden in (b"", b".", b".."):
-            raise Refused(f"{name!r} hides no possible name")
+            raise InvalidLayer(f"{name!r} hides no possible name")
         found = _lstat(hidden, parent)
         if found is None:
             os.mknod(hidden, stat.S_IFCHR, 0, dir_fd=parent)
@@ -250,19 +246,19 @@ class _Target:
         """The directory and the name of what a hard link names; and whether that is the link itself."""
         target = inside(member.linkname)
         if not target:
-            raise Refused(f"{name!r} is a link to the root")
+            raise InvalidLayer(f"{name!r} is a link to the root")
         directory, base = posixpath.split(target)
         try:
             source = resolve(self._root, encode(directory) or b".")
             found = os.stat(encode(base), dir_fd=source, follow_symlinks=False)
         except FileNotFoundError as error:
-            raise Refused(f"{name!r} is a link to {target!r}, which is not in the layer") from error
+            raise InvalidLayer(f"{name!r} is a link to {target!r}, which is not in the layer") from error
         parent, own = self._enter(name)
         there = _lstat(own, parent)
         same = there is not None and (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino)
         if stat.S_ISDIR(found.st_mode) or stat.S_ISCHR(found.st_mode):
             os.close(source)
-            raise Refused(f"{name!r} is a link to {target!r}, which is no file")
+            raise InvalidLayer(f"{name!r} is a link to {target!r}, which is no file")
         return source, encode(base), same
 
     def _enter(self, name: str) -> tuple[int, bytes]:
@@ -271,7 +267,7 @@ class _Target:
         wanted = encode(directory)
         if wanted != self._parent_name:
             if name.count("/") > DEPTH or len(wanted) > NAME_BYTES:
-                raise Refused(f"{name[:200]!r}… lies too deep")
+                raise InvalidLayer(f"{name[:200]!r}… lies too deep")
             self.close()
             self._parent = self._open(wanted)
             self._parent_name = wanted
@@ -297,7 +293,7 @@ class _Target:
                 os.setxattr(directory, OPAQUE, b"y")
             return directory
         except FileExistsError as error:  # a link that leads nowhere
-            raise Refused(f"{wanted!r} is used as a directory, and is none") from error
+            raise InvalidLayer(f"{wanted!r} is used as a directory, and is none") from error
         finally:
             os.close(parent)
 
@@ -325,7 +321,7 @@ class _Target:
         for key, value in member.pax_headers.items():
             name = key.removeprefix("SCHILY.xattr.")
             own = name.startswith("user.") and not name.startswith("user.overlay.")
-            if name != key and (own or name in ACCESS_LISTS):
+            if name != key and (own or name in ACL_ATTRIBUTES):
                 with contextlib.suppress(OSError):  # too large for this file system, as tar forgives it
                     os.setxattr(file, encode(name), encode(value))
 
@@ -345,10 +341,6 @@ class _Target:
                     os.utime(directory, ns=(when, when))
                 finally:
                     os.close(directory)
-
-
-def is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
 def _lstat(base: bytes, parent: int) -> os.stat_result | None:

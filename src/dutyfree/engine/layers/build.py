@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, SubstrateError
-from dutyfree.engine.exchange.neighbours import Neighbours
+from dutyfree.engine.exchange.peers import PeerSet
 from dutyfree.engine.host import limits
 from dutyfree.engine.layers.build_request import BuildRequest, ParentPrefix, name
 from dutyfree.engine.layers.disk_bridge import DEEPEST, DiskLayers, StartState, in_loop, measure, upon
@@ -31,11 +31,10 @@ from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.prefix_cache import PrefixCache
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.store import provenance
-from dutyfree.engine.store.cancel import Halt
-from dutyfree.engine.store.layer_lease import Facts, Lease
-from dutyfree.engine.store.provenance import Made
+from dutyfree.engine.store.cancel import CancelToken, run_in_thread
+from dutyfree.engine.store.layer_lease import LayerInfo, LayerLease
+from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
-from dutyfree.engine.store.threads import threaded
 
 _log = logging.getLogger(__name__)
 
@@ -111,14 +110,14 @@ class LayerBuilder:
     """None where nothing is kept on the disk."""
     most: int
     """Bytes of layers that no image has, which may stay on the disk: the last used ones."""
-    neighbours: Neighbours | None = None
+    peers: PeerSet | None = None
     """Who is asked before something is built for the disk."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What each prefix's last stage took, by the prefix's key."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of its layers, likewise."""
     _making: dict[str, _Build] = field(default_factory=dict)
-    _leases: dict[int, Lease] = field(default_factory=dict)
+    _leases: dict[int, LayerLease] = field(default_factory=dict)
     _commits: dict[str, str] = field(default_factory=dict)
     _removing: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
@@ -160,7 +159,7 @@ class LayerBuilder:
     def _present(self, below: ParentPrefix) -> StartState:
         """What lies there now of the same run: in memory first, then on the disk; or as it was."""
         now = self.ready.get(below.key)
-        return now if now is not None and now.birth == below.base.birth else below.base
+        return now if now is not None and now.build_id == below.base.build_id else below.base
 
     async def _longest(
         self, kept: list[str], keys: list[str], image: StartState, identity: str | None
@@ -174,7 +173,9 @@ class LayerBuilder:
         if self.store is None or identity is None:
             return at, base
         for length, key in enumerate(kept[at:], at + 1):
-            lease = await threaded(partial(self.store.lease, name(key, identity), base.birth), Halt())
+            lease = await run_in_thread(
+                partial(self.store.lease, name(key, identity), base.build_id), CancelToken()
+            )
             if lease is None:
                 return length - 1, base
             adopted = await self._adopt(key, base, lease)
@@ -244,7 +245,7 @@ class LayerBuilder:
         begin, key = perf_counter(), wanted.key
         making.how = "ran"
         built = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.urgency)
-        base, self._commits[key] = built.base._replace(birth=secrets.token_hex(16)), built.commit
+        base, self._commits[key] = built.base._replace(build_id=secrets.token_hex(16)), built.commit
         try:
             await self._check(wanted)
             self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
@@ -270,28 +271,28 @@ class LayerBuilder:
         """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
         loop = asyncio.get_running_loop()
         key, below = wanted.key, wanted.below
-        halt = Halt()
+        cancel = CancelToken()
 
         def make(tree: Path) -> tuple[int, int, int]:
-            base = in_loop(loop, self._run(making, wanted), halt)
-            in_loop(loop, self._until_kept(below.key), halt)
+            base = in_loop(loop, self._run(making, wanted), cancel)
+            in_loop(loop, self._until_kept(below.key), cancel)
             _check_ground(store, below)
             for index, (_, layers) in enumerate(base.trees):
                 (tree / str(index)).mkdir(mode=0o755)
-                in_loop(loop, self.disk.copy(layers[:1], layers[1:], tree / str(index)), halt)
-            provenance.write(tree, wanted.described(base.birth, self.seconds[key], self._commits[key]))
+                in_loop(loop, self.disk.copy(layers[:1], layers[1:], tree / str(index)), cancel)
+            provenance.write(tree, wanted.described(base.build_id, self.seconds[key], self._commits[key]))
             return measure(tree)
 
-        def obtain() -> Lease:
-            if found := store.lease(kept_as, below.base.birth):
+        def obtain() -> LayerLease:
+            if found := store.lease(kept_as, below.base.build_id):
                 making.how = "found"
                 return found
-            if self.neighbours is not None and (missing := wanted.missing(self.seconds)):
-                self.neighbours.fetch(store, missing, halt)
-            return store.obtain(kept_as, make, halt, upon=below.base.birth)
+            if self.peers is not None and (missing := wanted.missing(self.seconds)):
+                self.peers.fetch(store, missing, cancel)
+            return store.obtain(kept_as, make, cancel, parent_build=below.base.build_id)
 
-        lease = await threaded(obtain, halt)
-        if self.neighbours is not None and self.neighbours.brought(kept_as) and making.how != "ran":
+        lease = await run_in_thread(obtain, cancel)
+        if self.peers is not None and self.peers.brought(kept_as) and making.how != "ran":
             making.how = "fetched"
         await self._until_kept(below.key)  # so that none stays in memory below the disk's
         base = await self._adopt(key, self._present(below), lease)
@@ -306,21 +307,21 @@ class LayerBuilder:
         if making is not None and making.task is not None:
             await asyncio.wait([making.task])
 
-    async def _adopt(self, key: str, below: StartState, lease: Lease) -> StartState:
+    async def _adopt(self, key: str, below: StartState, lease: LayerLease) -> StartState:
         """Layers of the store upon those below, held once; nobody is offered them yet."""
         try:
-            told, facts, is_settled = await anyio.to_thread.run_sync(_read, lease)
+            told, facts, is_synced = await anyio.to_thread.run_sync(_read, lease)
             own = await self.disk.layers(lease, len(below.trees))
         except BaseException:
             lease.close()
             raise
-        if not is_settled and self.store is not None:  # whoever made it may have ended too early
-            self.store.settle_behind([lease.key])
+        if not is_synced and self.store is not None:  # whoever made it may have ended too early
+            self.store.sync_in_background([lease.key])
         self.seconds[key] = told.seconds
         self.sizes[key] = facts.size
         self._leases[own[0]] = lease
         self.layers.lend(own, self._unused)
-        base = upon(below, own, lease.key, told.birth)
+        base = upon(below, own, lease.key, told.build_id)
         self.layers.hold(base.trees)
         return base
 
@@ -371,13 +372,13 @@ class LayerBuilder:
             await asyncio.wait(tasks)
         if self._removing:
             await asyncio.wait(self._removing)
-        if self.neighbours is not None:
-            await anyio.to_thread.run_sync(self.neighbours.close)
+        if self.peers is not None:
+            await anyio.to_thread.run_sync(self.peers.close)
         while self._leases:
             self._leases.popitem()[1].close()
         if self._added and self.store is not None:
             if finish:
-                await anyio.to_thread.run_sync(self.store.until_settled)
+                await anyio.to_thread.run_sync(self.store.wait_for_sync)
             await anyio.to_thread.run_sync(self.store.collect, self.most)
 
 
@@ -391,11 +392,11 @@ def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
 def _check_ground(store: Store, below: ParentPrefix) -> None:
     """Raises CreateError unless the disk has the very run that something was made upon: it fits no other."""
     told = provenance.read(store.path(below.names[-1]) / "tree") if below.names else None
-    if below.names and (told is None or told.birth != below.base.birth):
+    if below.names and (told is None or told.build_id != below.base.build_id):
         raise CreateError("the stage before it is not on the disk")
 
 
-def _read(lease: Lease) -> tuple[Made, Facts, bool]:
+def _read(lease: LayerLease) -> tuple[Provenance, LayerInfo, bool]:
     told = provenance.read(lease.tree)
     assert told is not None  # or it was not leased
-    return told, lease.facts, lease.is_settled
+    return told, lease.info, lease.is_synced

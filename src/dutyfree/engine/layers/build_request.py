@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dutyfree.contract import Stage
-from dutyfree.engine.exchange.neighbours import QUICK, Missing
+from dutyfree.engine.exchange.peers import QUICK, MissingLayers
 from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.store import provenance
-from dutyfree.engine.store.provenance import Made
+from dutyfree.engine.store.provenance import Provenance
 
 FORM = 3
 """Of what lies in the store: changed with it."""
@@ -39,18 +39,18 @@ class BuildRequest(NamedTuple):
     rest: tuple[str, ...]
     """Keys of this prefix and of all longer ones that are kept."""
 
-    def missing(self, seconds: Mapping[str, float]) -> Missing | None:
+    def missing(self, seconds: Mapping[str, float]) -> MissingLayers | None:
         """What peers are asked for: nothing upon a snapshot, known here alone, nor what takes no time."""
         took = sum(seconds.get(key, QUICK) for key in self.rest)
         if self.identity is None or self.below.image.origin.keys or took < QUICK:
             return None
         wanted = tuple(name(key, self.identity) for key in self.rest)
-        return Missing(self.identity, self.below.names, wanted, self.below.base.birth)
+        return MissingLayers(self.identity, self.below.names, wanted, self.below.base.build_id)
 
-    def described(self, birth: str, seconds: float, commit: str) -> Made:
+    def described(self, build_id: str, seconds: float, commit: str) -> Provenance:
         """As it is told beside its layer, once it was made."""
         origin, stage = self.below.image.origin, self.stage
-        return Made(
+        return Provenance(
             kind=stage.kind,
             seconds=seconds,
             image=origin.image,
@@ -58,8 +58,8 @@ class BuildRequest(NamedTuple):
             mounted=origin.mounted,
             below=(*origin.keys, *self.below.names),
             recipe=self.key,
-            birth=birth,
-            upon=self.below.base.birth,
+            build_id=build_id,
+            parent_build=self.below.base.build_id,
             commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
             commit=commit,
         )

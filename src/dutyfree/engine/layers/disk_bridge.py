@@ -17,8 +17,8 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.protocol import Request, Tree
 from dutyfree.engine.layers.command_defaults import CommandDefaults
-from dutyfree.engine.store.cancel import Halt, Stopped
-from dutyfree.engine.store.layer_lease import Lease
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
+from dutyfree.engine.store.layer_lease import LayerLease
 
 DEEP = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of directories that are too deep to be copied, which what ran in the sandbox made."""
@@ -28,7 +28,7 @@ DEEPEST = 8
 memory (6) that stays below what the kernel is asked for (32)."""
 
 HEARING = 0.05
-"""Seconds until a thread hears that it is to halt."""
+"""Seconds until a thread hears that it is to cancel."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class StoredOrigin(NamedTuple):
     """Of the layers upon it, the lowest first."""
     trees: tuple[Tree, ...]
     """All of them together."""
-    births: tuple[str, ...] = ()
+    build_ids: tuple[str, ...] = ()
     """Of the runs that made those upon the image."""
 
 
@@ -55,7 +55,7 @@ class StartState(NamedTuple):
     trees: tuple[Tree, ...]
     defaults: CommandDefaults
     origin: StoredOrigin
-    birth: str = ""
+    build_id: str = ""
     """Of the run of a stage that this is what came of: another run may have left something else."""
 
 
@@ -64,22 +64,22 @@ class DiskLayers:
     """Layers of the store in the hands of one launcher, kept from being removed until it ends."""
 
     launcher: Launcher
-    _leases: dict[str, Lease] = field(default_factory=dict)
+    _leases: dict[str, LayerLease] = field(default_factory=dict)
     _numbers: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    async def adopt(self, below: StartState, lease: Lease, birth: str) -> StartState:
-        """A layer of the store, of the run of this birth, upon others. Raises CreateError."""
+    async def adopt(self, below: StartState, lease: LayerLease, build_id: str) -> StartState:
+        """A layer of the store, of the run of this build_id, upon others. Raises CreateError."""
         self.hold([lease])
         if lease.key not in self._numbers:
             self._numbers[lease.key] = await self.layers(lease, len(below.trees))
-        return upon(below, self._numbers[lease.key], lease.key, birth)
+        return upon(below, self._numbers[lease.key], lease.key, build_id)
 
-    async def layers(self, lease: Lease, count: int) -> tuple[int, ...]:
+    async def layers(self, lease: LayerLease, count: int) -> tuple[int, ...]:
         """A layer of the store in the launcher's hands: one for each file system. Raises CreateError."""
         parts = [lease.tree / str(index) for index in range(count)]
         return tuple([await rootfs.layer(self.launcher, part) for part in parts])
 
-    def hold(self, leases: Sequence[Lease]) -> None:
+    def hold(self, leases: Sequence[LayerLease]) -> None:
         """So that nobody removes the layers."""
         for lease in leases:
             if self._leases.setdefault(lease.key, lease) is not lease:
@@ -105,14 +105,14 @@ class DiskLayers:
             self._leases.popitem()[1].close()
 
 
-def upon(below: StartState, own: Sequence[int], key: str, birth: str) -> StartState:
+def upon(below: StartState, own: Sequence[int], key: str, build_id: str) -> StartState:
     """Layers, one for each file system, of one run, upon others."""
     trees = tuple((point, (layer, *layers)) for layer, (point, layers) in zip(own, below.trees, strict=True))
     origin = below.origin
     if origin.trees == below.trees:  # else what lies between is in memory alone
-        keys, births = (*origin.keys, key), (*origin.births, birth)
-        origin = origin._replace(keys=keys, births=births, trees=trees)
-    return StartState(trees, below.defaults, origin, birth)
+        keys, build_ids = (*origin.keys, key), (*origin.build_ids, build_id)
+        origin = origin._replace(keys=keys, build_ids=build_ids, trees=trees)
+    return StartState(trees, below.defaults, origin, build_id)
 
 
 def measure(tree: Path) -> tuple[int, int, int]:
@@ -125,8 +125,8 @@ def measure(tree: Path) -> tuple[int, int, int]:
     return size, files, 0
 
 
-def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], halt: Halt) -> T:
-    """From a thread: have the loop do it, to its end. Raises Stopped once the halt is set."""
+def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], cancel: CancelToken) -> T:
+    """From a thread: have the loop do it, to its end. Raises Cancelled once the cancel is set."""
     ended: Future[asyncio.Task[T]] = Future()
     begun: list[asyncio.Task[T]] = []
 
@@ -139,9 +139,9 @@ def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], halt:
         try:
             task = ended.result(HEARING)
         except TimeoutError:
-            if begun and halt.is_set():
+            if begun and cancel.is_set():
                 loop.call_soon_threadsafe(begun[0].cancel)
             continue
         if task.cancelled():
-            raise Stopped
+            raise Cancelled
         return task.result()

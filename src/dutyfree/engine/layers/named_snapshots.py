@@ -21,7 +21,6 @@ import anyio.to_thread
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageError
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.images.manifest import Settings
 from dutyfree.engine.layers.command_defaults import command_defaults
 from dutyfree.engine.layers.disk_bridge import (
     DEEP,
@@ -34,11 +33,11 @@ from dutyfree.engine.layers.disk_bridge import (
 )
 from dutyfree.engine.layers.memory_layers import PREFIX
 from dutyfree.engine.store import provenance
-from dutyfree.engine.store.cancel import Halt
-from dutyfree.engine.store.layer_lease import Lease
-from dutyfree.engine.store.provenance import Made
-from dutyfree.engine.store.store import Snapshot, Store
-from dutyfree.engine.store.threads import threaded
+from dutyfree.engine.store.cancel import CancelToken, run_in_thread
+from dutyfree.engine.store.layer_lease import LayerLease
+from dutyfree.engine.store.provenance import Provenance
+from dutyfree.engine.store.records import ImageSettings, NamedSnapshot
+from dutyfree.engine.store.store import Store
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -74,7 +73,7 @@ class NamedSnapshots:
     async def keep(self, name: str, base: StartState) -> Recipe:
         """Write it to the disk, under a name that was checked. Raises ExecError."""
         begin = perf_counter()
-        store, loop, halt = self.store, asyncio.get_running_loop(), Halt()
+        store, loop, cancel = self.store, asyncio.get_running_loop(), CancelToken()
         assert store is not None
         origin = _shortened(base.origin)
 
@@ -82,7 +81,7 @@ class NamedSnapshots:
             for index, ((_, layers), (_, below)) in enumerate(zip(base.trees, origin.trees, strict=True)):
                 (tree / str(index)).mkdir(mode=0o755)
                 own = layers[: len(layers) - len(below)]
-                in_loop(loop, self._disk.copy(own, below, tree / str(index)), halt)
+                in_loop(loop, self._disk.copy(own, below, tree / str(index)), cancel)
             provenance.write(tree, _described(base, origin, perf_counter() - begin))
             return measure(tree)
 
@@ -96,16 +95,18 @@ class NamedSnapshots:
             return _Written(store, name, key)
 
         def name_it(key: str) -> None:
-            with store.making(PREFIX + name, halt), store.obtain(key, make, halt) as lease:
+            with store.build_lock(PREFIX + name, cancel), store.obtain(key, make, cancel) as lease:
                 if store.snapshots.get(name):  # by another process, meanwhile
                     raise _taken(name)
                 below = (*origin.mounted, *origin.keys)
-                store.settle([*below, key])  # all that it takes, or it would not be whole after a crash
-                size = lease.facts.size
-                store.snapshots.put(Snapshot(name=name, layer=key, below=below, size=size, made=time.time()))
+                store.sync([*below, key])  # all that it takes, or it would not be whole after a crash
+                size = lease.info.size
+                store.snapshots.put(
+                    NamedSnapshot(name=name, layer=key, below=below, size=size, made=time.time())
+                )
 
         try:
-            await threaded(write, halt)
+            await run_in_thread(write, cancel)
         except (OSError, CreateError) as error:
             what = f"the snapshot {name} cannot be written: {error}"
             if getattr(error, "errno", None) in DEEP:
@@ -145,22 +146,22 @@ class NamedSnapshots:
         usual = command_defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
         base = StartState(origin.trees, usual, origin)
         for lease in (*below[len(told.mounted) :], top):
-            birth = await anyio.to_thread.run_sync(_birth, lease)
-            base = await self._disk.adopt(base, lease, birth)
+            build_id = await anyio.to_thread.run_sync(_build_id, lease)
+            base = await self._disk.adopt(base, lease, build_id)
         return base
 
-    def _leased(self, name: str) -> dict[str, Lease]:
+    def _leased(self, name: str) -> dict[str, LayerLease]:
         """Layers that the snapshot needs: the image's, those upon it, and its own."""
         found = self.store.snapshots.get(name) if self.store else None
         if self.store is None or found is None:
             raise CreateError(f"there is no snapshot {name}", remedy=REMEDY)
-        leases: dict[str, Lease] = {}
+        leases: dict[str, LayerLease] = {}
         with contextlib.ExitStack() as stack:
             for key in (*found.below, found.layer):
                 if (lease := self.store.lease(key)) is None:
                     raise _broken(name, f"the layer {key} is gone")
                 leases[key] = stack.enter_context(lease)
-            if self.store.is_loose(found.layer):
+            if self.store.is_stale(found.layer):
                 raise _broken(name, "a stage that it was taken upon was lost, and made anew since")
             stack.pop_all()
         return leases
@@ -184,9 +185,9 @@ def _broken(name: str, why: str) -> CreateError:
     )
 
 
-def _birth(lease: Lease) -> str:
+def _build_id(lease: LayerLease) -> str:
     told = provenance.read(lease.tree)
-    return told.birth if told is not None else ""
+    return told.build_id if told is not None else ""
 
 
 def _taken(name: str) -> UsageError:
@@ -203,20 +204,20 @@ def _shortened(origin: StoredOrigin) -> StoredOrigin:
     count = kinds.index(provenance.SNAPSHOT) if provenance.SNAPSHOT in kinds else DEEPEST - 1
     gone = len(origin.keys) - count
     trees = tuple((point, layers[gone:]) for point, layers in origin.trees)
-    return origin._replace(keys=origin.keys[:count], births=origin.births[:count], trees=trees)
+    return origin._replace(keys=origin.keys[:count], build_ids=origin.build_ids[:count], trees=trees)
 
 
-def _described(base: StartState, origin: StoredOrigin, seconds: float) -> Made:
+def _described(base: StartState, origin: StoredOrigin, seconds: float) -> Provenance:
     usual = base.defaults
-    return Made(
+    return Provenance(
         kind=provenance.SNAPSHOT,
         seconds=seconds,
         image=origin.image,
         identity=origin.identity or "",
         mounted=origin.mounted,
         below=origin.keys,
-        upon=origin.births[-1] if origin.births else "",
-        settings=Settings(
+        parent_build=origin.build_ids[-1] if origin.build_ids else "",
+        settings=ImageSettings(
             env=dict(usual.environment), user=usual.user, workdir=usual.directory, entrypoint=usual.program
         ),
     )

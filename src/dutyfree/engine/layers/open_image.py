@@ -11,14 +11,14 @@ import anyio.to_thread
 
 from dutyfree.contract.errors import CreateError, StageError
 from dutyfree.engine.images import find, rootfs
-from dutyfree.engine.images.pull import Held, Options
+from dutyfree.engine.images.pull import LeasedImage, PullOptions
 from dutyfree.engine.launcher.client import Launcher
 from dutyfree.engine.layers import memory_layers
 from dutyfree.engine.layers.command_defaults import command_defaults
 from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState, StoredOrigin
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
-from dutyfree.engine.store import overlay_view
+from dutyfree.engine.store import overlay
 from dutyfree.engine.store.store import Store
 
 
@@ -31,7 +31,7 @@ class OpenImages:
         disk: DiskLayers,
         nameless: MemorySnapshots,
         default: str,
-        registries: Callable[[], Options],
+        registries: Callable[[], PullOptions],
     ) -> None:
         self.named = NamedSnapshots(disk, self.opened)
         self.rootless = False
@@ -43,7 +43,7 @@ class OpenImages:
         self._default = default
         self._bases: dict[str, StartState] = {}
         self._identities: dict[str, str] = {}
-        self._held: list[Held] = []
+        self._held: list[LeasedImage] = []
         self._locks: dict[str, anyio.Lock] = {}
 
     def ready(self, name: str) -> bool:
@@ -69,7 +69,7 @@ class OpenImages:
                     self.seconds[name] = perf_counter() - begun
         return self._bases[name]
 
-    async def load(self, name: str) -> tuple[StartState, list[Held]]:
+    async def load(self, name: str) -> tuple[StartState, list[LeasedImage]]:
         """An image as layers, and what keeps those on the disk. Raises as ``opened`` does."""
         if name == "host":
             self._identities[name] = identity = await anyio.to_thread.run_sync(rootfs.host_identity)
@@ -84,11 +84,11 @@ class OpenImages:
         except CreateError as error:  # so that a pool knows whose fault it is
             raise StageError(error.message, remedy=error.remedy, number=0) from error
         self._identities[name] = held.image.digest
-        Store().settle_behind(held.image.keys)
+        Store().sync_in_background(held.image.keys)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
         trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
-        home = await anyio.to_thread.run_sync(overlay_view.home, layers, settings.user)
+        home = await anyio.to_thread.run_sync(overlay.home_variable, layers, settings.user)
         usual = command_defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         mounted = tuple(lease.key for lease in held.leases)
         return StartState(trees, usual, StoredOrigin(name, held.image.digest, mounted, (), trees)), [held]
@@ -106,7 +106,7 @@ class OpenImages:
         self._identities[image] = self.named.identity(name)
         return base
 
-    async def _found(self, name: str) -> Held:
+    async def _found(self, name: str) -> LeasedImage:
         """An image that is, or comes to be, in the store. Raises CreateError."""
         if name.startswith(find.DAEMON):
             from dutyfree.substrates.docker import export

@@ -1,43 +1,79 @@
-"""How threads that fetch and unpack are told that nobody waits for them any more."""
+"""Cancel blocking work in threads."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
+
+import anyio
+import anyio.to_thread
+
+POLL_SECONDS = 0.05
+"""How often a thread that waits for something else checks whether it was cancelled."""
+
+T = TypeVar("T")
 
 
-class Stopped(Exception):  # noqa: N818 (the caller asked for it)
-    """The caller no longer wants it."""
+class Cancelled(Exception):  # noqa: N818 (not a failure)
+    """The caller cancelled the work."""
 
 
-class Halt:
-    """An event that also sets those made from it."""
+class CancelToken:
+    """An event that cancels the work it is passed to, and all its child tokens."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._inner: list[Halt] = []
+        self._children: list[CancelToken] = []
 
-    def inner(self) -> Halt:
-        """One that can be set without setting this one."""
-        made = Halt()
-        self._inner.append(made)
+    def child(self) -> CancelToken:
+        """A token that is set with this one, and can also be set alone."""
+        child = CancelToken()
+        self._children.append(child)
         if self._event.is_set():
-            made.set()
-        return made
+            child.set()
+        return child
 
     def set(self) -> None:
         self._event.set()
-        for inner in self._inner:
-            inner.set()
+        for child in self._children:
+            child.set()
 
     def is_set(self) -> bool:
         return self._event.is_set()
 
     def check(self) -> None:
-        """Raises Stopped once it is set."""
+        """Raise Cancelled if the token is set."""
         if self._event.is_set():
-            raise Stopped
+            raise Cancelled
 
     def wait(self, seconds: float) -> None:
-        """Wait so long. Raises Stopped as soon as it is set."""
+        """Sleep. Raises Cancelled as soon as the token is set."""
         if self._event.wait(seconds):
-            raise Stopped
+            raise Cancelled
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+async def run_in_thread(function: Callable[[], T], cancel: CancelToken) -> T:
+    """Run a blocking function in a thread of its own.
+
+    If the task is cancelled, sets the token, waits for the thread, and closes the result that it may still
+    return. The thread does not count against anyio's shared limit: the function may wait for others in there.
+    """
+    limiter = anyio.CapacityLimiter(1)
+    running = asyncio.ensure_future(anyio.to_thread.run_sync(function, limiter=limiter))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        cancel.set()
+        with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
+            late = await running
+            if isinstance(late, _Closable):
+                await anyio.to_thread.run_sync(late.close)
+        raise

@@ -1,7 +1,7 @@
-"""What is made must reach the disk before it may be believed after a crash of the machine.
+"""Sync layers to disk, and mark those that survive a power cut.
 
-``syncfs`` once for many files costs less than ``fsync`` of each, and takes in the directories too. Only then
-a layer gets its mark; the mark itself is made sure of last, so that what was promised to stay does stay.
+After a boot the store trusts only marked layers. One ``syncfs`` for many files is cheaper than ``fsync`` of
+each, and includes the directories. The mark is written and synced last.
 """
 
 from __future__ import annotations
@@ -14,65 +14,63 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-MARK = "settled"
+SYNCED = "settled"
+"""Name of the mark in a layer's directory."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
 
 
-def settle(root: Path, layers: Iterable[Path]) -> None:
-    """See that layers are on the disk, and mark them: one without a mark is not believed after a boot.
-
-    Raises OSError; none is marked then.
-    """
+def sync_layers(root: Path, layers: Iterable[Path]) -> None:
+    """Write layers of the store at ``root`` to disk, then mark them. Raises OSError; then none is marked."""
     with contextlib.ExitStack() as stack:
-        new = []
+        unmarked = []
         for path in layers:
             with contextlib.suppress(FileNotFoundError):
-                # Not by its name: another may be made under it while we wait.
+                # By descriptor: the layer may be removed and built again while we sync.
                 directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, directory)
-                if MARK not in os.listdir(directory):
-                    new.append(directory)
-        if new:
-            _sync(root)
-        for directory in new:
-            with contextlib.suppress(FileNotFoundError):  # removed since
-                os.close(os.open(MARK, os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
+                if SYNCED not in os.listdir(directory):
+                    unmarked.append(directory)
+        if unmarked:
+            _syncfs(root)
+        for directory in unmarked:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                os.close(os.open(SYNCED, os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory))
                 os.fsync(directory)
 
 
-class Settler:
-    """The same without waiting for it, which may take long."""
+class BackgroundSync:
+    """``sync_layers`` in threads: a sync may take long."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def begin(self, root: Path, layers: list[Path]) -> None:
-        thread = threading.Thread(target=_settle, args=(root, layers), name="dutyfree-settle", daemon=True)
+    def start(self, root: Path, layers: list[Path]) -> None:
+        thread = threading.Thread(target=_sync, args=(root, layers), name="dutyfree-sync", daemon=True)
         with self._lock:
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
             thread.start()
 
     def wait(self) -> None:
-        """Until all that was begun is done."""
+        """Wait for all syncs that were started."""
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
             thread.join()
 
 
-def _settle(root: Path, layers: list[Path]) -> None:
+def _sync(root: Path, layers: list[Path]) -> None:
     try:
-        settle(root, layers)
+        sync_layers(root, layers)
     except OSError as error:
-        _log.warning("layers may be made again after the next boot: they could not be synced: %s", error)
+        _log.warning("layers could not be synced to disk, and may be built again after a reboot: %s", error)
 
 
 def sync_directory(path: Path) -> None:
-    """Names in it stay after a crash. Raises OSError."""
+    """Write a directory's entries to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -80,7 +78,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync(root: Path) -> None:
+def _syncfs(root: Path) -> None:
     descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(descriptor):

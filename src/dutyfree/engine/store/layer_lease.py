@@ -1,4 +1,4 @@
-"""A layer of the store in somebody's hands, and what is known of it."""
+"""A layer in use, and the facts that the store keeps about it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from typing import Self
 
 import msgspec
 
-from dutyfree.engine.store.durability import MARK
+from dutyfree.engine.store.durability import SYNCED
 
 
-class Facts(msgspec.Struct, frozen=True):
+class LayerInfo(msgspec.Struct, frozen=True):
+    """What the store writes beside a layer."""
+
     key: str
     size: int
     files: int
     made: float
+    """When it was added, in seconds since the epoch."""
     left_out: int = 0
+    """Device nodes that were not unpacked."""
     boot: str = ""
-    """Of the kernel under which it was made."""
+    """Boot id of the machine when the layer was added."""
 
 
-class Lease:
-    """A layer in use. Nobody removes it before ``close``, or the end of this process."""
+class LayerLease:
+    """A layer in use. It stays on disk until ``close``, or until this process ends."""
 
     def __init__(self, key: str, path: Path, descriptor: int) -> None:
         self.key = key
@@ -33,13 +37,13 @@ class Lease:
         self._descriptor = descriptor
 
     @property
-    def facts(self) -> Facts:
-        return msgspec.json.decode((self.path / "facts").read_bytes(), type=Facts)
+    def info(self) -> LayerInfo:
+        return msgspec.json.decode((self.path / "facts").read_bytes(), type=LayerInfo)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether it is known to be on the disk."""
-        return (self.path / MARK).exists()
+    def is_synced(self) -> bool:
+        """Whether all of the layer is known to be on disk."""
+        return (self.path / SYNCED).exists()
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -57,5 +61,6 @@ class Lease:
         self.close()
 
 
-def boot() -> str:
+def boot_id() -> str:
+    """Another one after each boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

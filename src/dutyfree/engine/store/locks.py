@@ -1,4 +1,4 @@
-"""Locks that are files: the kernel frees one with its holder, however that ends."""
+"""File locks between processes. The kernel releases a lock when its holder ends, however it ends."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dutyfree.engine.store.cancel import Halt
-
-PATIENCE = 0.05
-"""Between two looks whether another process is done."""
+from dutyfree.engine.store.cancel import POLL_SECONDS, CancelToken
 
 
 @contextlib.contextmanager
-def locked(path: Path, how: int, halt: Halt | None = None, *, wait: bool = True) -> Iterator[int]:
-    """Hold it. Raises Stopped; or BlockingIOError rather than to wait."""
+def locked(path: Path, how: int, cancel: CancelToken | None = None, *, wait: bool = True) -> Iterator[int]:
+    """Hold a lock of the kind ``how``, and yield its descriptor.
+
+    Raises Cancelled, or BlockingIOError if it is locked and ``wait`` is false.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not try_lock(descriptor, how):
                 if not wait:
                     raise BlockingIOError(f"{path} is locked")
-                # A thread in flock(2) can be woken by nobody; this one can be stopped.
-                if halt is None:
-                    time.sleep(PATIENCE)
+                # Poll: a thread that blocks in flock(2) could not be cancelled.
+                if cancel is None:
+                    time.sleep(POLL_SECONDS)
                 else:
-                    halt.wait(PATIENCE)
-            if same(descriptor, path):  # else it was removed by who held it
+                    cancel.wait(POLL_SECONDS)
+            if is_same_file(descriptor, path):  # else the previous holder removed it
                 yield descriptor
                 return
         finally:
@@ -45,26 +45,26 @@ def try_lock(descriptor: int, how: int) -> bool:
     return True
 
 
-def same(descriptor: int, path: Path) -> bool:
-    """Whether what is open still has the name."""
+def is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at ``path``."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
     return False
 
 
 def remove(path: Path) -> None:
-    """Remove a lock that nobody holds. Who opened it before, and gets it after, sees that it is no more."""
+    """Remove a lock file that no process holds. ``locked`` notices this, and creates a new one."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            if try_lock(descriptor, fcntl.LOCK_EX) and same(descriptor, path):
+            if try_lock(descriptor, fcntl.LOCK_EX) and is_same_file(descriptor, path):
                 path.unlink()
         finally:
             os.close(descriptor)
 
 
-def abandoned(lock: Path) -> bool:
-    """Whether nobody holds the lock, whose holder may have been killed before it was even made."""
+def is_abandoned(lock: Path) -> bool:
+    """Whether no process holds the lock. Its owner may have been killed before it created the file."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

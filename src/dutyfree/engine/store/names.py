@@ -1,4 +1,4 @@
-"""Names in the layer store: small files, each of which keeps some layers from being collected."""
+"""Names in the layer store: one small file each, which keeps its layers from being evicted."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ import msgspec
 from dutyfree.engine.store.durability import sync_directory
 from dutyfree.engine.store.locks import locked
 
+SCRATCH = ".image-"
+"""Prefix of an entry's file until it is complete."""
 
-class Label(Protocol):
-    """What a name stands for."""
+
+class NameEntry(Protocol):
+    """A record under a name."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def keys(self) -> set[str]:
-        """Of the layers that must stay."""
+        """Keys of the layers that must stay."""
         ...
 
 
-T = TypeVar("T", bound=Label)
+T = TypeVar("T", bound=NameEntry)
 
 
-class Labels(Generic[T]):
-    """Those of one kind, in a directory of the store. All methods block."""
+class NameTable(Generic[T]):
+    """All names of one kind, in one directory of the store. All methods block."""
 
     def __init__(self, kind: type[T], directory: Callable[[], Path]) -> None:
         self._kind = kind
@@ -44,26 +47,29 @@ class Labels(Generic[T]):
 
     def all(self) -> list[T]:
         found = (self._read(path) for path in self._directory().glob("*"))
-        return sorted((label for label in found if label), key=lambda label: label.name)
+        return sorted((entry for entry in found if entry), key=lambda entry: entry.name)
 
-    def put(self, label: T) -> None:
-        """Onto the disk. Its layers must be leased by the caller: what collects them waits for no other."""
+    def put(self, entry: T) -> None:
+        """Write an entry, and sync it to disk.
+
+        The caller must hold leases of its layers: they are not protected before the entry is written.
+        """
         root = self._directory().parent
         with locked(root / "lock", fcntl.LOCK_SH):
             descriptor, scratch = tempfile.mkstemp(dir=root, prefix=SCRATCH)
             try:
                 with open(descriptor, "wb") as file:
-                    file.write(msgspec.json.encode(label))
+                    file.write(msgspec.json.encode(entry))
                     file.flush()
                     os.fsync(descriptor)
-                Path(scratch).rename(self._path(label.name))
+                Path(scratch).rename(self._path(entry.name))
                 sync_directory(self._directory())
             except BaseException:
                 Path(scratch).unlink(missing_ok=True)
                 raise
 
     def remove(self, name: str) -> bool:
-        """Whether there was one. Its layers stay until they are collected."""
+        """Remove a name, and return whether it existed. Its layers stay until the next collection."""
         try:
             self._path(name).unlink()
         except FileNotFoundError:
@@ -77,7 +83,3 @@ class Labels(Generic[T]):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(path.read_bytes(), type=self._kind)
         return None
-
-
-SCRATCH = ".image-"
-"""How a label is called until it has its name."""

@@ -1,4 +1,4 @@
-"""What killed processes left in the layer store: half made, half fetched, locks that nobody holds."""
+"""Remove from the layer store what killed processes left: half-built layers, old downloads, unused locks."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dutyfree.engine.store import locks
-from dutyfree.engine.store.locks import abandoned, locked
+from dutyfree.engine.store.locks import is_abandoned, locked
 from dutyfree.engine.store.names import SCRATCH
 
 PART_SECONDS = 7 * 86400.0
-"""So long a cut download may wait to be taken up again, and a packed layer for the next who wants it."""
+"""How long an interrupted download or a packed layer stays for the next request."""
 
 
 def sweep(root: Path, *, dry_run: bool) -> int:
-    """Remove it, or only count it: bytes. For whoever holds the lock of the whole store."""
+    """Remove the leftovers, or only count them, and return their bytes. The caller holds the store's lock."""
     making = root / "making"
     making.mkdir(exist_ok=True, mode=0o700)
     with locked(making / ".lock", fcntl.LOCK_EX):
-        left = [*_left(root), *(path for path in _inside(making) if abandoned(path / "lock"))]
-        half = sum(size(path) for path in left)
-        for path in left if not dry_run else ():
+        found = [*_leftovers(root), *(path for path in _entries(making) if is_abandoned(path / "lock"))]
+        total = sum(size(path) for path in found)
+        for path in found if not dry_run else ():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-    for path in _inside(root / "locks") if not dry_run else ():
+    for path in _entries(root / "locks") if not dry_run else ():
         locks.remove(path)
-    return half
+    return total
 
 
-def _left(root: Path) -> Iterator[Path]:
-    yield from root.glob(f"{SCRATCH}*")  # nobody writes one while the store is locked
-    for path in _inside(root / "parts"):
-        if _is_old(path) and abandoned(path):
+def _leftovers(root: Path) -> Iterator[Path]:
+    yield from root.glob(f"{SCRATCH}*")  # no process writes one while the store is locked
+    for path in _entries(root / "parts"):
+        if _is_old(path) and is_abandoned(path):
             yield path
     yield from filter(_is_old, (root / "kept").glob("*/*/packed"))
 
 
-def _inside(directory: Path) -> list[Path]:
+def _entries(directory: Path) -> list[Path]:
     with contextlib.suppress(FileNotFoundError):
         return [path for path in directory.iterdir() if path.name != ".lock"]
     return []
@@ -56,7 +56,7 @@ def _is_old(path: Path) -> bool:
 
 
 def size(path: Path) -> int:
-    """Bytes on the disk, of a file or all below a directory."""
+    """Bytes on disk of a file, or of a directory with everything in it."""
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:

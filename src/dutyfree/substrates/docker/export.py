@@ -9,14 +9,14 @@ import anyio.to_thread
 
 from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.engine.images import find
-from dutyfree.engine.images.pull import Held, Progress
+from dutyfree.engine.images.pull import LeasedImage, Progress
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.images import identify
 from dutyfree.substrates.docker.reaching import API, socket_path
 
 
-async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> Held:
+async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> LeasedImage:
     """The image ``docker-daemon:name`` in the store, copied if it is not there. Raises CreateError."""
     reference = name.removeprefix(find.DAEMON)
     store = Store()
@@ -40,7 +40,7 @@ async def bring(name: str, kept: str | None = None, progress: Progress | None = 
 
 async def _copy(
     engine: Engine, store: Store, reference: str, kept: str, identity: str, progress: Progress | None
-) -> Held:
+) -> LeasedImage:
     scratch = store.scratch()
     directory = await anyio.to_thread.run_sync(scratch.__enter__)
     try:

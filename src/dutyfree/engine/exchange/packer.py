@@ -12,12 +12,11 @@ import msgspec
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange.chains import Blob
-from dutyfree.engine.images.ahead import ahead
 from dutyfree.engine.images.pack import pack
-from dutyfree.engine.images.streams import Refused, hashed, zstd
+from dutyfree.engine.images.streams import InvalidLayer, ahead, hashed, zstd
 from dutyfree.engine.store import provenance
-from dutyfree.engine.store.cancel import Halt
-from dutyfree.engine.store.layer_lease import Lease, boot
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.layer_lease import LayerLease, boot_id
 from dutyfree.engine.store.store import Store
 
 LEVEL = 3
@@ -37,16 +36,16 @@ def parts(tree: Path) -> list[Path]:
     return [tree]
 
 
-def packed(store: Store, key: str, halt: Halt) -> tuple[Blob, ...]:
-    """The layer's blobs, packed if need be. Raises CreateError, Stopped, and OSError of the disk."""
+def packed(store: Store, key: str, cancel: CancelToken) -> tuple[Blob, ...]:
+    """The layer's blobs, packed if need be. Raises CreateError, Cancelled, and OSError of the disk."""
     lease = store.lease(key)
     if lease is None:
         raise CreateError(f"the layer {key} is gone", remedy="see `dutyfree layer ls`")
     with lease:
         known = _known(lease)
         if known is None:
-            with store.making(f"{_PACKED} {key}", halt):
-                known = _known(lease) or _pack(store, lease, halt)
+            with store.build_lock(f"{_PACKED} {key}", cancel):
+                known = _known(lease) or _pack(store, lease, cancel)
         return known
 
 
@@ -61,20 +60,20 @@ class _Packed(msgspec.Struct, frozen=True):
     blobs: tuple[Blob, ...]
 
 
-def _known(lease: Lease) -> tuple[Blob, ...] | None:
+def _known(lease: LayerLease) -> tuple[Blob, ...] | None:
     directory = lease.path / _PACKED
     with contextlib.suppress(OSError, msgspec.DecodeError):
         found = msgspec.json.decode((directory / _LIST).read_bytes(), type=_Packed)
         os.utime(directory)
         sizes = [(directory / blob.digest.removeprefix("sha256:")).stat().st_size for blob in found.blobs]
-        is_whole = found.boot == boot() and sizes == [blob.size for blob in found.blobs]
+        is_whole = found.boot == boot_id() and sizes == [blob.size for blob in found.blobs]
         return found.blobs if is_whole else None
     return None
 
 
-def _pack(store: Store, lease: Lease, halt: Halt) -> tuple[Blob, ...]:
+def _pack(store: Store, lease: LayerLease, cancel: CancelToken) -> tuple[Blob, ...]:
     free = shutil.disk_usage(store.root).free
-    if lease.facts.size + RESERVE > free:
+    if lease.info.size + RESERVE > free:
         raise CreateError(
             f"there is no room to pack {lease.key}: {free} bytes are free",
             remedy="dutyfree gc, or a larger disk",
@@ -83,25 +82,25 @@ def _pack(store: Store, lease: Lease, halt: Halt) -> tuple[Blob, ...]:
         target = scratch / _PACKED
         target.mkdir()
         try:
-            blobs = tuple(_blob(part, target, halt) for part in parts(lease.tree))
-        except Refused as error:
+            blobs = tuple(_blob(part, target, cancel) for part in parts(lease.tree))
+        except InvalidLayer as error:
             raise CreateError(f"the layer {lease.key} cannot travel: {error}") from error
-        (target / _LIST).write_bytes(msgspec.json.encode(_Packed(boot(), blobs)))
+        (target / _LIST).write_bytes(msgspec.json.encode(_Packed(boot_id(), blobs)))
         shutil.rmtree(lease.path / _PACKED, ignore_errors=True)  # one that a crash of the machine tore
         target.rename(lease.path / _PACKED)
     return blobs
 
 
-def _blob(part: Path, target: Path, halt: Halt) -> Blob:
+def _blob(part: Path, target: Path, cancel: CancelToken) -> Blob:
     compressor = zstd().ZstdCompressor(level=LEVEL)
     plain, compressed = hashlib.sha256(), hashlib.sha256()
     whole = 0
     root = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     scratch = target / "blob"
     try:
-        with open(scratch, "wb") as file, ahead(hashed(pack(root), plain), halt) as pieces:
+        with open(scratch, "wb") as file, ahead(hashed(pack(root), plain), cancel) as pieces:
             for piece in pieces:
-                halt.check()
+                cancel.check()
                 whole += len(piece)
                 data = compressor.compress(piece)
                 compressed.update(data)

@@ -27,11 +27,12 @@ import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, OptionError
-from dutyfree.engine.exchange import neighbours, timely
-from dutyfree.engine.exchange.chains import Chain, Layer
-from dutyfree.engine.exchange.neighbours import Missing, Neighbours
-from dutyfree.engine.store.cancel import Halt, Stopped
-from dutyfree.engine.store.provenance import Made
+from dutyfree.engine.exchange import deadline_peer
+from dutyfree.engine.exchange import peers as peer_sets
+from dutyfree.engine.exchange.chains import ChainLayer, LayerChain
+from dutyfree.engine.exchange.peers import MissingLayers, PeerSet
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
+from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
 from tests.engine.counts import arrives
 from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
@@ -50,9 +51,9 @@ SEE = "cat stamp copy; md5sum one two"
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that is slow because the machine is busy is neither silent nor forgotten meanwhile."""
-    monkeypatch.setattr(timely, "SILENCE", 100.0)
-    monkeypatch.setattr(neighbours, "SILENCE", 100.0)
-    monkeypatch.setattr(neighbours, "LACKING", 1000.0)
+    monkeypatch.setattr(deadline_peer, "SILENCE", 100.0)
+    monkeypatch.setattr(peer_sets, "SILENCE", 100.0)
+    monkeypatch.setattr(peer_sets, "LACKING", 1000.0)
 
 
 async def built(nodes: Nodes, recipe: Recipe = RECIPE) -> bytes:
@@ -178,7 +179,7 @@ async def test_of_several_the_one_with_most_is_taken(nodes: Nodes) -> None:
 
 
 async def test_what_is_built_in_no_time_is_built(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "QUICK", 60.0)  # by a machine that is busy with other things
+    monkeypatch.setattr(peer_sets, "QUICK", 60.0)  # by a machine that is busy with other things
     quick = Recipe(stages=(Stage("setup", commands=("date +%N > stamp",)),))
     before = await built_too(nodes, quick, "cat stamp")
     async with fetching(str(nodes.here), recipe=quick) as (native, sandbox):
@@ -406,7 +407,7 @@ def hung_up(connection: socket.socket) -> None:
 async def test_a_peer_that_is_gone_is_told_of_once(
     nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "BACKOFF", neighbours.LONGEST)  # longer than all of this takes
+    monkeypatch.setattr(peer_sets, "BACKOFF", peer_sets.LONGEST)  # longer than all of this takes
     gone = ["tcp://127.0.0.1:1", "exec:/no/such", "exec:false", str(nodes.root / "absent")]
     nodes.use(nodes.there)
     native: Any
@@ -465,7 +466,7 @@ async def test_one_that_breaks_midway_leaves_what_was_whole(
     before = await built(nodes)
     source = pipe(nodes.here, through)
     if through == HANGING:
-        monkeypatch.setattr(timely, "SILENCE", 10.0)
+        monkeypatch.setattr(deadline_peer, "SILENCE", 10.0)
     async with fetching(source, peer_seconds=300) as (native, sandbox):
         assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
         now = await seen(sandbox)
@@ -531,7 +532,7 @@ async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nod
             assert native.peers[source].failures == 1
             server = nodes.listening(nodes.here, port=port)
             await anyio.to_thread.run_sync(stack.enter_context, server)
-            native._stages.neighbours._peers[0].retry_at = 0.0  # as if time had passed
+            native._stages.peers._peers[0].retry_at = 0.0  # as if time had passed
             async with native.sandbox(RECIPE) as sandbox:
                 assert await seen(sandbox) == before
                 assert sandbox.served.kind == "fetched"
@@ -624,18 +625,23 @@ async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -
 KEYS = tuple(f"stage:{digit * 64}" for digit in "abc")
 
 
-def chain(*keys: str, seconds: float = 1.0, birth: str = "", **lies: Any) -> Chain:
+def chain(*keys: str, seconds: float = 1.0, build_id: str = "", **lies: Any) -> LayerChain:
     told = {"name": keys[-1], "image": "host", "identity": "sha256:1"}
     upper = tuple(
-        Layer(
+        ChainLayer(
             key,
-            Made(
-                kind="setup", seconds=seconds, image="host", identity="sha256:1", below=keys[:at], birth=birth
+            Provenance(
+                kind="setup",
+                seconds=seconds,
+                image="host",
+                identity="sha256:1",
+                below=keys[:at],
+                build_id=build_id,
             ),
         )
         for at, key in enumerate(keys)
     )
-    return Chain(**{**told, "layers": upper, **lies})
+    return LayerChain(**{**told, "layers": upper, **lies})
 
 
 @pytest.mark.parametrize(
@@ -651,31 +657,33 @@ def chain(*keys: str, seconds: float = 1.0, birth: str = "", **lies: Any) -> Cha
         ([], 0),
     ],
 )
-async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[Chain], length: int) -> None:
-    found = neighbours.best(Store(tmp_path), Missing("sha256:1", (), KEYS), offered)
+async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[LayerChain], length: int) -> None:
+    found = peer_sets.best(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), offered)
     assert (len(found.upper) if found else 0) == length
     if found:
         assert found.known is None
         assert (
-            neighbours.best(Store(tmp_path), Missing("sha256:1", KEYS[:length], KEYS[length:]), offered)
+            peer_sets.best(Store(tmp_path), MissingLayers("sha256:1", KEYS[:length], KEYS[length:]), offered)
             is None
         )
 
 
-@pytest.mark.parametrize(("birth", "fits"), [("ours", True), ("theirs", False)])
-async def test_what_lies_in_memory_alone_is_gone_on_from_too(tmp_path: Path, birth: str, fits: bool) -> None:
+@pytest.mark.parametrize(("build_id", "fits"), [("ours", True), ("theirs", False)])
+async def test_what_lies_in_memory_alone_is_gone_on_from_too(
+    tmp_path: Path, build_id: str, fits: bool
+) -> None:
     """The store does not know of that run: only one that was made upon it will do."""
-    missing = Missing("sha256:1", KEYS[:1], KEYS[1:], "ours")
-    assert bool(neighbours.best(Store(tmp_path), missing, [chain(*KEYS, birth=birth)])) == fits
+    missing = MissingLayers("sha256:1", KEYS[:1], KEYS[1:], "ours")
+    assert bool(peer_sets.best(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
 
 
 async def test_it_stops_when_it_is_halted(tmp_path: Path) -> None:
-    halt = Halt()
-    threading.Timer(0.3, halt.set).start()
-    peers = Neighbours(["exec:sleep 1000"], 300)
-    with pytest.raises(Stopped):
+    cancel = CancelToken()
+    threading.Timer(0.3, cancel.set).start()
+    peers = PeerSet(["exec:sleep 1000"], 300)
+    with pytest.raises(Cancelled):
         await anyio.to_thread.run_sync(
-            lambda: peers.fetch(Store(tmp_path), Missing("sha256:1", (), KEYS), halt)
+            lambda: peers.fetch(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), cancel)
         )
 
 

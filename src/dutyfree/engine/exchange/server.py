@@ -14,11 +14,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from dutyfree.contract.errors import DutyfreeError, UsageError
-from dutyfree.engine.exchange import lines, network, peers
-from dutyfree.engine.exchange.lines import PATIENCE, Hello, Lines, Patient
-from dutyfree.engine.exchange.network import Sending
-from dutyfree.engine.exchange.peers import StorePeer
-from dutyfree.engine.store.cancel import Halt, Stopped
+from dutyfree.engine.exchange import messages, protocol, tcp
+from dutyfree.engine.exchange.messages import PATIENCE, CancellableReader, Hello, MessageStream
+from dutyfree.engine.exchange.protocol import StorePeer
+from dutyfree.engine.exchange.tcp import SocketWriter
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.store import Store
 
 CLIENTS = 64
@@ -37,21 +37,21 @@ Say = Callable[[str], None]
 
 def bound(where: str, token: bytes) -> socket.socket:
     """A socket that listens at ``HOST:PORT``. Raises UsageError."""
-    host, port = network.address(where)
+    host, port = tcp.address(where)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, place = found[0]
         if not (token or ipaddress.ip_address(place[0]).is_loopback):
             raise UsageError(
                 f"at {where} others could have every layer: that needs a token",
-                remedy=f"set {lines.TOKEN} or {lines.TOKEN_FILE} at both ends, or listen at 127.0.0.1",
+                remedy=f"set {messages.TOKEN} or {messages.TOKEN_FILE} at both ends, or listen at 127.0.0.1",
             )
         return socket.create_server(place[:2], family=family, backlog=CLIENTS)
     except (OSError, OverflowError) as error:
         raise UsageError(f"nobody can listen at {where}: {error}") from error
 
 
-class Listening:
+class LayerServer:
     """One server. ``serve`` blocks."""
 
     def __init__(self, store: Store, listener: socket.socket, token: bytes, say: Say) -> None:
@@ -63,36 +63,36 @@ class Listening:
         self._clients: dict[threading.Thread, tuple[socket.socket, float]] = {}
         """Whom we talk to, and until when at most."""
 
-    def serve(self, halt: Halt) -> None:
-        """Until it is halted. Raises Stopped."""
+    def serve(self, cancel: CancelToken) -> None:
+        """Until it is halted. Raises Cancelled."""
         self._listener.settimeout(PATIENCE)
         try:
             while True:
-                halt.check()
+                cancel.check()
                 self._hang_up(monotonic())
                 try:
                     connection, address = self._listener.accept()
                 except TimeoutError:
                     continue
                 except OSError:  # too many files are open, or it was gone before it was there
-                    halt.wait(PATIENCE)
+                    cancel.wait(PATIENCE)
                     continue
-                self._begin(connection, str(address[0]), halt)
+                self._begin(connection, str(address[0]), cancel)
         finally:
             self._listener.close()
-            halt.set()
+            cancel.set()
             self._hang_up(float("inf"))
             for thread in list(self._clients):
                 thread.join()
 
-    def _begin(self, connection: socket.socket, who: str, halt: Halt) -> None:
+    def _begin(self, connection: socket.socket, who: str, cancel: CancelToken) -> None:
         if len(self._clients) >= CLIENTS:
             with connection, contextlib.suppress(OSError):
-                Lines(Patient(connection.fileno(), halt), Sending(connection)).put(
+                MessageStream(CancellableReader(connection.fileno(), cancel), SocketWriter(connection)).put(
                     Hello(error=f"it talks to {CLIENTS} others")
                 )
             return
-        thread = threading.Thread(target=self._answer, args=(connection, who, halt), name=f"dutyfree {who}")
+        thread = threading.Thread(target=self._answer, args=(connection, who, cancel), name=f"dutyfree {who}")
         self._clients[thread] = connection, monotonic() + GREETING
         try:
             thread.start()
@@ -109,19 +109,19 @@ class Listening:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # the thread notices, wherever it is
 
-    def _answer(self, connection: socket.socket, who: str, halt: Halt) -> None:
+    def _answer(self, connection: socket.socket, who: str, cancel: CancelToken) -> None:
         thread = threading.current_thread()
         with connection:
-            reader = Patient(connection.fileno(), halt, GREETING)
+            reader = CancellableReader(connection.fileno(), cancel, GREETING)
             try:
-                network.watched(connection)
-                known = lines.received(Lines(reader, Sending(connection)), self._token)
+                tcp.watched(connection)
+                known = messages.received(MessageStream(reader, SocketWriter(connection)), self._token)
                 self._clients[thread] = connection, monotonic() + LONGEST
                 reader.silence = IDLE
-                sent = peers.serve(StorePeer(self._store, halt, self._turn), known, halt)
+                sent = protocol.serve(StorePeer(self._store, cancel, self._turn), known, cancel)
                 if sent:
                     self._say(f"{who}: {sent} bytes of layers")
-            except Stopped:
+            except Cancelled:
                 return
             except (OSError, DutyfreeError) as error:
                 self._say(f"{who}: {error}")

@@ -21,7 +21,7 @@ import msgspec
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.images.manifest import DOCUMENT_MAX
 from dutyfree.engine.images.streams import CHUNK
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.cancel import CancelToken
 
 PATIENCE = 0.1
 """Seconds between two looks whether anybody still wants what is waited for."""
@@ -38,7 +38,7 @@ Nonce = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
 T = TypeVar("T")
 
 
-class Reader(Protocol):
+class ByteReader(Protocol):
     """A file as far as it is needed here: nothing is read of it twice."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -46,18 +46,18 @@ class Reader(Protocol):
     def readline(self, size: int, /) -> bytes: ...
 
 
-class Writer(Protocol):
+class ByteWriter(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
     def flush(self) -> None: ...
 
 
-class Patient:
+class CancellableReader:
     """A pipe or a socket that may be silent for long: whoever reads it can be halted meanwhile."""
 
-    def __init__(self, descriptor: int, halt: Halt, silence: float = float("inf")) -> None:
+    def __init__(self, descriptor: int, cancel: CancelToken, silence: float = float("inf")) -> None:
         self._descriptor = descriptor
-        self._halt = halt
+        self._cancel = cancel
         self.silence = silence
         """Seconds after which TimeoutError is raised."""
         self._rest = b""
@@ -83,13 +83,13 @@ class Patient:
         waiting = select.poll()  # select(2) knows no descriptor above 1023
         waiting.register(self._descriptor, select.POLLIN)
         while not waiting.poll(PATIENCE * 1000):
-            self._halt.check()
+            self._cancel.check()
             if monotonic() > until:
                 raise TimeoutError(f"nothing was said for {self.silence:g} s")
         return os.read(self._descriptor, CHUNK)
 
 
-class Seals:
+class MessageAuthenticator:
     """Of the lines of one conversation, each way counted."""
 
     def __init__(self, key: bytes, ours: bytes, theirs: bytes) -> None:
@@ -106,10 +106,12 @@ class Seals:
         return hmac.compare_digest(seal, _code(self._key, self._theirs, str(self._came).encode(), document))
 
 
-class Lines:
+class MessageStream:
     """Both ways of a conversation."""
 
-    def __init__(self, reader: Reader, writer: Writer, seals: Seals | None = None) -> None:
+    def __init__(
+        self, reader: ByteReader, writer: ByteWriter, seals: MessageAuthenticator | None = None
+    ) -> None:
         self.reader = reader
         self.writer = writer
         self._seals = seals
@@ -171,7 +173,7 @@ def token() -> bytes:
     return found.encode()
 
 
-def received(lines: Lines, token: bytes) -> Lines:
+def received(lines: MessageStream, token: bytes) -> MessageStream:
     """As who is called: the conversation with one who knows the token. Raises CreateError, OSError."""
     ours = secrets.token_hex(32) if token else ""
     lines.put(Hello(nonce=ours))
@@ -183,10 +185,10 @@ def received(lines: Lines, token: bytes) -> Lines:
         raise CreateError("somebody without the token was turned away")
     lines.put(Proof(_proof(token, b"asked", ours, said.nonce).decode()))
     key = _code(token, b"seals", ours.encode(), said.nonce.encode())
-    return Lines(lines.reader, lines.writer, Seals(key, b"asked", b"asking"))
+    return MessageStream(lines.reader, lines.writer, MessageAuthenticator(key, b"asked", b"asking"))
 
 
-def greeted(lines: Lines, token: bytes) -> Lines:
+def greeted(lines: MessageStream, token: bytes) -> MessageStream:
     """As who calls: the conversation with one who knows the token, if we have one. Raises CreateError."""
     hello = _heard(lines, Hello)
     if hello.error:
@@ -207,10 +209,10 @@ def greeted(lines: Lines, token: bytes) -> Lines:
     if not hmac.compare_digest(_proof(token, b"asked", theirs, ours), said.proof.encode()):
         raise CreateError("the peer does not know the token: it may be somebody else")
     key = _code(token, b"seals", theirs.encode(), ours.encode())
-    return Lines(lines.reader, lines.writer, Seals(key, b"asking", b"asked"))
+    return MessageStream(lines.reader, lines.writer, MessageAuthenticator(key, b"asking", b"asked"))
 
 
-def _heard(lines: Lines, kind: type[T]) -> T:
+def _heard(lines: MessageStream, kind: type[T]) -> T:
     line = lines.get(GREETING_MAX)
     if line is None:
         raise CreateError("the peer has hung up", remedy="see what it printed, and try again")

@@ -20,37 +20,38 @@ import msgspec
 
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.exchange import chains
-from dutyfree.engine.exchange.chains import Blob, Chain, Layer
-from dutyfree.engine.exchange.peers import Peer, Want
+from dutyfree.engine.exchange.chains import Blob, ChainLayer, LayerChain
+from dutyfree.engine.exchange.protocol import BlobRequest, Peer
 from dutyfree.engine.images import rootfs, streams
-from dutyfree.engine.images.archives import Slice
-from dutyfree.engine.images.pull import Event, Progress, disk_error
+from dutyfree.engine.images.archives import FileSlice
+from dutyfree.engine.images.pull import LayerProgress, Progress, disk_error
 from dutyfree.engine.images.streams import CHUNK, Readable
 from dutyfree.engine.images.unpack import LARGEST, unpack
 from dutyfree.engine.store import provenance, squash
-from dutyfree.engine.store.cancel import Halt
-from dutyfree.engine.store.layer_lease import Lease
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.layer_lease import LayerLease
 from dutyfree.engine.store.locks import locked
-from dutyfree.engine.store.store import Image, Snapshot, Store
+from dutyfree.engine.store.records import NamedSnapshot, StoredImage
+from dutyfree.engine.store.store import Store
 
 
-class Fetched(msgspec.Struct, frozen=True):
-    chain: Chain
+class FetchResult(msgspec.Struct, frozen=True):
+    chain: LayerChain
     layers: int
     """That were missing."""
     size: int
     """Bytes that came."""
 
 
-class Busy(CreateError):  # noqa: N818 (names the state)
+class LayerBusy(CreateError):  # noqa: N818 (names the state)
     """Somebody else makes it at this moment."""
 
 
 class Fetcher:
-    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Stopped once it is halted.
+    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Cancelled once it is halted.
 
     An eager one, for who would build the layers otherwise, takes none of images. It waits neither for the
-    disk nor for others who make the same, so that no two wait for each other: it raises Busy. Others wait.
+    disk nor for others who make the same, so that no two wait for each other: it raises LayerBusy.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Fetcher:
         store: Store,
         peer: Peer,
         progress: Progress | None = None,
-        halt: Halt | None = None,
+        cancel: CancelToken | None = None,
         largest: int = LARGEST,
         *,
         eager: bool = False,
@@ -66,7 +67,7 @@ class Fetcher:
         self._store = store
         self._peer = peer
         self._progress = progress or (lambda _: None)
-        self._halt = halt or Halt()
+        self._cancel = cancel or CancelToken()
         self._largest = largest
         self._eager = eager
         self._claim = ""
@@ -74,25 +75,25 @@ class Fetcher:
         self.brought: list[str] = []
         """Keys of the layers that are here by this."""
 
-    def fetch(self, chain: Chain) -> Fetched:
+    def fetch(self, chain: LayerChain) -> FetchResult:
         """A chain that the peer offers."""
         chains.check(chain)
         try:
             with contextlib.ExitStack() as leases:
                 return self._fetch(chain, leases)
         except BlockingIOError as error:
-            raise Busy(f"{chain.name} is on its way already") from error
+            raise LayerBusy(f"{chain.name} is on its way already") from error
         except OSError as error:
             raise disk_error(error) from error
 
-    def _fetch(self, chain: Chain, leases: contextlib.ExitStack) -> Fetched:
+    def _fetch(self, chain: LayerChain, leases: contextlib.ExitStack) -> FetchResult:
         self._check_names(chain)
         known = self._image(chain, leases)
         lower = () if known else chain.lower
         if not (known or lower):
             _check_here(chain)
         for layer in chain.upper:
-            if self._store.is_loose(layer.key):  # of no use here, and in the way
+            if self._store.is_stale(layer.key):  # of no use here, and in the way
                 self._store.remove(layer.key)
         wanted = self._missing(chain.upper, leases)
         if wanted and (strange := chains.strange(self._store, chain)):
@@ -106,28 +107,28 @@ class Fetcher:
         missing = [layer for layer in described if not self._lease(layer.key, leases)]
         size = self._bring(missing, mounted, leases)
         if missing:
-            settle = self._store.settle_behind if self._eager else self._store.settle
+            settle = self._store.sync_in_background if self._eager else self._store.sync
             settle([layer.key for layer in missing])
         self._name(chain, mounted, known)
-        return Fetched(chain, len(missing), size)
+        return FetchResult(chain, len(missing), size)
 
-    def _lease(self, key: str, leases: contextlib.ExitStack) -> Lease | None:
+    def _lease(self, key: str, leases: contextlib.ExitStack) -> LayerLease | None:
         lease = self._store.lease(key)
         return leases.enter_context(lease) if lease else None
 
-    def _missing(self, layers: Sequence[Layer], leases: contextlib.ExitStack) -> list[Layer]:
+    def _missing(self, layers: Sequence[ChainLayer], leases: contextlib.ExitStack) -> list[ChainLayer]:
         """Those that are not here; of an eager one nobody else makes them from now on."""
         missing = [layer for layer in layers if not self._lease(layer.key, leases)]
         if not self._eager:
             return missing
         for layer in missing:
-            leases.enter_context(self._store.making(layer.key, wait=False))
+            leases.enter_context(self._store.build_lock(layer.key, wait=False))
             self._claim = layer.key
         return [layer for layer in missing if not self._lease(layer.key, leases)]
 
     # --- What is here already -----------------------------------------------------------------------
 
-    def _check_names(self, chain: Chain) -> None:
+    def _check_names(self, chain: LayerChain) -> None:
         taken = self._store.snapshots.get(chain.snapshot) if chain.snapshot else None
         if taken and taken.layer != chain.upper[-1].key:
             raise UsageError(
@@ -141,18 +142,18 @@ class Fetcher:
                 remedy="name images by digest; or remove the one that is here: dutyfree image rm",
             )
 
-    def _image(self, chain: Chain, leases: contextlib.ExitStack) -> Image | None:
+    def _image(self, chain: LayerChain, leases: contextlib.ExitStack) -> StoredImage | None:
         """The chain's image, if it is here under whatever name."""
         for image in self._store.images():
             if image.digest == chain.identity and all(self._lease(key, leases) for key in image.mounted):
                 return image
         return None
 
-    def _name(self, chain: Chain, mounted: tuple[str, ...], known: Image | None) -> None:
+    def _name(self, chain: LayerChain, mounted: tuple[str, ...], known: StoredImage | None) -> None:
         here = known or chain.known
         if chain.known and here and not self._store.image(chain.known.name):
             layers = known.layers if known else tuple(reversed(mounted))
-            self._store.name(
+            self._store.put_image(
                 msgspec.structs.replace(
                     here, name=chain.known.name, layers=layers, mounted=mounted, source="", added=time.time()
                 )
@@ -165,18 +166,18 @@ class Fetcher:
             raise CreateError(f"the layer {top} was removed while it came", remedy="try again")
         with lease:
             self._store.snapshots.put(
-                Snapshot(
+                NamedSnapshot(
                     name=chain.snapshot,
                     layer=top,
                     below=(*mounted, *below),
-                    size=lease.facts.size,
+                    size=lease.info.size,
                     made=time.time(),
                 )
             )
 
     # --- What is not --------------------------------------------------------------------------------
 
-    def _described(self, layers: Sequence[Layer], trees: int) -> list[Layer]:
+    def _described(self, layers: Sequence[ChainLayer], trees: int) -> list[ChainLayer]:
         """With their blobs, and the keys that they have here."""
         told = self._peer.pack([layer.key for layer in layers]) if layers else {}
         described = []
@@ -188,10 +189,12 @@ class Fetcher:
                     remedy="it is broken, or of a machine whose directories are other ones",
                 )
             key = layer.key if layer.made else f"{chains.TAR}:{blobs[0].diff_id.removeprefix('sha256:')}"
-            described.append(Layer(key, layer.made, blobs))
+            described.append(ChainLayer(key, layer.made, blobs))
         return described
 
-    def _bring(self, missing: Sequence[Layer], mounted: tuple[str, ...], leases: contextlib.ExitStack) -> int:
+    def _bring(
+        self, missing: Sequence[ChainLayer], mounted: tuple[str, ...], leases: contextlib.ExitStack
+    ) -> int:
         blobs = {blob.digest: blob for layer in missing for blob in layer.blobs}
         if missing and os.geteuid() != 0:
             raise CreateError(
@@ -202,7 +205,7 @@ class Fetcher:
         with contextlib.ExitStack() as stack:
             # In one order, so that no two wait for each other.
             parts = {
-                digest: stack.enter_context(locked(self._part(digest), fcntl.LOCK_EX, self._halt))
+                digest: stack.enter_context(locked(self._part(digest), fcntl.LOCK_EX, self._cancel))
                 for digest in sorted(blobs)
             }
             stack.callback(self._forget_empty, parts)
@@ -220,14 +223,14 @@ class Fetcher:
                 make = partial(self._make, layer, mounted)
                 try:
                     if self._eager:
-                        leases.enter_context(self._store.make(layer.key, make))
+                        leases.enter_context(self._store.add(layer.key, make))
                     else:
-                        leases.enter_context(self._store.obtain(layer.key, make, self._halt))
+                        leases.enter_context(self._store.obtain(layer.key, make, self._cancel))
                 except CreateError:  # it came whole, and is wrong: it would be so again
                     self._forget(blob.digest for blob in layer.blobs)
                     raise
                 self.brought.append(layer.key)
-                self._progress(Event(layer.key, "done"))
+                self._progress(LayerProgress(layer.key, "done"))
                 later = {blob.digest for blob in _each(missing[number + 1 :])}
                 self._forget({blob.digest for blob in layer.blobs} - later)
             self._forget(blobs.keys() - received)  # of what another made meanwhile
@@ -236,7 +239,7 @@ class Fetcher:
     def _part(self, digest: str) -> Path:
         """Where a blob comes to. Two eager ones may want the same, and neither is to wait for the other."""
         own = hashlib.sha256(f"{self._claim} {digest}".encode()).hexdigest() if self._claim else digest
-        return self._store.part(own)
+        return self._store.download_path(own)
 
     def _forget(self, digests: Iterable[str]) -> None:
         for digest in digests:
@@ -259,7 +262,7 @@ class Fetcher:
                 remedy="`dutyfree gc --spare 0`, or set DUTYFREE_CACHE to a directory on a larger disk",
             )
 
-    def _receive(self, layer: Layer, blob: Blob, part: int, stream: Readable | None) -> None:
+    def _receive(self, layer: ChainLayer, blob: Blob, part: int, stream: Readable | None) -> None:
         """The rest of a blob; then all of it is verified."""
         digest, at = hashlib.sha256(), 0
         while piece := os.pread(part, CHUNK, at):
@@ -267,7 +270,7 @@ class Fetcher:
             at += len(piece)
         os.lseek(part, at, os.SEEK_SET)
         while at < blob.size:
-            self._halt.check()
+            self._cancel.check()
             piece = stream.read(min(CHUNK, blob.size - at)) if stream else b""
             if not piece:
                 raise CreateError(
@@ -277,7 +280,7 @@ class Fetcher:
             _write(part, piece)
             digest.update(piece)
             at += len(piece)
-            self._progress(Event(layer.key, "downloading", at, blob.size))
+            self._progress(LayerProgress(layer.key, "downloading", at, blob.size))
         found = f"sha256:{digest.hexdigest()}"
         if found != blob.digest:
             os.ftruncate(part, 0)
@@ -286,17 +289,19 @@ class Fetcher:
                 remedy="its source, or what lies between, is broken or hostile; or try again",
             )
 
-    def _make(self, layer: Layer, mounted: tuple[str, ...], tree: Path) -> tuple[int, int, int]:
+    def _make(self, layer: ChainLayer, mounted: tuple[str, ...], tree: Path) -> tuple[int, int, int]:
         size = files = left_out = 0
         for index, blob in enumerate(layer.blobs):
             target = tree if layer.made is None else tree / str(index)
             target.mkdir(mode=0o755, exist_ok=True)
             root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._progress(Event(layer.key, "unpacking", index, len(layer.blobs)))
-            with contextlib.closing(Slice(self._part(blob.digest), 0, blob.size)) as file:
+            self._progress(LayerProgress(layer.key, "unpacking", index, len(layer.blobs)))
+            with contextlib.closing(FileSlice(self._part(blob.digest), 0, blob.size)) as file:
                 try:
-                    done = unpack(streams.decompressed(file), root, limit=blob.whole, halt=self._halt.inner())
-                except streams.Refused as error:
+                    done = unpack(
+                        streams.decompressed(file), root, limit=blob.whole, cancel=self._cancel.child()
+                    )
+                except streams.InvalidLayer as error:
                     raise CreateError(
                         f"the layer {layer.key} is refused: {error}", remedy="it is broken or hostile"
                     ) from error
@@ -308,14 +313,14 @@ class Fetcher:
                     remedy="it is broken or hostile",
                 )
             if layer.made is None:
-                squash.note(tree, done.hiding)
+                squash.record_whiteouts(tree, done.hiding)
             size, files, left_out = size + done.size, files + done.files, left_out + done.left_out
         if layer.made is not None:
             provenance.write(tree, msgspec.structs.replace(layer.made, mounted=mounted))
         return size, files, left_out
 
 
-def _check_here(chain: Chain) -> None:
+def _check_here(chain: LayerChain) -> None:
     """Raises CreateError unless what the chain stands on, and does not bring, is what is here."""
     if chain.image == "host":
         if rootfs.host_identity() != chain.identity:
@@ -330,16 +335,16 @@ def _check_here(chain: Chain) -> None:
         )
 
 
-def _each(layers: Sequence[Layer]) -> Iterator[Blob]:
+def _each(layers: Sequence[ChainLayer]) -> Iterator[Blob]:
     yield from {blob.digest: blob for layer in layers for blob in layer.blobs}.values()
 
 
-def _want(blob: Blob, part: int) -> Want | None:
+def _want(blob: Blob, part: int) -> BlobRequest | None:
     at = os.fstat(part).st_size
     if at > blob.size:
         os.ftruncate(part, 0)
         at = 0
-    return Want(blob.digest, at) if at < blob.size else None
+    return BlobRequest(blob.digest, at) if at < blob.size else None
 
 
 def _write(file: int, data: bytes) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from dutyfree.contract.errors import CreateError, UsageError
-from dutyfree.engine.exchange import lines
-from dutyfree.engine.exchange.lines import Lines, Patient
-from dutyfree.engine.exchange.peers import Peer, StreamPeer
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.exchange import messages
+from dutyfree.engine.exchange.messages import CancellableReader, MessageStream
+from dutyfree.engine.exchange.protocol import Peer, StreamPeer
+from dutyfree.engine.store.cancel import CancelToken
 
 TCP = "tcp://"
 
@@ -33,10 +33,10 @@ def address(text: str) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def connected(source: str, halt: Halt) -> Iterator[Peer]:
+def connected(source: str, cancel: CancelToken) -> Iterator[Peer]:
     """One who listens there (``tcp://HOST:PORT``). Raises UsageError, CreateError."""
     host, port = address(source.removeprefix(TCP))
-    token = lines.token()
+    token = messages.token()
     try:
         connection = socket.create_connection((host, port), CONNECTING)
     except OSError as error:
@@ -46,13 +46,15 @@ def connected(source: str, halt: Halt) -> Iterator[Peer]:
     with connection:
         try:
             watched(connection)
-            said = lines.greeted(Lines(Patient(connection.fileno(), halt), Sending(connection)), token)
+            said = messages.greeted(
+                MessageStream(CancellableReader(connection.fileno(), cancel), SocketWriter(connection)), token
+            )
         except OSError as error:
             raise CreateError(f"{source} cannot be asked: {error}") from error
         yield StreamPeer(said)
 
 
-class Sending:
+class SocketWriter:
     """A connection as a file that is written: as fast as it is read at the other end, but no slower.
 
     Raises OSError where a piece is not taken in time.

@@ -8,7 +8,7 @@ import os
 import posixpath
 from collections.abc import Iterator
 
-from dutyfree.engine.images.streams import Refused
+from dutyfree.engine.images.streams import InvalidLayer
 
 DEPTH = 200
 NAME_BYTES = 3000
@@ -25,22 +25,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def inside(name: str) -> str:
-    """The name relative to the root, "" for it. Raises Refused if it leads out."""
+    """The name relative to the root, "" for it. Raises InvalidLayer if it leads out."""
     # Most names are what they look like; the rest is looked at part by part.
     plain = name.removeprefix("./")
     short = 0 < len(plain) <= _SHORT
     if short and plain[0] not in "/." and plain[-1] not in "/." and not any(odd in plain for odd in _ODD):
         return plain
     if "\0" in name:
-        raise Refused(f"{name!r} is no possible name")
+        raise InvalidLayer(f"{name!r} is no possible name")
     depth = 0
     for part in name.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
         if depth < 0:
-            raise Refused(f"{name!r} leads out of it")
+            raise InvalidLayer(f"{name!r} leads out of it")
     normal = posixpath.normpath("/" + name.lstrip("/"))[1:]
     if len(encode(normal)) > NAME_BYTES:
-        raise Refused(f"{normal[:200]!r}… is too long")
+        raise InvalidLayer(f"{normal[:200]!r}… is too long")
     return normal
 
 
@@ -60,7 +60,7 @@ _LINKED = _How(DIRECTORY, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 
 def resolve(root: int, path: bytes) -> int:
-    """Open a directory inside of the root, whatever its name leads through. Raises OSError, Refused."""
+    """Open a directory inside of the root, whatever its name leads through. Raises OSError, InvalidLayer."""
     try:
         return _openat2(root, path, _PLAIN)
     except OSError as error:
@@ -71,7 +71,7 @@ def resolve(root: int, path: bytes) -> int:
     there = os.readlink(f"/proc/self/fd/{directory}")
     if there.count("/") > 2 * DEPTH or len(os.fsencode(there)) > NAME_BYTES:
         os.close(directory)
-        raise Refused(f"{os.fsdecode(path)[:200]!r} leads too deep")
+        raise InvalidLayer(f"{os.fsdecode(path)[:200]!r} leads too deep")
     return directory
 
 

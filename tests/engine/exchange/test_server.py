@@ -19,11 +19,11 @@ import pytest
 
 from dutyfree import layers
 from dutyfree.contract.errors import CreateError, UsageError
-from dutyfree.engine.exchange import listening
+from dutyfree.engine.exchange import server as servers
 from dutyfree.engine.exchange.chains import stages
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.store.cancel import Halt, Stopped
-from dutyfree.engine.store.provenance import Made, write
+from dutyfree.engine.store.cancel import Cancelled, CancelToken
+from dutyfree.engine.store.provenance import Provenance, write
 from dutyfree.engine.store.store import Store
 from tests.engine.exchange.nodes import TOKEN, Nodes, Server
 
@@ -40,7 +40,7 @@ def layer(nodes: Nodes) -> None:
         for index in range(rootfs.host_trees()):
             (tree / str(index)).mkdir()
         (tree / "0/noise").write_bytes(os.urandom(1 << 20))
-        write(tree, Made(kind="setup", seconds=1.0, image="host", identity=rootfs.host_identity()))
+        write(tree, Provenance(kind="setup", seconds=1.0, image="host", identity=rootfs.host_identity()))
         return 1 << 20, 1, 0
 
     store = Store(nodes.here / "layers")
@@ -206,7 +206,7 @@ def test_noise_and_silence_disturb_nobody_else(nodes: Nodes) -> None:
 
 def test_more_than_it_talks_to_are_told_so(nodes: Nodes) -> None:
     with nodes.listening(nodes.here) as server, contextlib.ExitStack() as stack:
-        for _ in range(listening.CLIENTS):
+        for _ in range(servers.CLIENTS):
             stack.enter_context(contextlib.closing(Client(server)))
         with pytest.raises(CreateError, match="talks to 64 others"):
             layers.bring(server.source, [KEY])
@@ -231,12 +231,12 @@ def test_one_without_the_token_is_hung_up_on(nodes: Nodes) -> None:
 
 
 def test_one_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "GREETING", 0.5)
-    halt, listener = Halt(), listening.bound("127.0.0.1:0", TOKEN.encode())
+    monkeypatch.setattr(servers, "GREETING", 0.5)
+    cancel, listener = CancelToken(), servers.bound("127.0.0.1:0", TOKEN.encode())
 
     def serve() -> None:
-        with contextlib.suppress(Stopped):
-            listening.Listening(Store(), listener, TOKEN.encode(), lambda _: None).serve(halt)
+        with contextlib.suppress(Cancelled):
+            servers.LayerServer(Store(), listener, TOKEN.encode(), lambda _: None).serve(cancel)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -246,7 +246,7 @@ def test_one_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) ->
             assert b"dutyfree" in heard.readline()
             assert heard.readline() == b""
     finally:
-        halt.set()
+        cancel.set()
         thread.join()
 
 
@@ -287,5 +287,5 @@ def test_where_it_does_not_listen(nodes: Nodes, where: str, complaint: str) -> N
 
 
 def test_with_a_token_it_listens_anywhere() -> None:
-    with listening.bound("0.0.0.0:0", TOKEN.encode()) as listener:
+    with servers.bound("0.0.0.0:0", TOKEN.encode()) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"

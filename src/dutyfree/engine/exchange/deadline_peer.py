@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange import sources
-from dutyfree.engine.exchange.chains import Blob, Chain
-from dutyfree.engine.exchange.lines import PATIENCE
-from dutyfree.engine.exchange.peers import Peer, Want
+from dutyfree.engine.exchange.chains import Blob, LayerChain
+from dutyfree.engine.exchange.messages import PATIENCE
+from dutyfree.engine.exchange.protocol import BlobRequest, Peer
 from dutyfree.engine.images.streams import Readable
-from dutyfree.engine.store.cancel import Halt
+from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.store import Store
 
 SILENCE = 10.0
@@ -29,13 +29,13 @@ SILENCE = 10.0
 T = TypeVar("T")
 
 
-class Timely:
-    """One conversation. Its methods block, and raise CreateError and Stopped; ``close`` it in the end."""
+class DeadlinePeer:
+    """One conversation. Its methods block, and raise CreateError and Cancelled; ``close`` it in the end."""
 
-    def __init__(self, source: str, store: Store, halt: Halt) -> None:
+    def __init__(self, source: str, store: Store, cancel: CancelToken) -> None:
         self.source = source
-        self._halt = halt
-        self._inner = halt.inner()
+        self._cancel = cancel
+        self._inner = cancel.child()
         self._calls: queue.SimpleQueue[Callable[[Peer | None], None] | None] = queue.SimpleQueue()
         self._last: Future[Any] = Future()
         self._broken: BaseException | None = None
@@ -44,19 +44,19 @@ class Timely:
         )
         self.thread.start()
 
-    def asked(self, wanted: Sequence[str]) -> Future[list[Chain]]:
+    def asked(self, wanted: Sequence[str]) -> Future[list[LayerChain]]:
         """Ask what it has, without waiting: ``heard`` gives the answer."""
         return self._begun(lambda peer: peer.offer(wanted))
 
     def heard(self, answer: Future[T], until: float = float("inf")) -> T:
         """An answer that comes before that time of the monotonic clock."""
         while not futures.wait([answer], PATIENCE).done:
-            self._halt.check()
+            self._cancel.check()
             if monotonic() > until:
                 raise silent()
         return answer.result()
 
-    def offer(self, wanted: Sequence[str]) -> list[Chain]:
+    def offer(self, wanted: Sequence[str]) -> list[LayerChain]:
         return self.heard(self.asked(wanted), monotonic() + SILENCE)
 
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
@@ -64,7 +64,7 @@ class Timely:
         return self.heard(self._begun(lambda peer: peer.pack(keys)))
 
     @contextlib.contextmanager
-    def send(self, blobs: Sequence[Want]) -> Iterator[Readable]:
+    def send(self, blobs: Sequence[BlobRequest]) -> Iterator[Readable]:
         stack = contextlib.ExitStack()  # of the thread
         begun = self._begun(lambda peer: stack.enter_context(peer.send(blobs)))
         stream = self.heard(begun, monotonic() + SILENCE)
@@ -118,7 +118,7 @@ def silent() -> CreateError:
 
 
 class _Pieces:
-    def __init__(self, timely: Timely, stream: Readable) -> None:
+    def __init__(self, timely: DeadlinePeer, stream: Readable) -> None:
         self._timely = timely
         self._stream = stream
 
