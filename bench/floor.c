@@ -89,24 +89,24 @@ _Noreturn void init_run(int payload)
 
 static void in_sandbox(bool fresh, uint64_t *result, uint64_t *gone)
 {
-	static struct order order;
+	static struct activation activation;
 	char answer[sizeof(struct frame) + sizeof(struct ready) + 1];
 	uint64_t begin = now();
-	struct slot *slot = fresh ? slot_make() : slot_take();
+	struct slot *slot = fresh ? slot_create() : slot_take();
 	AUTOCLOSE int kept = -1;
 
-	order.wanted = wanted;
-	if (!slot || cgroup_limit(&slot->cgroup, &wanted) < 0 || blank_make(slot) < 0)
+	activation.wanted = wanted;
+	if (!slot || cgroup_set_limits(&slot->cgroup, &wanted) < 0 || parked_create(slot) < 0)
 		die("parts");
-	AUTOCLOSE int upper = upper_make(&wanted, &kept);
-	if (upper < 0 || blank_order(slot, &order, upper) < 0)
+	AUTOCLOSE int upper = upper_create(&wanted, &kept);
+	if (upper < 0 || parked_activate(slot, &activation, upper) < 0)
 		die("order");
 	if (recv(slot->socket, answer, sizeof answer, MSG_WAITALL) != sizeof answer)
 		die("result");
 	*result = now() - begin;
-	blank_discard(slot);
+	parked_kill(slot);
 	if (fresh)
-		slot_discard(slot);
+		slot_destroy(slot);
 	else
 		slot_return(slot);
 	*gone = now() - begin;
@@ -114,7 +114,7 @@ static void in_sandbox(bool fresh, uint64_t *result, uint64_t *gone)
 
 static uint32_t skeleton(const char *path)
 {
-	int layer = layer_of_host(path);
+	int layer = layer_add_host(path);
 
 	if (layer < 0) {
 		errno = -layer;
@@ -136,34 +136,34 @@ int main(int argc, char **argv)
 	if (error || proc < 0 || cgroup_open(proc) || slot_open(proc))
 		die("parts of the host");
 	/* A fork stays outside for what is measured on the host. */
-	int way[2];
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, way) < 0)
+	int pair[2];
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		die("socket");
 	pid_t host = fork();
 	if (host == 0) {
 		char letter;
-		close(way[0]);
-		while (read(way[1], &letter, 1) == 1) {
+		close(pair[0]);
+		while (read(pair[1], &letter, 1) == 1) {
 			program = letter == 'V' ? argv[2] : "/usr/bin/true";
 			uint64_t taken = on_host();
-			if (write(way[1], &taken, sizeof taken) != sizeof taken)
+			if (write(pair[1], &taken, sizeof taken) != sizeof taken)
 				break;
 		}
 		_exit(0);
 	}
 	if (layers_open(proc))
 		die("layers");
-	sandbox_prepare(proc);
+	setup_prepare(proc);
 	seccomp_prepare();
 	wanted.tree[0].layers[0] = skeleton(argv[1]);
 	wanted.tree[1].layers[0] = skeleton("/usr");
-	slot_return(slot_make());
+	slot_return(slot_create());
 	for (int letter; (letter = getchar()) != EOF;) {
 		uint64_t result = 0, gone = 0;
-		char asked = (char)letter;
+		char request = (char)letter;
 		program = letter == 'p' || letter == 'f' ? "/usr/bin/true" : "/static-true";
 		if (letter == 'v' || letter == 'V') {
-			if (write(way[0], &asked, 1) != 1 || read(way[0], &result, sizeof result) != sizeof result)
+			if (write(pair[0], &request, 1) != 1 || read(pair[0], &result, sizeof result) != sizeof result)
 				die("host");
 			gone = result;
 		} else if (strchr("pPfF", letter)) {
@@ -174,7 +174,7 @@ int main(int argc, char **argv)
 		printf("%llu %llu\n", (unsigned long long)result, (unsigned long long)gone);
 		fflush(stdout);
 	}
-	close(way[0]);
+	close(pair[0]);
 	waitpid(host, NULL, 0);
 	cgroup_close();
 	return 0;

@@ -22,9 +22,9 @@ static void look_up_host(const char *user)
 	unsigned first = 0;
 	bool all;
 
-	name_of((unsigned)strtoul(user, NULL, 10), name, sizeof name);
-	claim(range_of("group", name, 1000, &first) < IDS, "a range of ids has an end");
-	claim(ids_of("group", &all) <= IDS, "no more ids than there are");
+	user_name((unsigned)strtoul(user, NULL, 10), name, sizeof name);
+	require(subid_range("group", name, 1000, &first) < IDS, "a range of ids has an end");
+	require(mapped_ids("group", &all) <= IDS, "no more ids than there are");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	jail_file("passwd", parts[1], sizes[1]);
 	jail_file("group", parts[2], sizes[2]);
 	if (find_user(parts[0], &found))
-		claim(found.user < 65536 && found.group < 65536, "users and groups are ids of the sandbox");
+		require(found.user < 65536 && found.group < 65536, "users and groups are ids of the sandbox");
 	look_up_host(parts[0]);
 	return 0;
 }

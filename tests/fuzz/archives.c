@@ -16,10 +16,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	int input = jail_memory(data, size), output = jail_memory("", 0);
 
-	archive_unpack("one/tree", input);
-	if (archive_pack("one/tree", output) == 0) {
+	tree_unpack("one/tree", input);
+	if (tree_pack("one/tree", output) == 0) {
 		lseek(output, 0, SEEK_SET);
-		claim(archive_unpack("two/tree", output) == 0, "what is packed can be unpacked");
+		require(tree_unpack("two/tree", output) == 0, "what is packed can be unpacked");
 	}
 	close(input);
 	close(output);

@@ -39,12 +39,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(text, data, size);
 	text[size] = text[size + 1] = 0;
 	make_groups();
-	find(text, text + strlen(text) + 1);
+	find_hierarchies(text, text + strlen(text) + 1);
 	/* On version 2, all three are the same one. */
 	syscall(SYS_close_range, mark + 1, ~0u, 0);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		parents[kind] = -1;
-	unified = false;
+	is_v2 = false;
 	jail_empty();
 	return 0;
 }

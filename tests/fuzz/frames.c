@@ -42,8 +42,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	setsockopt(CONTROL_FD, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
 	setsockopt(owner, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
 	epoll = epoll_create1(EPOLL_CLOEXEC);
-	command_watch(epoll);
-	calls_watch(epoll);
+	command_open(epoll);
+	call_open(epoll);
 	return 0;
 }
 
@@ -51,7 +51,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static pid_t pretend(int status)
 {
-	claim(ended_count < PROCESSES, "there is a bound to processes");
+	require(ended_count < PROCESSES, "there is a bound to processes");
 	ended[ended_count].pid = ++last_pid;
 	ended[ended_count++].status = status;
 	return last_pid;
@@ -98,7 +98,7 @@ void __wrap_process_kill_marked(uint64_t mark, pid_t spared)
 int __wrap_kill(pid_t pid, int number);
 int __wrap_kill(pid_t pid, int number)
 {
-	claim(pid == -1 || pid > NOBODY_PID || pid < -NOBODY_PID, "signals go to those that were started");
+	require(pid == -1 || pid > NOBODY_PID || pid < -NOBODY_PID, "signals go to those that were started");
 	(void)number;
 	return 0;
 }
@@ -117,14 +117,14 @@ pid_t __wrap_wait4(pid_t pid, int *status, int options, struct rusage *usage)
 _Noreturn void __wrap__exit(int status);
 _Noreturn void __wrap__exit(int status)
 {
-	claim(status == 65, "init ends for a frame that is too large, and for nothing else");
+	require(status == 65, "init ends for a frame that is too large, and for nothing else");
 	longjmp(gone, 1);
 }
 
 /* --- In place of the owner --------------------------------------------------------------------------- */
 
 /* Takes what init says, which must be frames. */
-static void hear(void)
+static void read_answers(void)
 {
 	static char heard[1 << 16];
 	static struct frame head;
@@ -146,7 +146,7 @@ static void hear(void)
 		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
 		if (with) {
 			int fd;
-			claim(with->cmsg_len == CMSG_LEN(sizeof fd), "one descriptor for one frame");
+			require(with->cmsg_len == CMSG_LEN(sizeof fd), "one descriptor for one frame");
 			memcpy(&fd, CMSG_DATA(with), sizeof fd);
 			close(fd);
 		}
@@ -160,13 +160,13 @@ static void hear(void)
 			((char *)&head)[head_have++] = heard[at++];
 			if (head_have < sizeof head)
 				continue;
-			claim(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX, "init says frames");
+			require(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX, "init says frames");
 			answered += head.kind == FRAME_EXIT || head.kind == FRAME_DONE;
 			head_have = 0;
 			body_left = head.size;
 		}
 	}
-	claim(outbox_waiting() || (!head_have && !body_left), "frames are whole");
+	require(outbox_size() || (!head_have && !body_left), "frames are whole");
 }
 
 static void turn(bool reaping)
@@ -178,15 +178,15 @@ static void turn(bool reaping)
 	int count = epoll_wait(epoll, events, 16, 0);
 	for (int i = 0; i < count; i++) {
 		uint64_t what = events[i].data.u64;
-		if (what >= CALLS_EVENT)
-			calls_event(what - CALLS_EVENT);
+		if (what >= EVENT_CALLS)
+			call_event(what - EVENT_CALLS);
 		else
 			command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
 	}
 	if (reaping)
 		command_reap();
 	command_deadlines();
-	hear();
+	read_answers();
 }
 
 static void send_piece(const uint8_t *data, size_t size, int descriptors)
@@ -201,7 +201,7 @@ static void send_piece(const uint8_t *data, size_t size, int descriptors)
 		close(fds[i]);
 }
 
-static void speak(const uint8_t *data, size_t size)
+static void feed(const uint8_t *data, size_t size)
 {
 	size_t piece = data[1] ? data[1] * 16u : SMALL;
 	bool reaping = data[2] & 1;
@@ -219,10 +219,10 @@ static void speak(const uint8_t *data, size_t size)
 		descriptors = 0;
 		data += part;
 		size -= part;
-		for (size_t before = have + 1; before != have || can_go_on() || outbox_full();) { /* until it has all */
+		for (size_t before = have + 1; before != have || has_work() || outbox_full();) { /* until it has all */
 			before = have;
 			receive();
-			if (can_go_on() || outbox_full())
+			if (has_work() || outbox_full())
 				turn(reaping);
 		}
 		turn(reaping);
@@ -232,16 +232,16 @@ static void speak(const uint8_t *data, size_t size)
 /* Everything ends; what waited is done. */
 static void settle_all(void)
 {
-	while (command_running() || frame_waits() || queue_ready())
+	while (command_running() || has_whole_frame() || queue_ready())
 		turn(true);
 	/* Some wait for what is never answered. */
 	while (first)
 		queue_cancel(first->head.id);
-	queue_began(0);
+	queue_note_latest(0);
 	outbox_flush();
-	hear();
-	while (arrived_count > 0)
-		close(arrived[--arrived_count]);
+	read_answers();
+	while (received_count > 0)
+		close(received_fds[--received_count]);
 	if (inbox != small)
 		munmap(inbox, space + 1);
 	inbox = small;
@@ -260,11 +260,11 @@ static void check_answers(const uint8_t *data, size_t size)
 		if (head.size > FRAME_MAX || size - sizeof head < head.size)
 			break;
 		most++;
-		least += head.kind != FRAME_KILL && head.kind != FRAME_CREDIT && head.kind != FRAME_NOTIFY &&
-			 head.kind != FRAME_POSTPONE && head.kind != FRAME_GIVE_WAY;
+		least += head.kind != FRAME_KILL && head.kind != FRAME_CREDIT && head.kind != FRAME_SIGNAL_COMMAND &&
+			 head.kind != FRAME_POSTPONE && head.kind != FRAME_BACKGROUND;
 	}
-	claim(answered >= least, "every frame is answered");
-	claim(answered <= most, "no frame is answered twice");
+	require(answered >= least, "every frame is answered");
+	require(answered <= most, "no frame is answered twice");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -279,7 +279,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (truncate("large", INLINE_MAX + 1) < 0)
 		abort();
 	answered = 0;
-	speak(data, size);
+	feed(data, size);
 	settle_all();
 	check_answers(data + 3, size - 3);
 	ended_count = 0;

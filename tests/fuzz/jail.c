@@ -126,7 +126,7 @@ int jail_memory(const void *data, size_t size)
 	return fd;
 }
 
-void claim(int holds, const char *what)
+void require(int holds, const char *what)
 {
 	if (holds)
 		return;

@@ -20,6 +20,6 @@ void jail_terminals(void); /* of its own, in place of the host's */
 void jail_file(const char *path, const void *data, size_t size);
 void jail_cover(const char *path, const char *with); /* a file of the host by one in here */
 int jail_memory(const void *data, size_t size);      /* a descriptor of a file with this in it */
-void claim(int holds, const char *what);             /* else the input is a finding */
+void require(int holds, const char *what);             /* else the input is a finding */
 
 #endif

@@ -13,19 +13,19 @@ static void count(void *context, const struct in6_addr *address, uint32_t second
 		*sum = (uint8_t)(*sum + address->s6_addr[i] + seconds);
 }
 
-static void ask(const struct question *question)
+static void check_question(const struct question *question)
 {
 	uint8_t message[DNS_MAX];
 	struct question again;
 	size_t size = dns_query(question, 7, message);
 
-	claim(question->name_size <= DNS_NAME_MAX && strlen(question->name) <= question->name_size, "the name has its size");
-	claim(dns_parse(message, size, &again), "what is passed on is a question");
-	claim(again.name_size == question->name_size && memcmp(again.name, question->name, again.name_size) == 0,
+	require(question->name_size <= DNS_NAME_MAX && strlen(question->name) <= question->name_size, "the name has its size");
+	require(dns_parse(message, size, &again), "what is passed on is a question");
+	require(again.name_size == question->name_size && memcmp(again.name, question->name, again.name_size) == 0,
 	      "what is passed on is the same name");
-	claim(!dns_is_answer(question, 7, message, size), "a question is no answer");
+	require(!dns_is_answer(question, 7, message, size), "a question is no answer");
 	size = dns_refusal(question, DNS_FAILED, message);
-	claim(dns_is_answer(question, question->id, message, size), "a refusal is an answer");
+	require(dns_is_answer(question, question->id, message, size), "a refusal is an answer");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (first > size)
 		first = (uint16_t)size;
 	if (dns_parse(data, first, &question)) {
-		ask(&question);
+		check_question(&question);
 		dns_is_answer(&question, question.id, data + first, size - first);
 	}
 	dns_addresses(data + first, size - first, count, &sum);

@@ -11,7 +11,7 @@
 
 enum { EVENT_REQUEST, EVENT_EGRESS, EVENT_ENDED, EVENT_FROZEN, EVENTS_COUNT };
 
-static int asking, egress = -1;
+static int owner_socket, egress = -1;
 static uint32_t layers;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -22,41 +22,41 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		abort();
 	owner = pair[0];
-	asking = pair[1];
+	owner_socket = pair[1];
 	launcher_epoll = epoll_create1(EPOLL_CLOEXEC);
 	return 0;
 }
 
 /* --- In place of the host ---------------------------------------------------------------------------- */
 
-struct slot *__wrap_slot_make(void);
-struct slot *__wrap_slot_make(void)
+struct slot *__wrap_slot_create(void);
+struct slot *__wrap_slot_create(void)
 {
 	struct slot *slot = calloc(1, sizeof *slot);
 
 	if (!slot)
 		abort();
-	slot->network = slot->user_namespace = slot->pidfd = slot->socket = -1;
-	slot->cgroup = (struct cgroup){.unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
+	slot->netns = slot->user_namespace = slot->pidfd = slot->socket = -1;
+	slot->cgroup = (struct cgroup){.v2_dir = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	return slot;
 }
 
 struct slot *__wrap_slot_take(void);
 struct slot *__wrap_slot_take(void)
 {
-	return __wrap_slot_make();
+	return __wrap_slot_create();
 }
 
 void __wrap_slot_return(struct slot *slot);
 void __wrap_slot_return(struct slot *slot)
 {
-	slot_discard(slot);
+	slot_destroy(slot);
 }
 
-int __wrap_slot_keeps_messages(const struct slot *slot);
-int __wrap_slot_keeps_messages(const struct slot *slot)
+int __wrap_slot_has_message_queues(const struct slot *slot);
+int __wrap_slot_has_message_queues(const struct slot *slot)
 {
-	claim(slot->pidfd >= 0, "a sandbox that lives has a process");
+	require(slot->pidfd >= 0, "a sandbox that lives has a process");
 	return 0;
 }
 
@@ -70,8 +70,8 @@ ssize_t __wrap_cgroup_read(const struct cgroup *group, int kind, const char *fil
 	return snprintf(text, size, "%s", said[turn++ % (sizeof said / sizeof *said)]);
 }
 
-int __wrap_blank_make(struct slot *slot);
-int __wrap_blank_make(struct slot *slot)
+int __wrap_parked_create(struct slot *slot);
+int __wrap_parked_create(struct slot *slot)
 {
 	slot->pid = NOBODY_PID;
 	slot->pidfd = eventfd(0, EFD_CLOEXEC); /* one that can be waited for, as its own could */
@@ -79,61 +79,61 @@ int __wrap_blank_make(struct slot *slot)
 	return 0;
 }
 
-int __wrap_blank_order(const struct slot *slot, struct order *order, int upper);
-int __wrap_blank_order(const struct slot *slot, struct order *order, int upper)
+int __wrap_parked_activate(const struct slot *slot, struct activation *activation, int upper);
+int __wrap_parked_activate(const struct slot *slot, struct activation *activation, int upper)
 {
 	(void)slot, (void)upper;
-	claim(strnlen(order->label, sizeof order->label) < LABEL_MAX, "a label has an end");
-	claim(order->wanted.trees >= 1 && order->wanted.trees <= TREES_MAX, "trees as many as there may be");
-	for (uint32_t i = 0; i < order->wanted.trees; i++) {
-		const struct tree *tree = &order->wanted.tree[i];
-		claim(memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) && tree->count <= LAYERS_MAX, "a tree within its bounds");
+	require(strnlen(activation->label, sizeof activation->label) < LABEL_MAX, "a label has an end");
+	require(activation->wanted.trees >= 1 && activation->wanted.trees <= TREES_MAX, "trees as many as there may be");
+	for (uint32_t i = 0; i < activation->wanted.trees; i++) {
+		const struct tree *tree = &activation->wanted.tree[i];
+		require(memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) && tree->count <= LAYERS_MAX, "a tree within its bounds");
 	}
 	return 0;
 }
 
-int __wrap_layer_scratch(int *directory);
-int __wrap_layer_scratch(int *directory)
+int __wrap_layer_add_scratch(int *directory);
+int __wrap_layer_add_scratch(int *directory)
 {
 	*directory = jail_memory("", 0);
 	return (int)++layers;
 }
 
-int __wrap_layer_of_host(const char *path);
-int __wrap_layer_of_host(const char *path)
+int __wrap_layer_add_host(const char *path);
+int __wrap_layer_add_host(const char *path)
 {
-	claim(path[0] == '/', "a directory of the host is named by its whole path");
+	require(path[0] == '/', "a directory of the host is named by its whole path");
 	return strlen(path) > 100 ? -ENAMETOOLONG : (int)++layers;
 }
 
-int __wrap_layer_forget(uint32_t number);
-int __wrap_layer_forget(uint32_t number)
+int __wrap_layer_remove(uint32_t number);
+int __wrap_layer_remove(uint32_t number)
 {
 	return number <= layers ? 0 : -ENOENT;
 }
 
-int __wrap_upper_make(const struct create *wanted, int *kept);
-int __wrap_upper_make(const struct create *wanted, int *kept)
+int __wrap_upper_create(const struct create *wanted, int *kept);
+int __wrap_upper_create(const struct create *wanted, int *kept)
 {
 	(void)wanted;
 	*kept = jail_memory("", 0);
 	return jail_memory("", 0);
 }
 
-int __wrap_snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made);
-int __wrap_snapshot_take(int upper, uint32_t trees, bool anyway, struct layers *made)
+int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *made);
+int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *made)
 {
-	claim(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to take");
+	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to take");
 	for (made->count = 0; made->count < trees; made->count++)
 		made->number[made->count] = ++layers;
-	return anyway ? 0 : -EBUSY;
+	return force ? 0 : -EBUSY;
 }
 
 int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial);
 int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 {
 	(void)serial;
-	claim(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to copy");
+	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to copy");
 	return -EAGAIN;
 }
 
@@ -141,25 +141,25 @@ int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t seria
 int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
 {
 	(void)target, (void)serial;
-	claim(wanted->count >= 1 && wanted->count <= LAYERS_MAX, "as many layers as a tree has");
+	require(wanted->count >= 1 && wanted->count <= LAYERS_MAX, "as many layers as a tree has");
 	return -EAGAIN;
 }
 
-int __wrap_cgroup_limit(struct cgroup *group, const struct create *wanted);
-int __wrap_cgroup_limit(struct cgroup *group, const struct create *wanted)
+int __wrap_cgroup_set_limits(struct cgroup *group, const struct create *wanted);
+int __wrap_cgroup_set_limits(struct cgroup *group, const struct create *wanted)
 {
 	(void)group;
 	return wanted->memory == 1 ? -EBUSY : 0;
 }
 
-bool __wrap_cgroup_freezes(void);
-bool __wrap_cgroup_freezes(void)
+bool __wrap_cgroup_can_freeze(void);
+bool __wrap_cgroup_can_freeze(void)
 {
 	return true;
 }
 
-bool __wrap_cgroup_freezes_init(void);
-bool __wrap_cgroup_freezes_init(void)
+bool __wrap_cgroup_freezer_has_init(void);
+bool __wrap_cgroup_freezer_has_init(void)
 {
 	return true;
 }
@@ -171,8 +171,8 @@ int __wrap_cgroup_freeze(const struct cgroup *group, bool frozen)
 	return 0;
 }
 
-int __wrap_cgroup_events(const struct cgroup *group);
-int __wrap_cgroup_events(const struct cgroup *group)
+int __wrap_cgroup_open_events(const struct cgroup *group);
+int __wrap_cgroup_open_events(const struct cgroup *group)
 {
 	static unsigned turn;
 
@@ -193,25 +193,25 @@ int __wrap_egress_start(pid_t *pid)
 	return pair[0];
 }
 
-int __wrap_network_open(int network, int way[WAY_FDS]);
-int __wrap_network_open(int network, int way[WAY_FDS])
+int __wrap_netns_open(int netns, int fds[EGRESS_FDS]);
+int __wrap_netns_open(int netns, int fds[EGRESS_FDS])
 {
-	(void)network;
-	for (int i = 0; i < WAY_FDS; i++)
-		way[i] = jail_memory("", 0);
+	(void)netns;
+	for (int i = 0; i < EGRESS_FDS; i++)
+		fds[i] = jail_memory("", 0);
 	return 0;
 }
 
-void __wrap_network_close(int network);
-void __wrap_network_close(int network)
+void __wrap_netns_close(int netns);
+void __wrap_netns_close(int netns)
 {
-	(void)network;
+	(void)netns;
 }
 
-int __wrap_network_connect(int network, uint16_t port, int ipv6);
-int __wrap_network_connect(int network, uint16_t port, int ipv6)
+int __wrap_netns_connect(int netns, uint16_t port, int ipv6);
+int __wrap_netns_connect(int netns, uint16_t port, int ipv6)
 {
-	(void)network, (void)ipv6;
+	(void)netns, (void)ipv6;
 	return port ? jail_memory("", 0) : -ECONNREFUSED;
 }
 
@@ -232,7 +232,7 @@ int __wrap_kill(pid_t pid, int number);
 int __wrap_kill(pid_t pid, int number)
 {
 	(void)number;
-	claim(pid == NOBODY_PID, "signals go to those that were started");
+	require(pid == NOBODY_PID, "signals go to those that were started");
 	return 0;
 }
 
@@ -240,14 +240,14 @@ pid_t __wrap_waitpid(pid_t pid, int *status, int options);
 pid_t __wrap_waitpid(pid_t pid, int *status, int options)
 {
 	(void)status, (void)options;
-	claim(pid == NOBODY_PID, "those are awaited that were started");
+	require(pid == NOBODY_PID, "those are awaited that were started");
 	return pid;
 }
 
 /* --- In place of the owner and the egress process ------------------------------------------------------ */
 
 /* How many replies there are, which must be whole. */
-static unsigned hear(void)
+static unsigned count_replies(void)
 {
 	static char heard[REQUEST_MAX + 64];
 	unsigned count = 0;
@@ -262,13 +262,13 @@ static unsigned hear(void)
 					 .msg_iovlen = 1,
 					 .msg_control = control.space,
 					 .msg_controllen = sizeof control.space};
-		ssize_t size = recvmsg(asking, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		ssize_t size = recvmsg(owner_socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 		struct reply head;
 		if (size < 0)
 			return count;
-		claim((size_t)size >= sizeof head, "a reply has a head");
+		require((size_t)size >= sizeof head, "a reply has a head");
 		memcpy(&head, heard, sizeof head);
-		claim(head.size == (size_t)size - sizeof head, "a reply has its size");
+		require(head.size == (size_t)size - sizeof head, "a reply has its size");
 		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
 		for (size_t i = 0; with && i < (with->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
 			int fd;
@@ -278,21 +278,21 @@ static unsigned hear(void)
 	}
 }
 
-static void ask(const uint8_t *data, size_t size)
+static void send_request(const uint8_t *data, size_t size)
 {
 	struct request head = {.kind = 0};
 
 	/* An empty one would be the owner's end. */
-	if (size == 0 || send(asking, data, size, 0) < 0)
+	if (size == 0 || send(owner_socket, data, size, 0) < 0)
 		return;
 	if (size >= sizeof head)
 		memcpy(&head, data, sizeof head);
 	receive();
-	unsigned replies = hear();
+	unsigned replies = count_replies();
 	/* These are answered when it is done, and may then end another's waiting. */
 	bool later = head.kind == REQUEST_DESTROY || head.kind == REQUEST_FREEZE || head.kind == REQUEST_THAW ||
 		     head.kind == REQUEST_NETWORK;
-	claim(later ? replies <= 2 : replies == 1, "a request is answered once");
+	require(later ? replies <= 2 : replies == 1, "a request is answered once");
 }
 
 static void listen_to_launcher(void)
@@ -303,37 +303,37 @@ static void listen_to_launcher(void)
 		;
 }
 
-static void happen(unsigned what, const uint8_t *data, size_t size)
+static void play_event(unsigned what, const uint8_t *data, size_t size)
 {
 	uint32_t number = 0;
 
 	if (size >= sizeof number)
 		memcpy(&number, data, sizeof number);
 	if (what == EVENT_REQUEST)
-		ask(data, size);
+		send_request(data, size);
 	else if (what == EVENT_EGRESS && egress >= 0 && size > 0 && send(egress, data, size, MSG_NOSIGNAL) > 0)
-		happened(EGRESS_EVENT);
+		handle_event(EGRESS_EVENT);
 	else if (number && what == EVENT_ENDED)
-		happened(number);
+		handle_event(number);
 	else if (number && what == EVENT_FROZEN)
-		happened(FREEZE_EVENT | number);
-	hear();
+		handle_event(FREEZE_EVENT | number);
+	count_replies();
 	listen_to_launcher();
 }
 
 /* All sandboxes end, and nothing of them is left. */
 static void end_all(void)
 {
-	for (uint32_t number = 1; number <= last_box; number++) {
-		struct box *box = box_of(number);
-		if (box && !box->ended)
-			box_ended(box, 0);
-		hear();
+	for (uint32_t number = 1; number <= last_number; number++) {
+		struct sandbox *sandbox = sandbox_find(number);
+		if (sandbox && !sandbox->ended)
+			sandbox_ended(sandbox, 0);
+		count_replies();
 		listen_to_launcher();
 	}
-	gate_close();
+	egress_client_close();
 	close_fd(&egress);
-	last_box = layers = 0;
+	last_number = layers = 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -345,7 +345,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		size -= 3;
 		if (part > size)
 			part = (uint16_t)size;
-		happen(what, data, part);
+		play_event(what, data, part);
 	}
 	end_all();
 	return 0;

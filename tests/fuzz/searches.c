@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-static int said = -1;
+static int output = -1;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -15,7 +15,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	jail_file("inner/one.py", "one\ntwo\nThree\n", 14);
 	jail_file("binary", "one\0two\n", 8);
 	jail_file("empty", "", 0);
-	said = memfd_create("said", MFD_CLOEXEC);
+	output = memfd_create("said", MFD_CLOEXEC);
 	return 0;
 }
 
@@ -32,38 +32,38 @@ int __wrap_regcomp(regex_t *made, const char *text, int flags)
 static void check_answer(void)
 {
 	static char answer[1 << 20];
-	ssize_t size = pread(said, answer, sizeof answer, 0);
+	ssize_t size = pread(output, answer, sizeof answer, 0);
 	struct match match = {.flags = 0};
 	uint32_t count = 0;
 
 	if (size == sizeof answer)
 		return; /* more than is looked at */
 	for (const char *at = answer; at < answer + size; at += match.path_size + match.text_size) {
-		claim(!(match.flags & MATCH_LAST) && (size_t)(answer + size - at) >= sizeof match, "the last match is the last");
+		require(!(match.flags & MATCH_LAST) && (size_t)(answer + size - at) >= sizeof match, "the last match is the last");
 		memcpy(&match, at, sizeof match);
 		at += sizeof match;
-		claim(match.path_size < PATH_MAX && match.text_size <= wanted.width, "sizes as they were wanted");
-		claim((uint64_t)match.path_size + match.text_size <= (uint64_t)(answer + size - at), "sizes that fit");
+		require(match.path_size < PATH_MAX && match.text_size <= wanted.width, "sizes as they were wanted");
+		require((uint64_t)match.path_size + match.text_size <= (uint64_t)(answer + size - at), "sizes that fit");
 		count++;
 	}
-	claim(match.flags & MATCH_LAST && count - 1 <= wanted.matches, "no more matches than were wanted");
+	require(match.flags & MATCH_LAST && count - 1 <= wanted.matches, "no more matches than were wanted");
 }
 
-int __wrap_command_speaker(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout);
+int __wrap_command_streamer(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout);
 
 /* Here and now, not in a process of its own. */
-int __wrap_command_speaker(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout)
+int __wrap_command_streamer(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout)
 {
 	(void)id, (void)timeout;
 	if (root[0] == '/' || strstr(root, "..")) /* the rest of the host takes too long */
 		return 0;
-	if (ftruncate(said, 0) < 0 || lseek(said, 0, SEEK_SET) < 0)
+	if (ftruncate(output, 0) < 0 || lseek(output, 0, SEEK_SET) < 0)
 		abort();
-	out_used = found_count = unseen = 0;
+	out_used = match_count = skipped_files = 0;
 	full = false;
 	memset(&expression, 0, sizeof expression);
 	path[0] = 0;
-	if (body(argument, said) == 0)
+	if (body(argument, output) == 0)
 		check_answer();
 	regfree(&expression);
 	return 0;

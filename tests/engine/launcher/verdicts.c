@@ -16,7 +16,7 @@ int main(void)
 		int family = strchr(line, ':') ? AF_INET6 : AF_INET;
 		if (inet_pton(family, line, address.s6_addr + (family == AF_INET ? 12 : 0)) != 1)
 			return 1;
-		puts(policy_judge(&policy, &address, 80, 1) == ALLOWED ? "allowed" : "refused");
+		puts(policy_check(&policy, &address, 80, 1) == ALLOWED ? "allowed" : "refused");
 	}
 	return 0;
 }

@@ -23,7 +23,7 @@
 
 /* Go on from a sealed copy of ourselves in memory: whatever a sandbox may get hold of, the file on the
  * host is not what it runs (CVE-2019-5736). Returns only if we are the copy, or on failure. */
-static int seal_ourselves(char **argv)
+static int reexec_sealed_copy(char **argv)
 {
 	AUTOCLOSE int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	AUTOCLOSE int copy = -1;
@@ -46,13 +46,13 @@ static int seal_ourselves(char **argv)
 	if (fchmod(copy, 0500) < 0 || fcntl(copy, F_ADD_SEALS, SEALS) < 0)
 		return -errno;
 	/* Under a name of its own: every sandbox can read it. */
-	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], (char *)title_room, NULL}, (char *[]){NULL});
+	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], (char *)title_placeholder, NULL}, (char *[]){NULL});
 	return -errno;
 }
 
 /* An owner started by nohup, or in the background of a script, ignores SIGHUP or SIGINT. What runs in a sandbox would
  * inherit that, and no shell could trap them. */
-static void forget_signals(void)
+static void reset_signals(void)
 {
 	static const uint64_t none[8]; /* the kernel's form of SIG_DFL, and of an empty set */
 
@@ -79,12 +79,12 @@ int main(int argc, char **argv)
 		fputs("dutyfree-init: not a descriptor\n", stderr);
 		return 64;
 	}
-	int error = seal_ourselves(argv);
+	int error = reexec_sealed_copy(argv);
 	if (error) {
 		fprintf(stderr, "dutyfree-init: cannot copy itself: %s\n", strerror(-error));
 		return 70;
 	}
-	forget_signals();
-	title_keep(argc, argv);
+	reset_signals();
+	title_init(argc, argv);
 	launcher_run((int)socket);
 }

@@ -27,20 +27,20 @@ enum request_kind {
 	REQUEST_HELLO = 1,   /* → reply.value = PROTOCOL_VERSION, text = what this host has */
 	REQUEST_LAYER = 2,   /* text = a host directory → reply.value = number of the layer */
 	REQUEST_SCRATCH = 3, /* → reply.value = number of an empty layer, fd = its directory, to be filled */
-	REQUEST_FORGET = 4,  /* number = a layer that no new sandbox shall use */
+	REQUEST_REMOVE_LAYER = 4,  /* number = a layer that no new sandbox shall use */
 	REQUEST_CREATE = 5,  /* struct create, label → reply.value = number of the sandbox, fds = socket, pidfd */
 	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
-	REQUEST_FILL = 8,    /* number = how many slots shall lie ready */
+	REQUEST_SLOTS = 8,    /* number = how many slots shall lie ready */
 	REQUEST_FREEZE = 30, /* number = a sandbox; answered when every process of it stands still */
 	REQUEST_THAW = 31,   /* number = a sandbox */
 	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
 	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
 	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
-	REQUEST_TAKE = 70,   /* number = a sandbox that shall write no more → struct kept, a layer for each tree;
+	REQUEST_SNAPSHOT_MOVE = 70,   /* number = a sandbox that shall write no more → struct kept, a layer for each tree;
 	                      * EBUSY if a copy is cheaper, or it shares memory; with a body, in any case */
-	REQUEST_COPY = 71,   /* number = a sandbox, frozen if it may write → likewise, of a copy */
+	REQUEST_SNAPSHOT_COPY = 71,   /* number = a sandbox, frozen if it may write → likewise, of a copy */
 	REQUEST_MERGE = 72,  /* struct merge; fd = a directory to fill, or none → struct kept, one layer or none */
-	REQUEST_LOOK = 92,   /* number = a sandbox → struct seen, then in words what is not as in the beginning */
+	REQUEST_AUDIT = 92,   /* number = a sandbox → struct seen, then in words what is not as in the beginning */
 };
 
 struct request {
@@ -87,13 +87,13 @@ struct merge {
 };
 
 /* What was kept; the numbers of its layers follow. */
-struct kept {
+struct snapshot_usage {
 	uint64_t size;  /* bytes that it takes */
 	uint64_t files;
 };
 
 /* What can be seen of a sandbox from outside, whatever those in it say. */
-struct seen {
+struct audit_result {
 	uint64_t memory; /* bytes of its processes and files, without what is cached of others; 0 where nobody counts */
 };
 
@@ -101,14 +101,14 @@ struct seen {
 
 #define RESOLVERS_MAX 3
 #define RULES_MAX 256
-#define NAME_MAX_ 253 /* of a domain, as text */
+#define DOMAIN_MAX 253 /* of a domain, as text */
 
 enum network_flags { NETWORK_ALL = 1 /* every address and name but the host's own surroundings */ };
 
 enum rule_kind {
 	RULE_ADDRESS = 1, /* addresses that begin as this one does, by `prefix` bits */
 	RULE_NAME = 2,    /* what this name led to, by the sandbox's own lookups */
-	RULE_BELOW = 3,   /* the same for every name below this one; below "" are all */
+	RULE_SUBDOMAINS = 3,   /* the same for every name below this one; below "" are all */
 	RULE_HOST = 4,    /* the host's loopback, by the address that stands for it */
 };
 
@@ -143,7 +143,7 @@ struct port {
 
 #define FRAME_MAX (4u << 20) /* payload of one frame: above any argument list the kernel takes */
 #define INLINE_MAX (256u << 10) /* files up to this size travel in a frame, larger ones as descriptors */
-#define LISTED_MAX (32u << 20) /* the list of a directory, or what a search found, is no longer */
+#define LISTING_MAX (32u << 20) /* the list of a directory, or what a search found, is no longer */
 #define FRAME_COST 128u /* of output: what a frame costs its reader beyond its bytes, which may come one by one */
 
 enum frame_kind {
@@ -157,16 +157,16 @@ enum frame_kind {
 	FRAME_REMOVE = 7,  /* path */
 	FRAME_UNPACK = 8,  /* path; fd: an archive to read (tree_stream.c) */
 	FRAME_PACK = 9,    /* path; fd: where to write the archive */
-	FRAME_SIGNAL = 10, /* u32: a signal to every process but init */
+	FRAME_SIGNAL_ALL = 10, /* u32: a signal to every process but init */
 	FRAME_PING = 11,   /* → u32: whether the memory limit killed a process since that was last said */
 	FRAME_TERMINAL = 12, /* struct window, then as FRAME_EXEC: in a terminal of its own → FRAME_STARTED */
 	FRAME_EDIT = 13,     /* struct edit, path, the old text and the new */
 	FRAME_SEARCH = 14,   /* struct search, then strings: directory, pattern, names…, skipped… */
 	FRAME_WATCH = 15,    /* struct watching, path */
-	FRAME_NOTIFY = 16,   /* u32: a signal to the command's first process and its group */
+	FRAME_SIGNAL_COMMAND = 16,   /* u32: a signal to the command's first process and its group */
 	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
 	FRAME_VERIFY = 90,   /* u32: whether its network is closed → EBUSY and in words what is not as in the beginning */
-	FRAME_GIVE_WAY = 91, /* u32: whether commands give way to all other work from now on; no answer */
+	FRAME_BACKGROUND = 91, /* u32: whether commands give way to all other work from now on; no answer */
 	FRAME_SERVICE = 100, /* as FRAME_EXEC: one that forks for others, with a socket to init as descriptor 3 */
 	FRAME_CALL = 101,    /* struct calling, then as FRAME_EXEC: in a fork of a service; ESRCH if that has ended */
 	FRAME_AWAIT = 102,   /* struct awaited, path → done when it is there */
@@ -218,13 +218,13 @@ struct exec {
  * kernel says so: then init marks it. The fork waits.
  * init → fork: one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings.
  * fork → init: one byte before it begins. If it ends without, another one gets the same. */
-struct calling {
+struct call_request {
 	uint32_t service; /* the number that its FRAME_SERVICE had */
 };
 
-enum awaited_kind { AWAIT_FILE = 1, AWAIT_SOCKET = 2 /* one of Unix that is listened to */ };
+enum await_kind { AWAIT_FILE = 1, AWAIT_SOCKET = 2 /* one of Unix that is listened to */ };
 
-struct awaited {
+struct await_request {
 	uint32_t kind;
 };
 
@@ -283,7 +283,7 @@ struct match {
 
 enum watch_flags { WATCH_RECURSIVE = 1 };
 
-struct watching {
+struct watch_request {
 	uint32_t flags;
 	uint32_t directories; /* at most so many are watched */
 };
@@ -297,7 +297,7 @@ struct change {
 
 struct ready {
 	uint32_t version;
-	uint64_t ordered; /* CLOCK_MONOTONIC nanoseconds, as all times here */
+	uint64_t activated; /* CLOCK_MONOTONIC nanoseconds, as all times here */
 	uint64_t mounted;
 };
 

@@ -83,7 +83,7 @@ ssize_t read_file(int dir, const char *path, char *buffer, size_t size)
 	return (ssize_t)have;
 }
 
-int open_plain(int dir, const char *path, int flags, mode_t mode, uint64_t resolve)
+int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64_t resolve)
 {
 	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
 			       .mode = flags & O_CREAT ? mode : 0,
@@ -164,33 +164,33 @@ int mount_restrict(int mount, uint64_t attributes, int user_namespace)
 
 /* clone3 with the pass that the filter wants to see of those who may call it (seccomp.c). Inline, for the
  * child that shares our stack must not return from anything that the parent has yet to return from. */
-static inline __attribute__((always_inline)) long clone3_with_pass(struct clone_args *args)
+static inline __attribute__((always_inline)) long clone3_with_token(struct clone_args *args)
 {
 #if defined(__x86_64__)
-	register uint64_t pass0 __asm__("rdx") = seccomp_pass[0];
-	register uint64_t pass1 __asm__("r10") = seccomp_pass[1];
+	register uint64_t token0 __asm__("rdx") = seccomp_token[0];
+	register uint64_t token1 __asm__("r10") = seccomp_token[1];
 	long result;
 	__asm__ volatile("syscall"
 			 : "=a"(result)
-			 : "a"((long)SYS_clone3), "D"(args), "S"(sizeof *args), "r"(pass0), "r"(pass1)
+			 : "a"((long)SYS_clone3), "D"(args), "S"(sizeof *args), "r"(token0), "r"(token1)
 			 : "rcx", "r11", "memory");
 	return result;
 #elif defined(__aarch64__)
 	register long number __asm__("x8") = SYS_clone3;
 	register long result __asm__("x0") = (long)args;
 	register uint64_t size __asm__("x1") = sizeof *args;
-	register uint64_t pass0 __asm__("x2") = seccomp_pass[0];
-	register uint64_t pass1 __asm__("x3") = seccomp_pass[1];
+	register uint64_t token0 __asm__("x2") = seccomp_token[0];
+	register uint64_t token1 __asm__("x3") = seccomp_token[1];
 	__asm__ volatile("svc 0"
 			 : "+r"(result)
-			 : "r"(number), "r"(size), "r"(pass0), "r"(pass1)
+			 : "r"(number), "r"(size), "r"(token0), "r"(token1)
 			 : "memory");
 	return result;
 #endif
 }
 
 /* As vfork: on our own stack, while we wait. */
-static __attribute__((noinline)) pid_t share(int (*body)(void *), void *argument, uint64_t flags, int group)
+static __attribute__((noinline)) pid_t clone_vm(int (*body)(void *), void *argument, uint64_t flags, int group)
 {
 	struct clone_args args = {.flags = CLONE_VM | CLONE_VFORK | flags, .exit_signal = SIGCHLD};
 
@@ -198,7 +198,7 @@ static __attribute__((noinline)) pid_t share(int (*body)(void *), void *argument
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)group;
 	}
-	long pid = clone3_with_pass(&args);
+	long pid = clone3_with_token(&args);
 	if (pid == 0)
 		_exit(body(argument));
 	return (pid_t)pid;
@@ -209,7 +209,7 @@ pid_t spawn_child(int (*body)(void *), void *argument, int group)
 	static char stack[64 << 10] __attribute__((aligned(16)));
 
 	if (group >= 0)
-		return share(body, argument, 0, group);
+		return clone_vm(body, argument, 0, group);
 	pid_t pid = clone(body, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, argument);
 	return pid < 0 ? -errno : pid;
 }
@@ -217,7 +217,7 @@ pid_t spawn_child(int (*body)(void *), void *argument, int group)
 int run_child(int (*body)(void *), void *argument, int group)
 {
 	int status;
-	pid_t pid = share(body, argument, CLONE_FILES, group);
+	pid_t pid = clone_vm(body, argument, CLONE_FILES, group);
 
 	if (pid < 0)
 		return pid;
@@ -234,7 +234,7 @@ pid_t fork_into(int group)
 		args.flags = CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)group;
 	}
-	long pid = group < 0 ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : clone3_with_pass(&args);
+	long pid = group < 0 ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : clone3_with_token(&args);
 	return pid >= 0 ? (pid_t)pid : group < 0 ? -errno : (pid_t)pid;
 }
 

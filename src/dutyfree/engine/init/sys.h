@@ -22,7 +22,7 @@ int write_all(int fd, const void *data, size_t size);
 
 /* As openat, but through no descriptor: /proc/self/fd/N, which is ours in what init opens, is a loop (ELOOP).
  * `resolve` is what else openat2 shall refuse. A descriptor or -errno. */
-int open_plain(int dir, const char *path, int flags, mode_t mode, uint64_t resolve);
+int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64_t resolve);
 
 #define MESSAGE_FDS 128
 

@@ -9,56 +9,56 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int connected = -1;
-static pid_t process;
+static int egress_socket = -1;
+static pid_t egress_pid;
 
-int gate_open(int epoll, uint64_t event)
+int egress_client_open(int epoll, uint64_t event)
 {
 	struct epoll_event watched = {.events = EPOLLIN, .data.u64 = event};
 
-	if (connected >= 0)
+	if (egress_socket >= 0)
 		return 0;
-	int made = egress_start(&process);
-	if (made < 0)
-		return made;
-	connected = made;
-	if (epoll_ctl(epoll, EPOLL_CTL_ADD, connected, &watched) < 0) {
+	int started = egress_start(&egress_pid);
+	if (started < 0)
+		return started;
+	egress_socket = started;
+	if (epoll_ctl(epoll, EPOLL_CTL_ADD, egress_socket, &watched) < 0) {
 		int error = -errno;
-		gate_close();
+		egress_client_close();
 		return error;
 	}
 	return 0;
 }
 
-void gate_close(void)
+void egress_client_close(void)
 {
-	if (connected < 0)
+	if (egress_socket < 0)
 		return;
-	close_fd(&connected);
-	kill(process, SIGKILL);
-	waitpid(process, NULL, 0);
+	close_fd(&egress_socket);
+	kill(egress_pid, SIGKILL);
+	waitpid(egress_pid, NULL, 0);
 }
 
-int gate_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size, const int *way)
+int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size, const int *fds)
 {
 	struct request head = {.kind = kind, .serial = serial, .number = number, .size = (uint32_t)size};
 
-	if (connected < 0)
+	if (egress_socket < 0)
 		return -EPIPE;
-	return send_message(connected, &head, sizeof head, body, size, way, way ? WAY_FDS : 0);
+	return send_message(egress_socket, &head, sizeof head, body, size, fds, fds ? EGRESS_FDS : 0);
 }
 
-bool gate_hear(struct reply *said)
+bool egress_client_receive(struct reply *answer)
 {
-	ssize_t size = recv(connected, said, sizeof *said, MSG_DONTWAIT);
+	ssize_t size = recv(egress_socket, answer, sizeof *answer, MSG_DONTWAIT);
 
-	if (size == sizeof *said)
+	if (size == sizeof *answer)
 		return true;
-	said->serial = 0;
+	answer->serial = 0;
 	if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
-		said->value = 0;
+		answer->value = 0;
 		return true;
 	}
-	gate_close();
+	egress_client_close();
 	return false;
 }

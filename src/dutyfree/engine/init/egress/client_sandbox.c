@@ -8,70 +8,70 @@
 #include <signal.h>
 
 /* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
-void box_network(const struct request *request, const char *body)
+void sandbox_network(const struct request *request, const char *body)
 {
-	struct box *box = box_of(request->number);
-	int way[WAY_FDS] = {-1, -1, -1}, error = !box || box->ended ? -ESRCH : box->asked ? -EBUSY : box->shared ? -EOPNOTSUPP : 0;
-	bool open = !error && request->size > 0 && !box->networked;
+	struct sandbox *sandbox = sandbox_find(request->number);
+	int fds[EGRESS_FDS] = {-1, -1, -1}, error = !sandbox || sandbox->ended ? -ESRCH : sandbox->network_serial ? -EBUSY : sandbox->shared_network ? -EOPNOTSUPP : 0;
+	bool open = !error && request->size > 0 && !sandbox->has_egress;
 
-	if (!error && !box->networked && !request->size) {
+	if (!error && !sandbox->has_egress && !request->size) {
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
 	}
 	/* It takes programs in the kernel, which are root's. */
 	if (open)
-		error = host.rootless ? -EOPNOTSUPP : gate_open(launcher_epoll, EGRESS_EVENT);
+		error = host.rootless ? -EOPNOTSUPP : egress_client_open(launcher_epoll, EGRESS_EVENT);
 	if (open && !error) {
-		box->opened = true;
-		error = network_open(box->slot->network, way);
+		sandbox->had_egress = true;
+		error = netns_open(sandbox->slot->netns, fds);
 	}
 	if (!error) {
-		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_CHANGE : EGRESS_CLOSE;
-		error = gate_send(kind, box->number, request->serial, body, request->size, open ? way : NULL);
+		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_UPDATE : EGRESS_CLOSE;
+		error = egress_client_send(kind, sandbox->number, request->serial, body, request->size, open ? fds : NULL);
 	}
-	for (int i = 0; i < WAY_FDS; i++)
-		close_fd(&way[i]);
+	for (int i = 0; i < EGRESS_FDS; i++)
+		close_fd(&fds[i]);
 	if (error) {
 		refuse(request->serial, error, "network");
 		return;
 	}
-	box->networked = true;
-	box->opening = open;
-	box->closing = request->size == 0;
-	box->asked = request->serial;
+	sandbox->has_egress = true;
+	sandbox->egress_opening = open;
+	sandbox->egress_closing = request->size == 0;
+	sandbox->network_serial = request->serial;
 }
 
-void box_egress_said(void)
+void egress_replied(void)
 {
-	struct reply said;
+	struct reply answer;
 
-	if (gate_hear(&said)) {
-		struct box *box = box_of(said.value);
-		if (box && box->asked == said.serial) {
+	if (egress_client_receive(&answer)) {
+		struct sandbox *sandbox = sandbox_find(answer.value);
+		if (sandbox && sandbox->network_serial == answer.serial) {
 			/* Only now: those in there have to hear that they were cut off. */
-			if ((box->closing || (box->opening && said.error)) && !box->ended) {
-				network_close(box->slot->network);
-				box->networked = false;
+			if ((sandbox->egress_closing || (sandbox->egress_opening && answer.error)) && !sandbox->ended) {
+				netns_close(sandbox->slot->netns);
+				sandbox->has_egress = false;
 			}
-			box->asked = 0;
-			reply(said.serial, -said.error, said.value, "network", 7, NULL, 0);
+			sandbox->network_serial = 0;
+			reply(answer.serial, -answer.error, answer.value, "network", 7, NULL, 0);
 		}
 		return;
 	}
 	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
 	uint32_t at = 0;
-	for (struct box *box; (box = box_next(&at));)
-		if (box->networked)
-			pidfd_signal(box->slot->pidfd, SIGKILL);
+	for (struct sandbox *sandbox; (sandbox = sandbox_next(&at));)
+		if (sandbox->has_egress)
+			pidfd_signal(sandbox->slot->pidfd, SIGKILL);
 }
 
-void box_connect(const struct request *request, const struct port *port)
+void sandbox_connect(const struct request *request, const struct port *port)
 {
-	struct box *box = box_of(request->number);
+	struct sandbox *sandbox = sandbox_find(request->number);
 	int made = -ESRCH;
 
-	if (box && !box->ended)
-		made = network_connect(box->shared ? -1 : box->slot->network, port->port, port->ipv6);
+	if (sandbox && !sandbox->ended)
+		made = netns_connect(sandbox->shared_network ? -1 : sandbox->slot->netns, port->port, port->ipv6);
 	if (made < 0)
 		refuse(request->serial, made, "connection");
 	else

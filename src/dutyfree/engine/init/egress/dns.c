@@ -11,12 +11,12 @@
 #define CLASS_IN 1
 #define PAYLOAD 1232 /* what goes through every network in one piece */
 
-static uint16_t number(const uint8_t *at)
+static uint16_t get_u16(const uint8_t *at)
 {
 	return (uint16_t)(at[0] << 8 | at[1]);
 }
 
-static void put(uint8_t *at, unsigned value)
+static void put_u16(uint8_t *at, unsigned value)
 {
 	at[0] = (uint8_t)(value >> 8);
 	at[1] = (uint8_t)value;
@@ -54,33 +54,33 @@ static size_t read_name(const uint8_t *message, size_t size, struct question *qu
 bool dns_parse(const uint8_t *message, size_t size, struct question *question)
 {
 	/* A question, of the usual kind, one, with no answers; an extension may follow. */
-	if (size < HEAD || message[2] & 0xf8 || number(message + 4) != 1 || number(message + 6) || number(message + 8))
+	if (size < HEAD || message[2] & 0xf8 || get_u16(message + 4) != 1 || get_u16(message + 6) || get_u16(message + 8))
 		return false;
 	size_t name = read_name(message, size, question);
 	if (!name || size - HEAD - name < 4)
 		return false;
 	question->size = name + 4;
 	memcpy(question->bytes, message + HEAD, question->size);
-	question->id = number(message);
+	question->id = get_u16(message);
 	const uint8_t *more = message + HEAD + question->size;
 	size_t left = size - HEAD - question->size;
-	question->extended = number(message + 10) == 1 && left >= 11 && more[0] == 0 && number(more + 1) == TYPE_OPT;
+	question->extended = get_u16(message + 10) == 1 && left >= 11 && more[0] == 0 && get_u16(more + 1) == TYPE_OPT;
 	return true;
 }
 
-static size_t head(const struct question *question, uint16_t id, unsigned flags, uint8_t *message)
+static size_t write_head(const struct question *question, uint16_t id, unsigned flags, uint8_t *message)
 {
 	memset(message, 0, HEAD);
-	put(message, id);
-	put(message + 2, flags);
-	put(message + 4, 1);
+	put_u16(message, id);
+	put_u16(message + 2, flags);
+	put_u16(message + 4, 1);
 	memcpy(message + HEAD, question->bytes, question->size);
 	return HEAD + question->size;
 }
 
 size_t dns_query(const struct question *question, uint16_t id, uint8_t *message)
 {
-	size_t size = head(question, id, 0x0100, message); /* recursion desired */
+	size_t size = write_head(question, id, 0x0100, message); /* recursion desired */
 
 	/* Upper and lower case could carry something too. */
 	if (question->plain)
@@ -88,9 +88,9 @@ size_t dns_query(const struct question *question, uint16_t id, uint8_t *message)
 			message[HEAD + i] = (uint8_t)tolower(message[HEAD + i]);
 	if (question->extended) {
 		memset(message + size, 0, 11);
-		put(message + size + 1, TYPE_OPT);
-		put(message + size + 3, PAYLOAD);
-		put(message + 10, 1);
+		put_u16(message + size + 1, TYPE_OPT);
+		put_u16(message + size + 3, PAYLOAD);
+		put_u16(message + 10, 1);
 		size += 11;
 	}
 	return size;
@@ -98,12 +98,12 @@ size_t dns_query(const struct question *question, uint16_t id, uint8_t *message)
 
 size_t dns_refusal(const struct question *question, enum dns_code code, uint8_t *message)
 {
-	return head(question, question->id, 0x8180u | code, message);
+	return write_head(question, question->id, 0x8180u | code, message);
 }
 
 bool dns_is_answer(const struct question *question, uint16_t id, const uint8_t *message, size_t size)
 {
-	if (size < HEAD + question->size || number(message) != id || !(message[2] & 0x80) || number(message + 4) != 1)
+	if (size < HEAD + question->size || get_u16(message) != id || !(message[2] & 0x80) || get_u16(message + 4) != 1)
 		return false;
 	/* The sizes of labels are below the letters, so this compares them as well. */
 	size_t name = question->size - 4;
@@ -138,12 +138,12 @@ void dns_addresses(const uint8_t *message, size_t size,
 	if (!at)
 		return;
 	at += 4;
-	for (unsigned i = number(message + 6); i > 0; i--) {
+	for (unsigned i = get_u16(message + 6); i > 0; i--) {
 		at = at < size ? skip_name(message, size, at) : 0;
 		if (!at || at > size || size - at < 10)
 			return;
-		uint16_t type = number(message + at), class = number(message + at + 2), length = number(message + at + 8);
-		uint32_t seconds = (uint32_t)number(message + at + 4) << 16 | number(message + at + 6);
+		uint16_t type = get_u16(message + at), class = get_u16(message + at + 2), length = get_u16(message + at + 8);
+		uint32_t seconds = (uint32_t)get_u16(message + at + 4) << 16 | get_u16(message + at + 6);
 		at += 10;
 		if (length > size - at)
 			return;

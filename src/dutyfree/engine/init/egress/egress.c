@@ -17,9 +17,9 @@
 
 #define LAUNCHER_FD 3
 #define ROUTES_FD 4
-#define NOBODY ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
-#define EVENTS 16               /* of one sandbox in one turn */
-#define COLLECTED 256           /* from the kernel at once */
+#define EGRESS_ID ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
+#define EVENTS_PER_TURN 16               /* of one sandbox in one turn */
+#define EVENTS_BATCH 256           /* from the kernel at once */
 #define TICK_MS 250             /* while a lookup is under way, or a descriptor wanted */
 
 /* The only one. An epoll within another would be fair by itself, but whatever is added to it then takes a lock
@@ -27,12 +27,12 @@
 static int epoll;
 static struct client *clients;
 static struct client *busy, **busy_end = &busy; /* in the order of their turns */
-static bool starved;  /* not every listener is listened to */
-static bool returned; /* a descriptor, since that was last looked at */
+static bool fds_exhausted;  /* not every listener is listened to */
+static bool fd_released; /* a descriptor, since that was last looked at */
 
 /* --- What is ready ------------------------------------------------------------------------------------ */
 
-static void put(struct watch *watch, uint32_t events)
+static void ready_push(struct watch *watch, uint32_t events)
 {
 	struct client *client = watch->client;
 
@@ -44,7 +44,7 @@ static void put(struct watch *watch, uint32_t events)
 	client->ready_end = &watch->next;
 }
 
-static void take(struct watch *watch)
+static void ready_remove(struct watch *watch)
 {
 	if (!watch->link)
 		return;
@@ -56,7 +56,7 @@ static void take(struct watch *watch)
 	watch->link = NULL;
 }
 
-static void line_up(struct client *client)
+static void enqueue_client(struct client *client)
 {
 	if (client->busy)
 		return;
@@ -66,7 +66,7 @@ static void line_up(struct client *client)
 	busy_end = &client->next_busy;
 }
 
-static void leave_line(const struct client *client)
+static void dequeue_client(const struct client *client)
 {
 	struct client **link = &busy;
 
@@ -79,7 +79,7 @@ static void leave_line(const struct client *client)
 		busy_end = link;
 }
 
-void watch_for(struct client *client, struct watch *watch, uint32_t interest)
+void watch_set(struct client *client, struct watch *watch, uint32_t interest)
 {
 	struct epoll_event event = {.events = interest | EPOLLONESHOT, .data.ptr = watch};
 	int operation = !interest ? EPOLL_CTL_DEL : watch->interest ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
@@ -90,30 +90,30 @@ void watch_for(struct client *client, struct watch *watch, uint32_t interest)
 	if (!waits && epoll_ctl(epoll, operation, watch->fd, &event) < 0)
 		abort(); /* the launcher notices, and says so */
 	if (!interest)
-		take(watch);
+		ready_remove(watch);
 	watch->client = client;
 	watch->interest = interest;
 	watch->armed = interest && !waits;
 }
 
 /* A listener with something to accept, for which there is no descriptor, would wake us for ever. */
-void accept_later(struct client *client)
+void listener_pause(struct client *client)
 {
-	watch_for(client, &client->listener, 0);
-	starved = true;
+	watch_set(client, &client->listener, 0);
+	fds_exhausted = true;
 }
 
-static void accept_again(void)
+static void listeners_resume(void)
 {
-	starved = false;
+	fds_exhausted = false;
 	for (struct client *client = clients; client; client = client->next)
-		watch_for(client, &client->listener, EPOLLIN);
+		watch_set(client, &client->listener, EPOLLIN);
 }
 
-void discard(void *memory)
+void egress_free(void *memory)
 {
 	free(memory);
-	returned = true;
+	fd_released = true;
 }
 
 socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made)
@@ -135,7 +135,7 @@ socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct s
 }
 
 /* The kernel's own word on where packets to this address go: no list of ours could be up to date. */
-static bool leads_here(const struct in6_addr *address)
+static bool is_local_route(const struct in6_addr *address)
 {
 	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
 	uint16_t size = v4 ? 4 : 16;
@@ -168,19 +168,19 @@ static bool leads_here(const struct in6_addr *address)
 	return ((const struct rtmsg *)NLMSG_DATA(&answer.head))->rtm_type != RTN_UNICAST;
 }
 
-bool host_is_reached_by(const struct in6_addr *address)
+bool is_host_address(const struct in6_addr *address)
 {
 	struct in6_addr inner[EMBEDDED_MAX];
-	bool here = leads_here(address);
+	bool here = is_local_route(address);
 
 	for (unsigned count = policy_embedded(address, inner); !here && count > 0; count--)
-		here = leads_here(&inner[count - 1]);
+		here = is_local_route(&inner[count - 1]);
 	return here;
 }
 
 /* --- Clients ------------------------------------------------------------------------------------------ */
 
-static struct client *client_of(uint32_t number)
+static struct client *client_find(uint32_t number)
 {
 	struct client *client = clients;
 
@@ -189,79 +189,79 @@ static struct client *client_of(uint32_t number)
 	return client;
 }
 
-static void drop(struct client *client)
+static void client_close(struct client *client)
 {
 	struct client **link = &clients;
 
-	relay_cut(client);
-	lookup_drop(client);
+	relay_close_all(client);
+	lookup_cancel_all(client);
 	while (*link != client)
 		link = &(*link)->next;
 	*link = client->next;
-	leave_line(client);
+	dequeue_client(client);
 	/* Others may have these sockets too, and the kernel would go on to tell of them. */
-	watch_for(client, &client->listener, 0);
-	watch_for(client, &client->resolver, 0);
+	watch_set(client, &client->listener, 0);
+	watch_set(client, &client->resolver, 0);
 	close(client->listener.fd);
 	close(client->resolver.fd);
 	close(client->program);
-	policy_drop(&client->policy);
-	discard(client);
+	policy_free(&client->policy);
+	egress_free(client);
 }
 
-static int open_client(uint32_t number, const void *body, size_t size, const int way[WAY_FDS])
+static int client_open(uint32_t number, const void *body, size_t size, const int fds[EGRESS_FDS])
 {
 	struct client *client = calloc(1, sizeof *client);
-	int error = client ? policy_take(&client->policy, body, size) : -ENOMEM;
+	int error = client ? policy_parse(&client->policy, body, size) : -ENOMEM;
 
 	if (error) {
-		for (int i = 0; i < WAY_FDS; i++)
-			close(way[i]);
+		for (int i = 0; i < EGRESS_FDS; i++)
+			close(fds[i]);
 		if (client) {
-			policy_drop(&client->policy);
+			policy_free(&client->policy);
 			free(client);
 		}
 		return error;
 	}
 	client->number = number;
-	client->program = way[WAY_PROGRAM];
+	client->program = fds[EGRESS_FD_PROGRAM];
 	client->ready_end = &client->ready;
-	client->listener = (struct watch){.kind = WATCH_LISTENER, .fd = way[WAY_LISTENER]};
-	client->resolver = (struct watch){.kind = WATCH_RESOLVER, .fd = way[WAY_RESOLVER]};
-	watch_for(client, &client->listener, EPOLLIN);
-	watch_for(client, &client->resolver, EPOLLIN);
+	client->listener = (struct watch){.kind = WATCH_LISTENER, .fd = fds[EGRESS_FD_LISTENER]};
+	client->resolver = (struct watch){.kind = WATCH_RESOLVER, .fd = fds[EGRESS_FD_RESOLVER]};
+	watch_set(client, &client->listener, EPOLLIN);
+	watch_set(client, &client->resolver, EPOLLIN);
 	client->next = clients;
 	clients = client;
 	return 0;
 }
 
-static int change_client(struct client *client, const void *body, size_t size)
+static int client_update(struct client *client, const void *body, size_t size)
 {
 	struct policy policy = {.size = 0};
-	int error = policy_take(&policy, body, size);
+	int error = policy_parse(&policy, body, size);
 
 	if (error)
 		return error;
-	relay_cut(client);
-	lookup_drop(client);
-	policy_drop(&client->policy);
+	relay_close_all(client);
+	lookup_cancel_all(client);
+	policy_free(&client->policy);
 	client->policy = policy;
 	return 0;
 }
 
 static void serve_client(struct client *client)
 {
-	for (int i = 0; i < EVENTS && client->ready; i++) {
+	for (int i = 0; i < EVENTS_PER_TURN && client->ready; i++) {
 		struct watch *watch = client->ready;
-		take(watch);
+		ready_remove(watch);
 		switch (watch->kind) {
 		case WATCH_LISTENER:
 			relay_accept(client);
-			watch_for(client, watch, watch->interest);
+			watch_set(client, watch, watch->interest);
 			break;
 		case WATCH_RESOLVER:
 			lookup_receive(client);
-			watch_for(client, watch, watch->interest);
+			watch_set(client, watch, watch->interest);
 			break;
 		case WATCH_LOOKUP:
 			lookup_event(client, watch);
@@ -273,7 +273,7 @@ static void serve_client(struct client *client)
 }
 
 /* Each sandbox that has something ready, once. */
-static void serve_all(void)
+static void serve_clients(void)
 {
 	struct client *client = busy;
 
@@ -284,32 +284,32 @@ static void serve_all(void)
 		client->busy = false;
 		serve_client(client);
 		if (client->ready)
-			line_up(client);
+			enqueue_client(client);
 	}
 }
 
 /* --- The launcher's words ----------------------------------------------------------------------------- */
 
-static int serve(const struct request *request, const void *body, const int *fds, int count)
+static int handle_request(const struct request *request, const void *body, const int *fds, int count)
 {
-	struct client *client = client_of(request->number);
+	struct client *client = client_find(request->number);
 
-	if (request->kind == EGRESS_OPEN && !client && count == WAY_FDS)
-		return open_client(request->number, body, request->size, fds);
+	if (request->kind == EGRESS_OPEN && !client && count == EGRESS_FDS)
+		return client_open(request->number, body, request->size, fds);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
-	if (request->kind == EGRESS_CHANGE && client)
-		return change_client(client, body, request->size);
+	if (request->kind == EGRESS_UPDATE && client)
+		return client_update(client, body, request->size);
 	if (request->kind == EGRESS_OPEN && !client)
 		return -EMFILE; /* the kernel could not give us what the launcher sent */
 	if (request->kind != EGRESS_CLOSE)
 		return -EPROTO;
 	if (client)
-		drop(client);
+		client_close(client);
 	return 0;
 }
 
-static void hear(void)
+static void receive_request(void)
 {
 	static union {
 		struct request head;
@@ -317,7 +317,7 @@ static void hear(void)
 	} message;
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(WAY_FDS * sizeof(int))];
+		char space[CMSG_SPACE(EGRESS_FDS * sizeof(int))];
 	} control;
 	struct iovec part = {&message, sizeof message};
 	struct msghdr wrapped = {.msg_iov = &part,
@@ -325,7 +325,7 @@ static void hear(void)
 				 .msg_control = control.space,
 				 .msg_controllen = sizeof control.space};
 	ssize_t size = recvmsg(LAUNCHER_FD, &wrapped, MSG_CMSG_CLOEXEC);
-	int fds[WAY_FDS], count = 0;
+	int fds[EGRESS_FDS], count = 0;
 
 	if (size < 0 && errno == EINTR)
 		return;
@@ -337,7 +337,7 @@ static void hear(void)
 		count = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 		memcpy(fds, CMSG_DATA(rights), (size_t)count * sizeof(int));
 	}
-	int error = serve(&message.head, message.bytes + sizeof message.head, fds, count);
+	int error = handle_request(&message.head, message.bytes + sizeof message.head, fds, count);
 	struct reply reply = {.serial = message.head.serial, .error = -error, .value = message.head.number};
 	if (reply.serial)
 		send_message(LAUNCHER_FD, &reply, sizeof reply, NULL, 0, NULL, 0);
@@ -345,7 +345,7 @@ static void hear(void)
 
 /* --- The process -------------------------------------------------------------------------------------- */
 
-static int prepare(void)
+static int create_epoll(void)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
 
@@ -353,7 +353,7 @@ static int prepare(void)
 	return epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0 ? -errno : 0;
 }
 
-static void descend(int launcher)
+static void enter_process(int launcher)
 {
 	int routes = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
 	sigset_t all;
@@ -366,58 +366,58 @@ static void descend(int launcher)
 	routes = fcntl(routes, F_DUPFD_CLOEXEC, 64);
 	if (launcher < 0 || routes < 0 || dup3(launcher, LAUNCHER_FD, O_CLOEXEC) < 0 ||
 	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0 ||
-	    relay_prepare() < 0 || prepare() < 0)
+	    relay_prepare() < 0 || create_epoll() < 0)
 		_exit(71);
-	if (setgroups(0, NULL) < 0 || setresgid(NOBODY, NOBODY, NOBODY) < 0 || setresuid(NOBODY, NOBODY, NOBODY) < 0 ||
+	if (setgroups(0, NULL) < 0 || setresgid(EGRESS_ID, EGRESS_ID, EGRESS_ID) < 0 || setresuid(EGRESS_ID, EGRESS_ID, EGRESS_ID) < 0 ||
 	    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
 	    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
 		_exit(71);
-	egress_confine();
+	egress_seccomp_enter();
 }
 
 /* Moves all that is ready to the queues of the sandboxes, so that none waits behind another's events. Returns
  * whether the launcher has said something. */
-static bool collect(int wait_ms)
+static bool collect_events(int wait_ms)
 {
-	static struct epoll_event events[COLLECTED];
-	bool told = false;
+	static struct epoll_event events[EVENTS_BATCH];
+	bool has_request = false;
 	int count;
 
 	do {
-		count = epoll_wait(epoll, events, COLLECTED, wait_ms);
+		count = epoll_wait(epoll, events, EVENTS_BATCH, wait_ms);
 		for (int i = 0; i < count; i++) {
 			struct watch *watch = events[i].data.ptr;
 			if (!watch) {
-				told = true;
+				has_request = true;
 				continue;
 			}
-			put(watch, events[i].events);
-			line_up(watch->client);
+			ready_push(watch, events[i].events);
+			enqueue_client(watch->client);
 		}
 		wait_ms = 0;
-	} while (count == COLLECTED);
-	return told;
+	} while (count == EVENTS_BATCH);
+	return has_request;
 }
 
 static _Noreturn void run(void)
 {
 	for (uint64_t swept = 0;;) {
-		bool ticking = starved || lookups_under_way() > 0;
+		bool ticking = fds_exhausted || lookup_total() > 0;
 		/* The launcher's word counts before what sandboxes still want. */
-		if (collect(busy ? 0 : ticking ? TICK_MS : -1))
-			hear();
-		serve_all();
+		if (collect_events(busy ? 0 : ticking ? TICK_MS : -1))
+			receive_request();
+		serve_clients();
 		uint64_t moment = now();
 		bool tick = ticking && moment - swept > TICK_MS * 1000000ull;
 		if (tick) {
 			swept = moment;
 			for (struct client *client = clients; client; client = client->next)
-				lookup_overdue(client, moment);
+				lookup_retry(client, moment);
 		}
 		/* What ended gave its descriptors back; so may others on this machine, who tell nobody. */
-		if (starved && (returned || tick))
-			accept_again();
-		returned = false;
+		if (fds_exhausted && (fd_released || tick))
+			listeners_resume();
+		fd_released = false;
 	}
 }
 
@@ -429,7 +429,7 @@ int egress_start(pid_t *pid)
 		return -errno;
 	*pid = fork();
 	if (*pid == 0) {
-		descend(pair[1]);
+		enter_process(pair[1]);
 		run();
 	}
 	int error = *pid < 0 ? -errno : 0;

@@ -16,7 +16,7 @@
  * struct reply, unless the serial is 0. */
 enum egress_kind {
 	EGRESS_OPEN = 1,   /* number = a sandbox; descriptors: netns.h */
-	EGRESS_CHANGE = 2, /* another policy; what was connected is cut */
+	EGRESS_UPDATE = 2, /* another policy; what was connected is cut */
 	EGRESS_CLOSE = 3,  /* cut everything, and forget the sandbox */
 };
 
@@ -57,23 +57,23 @@ struct client {
 	unsigned lookup_count;
 };
 
-void watch_for(struct client *client, struct watch *watch, uint32_t interest); /* 0 for nothing */
-void accept_later(struct client *client); /* no descriptor is left for what its listener has */
-void discard(void *memory); /* frees it, and notes that a descriptor has been given back */
-bool host_is_reached_by(const struct in6_addr *address); /* it is one of the host's own, or no destination */
+void watch_set(struct client *client, struct watch *watch, uint32_t interest); /* 0 for nothing */
+void listener_pause(struct client *client); /* no descriptor is left for what its listener has */
+void egress_free(void *memory); /* frees it, and notes that a descriptor has been given back */
+bool is_host_address(const struct in6_addr *address); /* it is one of the host's own, or no destination */
 
-void egress_confine(void); /* for good: sockets of IP, memory, and nothing else */
+void egress_seccomp_enter(void); /* for good: sockets of IP, memory, and nothing else */
 
 int relay_prepare(void); /* once: 0 or -errno */
 void relay_accept(struct client *client);
 void relay_event(struct client *client, struct watch *watch, uint32_t events);
-void relay_cut(struct client *client); /* all of them */
+void relay_close_all(struct client *client); /* all of them */
 
 void lookup_receive(struct client *client);
 void lookup_event(struct client *client, struct watch *watch);
-void lookup_drop(struct client *client); /* all of them */
-void lookup_overdue(struct client *client, uint64_t moment);
-unsigned lookups_under_way(void); /* of all sandboxes */
+void lookup_cancel_all(struct client *client); /* all of them */
+void lookup_retry(struct client *client, uint64_t moment);
+unsigned lookup_total(void); /* of all sandboxes */
 
 socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made);
 

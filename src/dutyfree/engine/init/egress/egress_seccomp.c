@@ -24,7 +24,7 @@ static const uint16_t calls[] = {
 #define CALLS (sizeof calls / sizeof *calls)
 
 /* Sockets of IP, memory, and nothing else: it opens no file and starts nobody. */
-void egress_confine(void)
+void egress_seccomp_enter(void)
 {
 	struct sock_filter code[CALLS + 12];
 #ifdef __x86_64__
@@ -52,7 +52,7 @@ void egress_confine(void)
 		_exit(71);
 }
 #else
-void egress_confine(void)
+void egress_seccomp_enter(void)
 {
 	/* What the sanitizer calls is its own affair. */
 }

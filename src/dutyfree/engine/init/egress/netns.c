@@ -15,29 +15,29 @@
 #define LISTENER_PORT 1 /* no server wants it; another one if it is taken */
 #define BACKLOG 256
 
-static int host_network = -1;
+static int host_netns = -1;
 static bool ipv6; /* the host has a way out */
 
-int network_prepare(int network)
+int netns_prepare(int netns)
 {
 	struct sockaddr_in6 outside = {.sin6_family = AF_INET6, .sin6_port = htons(53)};
 	AUTOCLOSE int probe = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	host_network = network;
+	host_netns = netns;
 	/* Sends nothing, but needs a route. Without one, programs in sandboxes shall not try IPv6 first. */
 	outside.sin6_addr.s6_addr[0] = 0x20;
 	ipv6 = probe >= 0 && connect(probe, (struct sockaddr *)&outside, sizeof outside) == 0;
 	return 0;
 }
 
-static int enter(int network)
+static int netns_enter(int netns)
 {
-	return setns(network, CLONE_NEWNET) < 0 ? -errno : 0;
+	return setns(netns, CLONE_NEWNET) < 0 ? -errno : 0;
 }
 
-static void come_back(void)
+static void netns_leave(void)
 {
-	if (setns(host_network, CLONE_NEWNET) < 0)
+	if (setns(host_netns, CLONE_NEWNET) < 0)
 		abort(); /* in the wrong network nothing may go on */
 }
 
@@ -90,67 +90,67 @@ static int make_resolver(void)
 	return error;
 }
 
-int network_open(int network, int way[WAY_FDS])
+int netns_open(int netns, int fds[EGRESS_FDS])
 {
-	int error = enter(network);
+	int error = netns_enter(netns);
 
 	if (error)
 		return error;
-	for (int i = 0; i < WAY_FDS; i++)
-		way[i] = -1;
-	error = routes_lay(true, ipv6);
-	if (!error && (way[WAY_LISTENER] = make_listener()) < 0)
-		error = way[WAY_LISTENER];
-	if (!error && (way[WAY_RESOLVER] = make_resolver()) < 0)
-		error = way[WAY_RESOLVER];
-	if (!error && (way[WAY_PROGRAM] = steer(network, way[WAY_LISTENER])) < 0)
-		error = way[WAY_PROGRAM];
+	for (int i = 0; i < EGRESS_FDS; i++)
+		fds[i] = -1;
+	error = routes_configure(true, ipv6);
+	if (!error && (fds[EGRESS_FD_LISTENER] = make_listener()) < 0)
+		error = fds[EGRESS_FD_LISTENER];
+	if (!error && (fds[EGRESS_FD_RESOLVER] = make_resolver()) < 0)
+		error = fds[EGRESS_FD_RESOLVER];
+	if (!error && (fds[EGRESS_FD_PROGRAM] = sk_lookup_attach(netns, fds[EGRESS_FD_LISTENER])) < 0)
+		error = fds[EGRESS_FD_PROGRAM];
 	if (error) {
-		routes_lay(false, ipv6);
-		for (int i = 0; i < WAY_FDS; i++)
-			close_fd(&way[i]);
+		routes_configure(false, ipv6);
+		for (int i = 0; i < EGRESS_FDS; i++)
+			close_fd(&fds[i]);
 	}
-	come_back();
+	netns_leave();
 	return error;
 }
 
-void network_close(int network)
+void netns_close(int netns)
 {
-	if (enter(network) == 0) {
-		routes_lay(false, ipv6);
-		come_back();
+	if (netns_enter(netns) == 0) {
+		routes_configure(false, ipv6);
+		netns_leave();
 	}
 }
 
-struct errand {
-	int network, family, made;
+struct socket_request {
+	int netns, family, made;
 };
 
 /* Without root there is no way back from there: a child does it then. */
-static int make_socket(void *argument)
+static int create_socket(void *argument)
 {
-	struct errand *errand = argument;
-	int error = errand->network < 0 ? 0 : enter(errand->network);
+	struct socket_request *request = argument;
+	int error = request->netns < 0 ? 0 : netns_enter(request->netns);
 
 	if (error)
 		return -error;
-	errand->made = socket(errand->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	return errand->made < 0 ? errno : 0;
+	request->made = socket(request->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	return request->made < 0 ? errno : 0;
 }
 
-int network_connect(int network, uint16_t port, int ipv6_only)
+int netns_connect(int netns, uint16_t port, int ipv6_only)
 {
 	struct sockaddr_in server = {.sin_family = AF_INET,
 				     .sin_port = htons(port),
 				     .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct sockaddr_in6 server6 = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 	const struct sockaddr *address = ipv6_only ? (struct sockaddr *)&server6 : (struct sockaddr *)&server;
-	struct errand errand = {.network = network, .family = address->sa_family, .made = -1};
-	int error = host.rootless ? run_child(make_socket, &errand, -1) : -make_socket(&errand);
-	int made = errand.made;
+	struct socket_request request = {.netns = netns, .family = address->sa_family, .made = -1};
+	int error = host.rootless ? run_child(create_socket, &request, -1) : -create_socket(&request);
+	int made = request.made;
 
 	if (!host.rootless)
-		come_back();
+		netns_leave();
 	/* A socket belongs to the network that it was made in, wherever it is used. */
 	if (!error && connect(made, address, ipv6_only ? sizeof server6 : sizeof server) < 0 && errno != EINPROGRESS) {
 		error = -errno;

@@ -22,18 +22,18 @@
 #define SELF_THIRD 0x7966u
 
 /* What the egress process gets of a sandbox; the last keeps the program in place. */
-enum { WAY_LISTENER, WAY_RESOLVER, WAY_PROGRAM, WAY_FDS };
+enum { EGRESS_FD_LISTENER, EGRESS_FD_RESOLVER, EGRESS_FD_PROGRAM, EGRESS_FDS };
 
-int network_prepare(int network);                   /* once, with the host's: 0 or -errno */
-int network_open(int network, int way[WAY_FDS]);    /* 0 or -errno */
-void network_close(int network);                    /* no packet leaves any more */
+int netns_prepare(int netns);                   /* once, with the host's: 0 or -errno */
+int netns_open(int netns, int fds[EGRESS_FDS]);    /* 0 or -errno */
+void netns_close(int netns);                    /* no packet leaves any more */
 
 /* A socket in that network, or in ours with -1, connecting to a server in there: its descriptor or -errno. */
-int network_connect(int network, uint16_t port, int ipv6);
+int netns_connect(int netns, uint16_t port, int ipv6);
 
 /* --- Its parts ---------------------------------------------------------------------------------------- */
 
-int routes_lay(bool open, bool ipv6);    /* in the network that we are in, or take them away: 0 or -errno */
-int steer(int network, int listener);    /* a descriptor that keeps the program in place, or -errno */
+int routes_configure(bool open, bool ipv6);    /* in the network that we are in, or take them away: 0 or -errno */
+int sk_lookup_attach(int netns, int listener);    /* a descriptor that keeps the program in place, or -errno */
 
 #endif

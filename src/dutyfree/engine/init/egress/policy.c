@@ -15,7 +15,7 @@ static struct rule rule_at(const struct policy *policy, size_t at)
 	return rule;
 }
 
-static bool sound(const struct policy *policy)
+static bool is_valid(const struct policy *policy)
 {
 	size_t at = 0;
 
@@ -25,14 +25,14 @@ static bool sound(const struct policy *policy)
 		struct rule rule = rule_at(policy, at);
 		at += sizeof rule;
 		if (rule.kind < RULE_ADDRESS || rule.kind > RULE_HOST || rule.prefix > 128 ||
-		    rule.name_size > NAME_MAX_ || rule.name_size > policy->size - at)
+		    rule.name_size > DOMAIN_MAX || rule.name_size > policy->size - at)
 			return false;
 		at += rule.name_size;
 	}
 	return at == policy->size;
 }
 
-int policy_take(struct policy *policy, const void *body, size_t size)
+int policy_parse(struct policy *policy, const void *body, size_t size)
 {
 	if (size < sizeof policy->head)
 		return -EPROTO;
@@ -41,25 +41,25 @@ int policy_take(struct policy *policy, const void *body, size_t size)
 	if (policy->head.rules > RULES_MAX || policy->head.resolvers > RESOLVERS_MAX)
 		return -EPROTO;
 	policy->rules = malloc(policy->size + 1);
-	policy->learnt = calloc(LEARNT_MAX, sizeof *policy->learnt);
-	int error = policy->rules && policy->learnt ? 0 : -ENOMEM;
+	policy->resolved = calloc(RESOLVED_MAX, sizeof *policy->resolved);
+	int error = policy->rules && policy->resolved ? 0 : -ENOMEM;
 	if (!error) {
 		memcpy(policy->rules, (const char *)body + sizeof policy->head, policy->size);
-		error = sound(policy) ? 0 : -EPROTO;
+		error = is_valid(policy) ? 0 : -EPROTO;
 	}
 	if (error)
-		policy_drop(policy);
+		policy_free(policy);
 	return error;
 }
 
-void policy_drop(struct policy *policy)
+void policy_free(struct policy *policy)
 {
 	free(policy->rules);
-	free(policy->learnt);
+	free(policy->resolved);
 	memset(policy, 0, sizeof *policy);
 }
 
-static bool begins(const uint8_t *address, const uint8_t *prefix, unsigned bits)
+static bool has_prefix(const uint8_t *address, const uint8_t *prefix, unsigned bits)
 {
 	unsigned whole = bits / 8, rest = bits % 8;
 
@@ -70,12 +70,12 @@ static bool begins(const uint8_t *address, const uint8_t *prefix, unsigned bits)
 
 /* --- Addresses that nobody reaches ---------------------------------------------------------------------- */
 
-#define NEVER(network, why) network,
-static const char *const never[] = {
+#define DENIED(network, why) network,
+static const char *const denylist[] = {
 #include "egress/denylist.h"
 };
-#undef NEVER
-#define NEVERS (sizeof never / sizeof *never)
+#undef DENIED
+#define DENYLIST_SIZE (sizeof denylist / sizeof *denylist)
 
 struct prefix {
 	struct in6_addr address;
@@ -83,7 +83,7 @@ struct prefix {
 	bool v4;
 };
 
-static struct prefix parse(const char *text)
+static struct prefix parse_prefix(const char *text)
 {
 	struct prefix made = {.v4 = !strchr(text, ':')};
 	char address[INET6_ADDRSTRLEN];
@@ -101,15 +101,15 @@ static struct prefix parse(const char *text)
 	return made;
 }
 
-static bool listed(const struct in6_addr *address)
+static bool is_denylisted(const struct in6_addr *address)
 {
-	static struct prefix prefixes[NEVERS];
+	static struct prefix prefixes[DENYLIST_SIZE];
 	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
 
-	for (size_t i = 0; !prefixes[NEVERS - 1].bits && i < NEVERS; i++)
-		prefixes[i] = parse(never[i]);
-	for (size_t i = 0; i < NEVERS; i++)
-		if (prefixes[i].v4 == v4 && begins(address->s6_addr, prefixes[i].address.s6_addr, prefixes[i].bits))
+	for (size_t i = 0; !prefixes[DENYLIST_SIZE - 1].bits && i < DENYLIST_SIZE; i++)
+		prefixes[i] = parse_prefix(denylist[i]);
+	for (size_t i = 0; i < DENYLIST_SIZE; i++)
+		if (prefixes[i].v4 == v4 && has_prefix(address->s6_addr, prefixes[i].address.s6_addr, prefixes[i].bits))
 			return true;
 	return false;
 }
@@ -145,14 +145,14 @@ unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[E
 	return count;
 }
 
-bool policy_never(const struct in6_addr *address)
+bool policy_denylisted(const struct in6_addr *address)
 {
 	struct in6_addr inner[EMBEDDED_MAX];
 
-	if (listed(address))
+	if (is_denylisted(address))
 		return true;
 	for (unsigned count = policy_embedded(address, inner); count > 0; count--)
-		if (listed(&inner[count - 1]))
+		if (is_denylisted(&inner[count - 1]))
 			return true;
 	return false;
 }
@@ -172,7 +172,7 @@ static bool port_fits(uint16_t wanted, uint16_t port)
 	return wanted == 0 || wanted == port;
 }
 
-enum verdict_kind policy_judge(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment)
+enum policy_verdict policy_check(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment)
 {
 	bool all = policy->head.flags & NETWORK_ALL, host = is_v4(address, ADDRESS_HOST);
 	size_t at = 0;
@@ -182,7 +182,7 @@ enum verdict_kind policy_judge(const struct policy *policy, const struct in6_add
 		return ALLOWED_RESOLVER;
 	if (host && all)
 		return ALLOWED_HOST;
-	if (!host && policy_never(address))
+	if (!host && policy_denylisted(address))
 		return REFUSED;
 	if (all)
 		return ALLOWED;
@@ -193,26 +193,26 @@ enum verdict_kind policy_judge(const struct policy *policy, const struct in6_add
 			continue;
 		if (host && rule.kind == RULE_HOST)
 			return ALLOWED_HOST;
-		if (!host && rule.kind == RULE_ADDRESS && begins(address->s6_addr, rule.address, rule.prefix))
+		if (!host && rule.kind == RULE_ADDRESS && has_prefix(address->s6_addr, rule.address, rule.prefix))
 			return ALLOWED;
 	}
-	for (unsigned i = 0; !host && i < LEARNT_MAX; i++) {
-		const struct learnt *learnt = &policy->learnt[i];
-		if (learnt->until > moment && port_fits(learnt->port, port) &&
-		    memcmp(&learnt->address, address, sizeof *address) == 0)
+	for (unsigned i = 0; !host && i < RESOLVED_MAX; i++) {
+		const struct resolved_address *resolved = &policy->resolved[i];
+		if (resolved->until > moment && port_fits(resolved->port, port) &&
+		    memcmp(&resolved->address, address, sizeof *address) == 0)
 			return ALLOWED;
 	}
 	return REFUSED;
 }
 
-static bool names(const struct policy *policy, size_t at, const struct rule *rule, const char *name, size_t size)
+static bool name_matches(const struct policy *policy, size_t at, const struct rule *rule, const char *name, size_t size)
 {
 	const char *wanted = (const char *)policy->rules + at + sizeof *rule;
 	size_t length = rule->name_size;
 
 	if (rule->kind == RULE_NAME)
 		return size == length && memcmp(name, wanted, size) == 0;
-	if (rule->kind != RULE_BELOW)
+	if (rule->kind != RULE_SUBDOMAINS)
 		return false;
 	return length == 0 ||
 	       (size > length + 1 && name[size - length - 1] == '.' && memcmp(name + size - length, wanted, length) == 0);
@@ -226,33 +226,33 @@ bool policy_allows_name(const struct policy *policy, const char *name, size_t si
 		return true;
 	for (uint32_t i = 0; i < policy->head.rules; i++) {
 		struct rule rule = rule_at(policy, at);
-		if (names(policy, at, &rule, name, size))
+		if (name_matches(policy, at, &rule, name, size))
 			return true;
 		at += sizeof rule + rule.name_size;
 	}
 	return false;
 }
 
-static void learn(struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t until)
+static void add_resolved(struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t until)
 {
-	for (unsigned i = 0; i < LEARNT_MAX; i++) {
-		struct learnt *known = &policy->learnt[i];
+	for (unsigned i = 0; i < RESOLVED_MAX; i++) {
+		struct resolved_address *known = &policy->resolved[i];
 		if (known->until && known->port == port && memcmp(&known->address, address, sizeof *address) == 0) {
 			known->until = until > known->until ? until : known->until;
 			return;
 		}
 	}
-	policy->learnt[policy->next++ % LEARNT_MAX] = (struct learnt){*address, port, until};
+	policy->resolved[policy->next++ % RESOLVED_MAX] = (struct resolved_address){*address, port, until};
 }
 
-void policy_learn(struct policy *policy, const char *name, size_t size, const struct in6_addr *address, uint64_t until)
+void policy_add_resolved(struct policy *policy, const char *name, size_t size, const struct in6_addr *address, uint64_t until)
 {
 	size_t at = 0;
 
 	for (uint32_t i = 0; i < policy->head.rules; i++) {
 		struct rule rule = rule_at(policy, at);
-		if (names(policy, at, &rule, name, size))
-			learn(policy, address, rule.port, until);
+		if (name_matches(policy, at, &rule, name, size))
+			add_resolved(policy, address, rule.port, until);
 		at += sizeof rule + rule.name_size;
 	}
 }

@@ -14,9 +14,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ACCEPTS 16        /* in one turn */
+#define ACCEPTS_PER_TURN 16        /* in one turn */
 #define CHUNK (128u << 10) /* of the pipe, and the most that is held */
-#define TURN (512u << 10) /* bytes of one direction in one turn */
+#define TURN_BYTES (512u << 10) /* bytes of one direction in one turn */
 #define ATTEMPTS 4        /* to reach the other side: half a minute */
 #define FILES_KEPT 1024   /* descriptors for all else */
 
@@ -27,14 +27,14 @@ struct connection {
 	struct connection *next, **link;
 	bool connecting;
 	bool ended[2]; /* no more comes from this side, and the other one knows */
-	struct held {
+	struct pending {
 		char *data;
 		size_t begin, end;
-	} held[2]; /* came from this side */
+	} pending[2]; /* came from this side */
 };
 
-static int tube[2];
-static unsigned all_connections, most_connections;
+static int pipe_fds[2];
+static unsigned all_connections, connections_max;
 
 static void reset(int fd)
 {
@@ -44,33 +44,33 @@ static void reset(int fd)
 	close(fd);
 }
 
-static void end(struct client *client, struct connection *connection, bool abruptly)
+static void connection_close(struct client *client, struct connection *connection, bool with_reset)
 {
 	for (int side = INSIDE; side <= OUTSIDE; side++) {
-		watch_for(client, &connection->watch[side], 0);
-		if (abruptly)
+		watch_set(client, &connection->watch[side], 0);
+		if (with_reset)
 			reset(connection->watch[side].fd);
 		else
 			close(connection->watch[side].fd);
 	}
-	free(connection->held[INSIDE].data);
-	free(connection->held[OUTSIDE].data);
+	free(connection->pending[INSIDE].data);
+	free(connection->pending[OUTSIDE].data);
 	*connection->link = connection->next;
 	if (connection->next)
 		connection->next->link = connection->link;
 	client->connection_count--;
 	all_connections--;
-	discard(connection);
+	egress_free(connection);
 }
 
-void relay_cut(struct client *client)
+void relay_close_all(struct client *client)
 {
 	while (client->connections)
-		end(client, client->connections, true);
+		connection_close(client, client->connections, true);
 }
 
 /* A socket under way to where the connection was meant to go, or -1. */
-static int reach(struct client *client, int inside)
+static int connect_outside(struct client *client, int inside)
 {
 	struct sockaddr_storage found, target;
 	socklen_t size = sizeof found;
@@ -87,9 +87,9 @@ static int reach(struct client *client, int inside)
 		memcpy(address.s6_addr + 12, &((struct sockaddr_in *)&found)->sin_addr, 4);
 		port = ntohs(((struct sockaddr_in *)&found)->sin_port);
 	}
-	switch (policy_judge(&client->policy, &address, port, now())) {
+	switch (policy_check(&client->policy, &address, port, now())) {
 	case ALLOWED:
-		if (host_is_reached_by(&address))
+		if (is_host_address(&address))
 			return -1;
 		size = socket_address(&address, port, &target);
 		break;
@@ -119,19 +119,19 @@ static int reach(struct client *client, int inside)
 	return outside;
 }
 
-static void begin(struct client *client, int inside)
+static void connection_open(struct client *client, int inside)
 {
 	struct sockaddr_storage peer;
 	socklen_t size = sizeof peer;
 	struct connection *connection = NULL;
 	int outside = -1;
 
-	if (!most_connections) {
+	if (!connections_max) {
 		long files = sysconf(_SC_OPEN_MAX);
-		most_connections = (unsigned)(files > 2 * FILES_KEPT ? files - FILES_KEPT : files / 2) / 2;
+		connections_max = (unsigned)(files > 2 * FILES_KEPT ? files - FILES_KEPT : files / 2) / 2;
 	}
-	if (client->connection_count < CONNECTIONS_MAX && all_connections < most_connections)
-		outside = reach(client, inside);
+	if (client->connection_count < CONNECTIONS_MAX && all_connections < connections_max)
+		outside = connect_outside(client, inside);
 	if (outside >= 0)
 		connection = calloc(1, sizeof *connection);
 	if (!connection) {
@@ -149,7 +149,7 @@ static void begin(struct client *client, int inside)
 	client->connections = connection;
 	client->connection_count++;
 	all_connections++;
-	watch_for(client, &connection->watch[OUTSIDE], EPOLLOUT);
+	watch_set(client, &connection->watch[OUTSIDE], EPOLLOUT);
 	/* On this machine it stands by now, and what the client said may be there too. */
 	if (getpeername(outside, (struct sockaddr *)&peer, &size) == 0)
 		relay_event(client, &connection->watch[OUTSIDE], EPOLLOUT);
@@ -157,110 +157,110 @@ static void begin(struct client *client, int inside)
 
 void relay_accept(struct client *client)
 {
-	for (int i = 0; i < ACCEPTS; i++) {
+	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
 		int inside = accept4(client->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (inside < 0 && errno == ECONNABORTED)
 			continue;
 		if (inside < 0) {
 			if (errno != EAGAIN && errno != EINTR)
-				accept_later(client);
+				listener_pause(client);
 			return;
 		}
-		begin(client, inside);
+		connection_open(client, inside);
 	}
 }
 
-enum progress { WAITS, BLOCKED, BROKEN };
+enum progress { SOURCE_EMPTY, SINK_FULL, BROKEN };
 
 /* What did not fit when it came. */
-static enum progress send_held(struct held *held, int sink)
+static enum progress send_pending(struct pending *pending, int sink)
 {
-	while (held->begin < held->end) {
-		ssize_t sent = send(sink, held->data + held->begin, held->end - held->begin, MSG_NOSIGNAL);
+	while (pending->begin < pending->end) {
+		ssize_t sent = send(sink, pending->data + pending->begin, pending->end - pending->begin, MSG_NOSIGNAL);
 		if (sent < 0)
-			return errno == EAGAIN || errno == EINTR ? BLOCKED : BROKEN;
-		held->begin += (size_t)sent;
+			return errno == EAGAIN || errno == EINTR ? SINK_FULL : BROKEN;
+		pending->begin += (size_t)sent;
 	}
-	free(held->data);
-	held->data = NULL;
-	return WAITS;
+	free(pending->data);
+	pending->data = NULL;
+	return SOURCE_EMPTY;
 }
 
 /* The pipe is for the next one: take out what is left in it. */
-static enum progress hold(struct held *held, size_t left)
+static enum progress save_pending(struct pending *pending, size_t left)
 {
-	static char nowhere[CHUNK];
+	static char dropped[CHUNK];
 	char *data = malloc(left);
 
-	for (held->begin = held->end = 0; held->end < left;) {
-		ssize_t count = read(tube[0], data ? data + held->end : nowhere, left - held->end);
+	for (pending->begin = pending->end = 0; pending->end < left;) {
+		ssize_t count = read(pipe_fds[0], data ? data + pending->end : dropped, left - pending->end);
 		if (count <= 0)
 			abort(); /* it was there */
-		held->end += (size_t)count;
+		pending->end += (size_t)count;
 	}
-	held->data = data;
-	return data ? BLOCKED : BROKEN;
+	pending->data = data;
+	return data ? SINK_FULL : BROKEN;
 }
 
 /* Urgent data is where splice stands still for ever, and takes for the end, whatever follows. As recv says. */
-static ssize_t take_urgent(struct held *held, int source)
+static ssize_t read_urgent(struct pending *pending, int source)
 {
 	static char data[CHUNK];
 	ssize_t count = recv(source, data, sizeof data, 0);
 
 	if (count <= 0)
 		return count;
-	held->data = malloc((size_t)count);
-	if (!held->data)
+	pending->data = malloc((size_t)count);
+	if (!pending->data)
 		return -1;
-	memcpy(held->data, data, (size_t)count);
-	held->begin = 0;
-	held->end = (size_t)count;
+	memcpy(pending->data, data, (size_t)count);
+	pending->begin = 0;
+	pending->end = (size_t)count;
 	return count;
 }
 
 /* From one side to the other, as far as both go. `said`: there is something, as the kernel says. */
-static enum progress carry(struct connection *connection, int from, bool said)
+static enum progress forward(struct connection *connection, int from, bool readable)
 {
 	const unsigned how = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
 	int source = connection->watch[from].fd, sink = connection->watch[!from].fd;
-	struct held *held = &connection->held[from];
-	enum progress progress = held->data ? send_held(held, sink) : WAITS;
+	struct pending *pending = &connection->pending[from];
+	enum progress progress = pending->data ? send_pending(pending, sink) : SOURCE_EMPTY;
 
-	for (size_t carried = 0; progress == WAITS && carried < TURN;) {
-		ssize_t left = splice(source, NULL, tube[1], NULL, CHUNK, how);
-		if (left == 0 || (left < 0 && errno == EAGAIN && said && carried == 0)) {
-			left = take_urgent(held, source);
+	for (size_t forwarded = 0; progress == SOURCE_EMPTY && forwarded < TURN_BYTES;) {
+		ssize_t left = splice(source, NULL, pipe_fds[1], NULL, CHUNK, how);
+		if (left == 0 || (left < 0 && errno == EAGAIN && readable && forwarded == 0)) {
+			left = read_urgent(pending, source);
 			if (left > 0) {
-				carried += (size_t)left;
-				progress = send_held(held, sink);
+				forwarded += (size_t)left;
+				progress = send_pending(pending, sink);
 				continue;
 			}
 		}
 		if (left < 0)
-			return errno == EAGAIN || errno == EINTR ? WAITS : BROKEN;
+			return errno == EAGAIN || errno == EINTR ? SOURCE_EMPTY : BROKEN;
 		if (left == 0) {
 			connection->ended[from] = true;
 			shutdown(sink, SHUT_WR);
-			return WAITS;
+			return SOURCE_EMPTY;
 		}
-		carried += (size_t)left;
+		forwarded += (size_t)left;
 		while (left > 0) {
-			ssize_t sent = splice(tube[0], NULL, sink, NULL, (size_t)left, how);
+			ssize_t sent = splice(pipe_fds[0], NULL, sink, NULL, (size_t)left, how);
 			if (sent <= 0)
 				break;
 			left -= sent;
 		}
 		/* If the other side is gone, sending what is held says so. */
 		if (left > 0)
-			progress = hold(held, (size_t)left);
+			progress = save_pending(pending, (size_t)left);
 	}
 	return progress;
 }
 
 int relay_prepare(void)
 {
-	return pipe2(tube, O_NONBLOCK | O_CLOEXEC) < 0 || fcntl(tube[0], F_SETPIPE_SZ, CHUNK) < 0 ? -errno : 0;
+	return pipe2(pipe_fds, O_NONBLOCK | O_CLOEXEC) < 0 || fcntl(pipe_fds[0], F_SETPIPE_SZ, CHUNK) < 0 ? -errno : 0;
 }
 
 static bool failed(int fd)
@@ -277,27 +277,27 @@ void relay_event(struct client *client, struct watch *watch, uint32_t events)
 	uint32_t wanted[2] = {0, 0};
 
 	if ((events & EPOLLERR || connection->connecting) && failed(watch->fd)) {
-		end(client, connection, true);
+		connection_close(client, connection, true);
 		return;
 	}
 	connection->connecting = false;
 	for (int from = INSIDE; from <= OUTSIDE; from++) {
 		if (connection->ended[from])
 			continue;
-		enum progress progress = carry(connection, from, events & EPOLLIN && watch == &connection->watch[from]);
+		enum progress progress = forward(connection, from, events & EPOLLIN && watch == &connection->watch[from]);
 		if (progress == BROKEN) {
-			end(client, connection, true);
+			connection_close(client, connection, true);
 			return;
 		}
-		if (progress == BLOCKED)
+		if (progress == SINK_FULL)
 			wanted[!from] |= EPOLLOUT;
 		else if (!connection->ended[from])
 			wanted[from] |= EPOLLIN;
 	}
 	if (connection->ended[INSIDE] && connection->ended[OUTSIDE]) {
-		end(client, connection, false);
+		connection_close(client, connection, false);
 		return;
 	}
-	watch_for(client, &connection->watch[INSIDE], wanted[INSIDE]);
-	watch_for(client, &connection->watch[OUTSIDE], wanted[OUTSIDE]);
+	watch_set(client, &connection->watch[INSIDE], wanted[INSIDE]);
+	watch_set(client, &connection->watch[OUTSIDE], wanted[OUTSIDE]);
 }

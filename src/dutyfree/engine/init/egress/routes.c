@@ -119,7 +119,7 @@ static void address(struct changes *changes, uint16_t type, uint8_t family, cons
 	attribute(changes, IFA_ADDRESS, value, size);
 }
 
-int routes_lay(bool open, bool ipv6)
+int routes_configure(bool open, bool ipv6)
 {
 	const uint32_t self = htonl(ADDRESS_SELF), resolver = htonl(ADDRESS_RESOLVER);
 	const uint16_t self6[8] = {htons(SELF_FIRST), htons(SELF_SECOND), htons(SELF_THIRD), 0, 0, 0, 0, htons(1)};

@@ -19,7 +19,7 @@ static int bpf(int command, union bpf_attr *attributes)
 }
 
 /* A map that holds the listener: programs know sockets by such. */
-static int map_of(int listener)
+static int create_map(int listener)
 {
 	uint32_t key = 0;
 	uint64_t value = (uint64_t)listener;
@@ -51,7 +51,7 @@ static int map_of(int listener)
 #define CALL(function) OP(BPF_JMP | BPF_CALL, 0, 0, 0, function)
 
 /* Give every TCP connection to the listener, but those to the sandbox itself. */
-static int program_of(int map)
+static int load_program(int map)
 {
 	const int32_t self = (int32_t)htonl(ADDRESS_SELF);
 	const int32_t self6 = (int32_t)htonl(SELF_FIRST << 16 | SELF_SECOND);
@@ -108,19 +108,19 @@ static int program_of(int map)
 	return bpf(BPF_PROG_LOAD, &attributes);
 }
 
-int steer(int network, int listener)
+int sk_lookup_attach(int netns, int listener)
 {
-	AUTOCLOSE int map = map_of(listener);
+	AUTOCLOSE int map = create_map(listener);
 	union bpf_attr attributes;
 
 	if (map < 0)
 		return map;
-	AUTOCLOSE int program = program_of(map);
+	AUTOCLOSE int program = load_program(map);
 	if (program < 0)
 		return program;
 	memset(&attributes, 0, sizeof attributes);
 	attributes.link_create.prog_fd = (uint32_t)program;
-	attributes.link_create.target_fd = (uint32_t)network;
+	attributes.link_create.target_fd = (uint32_t)netns;
 	attributes.link_create.attach_type = BPF_SK_LOOKUP;
 	return bpf(BPF_LINK_CREATE, &attributes);
 }

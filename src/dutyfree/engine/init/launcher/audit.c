@@ -15,7 +15,7 @@
 #define NO_LIMIT (1ull << 62) /* from here on, version 1 means none */
 
 /* Whether a limit is as it was asked for, 0 for none; what the kernel rounds, it rounds down, by less than `grain`. */
-static bool stands(const struct cgroup *group, int kind, const char *file, uint64_t wanted, uint64_t grain)
+static bool limit_matches(const struct cgroup *group, int kind, const char *file, uint64_t expected, uint64_t rounding)
 {
 	char text[64];
 	ssize_t size = cgroup_read(group, kind, file, text, sizeof text);
@@ -24,27 +24,27 @@ static bool stands(const struct cgroup *group, int kind, const char *file, uint6
 		return true;
 	uint64_t found = size > 0 && isdigit(text[0]) ? strtoull(text, NULL, 10) : NO_LIMIT;
 	if (size <= 0 || found >= NO_LIMIT)
-		return size > 0 && !wanted;
-	return wanted >= found && wanted - found < grain;
+		return size > 0 && !expected;
+	return expected >= found && expected - found < rounding;
 }
 
-static bool limits_stand(const struct cgroup *group)
+static bool limits_match(const struct cgroup *group)
 {
-	bool unified = cgroup_unified();
+	bool v2 = cgroup_is_v2();
 	char weight[32];
-	uint64_t pids = group->pids ? group->pids + (unified ? 0 : 1) : 0; /* as cgroup_limit has it */
-	ssize_t size = cgroup_read(group, CGROUP_CPU, unified ? "cpu.weight" : "cpu.shares", weight, sizeof weight);
+	uint64_t pids = group->pids ? group->pids + (v2 ? 0 : 1) : 0; /* as cgroup_limit has it */
+	ssize_t size = cgroup_read(group, CGROUP_CPU, v2 ? "cpu.weight" : "cpu.shares", weight, sizeof weight);
 
-	return stands(group, CGROUP_MEMORY, unified ? "memory.max" : "memory.limit_in_bytes", group->memory,
+	return limit_matches(group, CGROUP_MEMORY, v2 ? "memory.max" : "memory.limit_in_bytes", group->memory,
 		      (uint64_t)sysconf(_SC_PAGESIZE)) &&
-	       stands(group, CGROUP_PIDS, "pids.max", pids, 1) &&
-	       stands(group, CGROUP_CPU, unified ? "cpu.max" : "cpu.cfs_quota_us", group->cpu_quota, 1) &&
+	       limit_matches(group, CGROUP_PIDS, "pids.max", pids, 1) &&
+	       limit_matches(group, CGROUP_CPU, v2 ? "cpu.max" : "cpu.cfs_quota_us", group->cpu_quota, 1) &&
 	       (size == -EOPNOTSUPP ||
-		(size > 0 && atoi(weight) == atoi(unified ? CGROUP_FULL_UNIFIED : CGROUP_FULL)));
+		(size > 0 && atoi(weight) == atoi(v2 ? CGROUP_WEIGHT_V2 : CGROUP_WEIGHT_V1)));
 }
 
 /* One number of a list with a name and a number on each line. */
-static uint64_t listed(const char *list, const char *name)
+static uint64_t stat_value(const char *list, const char *name)
 {
 	size_t size = strlen(name);
 
@@ -54,32 +54,32 @@ static uint64_t listed(const char *list, const char *name)
 	return 0;
 }
 
-static uint64_t memory_of(const struct cgroup *group)
+static uint64_t memory_used(const struct cgroup *group)
 {
 	char list[8192];
 
 	if (cgroup_read(group, CGROUP_MEMORY, "memory.stat", list, sizeof list) <= 0)
 		return 0;
-	return listed(list, cgroup_unified() ? "anon" : "rss") + listed(list, "shmem");
+	return stat_value(list, cgroup_is_v2() ? "anon" : "rss") + stat_value(list, "shmem");
 }
 
-void box_look(const struct request *request)
+void sandbox_audit(const struct request *request)
 {
-	struct box *box = box_of(request->number);
+	struct sandbox *sandbox = sandbox_find(request->number);
 	struct {
-		struct seen seen;
+		struct audit_result result;
 		char text[64];
 	} answer = {.text = ""};
 
-	if (!box || box->ended) {
+	if (!sandbox || sandbox->ended) {
 		refuse(request->serial, -ESRCH, "sandbox");
 		return;
 	}
-	answer.seen.memory = memory_of(&box->slot->cgroup);
+	answer.result.memory = memory_used(&sandbox->slot->cgroup);
 	/* Without root nobody, not even us, may look into a sandbox's namespaces. */
-	int kept = slot_keeps_messages(box->slot);
-	bool limited = limits_stand(&box->slot->cgroup), messages = kept > 0 || (kept < 0 && !host.rootless);
+	int queued = slot_has_message_queues(sandbox->slot);
+	bool limited = limits_match(&sandbox->slot->cgroup), messages = queued > 0 || (queued < 0 && !host.rootless);
 	snprintf(answer.text, sizeof answer.text, "%s%s%s", limited ? "" : "limits", !limited && messages ? ", " : "",
 		 messages ? "message queues" : "");
-	reply(request->serial, 0, box->number, &answer, sizeof answer.seen + strlen(answer.text), NULL, 0);
+	reply(request->serial, 0, sandbox->number, &answer, sizeof answer.result + strlen(answer.text), NULL, 0);
 }

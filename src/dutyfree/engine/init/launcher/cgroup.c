@@ -24,14 +24,14 @@ const char *const cgroup_names[CGROUP_KINDS] = {"cpu", "memory", "pids"};
 static const char prefix[] = "dutyfree-";
 
 /* Where our group is made, and our group: by controller on version 1, all the same on version 2. */
-static int parents[CGROUP_KINDS] = {-1, -1, -1}, ours[CGROUP_KINDS] = {-1, -1, -1};
-static bool unified;
+static int parents[CGROUP_KINDS] = {-1, -1, -1}, own[CGROUP_KINDS] = {-1, -1, -1};
+static bool is_v2;
 /* Beside version 1, version 2 serves to freeze: where our group of it is made, and our group. */
-static int freezer_parent = -1, freezer_ours = -1;
-static int view = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
+static int freezer_parent = -1, freezer_own = -1;
+static int readonly_root = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
 static char name[48];
 
-bool cgroup_listed(const char *list, const char *word, char separator)
+bool list_contains(const char *list, const char *word, char separator)
 {
 	size_t size = strlen(word);
 
@@ -42,18 +42,18 @@ bool cgroup_listed(const char *list, const char *word, char separator)
 }
 
 /* Our place in a hierarchy of version 1, from /proc/self/cgroup. */
-static void own_path(const char *groups, const char *controller, char *path, size_t size)
+static void own_cgroup_path(const char *groups, const char *controller, char *path, size_t size)
 {
 	snprintf(path, size, "/");
 	for (const char *line = groups; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
 		char list[128], found[512];
-		if (sscanf(line, "%*d:%127[^:]:%511[^\n]", list, found) == 2 && cgroup_listed(list, controller, ','))
+		if (sscanf(line, "%*d:%127[^:]:%511[^\n]", list, found) == 2 && list_contains(list, controller, ','))
 			snprintf(path, size, "%s", found);
 	}
 }
 
 /* A container sees its own group as the root of the mount. */
-static const char *below(const char *place, const char *root)
+static const char *relative_path(const char *place, const char *root)
 {
 	size_t size = strcmp(root, "/") == 0 ? 0 : strlen(root);
 
@@ -63,38 +63,38 @@ static const char *below(const char *place, const char *root)
 	return strncmp(place + size, "/..", 3) == 0 ? "" : place + size;
 }
 
-static void find_unified(const char *groups, const char *root, const char *point)
+static void find_v2(const char *groups, const char *root, const char *point)
 {
 	char place[512] = "/";
-	const char *own = strncmp(groups, "0::", 3) == 0 ? groups : strstr(groups, "\n0::");
+	const char *line_start = strncmp(groups, "0::", 3) == 0 ? groups : strstr(groups, "\n0::");
 
-	if (own)
-		sscanf(own + (*own == '\n'), "0::%511[^\n]", place);
-	int found = unified_place(point, below(place, root));
-	unified = found >= 0;
-	for (int kind = 0; kind < CGROUP_KINDS && unified; kind++)
-		parents[kind] = unified_controls(found, kind) ? found : -1;
+	if (line_start)
+		sscanf(line_start + (*line_start == '\n'), "0::%511[^\n]", place);
+	int found = cgroup_v2_find_parent(point, relative_path(place, root));
+	is_v2 = found >= 0;
+	for (int kind = 0; kind < CGROUP_KINDS && is_v2; kind++)
+		parents[kind] = cgroup_v2_has_controller(found, kind) ? found : -1;
 }
 
-static void find(const char *mounts, const char *groups)
+static void find_hierarchies(const char *mounts, const char *groups)
 {
 	char root[512], point[512], type[32], options[256], path[1100], place[512];
-	char unified_point[512] = "", unified_root[512] = "";
+	char v2_point[512] = "", v2_root[512] = "";
 
 	for (const char *line = mounts; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
 		const char *rest = strstr(line, " - ");
 		if (sscanf(line, "%*d %*d %*s %511s %511s", root, point) != 2 || !rest ||
 		    sscanf(rest, " - %31s %*s %255s", type, options) != 2)
 			continue;
-		if (strcmp(type, "cgroup2") == 0 && !unified_point[0]) {
-			strcpy(unified_point, point);
-			strcpy(unified_root, root);
+		if (strcmp(type, "cgroup2") == 0 && !v2_point[0]) {
+			strcpy(v2_point, point);
+			strcpy(v2_root, root);
 		}
 		for (int kind = 0; kind < CGROUP_KINDS && strcmp(type, "cgroup") == 0; kind++) {
-			if (parents[kind] >= 0 || !cgroup_listed(options, cgroup_names[kind], ','))
+			if (parents[kind] >= 0 || !list_contains(options, cgroup_names[kind], ','))
 				continue;
-			own_path(groups, cgroup_names[kind], place, sizeof place);
-			snprintf(path, sizeof path, "%s/%s", point, below(place, root));
+			own_cgroup_path(groups, cgroup_names[kind], place, sizeof place);
+			snprintf(path, sizeof path, "%s/%s", point, relative_path(place, root));
 			parents[kind] = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 			/* Another user's is none for us. */
 			if (parents[kind] >= 0 && faccessat(parents[kind], ".", W_OK, AT_EACCESS) < 0)
@@ -102,35 +102,35 @@ static void find(const char *mounts, const char *groups)
 		}
 	}
 	/* Version 2 serves if version 1 has none of them. */
-	if (unified_point[0] && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
-		find_unified(groups, unified_root, unified_point);
+	if (v2_point[0] && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
+		find_v2(groups, v2_root, v2_point);
 	/* A host that has not mounted it has it all the same. */
-	if (!unified && !host.rootless)
-		freezer_parent = unified_point[0] ? open(unified_point, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+	if (!is_v2 && !host.rootless)
+		freezer_parent = v2_point[0] ? open(v2_point, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
 						  : mount_new("cgroup2", NULL, 0);
 }
 
 /* Remove a group of groups, of which all processes are gone or going. */
-static void sweep(int parent, const char *group, int patience_ms)
+static void remove_group(int parent, const char *group, int timeout_ms)
 {
 	int fd = openat(parent, group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
-	if (unified && fd >= 0)
+	if (is_v2 && fd >= 0)
 		write_file(fd, "cgroup.kill", "1");
 	for (struct dirent *entry; dir && (entry = readdir(dir));)
-		while (entry->d_type == DT_DIR && entry->d_name[0] != '.' && patience_ms >= 0 &&
-		       unlinkat(fd, entry->d_name, AT_REMOVEDIR) < 0 && errno == EBUSY && patience_ms-- > 0)
+		while (entry->d_type == DT_DIR && entry->d_name[0] != '.' && timeout_ms >= 0 &&
+		       unlinkat(fd, entry->d_name, AT_REMOVEDIR) < 0 && errno == EBUSY && timeout_ms-- > 0)
 			usleep(1000);
 	if (dir)
 		closedir(dir);
-	while (unlinkat(parent, group, AT_REMOVEDIR) < 0 && errno == EBUSY && patience_ms-- > 0)
+	while (unlinkat(parent, group, AT_REMOVEDIR) < 0 && errno == EBUSY && timeout_ms-- > 0)
 		usleep(1000);
 }
 
 /* A launcher holds a lock on its group, wherever it runs: its number may mean another process, or none, to
  * us. The group of a dead one, locked; -1 if it is not. */
-static int lock_dead(int parent, const char *group)
+static int lock_stale_group(int parent, const char *group)
 {
 	int owner = atoi(group + sizeof prefix - 1);
 
@@ -142,7 +142,7 @@ static int lock_dead(int parent, const char *group)
 	return fd;
 }
 
-static void sweep_dead(int parent)
+static void remove_stale_groups(int parent)
 {
 	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -150,15 +150,15 @@ static void sweep_dead(int parent)
 	for (struct dirent *entry; dir && (entry = readdir(dir));) {
 		if (strncmp(entry->d_name, prefix, sizeof prefix - 1) != 0)
 			continue;
-		AUTOCLOSE int held = lock_dead(parent, entry->d_name);
+		AUTOCLOSE int held = lock_stale_group(parent, entry->d_name);
 		if (held >= 0)
-			sweep(parent, entry->d_name, unified ? 100 : 0);
+			remove_group(parent, entry->d_name, is_v2 ? 100 : 0);
 	}
 	if (dir)
 		closedir(dir);
 }
 
-static bool is_there(int parent, int group)
+static bool is_linked(int parent, int group)
 {
 	struct stat held, found;
 
@@ -166,7 +166,7 @@ static bool is_there(int parent, int group)
 }
 
 /* Whether two descriptors are of the same directory, as those of version 1's controllers that are mounted together. */
-static bool is_same(int a, int b)
+static bool is_same_directory(int a, int b)
 {
 	struct stat one, other;
 
@@ -176,11 +176,11 @@ static bool is_same(int a, int b)
 
 /* Our group, locked. Whoever sees no process of our number may have taken it for a dead one's before. One that is
  * there already is another launcher's: -EEXIST. */
-static int make_ours(int parent)
+static int create_own_group(int parent)
 {
 	int group = -1;
 
-	for (int patience_ms = 1000; patience_ms > 0; patience_ms--) {
+	for (int timeout_ms = 1000; timeout_ms > 0; timeout_ms--) {
 		if (mkdirat(parent, name, 0755) < 0)
 			return -errno;
 		group = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -188,7 +188,7 @@ static int make_ours(int parent)
 			return -errno;
 		/* Without a lock it does as well, but for gc. */
 		bool locked = group >= 0 && (flock(group, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK);
-		if (group >= 0 && (locked || patience_ms == 1) && is_there(parent, group))
+		if (group >= 0 && (locked || timeout_ms == 1) && is_linked(parent, group))
 			return group;
 		close_fd(&group);
 		unlinkat(parent, name, AT_REMOVEDIR);
@@ -198,20 +198,20 @@ static int make_ours(int parent)
 }
 
 /* The kind before this one whose groups are the same directories; the kind itself if there is none. */
-static int first_alike(int kind)
+static int first_shared_kind(int kind)
 {
 	for (int before = 0; before < kind; before++)
-		if (is_same(parents[before], parents[kind]))
+		if (is_same_directory(parents[before], parents[kind]))
 			return before;
 	return kind;
 }
 
-static void remove_ours(void)
+static void remove_own_groups(void)
 {
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		if (ours[kind] >= 0) {
+		if (own[kind] >= 0) {
 			unlinkat(parents[kind], name, AT_REMOVEDIR);
-			close_fd(&ours[kind]);
+			close_fd(&own[kind]);
 		}
 }
 
@@ -222,57 +222,57 @@ static int dup_fd(int fd)
 	return copy < 0 ? -errno : copy;
 }
 
-static int make_all_ours(void)
+static int create_own_groups(void)
 {
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-		int alike = first_alike(kind);
+		int shared = first_shared_kind(kind);
 		if (parents[kind] < 0)
 			continue;
-		int made = alike < kind ? dup_fd(ours[alike]) : make_ours(parents[kind]);
+		int made = shared < kind ? dup_fd(own[shared]) : create_own_group(parents[kind]);
 		if (made < 0)
 			return made;
-		ours[kind] = made;
+		own[kind] = made;
 	}
 	return 0;
 }
 
 /* With a name that nobody else has: in another pid namespace another launcher may have our number. */
-static int open_ours(void)
+static int open_own_groups(void)
 {
 	uint32_t suffix;
 	int error = -EEXIST;
 
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (parents[kind] >= 0)
-			sweep_dead(parents[kind]);
+			remove_stale_groups(parents[kind]);
 	for (int attempt = 0; error == -EEXIST && attempt < 8; attempt++) {
 		if (getrandom(&suffix, sizeof suffix, 0) != sizeof suffix)
 			return -errno;
 		snprintf(name, sizeof name, "%s%d-%08x", prefix, getpid(), suffix);
-		error = make_all_ours();
+		error = create_own_groups();
 		if (error)
-			remove_ours();
+			remove_own_groups();
 	}
 	if (!error && freezer_parent >= 0) {
-		sweep_dead(freezer_parent);
-		int made = make_ours(freezer_parent);
-		freezer_ours = made < 0 ? -1 : made; /* one can do without */
+		remove_stale_groups(freezer_parent);
+		int made = create_own_group(freezer_parent);
+		freezer_own = made < 0 ? -1 : made; /* one can do without */
 	}
 	return error;
 }
 
 /* Our group where there is one for all. */
-static int unified_group(void)
+static int v2_group(void)
 {
-	for (int kind = 0; kind < CGROUP_KINDS && unified; kind++)
-		if (ours[kind] >= 0)
-			return ours[kind];
+	for (int kind = 0; kind < CGROUP_KINDS && is_v2; kind++)
+		if (own[kind] >= 0)
+			return own[kind];
 	return -1;
 }
 
 /* Hosts of many containers have long lists. A buffer of that size that stays would become a huge page, of which
  * every sandbox gets a copy of its own. */
-static int find_all(int proc)
+static int read_hierarchies(int proc)
 {
 	const size_t mounts_size = 4 << 20, groups_size = 64 << 10;
 	char *mounts = malloc(mounts_size), *groups = malloc(groups_size);
@@ -282,7 +282,7 @@ static int find_all(int proc)
 		       read_file(proc, "self/cgroup", groups, groups_size) < 0))
 		error = -errno;
 	if (!error)
-		find(mounts, groups);
+		find_hierarchies(mounts, groups);
 	free(mounts);
 	free(groups);
 	return error;
@@ -293,69 +293,69 @@ int cgroup_open(int proc)
 	struct sysinfo info;
 	char limit[32];
 
-	int error = find_all(proc);
+	int error = read_hierarchies(proc);
 	if (error)
 		return error;
-	error = open_ours();
-	if (!error && unified_group() >= 0) {
-		error = unified_divide(unified_group(), proc);
-		view = mount_clone(unified_group(), "", false);
+	error = open_own_groups();
+	if (!error && v2_group() >= 0) {
+		error = cgroup_v2_split(v2_group(), proc);
+		readonly_root = mount_clone(v2_group(), "", false);
 		if (!error)
-			error = view < 0 ? view : mount_restrict(view, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, -1);
+			error = readonly_root < 0 ? readonly_root : mount_restrict(readonly_root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, -1);
 	}
 	if (error)
 		return error;
 	/* All sandboxes together leave the host a tenth of its memory, so that no bomb reaches beyond them. */
-	if (ours[CGROUP_MEMORY] >= 0 && sysinfo(&info) == 0) {
+	if (own[CGROUP_MEMORY] >= 0 && sysinfo(&info) == 0) {
 		uint64_t total = (uint64_t)info.totalram * info.mem_unit;
 		snprintf(limit, sizeof limit, "%llu", (unsigned long long)(total - total / 10));
-		write_file(ours[CGROUP_MEMORY], unified ? "memory.max" : "memory.limit_in_bytes", limit);
+		write_file(own[CGROUP_MEMORY], is_v2 ? "memory.max" : "memory.limit_in_bytes", limit);
 		/* Nor its swap: what has no room within a limit would go there. Groups inherit this. */
-		write_file(ours[CGROUP_MEMORY], unified ? "memory.swap.max" : "memory.swappiness", "0");
+		write_file(own[CGROUP_MEMORY], is_v2 ? "memory.swap.max" : "memory.swappiness", "0");
 	}
 	/* And a quarter of its process numbers. */
-	if (ours[CGROUP_PIDS] >= 0 && read_file(proc, "sys/kernel/pid_max", limit, sizeof limit) > 0) {
+	if (own[CGROUP_PIDS] >= 0 && read_file(proc, "sys/kernel/pid_max", limit, sizeof limit) > 0) {
 		snprintf(limit, sizeof limit, "%llu", strtoull(limit, NULL, 10) / 4 * 3);
-		write_file(ours[CGROUP_PIDS], "pids.max", limit);
+		write_file(own[CGROUP_PIDS], "pids.max", limit);
 	}
 	return 0;
 }
 
 void cgroup_describe(char *text, size_t size)
 {
-	bool any = ours[0] >= 0 || ours[1] >= 0 || ours[2] >= 0;
-	int used = snprintf(text, size, "cgroup=%s", unified ? "v2" : any ? "v1" : "none");
+	bool any = own[0] >= 0 || own[1] >= 0 || own[2] >= 0;
+	int used = snprintf(text, size, "cgroup=%s", is_v2 ? "v2" : any ? "v1" : "none");
 
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		if (ours[kind] >= 0 && used > 0 && (size_t)used < size)
+		if (own[kind] >= 0 && used > 0 && (size_t)used < size)
 			used += snprintf(text + used, size - (size_t)used, ":%s", cgroup_names[kind]);
-	if (cgroup_freezes() && used > 0 && (size_t)used < size)
+	if (cgroup_can_freeze() && used > 0 && (size_t)used < size)
 		snprintf(text + used, size - (size_t)used, " freezer=1");
 }
 
-int cgroup_make(struct cgroup *group, unsigned number, unsigned owner)
+int cgroup_create(struct cgroup *group, unsigned number, unsigned owner)
 {
 	char path[64];
 
-	*group = (struct cgroup){.number = number, .unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
+	*group = (struct cgroup){.number = number, .v2_dir = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	snprintf(path, sizeof path, "s%u", number);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		if (ours[kind] >= 0 && first_alike(kind) == kind && mkdirat(ours[kind], path, 0755) < 0)
+		if (own[kind] >= 0 && first_shared_kind(kind) == kind && mkdirat(own[kind], path, 0755) < 0)
 			return -errno;
-	if (unified_group() >= 0) {
+	if (v2_group() >= 0) {
 		/* Init is no more than this id when it starts processes in there, and needs nothing else of it. */
-		if (fchmodat(unified_group(), path, 0700, 0) < 0)
+		if (fchmodat(v2_group(), path, 0700, 0) < 0)
 			return -errno;
 		snprintf(path, sizeof path, "s%u/cgroup.procs", number);
-		if (fchownat(unified_group(), path, owner, owner, 0) < 0)
+		if (fchownat(v2_group(), path, owner, owner, 0) < 0)
 			return -errno;
 	}
-	if (freezer_ours >= 0 && mkdirat(freezer_ours, path, 0755) < 0)
+	if (freezer_own >= 0 && mkdirat(freezer_own, path, 0755) < 0)
 		return -errno;
 	/* On version 1 what lies in buffers of TCP is counted apart, and without a limit here for the whole host. */
 	snprintf(path, sizeof path, "s%u/memory.kmem.tcp.limit_in_bytes", number);
-	if (!unified && ours[CGROUP_MEMORY] >= 0)
-		write_file(ours[CGROUP_MEMORY], path, TCP_BUFFERS);
+	if (!is_v2 && own[CGROUP_MEMORY] >= 0)
+		write_file(own[CGROUP_MEMORY], path, TCP_BUFFERS);
 	return cgroup_reopen(group);
 }
 
@@ -364,42 +364,42 @@ int cgroup_reopen(struct cgroup *group)
 	char path[64];
 
 	snprintf(path, sizeof path, "s%u", group->number);
-	if (unified_group() >= 0 && group->unified < 0) {
-		group->unified = openat(view, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-		return group->unified < 0 ? -errno : 0;
+	if (v2_group() >= 0 && group->v2_dir < 0) {
+		group->v2_dir = openat(readonly_root, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		return group->v2_dir < 0 ? -errno : 0;
 	}
-	if (freezer_ours >= 0 && group->freezer < 0) {
-		group->freezer = openat(freezer_ours, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (freezer_own >= 0 && group->freezer < 0) {
+		group->freezer = openat(freezer_own, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		if (group->freezer < 0)
 			return -errno;
 	}
 	snprintf(path, sizeof path, "s%u/tasks", group->number);
-	for (int kind = 0; kind < CGROUP_KINDS && !unified; kind++) {
-		if (ours[kind] < 0 || group->tasks[kind] >= 0)
+	for (int kind = 0; kind < CGROUP_KINDS && !is_v2; kind++) {
+		if (own[kind] < 0 || group->tasks[kind] >= 0)
 			continue;
-		group->tasks[kind] = openat(ours[kind], path, O_WRONLY | O_CLOEXEC);
+		group->tasks[kind] = openat(own[kind], path, O_WRONLY | O_CLOEXEC);
 		if (group->tasks[kind] < 0)
 			return -errno;
 	}
 	return 0;
 }
 
-void cgroup_shut(struct cgroup *group)
+void cgroup_close_fds(struct cgroup *group)
 {
-	close_fd(&group->unified);
+	close_fd(&group->v2_dir);
 	close_fd(&group->freezer);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		close_fd(&group->tasks[kind]);
 }
 
-bool cgroup_freezes(void)
+bool cgroup_can_freeze(void)
 {
-	return freezer_ours >= 0 || unified_group() >= 0;
+	return freezer_own >= 0 || v2_group() >= 0;
 }
 
-bool cgroup_freezes_init(void)
+bool cgroup_freezer_has_init(void)
 {
-	return freezer_ours >= 0;
+	return freezer_own >= 0;
 }
 
 int cgroup_freeze(const struct cgroup *group, bool frozen)
@@ -407,20 +407,20 @@ int cgroup_freeze(const struct cgroup *group, bool frozen)
 	char path[64];
 
 	snprintf(path, sizeof path, "s%u/cgroup.freeze", group->number);
-	return write_file(unified ? unified_group() : freezer_ours, path, frozen ? "1" : "0");
+	return write_file(is_v2 ? v2_group() : freezer_own, path, frozen ? "1" : "0");
 }
 
-int cgroup_enter(void)
+int cgroup_join(void)
 {
-	return unified || ours[CGROUP_MEMORY] < 0 ? 0 : write_file(ours[CGROUP_MEMORY], "tasks", "0");
+	return is_v2 || own[CGROUP_MEMORY] < 0 ? 0 : write_file(own[CGROUP_MEMORY], "tasks", "0");
 }
 
-int cgroup_events(const struct cgroup *group)
+int cgroup_open_events(const struct cgroup *group)
 {
 	char path[64];
 
 	snprintf(path, sizeof path, "s%u/cgroup.events", group->number);
-	int fd = openat(unified ? unified_group() : freezer_ours, path, O_RDONLY | O_CLOEXEC);
+	int fd = openat(is_v2 ? v2_group() : freezer_own, path, O_RDONLY | O_CLOEXEC);
 	return fd < 0 ? -errno : fd;
 }
 
@@ -433,42 +433,42 @@ bool cgroup_is_frozen(int events)
 	return strstr(text, "frozen 1");
 }
 
-static int limit(const struct cgroup *group, int kind, const char *file, const char *value)
+static int set_limit(const struct cgroup *group, int kind, const char *file, const char *value)
 {
 	char path[96];
 
 	/* Processes are limited otherwise then (sandbox.c). */
-	if (ours[kind] < 0 && kind == CGROUP_PIDS && host.rootless)
+	if (own[kind] < 0 && kind == CGROUP_PIDS && host.rootless)
 		return 0;
 	/* What the host cannot enforce must not be promised. */
-	if (ours[kind] < 0)
+	if (own[kind] < 0)
 		return -EOPNOTSUPP;
 	snprintf(path, sizeof path, "s%u/%s", group->number, file);
-	return write_file(ours[kind], path, value);
+	return write_file(own[kind], path, value);
 }
 
-int cgroup_limit(struct cgroup *group, const struct create *wanted)
+int cgroup_set_limits(struct cgroup *group, const struct create *wanted)
 {
 	char value[64];
 	int error = 0;
 
 	if (group->memory != wanted->memory) {
-		const char *none = unified ? "max" : "-1";
+		const char *none = is_v2 ? "max" : "-1";
 		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->memory);
-		error = limit(group, CGROUP_MEMORY, unified ? "memory.max" : "memory.limit_in_bytes",
+		error = set_limit(group, CGROUP_MEMORY, is_v2 ? "memory.max" : "memory.limit_in_bytes",
 			      wanted->memory ? value : none);
 		group->memory = error ? group->memory : wanted->memory;
 	}
 	if (!error && group->pids != wanted->pids) {
 		/* On version 1, the thread that starts them is one of them. */
-		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (unified ? 0 : 1));
-		error = limit(group, CGROUP_PIDS, "pids.max", wanted->pids ? value : "max");
+		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (is_v2 ? 0 : 1));
+		error = set_limit(group, CGROUP_PIDS, "pids.max", wanted->pids ? value : "max");
 		group->pids = error ? group->pids : wanted->pids;
 	}
 	if (!error && group->cpu_quota != wanted->cpu_quota) {
-		const char *none = unified ? "max 100000" : "-1";
-		snprintf(value, sizeof value, unified ? "%llu 100000" : "%llu", (unsigned long long)wanted->cpu_quota);
-		error = limit(group, CGROUP_CPU, unified ? "cpu.max" : "cpu.cfs_quota_us",
+		const char *none = is_v2 ? "max 100000" : "-1";
+		snprintf(value, sizeof value, is_v2 ? "%llu 100000" : "%llu", (unsigned long long)wanted->cpu_quota);
+		error = set_limit(group, CGROUP_CPU, is_v2 ? "cpu.max" : "cpu.cfs_quota_us",
 			      wanted->cpu_quota ? value : none);
 		group->cpu_quota = error ? group->cpu_quota : wanted->cpu_quota;
 	}
@@ -480,38 +480,38 @@ ssize_t cgroup_read(const struct cgroup *group, int kind, const char *file, char
 	char path[96];
 
 	snprintf(path, sizeof path, "s%u/%s", group->number, file);
-	return ours[kind] < 0 ? -EOPNOTSUPP : read_file(ours[kind], path, text, size);
+	return own[kind] < 0 ? -EOPNOTSUPP : read_file(own[kind], path, text, size);
 }
 
-bool cgroup_unified(void)
+bool cgroup_is_v2(void)
 {
-	return unified;
+	return is_v2;
 }
 
-int cgroup_weight(const struct cgroup *group)
+int cgroup_open_weight(const struct cgroup *group)
 {
 	char path[64];
 
-	snprintf(path, sizeof path, "s%u/%s", group->number, unified ? "cpu.weight" : "cpu.shares");
-	int fd = openat(ours[CGROUP_CPU], path, O_WRONLY | O_CLOEXEC);
+	snprintf(path, sizeof path, "s%u/%s", group->number, is_v2 ? "cpu.weight" : "cpu.shares");
+	int fd = openat(own[CGROUP_CPU], path, O_WRONLY | O_CLOEXEC);
 	return fd < 0 ? -errno : fd;
 }
 
-int cgroup_oom(const struct cgroup *group)
+int cgroup_open_oom(const struct cgroup *group)
 {
 	char path[64];
 
-	snprintf(path, sizeof path, "s%u/%s", group->number, unified ? "memory.events" : "memory.oom_control");
-	int fd = ours[CGROUP_MEMORY] < 0 ? -1 : openat(ours[CGROUP_MEMORY], path, O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof path, "s%u/%s", group->number, is_v2 ? "memory.events" : "memory.oom_control");
+	int fd = own[CGROUP_MEMORY] < 0 ? -1 : openat(own[CGROUP_MEMORY], path, O_RDONLY | O_CLOEXEC);
 	return fd < 0 ? -EOPNOTSUPP : fd;
 }
 
-int cgroup_restore(struct cgroup *group)
+int cgroup_reset_weight(struct cgroup *group)
 {
-	AUTOCLOSE int weight = ours[CGROUP_CPU] < 0 ? -1 : cgroup_weight(group);
-	const char *full = unified ? CGROUP_FULL_UNIFIED : CGROUP_FULL;
+	AUTOCLOSE int weight = own[CGROUP_CPU] < 0 ? -1 : cgroup_open_weight(group);
+	const char *full = is_v2 ? CGROUP_WEIGHT_V2 : CGROUP_WEIGHT_V1;
 
-	if (ours[CGROUP_CPU] < 0)
+	if (own[CGROUP_CPU] < 0)
 		return 0;
 	return weight < 0 ? weight : write(weight, full, strlen(full)) < 0 ? -errno : 0;
 }
@@ -520,23 +520,23 @@ void cgroup_remove(struct cgroup *group)
 {
 	char path[32];
 
-	close_fd(&group->unified);
+	close_fd(&group->v2_dir);
 	snprintf(path, sizeof path, "s%u", group->number);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
 		close_fd(&group->tasks[kind]);
-		if (ours[kind] >= 0)
-			unlinkat(ours[kind], path, AT_REMOVEDIR);
+		if (own[kind] >= 0)
+			unlinkat(own[kind], path, AT_REMOVEDIR);
 	}
 	close_fd(&group->freezer);
-	if (freezer_ours >= 0)
-		unlinkat(freezer_ours, path, AT_REMOVEDIR);
+	if (freezer_own >= 0)
+		unlinkat(freezer_own, path, AT_REMOVEDIR);
 }
 
 void cgroup_close(void)
 {
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		if (ours[kind] >= 0)
-			sweep(parents[kind], name, 3000);
-	if (freezer_ours >= 0)
-		sweep(freezer_parent, name, 3000);
+		if (own[kind] >= 0)
+			remove_group(parents[kind], name, 3000);
+	if (freezer_own >= 0)
+		remove_group(freezer_parent, name, 3000);
 }

@@ -13,17 +13,17 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-int unified_inits = -1, unified_namespace = -1;
+int cgroup_v2_inits = -1, cgroup_v2_namespace = -1;
 
-bool unified_controls(int group, int kind)
+bool cgroup_v2_has_controller(int group, int kind)
 {
 	char list[256];
 
-	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 && cgroup_listed(list, cgroup_names[kind], ' ');
+	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 && list_contains(list, cgroup_names[kind], ' ');
 }
 
 /* Whether there are processes in it, and it is not the root, which may have both them and children. */
-static bool is_full(int group)
+static bool has_processes(int group)
 {
 	char text[32];
 
@@ -32,25 +32,25 @@ static bool is_full(int group)
 }
 
 /* Have the group's children controlled, as far as it can be; by how many controllers. */
-static int enable(int group)
+static int enable_controllers(int group)
 {
 	int count = 0;
 
 	/* Some controllers could be had nevertheless, and would make the children good for threads only. */
-	if (is_full(group))
+	if (has_processes(group))
 		return 0;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
 		char word[16];
 		snprintf(word, sizeof word, "+%s", cgroup_names[kind]);
-		if (!unified_controls(group, kind))
+		if (!cgroup_v2_has_controller(group, kind))
 			write_file(group, "cgroup.subtree_control", word);
-		count += unified_controls(group, kind);
+		count += cgroup_v2_has_controller(group, kind);
 	}
 	return count;
 }
 
 /* A group with processes in it cannot control its children. Where there is no other, they make room. */
-static int make_room(int group)
+static int move_processes_out(int group)
 {
 	char list[8192], path[64];
 
@@ -65,17 +65,17 @@ static int make_room(int group)
 		for (char *pid = strtok(list, "\n"); pid; pid = strtok(NULL, "\n"))
 			write_file(group, path, pid);
 	}
-	return enable(group);
+	return enable_controllers(group);
 }
 
-static bool may_use(int group)
+static bool is_writable(int group)
 {
 	/* Whoever starts a process elsewhere must be allowed to in the group that both are in. */
 	return faccessat(group, ".", W_OK, AT_EACCESS) == 0 && faccessat(group, "cgroup.procs", W_OK, AT_EACCESS) == 0;
 }
 
 /* Whether groups above are not ours to use: the rest of the hierarchy was not handed to us. */
-static bool is_boundary(const char *path)
+static bool is_delegation_boundary(const char *path)
 {
 	char value[8];
 
@@ -84,7 +84,7 @@ static bool is_boundary(const char *path)
 }
 
 /* The nearest group, from our own upwards, that can control what it holds. */
-int unified_place(const char *point, const char *below)
+int cgroup_v2_find_parent(const char *point, const char *below)
 {
 	char path[1100];
 	int best = -1, most = 0, top = -1;
@@ -94,7 +94,7 @@ int unified_place(const char *point, const char *below)
 		return -1;
 	for (;;) {
 		int group = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		int found = group >= 0 && may_use(group) ? enable(group) : 0;
+		int found = group >= 0 && is_writable(group) ? enable_controllers(group) : 0;
 		close_fd(&top);
 		if (found > most) {
 			close_fd(&best);
@@ -104,11 +104,11 @@ int unified_place(const char *point, const char *below)
 			top = group;
 		}
 		char *last = strrchr(path, '/');
-		if (most == CGROUP_KINDS || strlen(path) <= strlen(point) || !last || is_boundary(path))
+		if (most == CGROUP_KINDS || strlen(path) <= strlen(point) || !last || is_delegation_boundary(path))
 			break;
 		*last = 0;
 	}
-	if (best < 0 && top >= 0 && may_use(top) && make_room(top) > 0) {
+	if (best < 0 && top >= 0 && is_writable(top) && move_processes_out(top) > 0) {
 		best = top;
 		top = -1;
 	}
@@ -120,11 +120,11 @@ static int make_namespace(void *proc)
 {
 	if (unshare(CLONE_NEWCGROUP) < 0)
 		return errno;
-	unified_namespace = openat(*(int *)proc, "thread-self/ns/cgroup", O_RDONLY | O_CLOEXEC);
-	return unified_namespace < 0 ? errno : 0;
+	cgroup_v2_namespace = openat(*(int *)proc, "thread-self/ns/cgroup", O_RDONLY | O_CLOEXEC);
+	return cgroup_v2_namespace < 0 ? errno : 0;
 }
 
-int unified_divide(int group, int proc)
+int cgroup_v2_split(int group, int proc)
 {
 	/* While it has no children: afterwards nobody can be in it. */
 	int error = run_child(make_namespace, &proc, group);
@@ -133,11 +133,11 @@ int unified_divide(int group, int proc)
 		return error;
 	if (mkdirat(group, "init", 0755) < 0 && errno != EEXIST)
 		return -errno;
-	unified_inits = openat(group, "init", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	enable(group);
+	cgroup_v2_inits = openat(group, "init", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	enable_controllers(group);
 	/* Every init starts processes in a sibling of its group: each in that of its own sandbox, which only
 	 * it may write to. Others can do nothing with this. */
-	if (unified_inits < 0 || fchmodat(group, "cgroup.procs", 0666, 0) < 0)
+	if (cgroup_v2_inits < 0 || fchmodat(group, "cgroup.procs", 0666, 0) < 0)
 		return -errno;
 	return 0;
 }

@@ -6,12 +6,12 @@
 #include <stdbool.h>
 
 /* The nearest group, from our own upwards, whose children can be limited: its directory or -1. */
-int unified_place(const char *point, const char *below);
-bool unified_controls(int group, int kind);
+int cgroup_v2_find_parent(const char *point, const char *below);
+bool cgroup_v2_has_controller(int group, int kind);
 
 /* Make of the launcher's group what follows: 0 or -errno. */
-int unified_divide(int group, int proc);
-extern int unified_inits;     /* the group of every init, which is outside of what it runs */
-extern int unified_namespace; /* in which that group and those of the sandboxes lie below the root */
+int cgroup_v2_split(int group, int proc);
+extern int cgroup_v2_inits;     /* the group of every init, which is outside of what it runs */
+extern int cgroup_v2_namespace; /* in which that group and those of the sandboxes lie below the root */
 
 #endif

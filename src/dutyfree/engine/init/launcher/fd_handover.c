@@ -13,12 +13,12 @@
 #include <time.h>
 #include <unistd.h>
 
-static int null; /* fills the places that are not in use */
+static int null_fd; /* fills the places that are not in use */
 static _Atomic uint32_t *received; /* shared with the clone, until that has its descriptors */
 
-static void hand(int fd, int place)
+static void put_fd(int fd, int place)
 {
-	dup3(fd < 0 ? null : fd, place, O_CLOEXEC);
+	dup3(fd < 0 ? null_fd : fd, place, O_CLOEXEC);
 }
 
 int handover_open(int *owner)
@@ -26,34 +26,34 @@ int handover_open(int *owner)
 	int low = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	received = mmap(NULL, sizeof *received, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	null = fcntl(low, F_DUPFD_CLOEXEC, HANDED_END);
+	null_fd = fcntl(low, F_DUPFD_CLOEXEC, HANDED_END);
 	*owner = fcntl(*owner, F_DUPFD_CLOEXEC, HANDED_END);
-	if (received == MAP_FAILED || null < 0 || *owner < 0)
+	if (received == MAP_FAILED || null_fd < 0 || *owner < 0)
 		return -errno;
 	/* All low places are taken from here on, so that nothing else comes to lie there. */
 	for (int fd = 3; fd < HANDED_END; fd++)
 		if (fd != low)
-			hand(-1, fd);
+			put_fd(-1, fd);
 	return 0;
 }
 
-void handover_give(const struct slot *slot, int socket)
+void handover_send(const struct slot *slot, int socket)
 {
 	*received = 0;
-	hand(socket, HANDED_SOCKET);
-	hand(slot->user_namespace, HANDED_USER);
-	hand(slot->network, HANDED_NETWORK);
-	hand(slot->cgroup.unified, HANDED_PAYLOAD);
-	hand(unified_namespace, HANDED_GROUPS);
-	AUTOCLOSE int weight = cgroup_weight(&slot->cgroup);
-	hand(weight, HANDED_WEIGHT);
-	AUTOCLOSE int oom = cgroup_oom(&slot->cgroup);
-	hand(oom, HANDED_OOM);
+	put_fd(socket, HANDED_SOCKET);
+	put_fd(slot->user_namespace, HANDED_USER);
+	put_fd(slot->netns, HANDED_NETWORK);
+	put_fd(slot->cgroup.v2_dir, HANDED_PAYLOAD);
+	put_fd(cgroup_v2_namespace, HANDED_GROUPS);
+	AUTOCLOSE int weight = cgroup_open_weight(&slot->cgroup);
+	put_fd(weight, HANDED_WEIGHT);
+	AUTOCLOSE int oom = cgroup_open_oom(&slot->cgroup);
+	put_fd(oom, HANDED_OOM);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		hand(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
+		put_fd(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
 }
 
-void handover_take_back(int pidfd)
+void handover_finish(int pidfd)
 {
 	const struct timespec moment = {0, 1000000};
 
@@ -64,7 +64,7 @@ void handover_take_back(int pidfd)
 	}
 	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
 	for (int place = HANDED_FIRST; place < HANDED_END; place++)
-		hand(-1, place);
+		put_fd(-1, place);
 }
 
 int handover_receive(const struct slot *slot, struct slot *handed)
@@ -78,8 +78,8 @@ int handover_receive(const struct slot *slot, struct slot *handed)
 		return -errno;
 	*handed = *slot;
 	handed->user_namespace = HANDED_USER;
-	handed->network = HANDED_NETWORK;
-	handed->cgroup.unified = slot->cgroup.unified < 0 ? -1 : HANDED_PAYLOAD;
+	handed->netns = HANDED_NETWORK;
+	handed->cgroup.v2_dir = slot->cgroup.v2_dir < 0 ? -1 : HANDED_PAYLOAD;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		handed->cgroup.tasks[kind] = slot->cgroup.tasks[kind] < 0 ? -1 : HANDED_TASKS + kind;
 	return 0;

@@ -24,8 +24,8 @@ enum {
 
 /* In the launcher. */
 int handover_open(int *owner);                             /* moves its socket out of the way: 0 or -errno */
-void handover_give(const struct slot *slot, int socket);   /* before the clone */
-void handover_take_back(int pidfd);                        /* after it: when it has its own */
+void handover_send(const struct slot *slot, int socket);   /* before the clone */
+void handover_finish(int pidfd);                        /* after it: when it has its own */
 
 /* In the clone: 0 or -errno. The slot is then a copy with the descriptors that it was handed. */
 int handover_receive(const struct slot *slot, struct slot *handed);

@@ -7,95 +7,95 @@
 
 /* The kernel tells of changes to a group once in 10 ms at most. Of one that was thawed a moment ago we would hear
  * so much later: for as long, we look. */
-#define LOOKING 20000000u /* nanoseconds */
+#define POLL_NS 20000000u /* nanoseconds */
 
-static unsigned awaited; /* that are to stand still */
-static uint64_t asked;   /* for the last of them */
+static unsigned pending; /* that are to stand still */
+static uint64_t last_request;   /* for the last of them */
 
-bool box_freezing(void)
+bool freeze_is_polling(void)
 {
-	return awaited && now() - asked < LOOKING;
+	return pending && now() - last_request < POLL_NS;
 }
 
-void box_freezing_look(void)
+void freeze_poll(void)
 {
 	uint32_t at = 0;
 
-	for (struct box *box; awaited && (box = box_next(&at));)
-		box_frozen(box);
+	for (struct sandbox *sandbox; pending && (sandbox = sandbox_next(&at));)
+		freeze_check(sandbox);
 }
 
-void box_freezing_ends(struct box *box, int error)
+void freeze_finish(struct sandbox *sandbox, int error)
 {
-	if (box->freezing < 0)
+	if (sandbox->freeze_events < 0)
 		return;
-	close_fd(&box->freezing);
-	awaited--;
+	close_fd(&sandbox->freeze_events);
+	pending--;
 	if (error)
-		refuse(box->freeze_serial, error, "freezer");
+		refuse(sandbox->freeze_serial, error, "freezer");
 	else
-		reply(box->freeze_serial, 0, box->number, NULL, 0, NULL, 0);
+		reply(sandbox->freeze_serial, 0, sandbox->number, NULL, 0, NULL, 0);
 }
 
 /* On version 2, and where nothing can be frozen, init is in no group of its sandbox. Awake it would end, during
  * the pause, what has its time then. It stops last: a process that waits for its answer to a system call cannot be
  * frozen. */
-static int stop_init(const struct box *box)
+static int stop_init(const struct sandbox *sandbox)
 {
-	return cgroup_freezes_init() ? 0 : pidfd_signal(box->slot->pidfd, SIGSTOP);
+	return cgroup_freezer_has_init() ? 0 : pidfd_signal(sandbox->slot->pidfd, SIGSTOP);
 }
 
-static int freeze(const struct box *box)
+static int freeze(const struct sandbox *sandbox)
 {
-	return cgroup_freezes() ? cgroup_freeze(&box->slot->cgroup, true) : stop_init(box);
+	return cgroup_can_freeze() ? cgroup_freeze(&sandbox->slot->cgroup, true) : stop_init(sandbox);
 }
 
-static int thaw(const struct box *box)
+static int thaw(const struct sandbox *sandbox)
 {
-	int error = cgroup_freezes() ? cgroup_freeze(&box->slot->cgroup, false) : 0;
+	int error = cgroup_can_freeze() ? cgroup_freeze(&sandbox->slot->cgroup, false) : 0;
 
-	return !error && !cgroup_freezes_init() ? pidfd_signal(box->slot->pidfd, SIGCONT) : error;
+	return !error && !cgroup_freezer_has_init() ? pidfd_signal(sandbox->slot->pidfd, SIGCONT) : error;
 }
 
 /* Answered when all stand still. */
-static int await_frozen(struct box *box, uint32_t serial)
+static int await_frozen(struct sandbox *sandbox, uint32_t serial)
 {
-	int events = cgroup_events(&box->slot->cgroup);
+	int events = cgroup_open_events(&sandbox->slot->cgroup);
 
 	if (events < 0)
 		return events;
-	box->freezing = events;
-	box->freeze_serial = serial;
-	awaited++;
-	asked = now();
-	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | box->number};
+	sandbox->freeze_events = events;
+	sandbox->freeze_serial = serial;
+	pending++;
+	last_request = now();
+	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | sandbox->number};
 	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, events, &event);
-	box_frozen(box);
+	freeze_check(sandbox);
 	return 0;
 }
 
-void box_freeze(const struct request *request)
+void sandbox_freeze(const struct request *request)
 {
-	struct box *box = box_of(request->number);
-	bool wanted = request->kind == REQUEST_FREEZE, waits = wanted && cgroup_freezes();
-	int error = box && !box->ended ? 0 : -ESTALE;
+	struct sandbox *sandbox = sandbox_find(request->number);
+	bool freezing = request->kind == REQUEST_FREEZE, pending_reply = freezing && cgroup_can_freeze();
+	int error = sandbox && !sandbox->ended ? 0 : -ESTALE;
 
 	if (!error) {
-		box_freezing_ends(box, -ECANCELED);
-		error = wanted ? freeze(box) : thaw(box);
+		freeze_finish(sandbox, -ECANCELED);
+		error = freezing ? freeze(sandbox) : thaw(sandbox);
 	}
-	if (!error && waits) {
-		box->frozen = true;
-		error = await_frozen(box, request->serial);
+	if (!error && pending_reply) {
+		sandbox->frozen = true;
+		error = await_frozen(sandbox, request->serial);
 	}
 	if (error)
 		refuse(request->serial, error, "freezer");
-	else if (!waits)
-		reply(request->serial, 0, box->number, NULL, 0, NULL, 0);
+	else if (!pending_reply)
+		reply(request->serial, 0, sandbox->number, NULL, 0, NULL, 0);
 }
 
-void box_frozen(struct box *box)
+void freeze_check(struct sandbox *sandbox)
 {
-	if (box->freezing >= 0 && cgroup_is_frozen(box->freezing))
-		box_freezing_ends(box, stop_init(box));
+	if (sandbox->freeze_events >= 0 && cgroup_is_frozen(sandbox->freeze_events))
+		freeze_finish(sandbox, stop_init(sandbox));
 }

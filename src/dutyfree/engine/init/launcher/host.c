@@ -15,9 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct host host = {.groups = true, .ids = IDS};
+struct host host = {.can_drop_groups = true, .ids = IDS};
 
-static bool is_administrator(void)
+static bool has_cap_sys_admin(void)
 {
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
 	struct __user_cap_data_struct data[2] = {{0}, {0}};
@@ -27,7 +27,7 @@ static bool is_administrator(void)
 
 /* --- A range of ids, from /etc/subuid --------------------------------------------------------------- */
 
-static void name_of(unsigned user, char *name, size_t size)
+static void user_name(unsigned user, char *name, size_t size)
 {
 	char line[1024], found[256];
 	unsigned number;
@@ -42,7 +42,7 @@ static void name_of(unsigned user, char *name, size_t size)
 }
 
 /* The longest range that the file gives to the user, who is named there by name or by number. */
-static unsigned range_of(const char *path, const char *name, unsigned user, unsigned *first)
+static unsigned subid_range(const char *path, const char *name, unsigned user, unsigned *first)
 {
 	char line[256], found[128], number[16];
 	unsigned begin, count, best = 0;
@@ -62,7 +62,7 @@ static unsigned range_of(const char *path, const char *name, unsigned user, unsi
 }
 
 /* The caller becomes 0, the range what follows. The program is one that the host trusts with this. */
-static bool map_with(const char *program, pid_t pid, unsigned own, unsigned first, unsigned count)
+static bool run_id_mapper(const char *program, pid_t pid, unsigned own, unsigned first, unsigned count)
 {
 	char words[5][16];
 	int status;
@@ -85,24 +85,24 @@ static bool map_with(const char *program, pid_t pid, unsigned own, unsigned firs
 }
 
 /* Beside us, on the host, where those programs work: waits until we have our namespace. */
-static _Noreturn void map_ranges(pid_t pid, unsigned user, unsigned group, int socket)
+static _Noreturn void map_subid_ranges(pid_t pid, unsigned user, unsigned group, int socket)
 {
 	unsigned first_user = 0, first_group = 0;
 	char name[256], byte;
 
-	name_of(user, name, sizeof name);
-	unsigned users = range_of("/etc/subuid", name, user, &first_user);
-	unsigned groups = range_of("/etc/subgid", name, user, &first_group);
+	user_name(user, name, sizeof name);
+	unsigned users = subid_range("/etc/subuid", name, user, &first_user);
+	unsigned groups = subid_range("/etc/subgid", name, user, &first_group);
 	unsigned count = users < groups ? users : groups;
 	if (read(socket, &byte, 1) != 1 || !count)
 		_exit(1);
-	_exit(map_with("/usr/bin/newuidmap", pid, user, first_user, count) &&
-			      map_with("/usr/bin/newgidmap", pid, group, first_group, count)
+	_exit(run_id_mapper("/usr/bin/newuidmap", pid, user, first_user, count) &&
+			      run_id_mapper("/usr/bin/newgidmap", pid, group, first_group, count)
 		      ? 0
 		      : 1);
 }
 
-static int write_single(const char *file, unsigned own)
+static int write_single_id(const char *file, unsigned own)
 {
 	char map[32], now_there[64];
 
@@ -112,7 +112,7 @@ static int write_single(const char *file, unsigned own)
 	return write_file(AT_FDCWD, file, map);
 }
 
-static int enter(void)
+static int enter_user_namespace(void)
 {
 	unsigned user = geteuid(), group = getegid();
 	pid_t ourselves = getpid();
@@ -123,7 +123,7 @@ static int enter(void)
 	pid_t mapper = fork();
 	if (mapper == 0) {
 		close(pair[1]);
-		map_ranges(ourselves, user, group, pair[0]);
+		map_subid_ranges(ourselves, user, group, pair[0]);
 	}
 	close(pair[0]);
 	if (mapper < 0 || unshare(CLONE_NEWUSER) < 0)
@@ -137,12 +137,12 @@ static int enter(void)
 		return error;
 	/* A single id is what everybody may map, who gives up leaving groups. */
 	write_file(AT_FDCWD, "/proc/self/setgroups", "deny");
-	error = write_single("/proc/self/uid_map", user);
-	return error ? error : write_single("/proc/self/gid_map", group);
+	error = write_single_id("/proc/self/uid_map", user);
+	return error ? error : write_single_id("/proc/self/gid_map", group);
 }
 
 /* How many ids from 0 on there are, and whether also those far up that we would give to sandboxes. */
-static unsigned ids_of(const char *file, bool *all)
+static unsigned mapped_ids(const char *file, bool *all)
 {
 	char text[4096];
 	unsigned long inside, outside, count, best = 0;
@@ -165,19 +165,19 @@ int host_enter(void)
 	bool all_users, all_groups;
 	char text[16];
 
-	if (!is_administrator()) {
-		int error = enter();
+	if (!has_cap_sys_admin()) {
+		int error = enter_user_namespace();
 		if (error)
 			return error;
-		host.entered = true;
+		host.own_userns = true;
 	}
-	unsigned users = ids_of("/proc/self/uid_map", &all_users);
-	unsigned groups = ids_of("/proc/self/gid_map", &all_groups);
+	unsigned users = mapped_ids("/proc/self/uid_map", &all_users);
+	unsigned groups = mapped_ids("/proc/self/gid_map", &all_groups);
 	host.rootless = !all_users || !all_groups;
 	host.ids = users < groups ? users : groups;
-	host.groups = read_file(AT_FDCWD, "/proc/self/setgroups", text, sizeof text) <= 0 ||
+	host.can_drop_groups = read_file(AT_FDCWD, "/proc/self/setgroups", text, sizeof text) <= 0 ||
 		      strncmp(text, "deny", 4) != 0;
-	if (host.entered && host.groups && setgroups(0, NULL) < 0)
+	if (host.own_userns && host.can_drop_groups && setgroups(0, NULL) < 0)
 		return -errno;
 	/* The host's mounts are not ours to copy from, but a copy of them all that follows them is. */
 	if (host.rootless && unshare(CLONE_NEWNS) < 0)
@@ -188,5 +188,5 @@ int host_enter(void)
 void host_describe(char *text, size_t size)
 {
 	snprintf(text, size, " mode=%s ids=%u groups=%s", host.rootless ? "rootless" : "root", host.ids,
-		 host.groups ? "dropped" : "kept");
+		 host.can_drop_groups ? "dropped" : "kept");
 }

@@ -9,8 +9,8 @@
 
 struct host {
 	bool rootless; /* root in a user namespace only: no mapped mounts, no devices, no way back to the host's */
-	bool entered;  /* that namespace is our own, made for the purpose */
-	bool groups;   /* whether groups can be left */
+	bool own_userns;  /* that namespace is our own, made for the purpose */
+	bool can_drop_groups;   /* whether groups can be left */
 	unsigned ids;  /* of a sandbox */
 };
 

@@ -26,14 +26,14 @@ static int try_tmpfs(void)
 
 static int try_overlay(void)
 {
-	static const char *const mine[][2] = {
+	static const char *const rootless_options[][2] = {
 		{"lowerdir", "/up/l"}, {"upperdir", "/up/u"}, {"workdir", "/up/w"}, {"userxattr", NULL}, {NULL, NULL}};
-	static const char *const of_root[][2] = {{"lowerdir", "/up/l"},  {"upperdir", "/up/u"}, {"workdir", "/up/w"},
+	static const char *const root_options[][2] = {{"lowerdir", "/up/l"},  {"upperdir", "/up/u"}, {"workdir", "/up/w"},
 						 {"metacopy", "on"}, {NULL, NULL}};
 
 	if (mkdir("/up/l", 0755) < 0 || mkdir("/up/u", 0755) < 0 || mkdir("/up/w", 0755) < 0)
 		return -errno;
-	AUTOCLOSE int mount = mount_new("overlay", host.rootless ? mine : of_root, 0);
+	AUTOCLOSE int mount = mount_new("overlay", host.rootless ? rootless_options : root_options, 0);
 	return mount < 0 ? mount : 0;
 }
 
@@ -46,7 +46,7 @@ static int try_xattr(void)
 	return upper < 0 || syscall(SYS_fsetxattr, upper, name, "y", 1, 0) < 0 ? -errno : 0;
 }
 
-static int try_mapped(const char *path)
+static int try_idmap(const char *path)
 {
 	AUTOCLOSE int mount = mount_clone(AT_FDCWD, path, false);
 
@@ -65,7 +65,7 @@ static struct {
 	size_t size;
 } answer;
 
-static void say(const char *name, int error)
+static void add_result(const char *name, int error)
 {
 	int used = snprintf(answer.text, answer.size, "%s=%d ", name, -error);
 
@@ -81,32 +81,32 @@ static int try_mounts(void *layer)
 	if (unshare(CLONE_NEWNS) < 0)
 		return errno;
 	int error = try_tmpfs();
-	say("tmpfs", error);
-	say("overlay", error ? error : try_overlay());
-	say("xattr", error ? error : try_xattr());
-	say("mapped-tmpfs", error ? error : try_mapped("/up"));
-	say("mapped", try_mapped(layer));
+	add_result("tmpfs", error);
+	add_result("overlay", error ? error : try_overlay());
+	add_result("xattr", error ? error : try_xattr());
+	add_result("mapped-tmpfs", error ? error : try_idmap("/up"));
+	add_result("mapped", try_idmap(layer));
 	return 0;
 }
 
 void probe_describe(char *text, size_t size)
 {
 	char path[LAYER_PATH];
-	struct slot *slot = slot_make();
-	int layer = slot ? layer_of_host("/usr") : -1;
+	struct slot *slot = slot_create();
+	int layer = slot ? layer_add_host("/usr") : -1;
 
 	answer.text = text;
 	answer.size = size;
-	say("slot", slot ? 0 : -errno);
+	add_result("slot", slot ? 0 : -errno);
 	if (slot) {
 		user_namespace = slot->user_namespace;
 		layer_path(path, layer > 0 ? (uint32_t)layer : 0);
 		int error = run_child(try_mounts, path, -1);
 		if (error)
-			say("mounts", error);
-		slot_discard(slot);
+			add_result("mounts", error);
+		slot_destroy(slot);
 	}
 	if (layer > 0)
-		layer_forget((uint32_t)layer);
-	say("seccomp", try_seccomp());
+		layer_remove((uint32_t)layer);
+	add_result("seccomp", try_seccomp());
 }

@@ -19,7 +19,7 @@ static int file = -1;
 static unsigned next;
 static bool taken[RANGES]; /* by ourselves, whom our own locks do not stop */
 
-int ids_open(void)
+int id_range_open(void)
 {
 	struct stat found;
 
@@ -45,7 +45,7 @@ static int lock(short kind, unsigned range)
 	return file >= 0 && fcntl(file, F_OFD_SETLK, &wanted) < 0 ? -errno : 0;
 }
 
-int ids_claim(unsigned *first)
+int id_range_claim(unsigned *first)
 {
 	*first = 0; /* without root, all sandboxes have the ids that there are */
 	if (host.rootless)
@@ -64,7 +64,7 @@ int ids_claim(unsigned *first)
 	return -EUSERS;
 }
 
-void ids_release(unsigned first)
+void id_range_release(unsigned first)
 {
 	unsigned range = (first - FIRST_ID) / IDS;
 

@@ -2,8 +2,8 @@
 #ifndef DUTYFREE_IDS_H
 #define DUTYFREE_IDS_H
 
-int ids_open(void);                /* before the host's files are left: 0 or -errno */
-int ids_claim(unsigned *first);    /* 0 or -errno; until the release, or our end */
-void ids_release(unsigned first);
+int id_range_open(void);                /* before the host's files are left: 0 or -errno */
+int id_range_claim(unsigned *first);    /* 0 or -errno; until the release, or our end */
+void id_range_release(unsigned first);
 
 #endif

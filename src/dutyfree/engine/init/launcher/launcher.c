@@ -25,13 +25,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define QUIET_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
-#define FAILED_MS 1000 /* and until it is tried again */
+#define IDLE_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
+#define RETRY_MS 1000 /* and until it is tried again */
 #define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
 
 int launcher_epoll;
 static int owner;
-static unsigned wanted_ready;
+static unsigned slots_target;
 
 void reply(uint32_t serial, int error, uint32_t value, const void *text, size_t size, const int *fds, int count)
 {
@@ -46,24 +46,24 @@ void refuse(uint32_t serial, int error, const char *step)
 	reply(serial, error, 0, step, strlen(step), NULL, 0);
 }
 
-static void layer(const struct request *request, const char *path)
+static void add_layer(const struct request *request, const char *path)
 {
 	int directory = -1, number;
 
 	if (request->kind == REQUEST_SCRATCH)
-		number = layer_scratch(&directory);
+		number = layer_add_scratch(&directory);
 	else
-		number = layer_of_host(path);
+		number = layer_add_host(path);
 	if (number < 0) {
 		refuse(request->serial, number, "layer");
 		return;
 	}
 	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
 	close_fd(&directory);
-	slot_undress(); /* they do not see it */
+	slot_kill_parked(); /* they do not see it */
 }
 
-static void serve(const struct request *request, const char *body, int fd)
+static void handle_request(const struct request *request, const char *body, int fd)
 {
 	char text[256];
 	int error;
@@ -81,64 +81,64 @@ static void serve(const struct request *request, const char *body, int fd)
 	case REQUEST_LAYER:
 		if (request->size == 0 || body[request->size - 1] || body[0] != '/')
 			break;
-		layer(request, body);
+		add_layer(request, body);
 		return;
 	case REQUEST_SCRATCH:
-		layer(request, NULL);
+		add_layer(request, NULL);
 		return;
-	case REQUEST_FORGET:
-		if (layer_descriptor(request->number) < 0)
-			slot_undress(); /* they would hold it */
-		error = layer_forget(request->number);
+	case REQUEST_REMOVE_LAYER:
+		if (layer_detached_fd(request->number) < 0)
+			slot_kill_parked(); /* they would hold it */
+		error = layer_remove(request->number);
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
 	case REQUEST_CREATE:
-		box_create(request, body);
+		sandbox_create(request, body);
 		return;
 	case REQUEST_DESTROY:
-		box_destroy(request);
+		sandbox_destroy(request);
 		return;
-	case REQUEST_TAKE:
-	case REQUEST_COPY:
-		box_keep(request);
+	case REQUEST_SNAPSHOT_MOVE:
+	case REQUEST_SNAPSHOT_COPY:
+		sandbox_snapshot(request);
 		return;
 	case REQUEST_MERGE:
-		layers_merge(request, body, fd);
+		snapshot_merge_request(request, body, fd);
 		return;
 	case REQUEST_FREEZE:
 	case REQUEST_THAW:
-		box_freeze(request);
+		sandbox_freeze(request);
 		return;
-	case REQUEST_LOOK:
-		box_look(request);
+	case REQUEST_AUDIT:
+		sandbox_audit(request);
 		return;
-	case REQUEST_FILL:
+	case REQUEST_SLOTS:
 		if (request->number > 4096)
 			break;
-		wanted_ready = request->number;
+		slots_target = request->number;
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
 	case REQUEST_NETWORK:
-		box_network(request, body);
+		sandbox_network(request, body);
 		return;
 	case REQUEST_CONNECT:
 		if (request->size != sizeof(struct port))
 			break;
-		box_connect(request, (const struct port *)(const void *)body);
+		sandbox_connect(request, (const struct port *)(const void *)body);
 		return;
 	}
 	refuse(request->serial, -EPROTO, "request");
 }
 
 /* The owner is gone, or wants us gone: nothing may be left. */
-static _Noreturn void leave(void)
+static _Noreturn void shut_down(void)
 {
 	uint32_t at = 0;
-	for (struct box *box; (box = box_next(&at));)
-		pidfd_signal(box->slot->pidfd, SIGKILL);
-	slot_undress();
-	snapshot_close();
-	gate_close();
+	for (struct sandbox *sandbox; (sandbox = sandbox_next(&at));)
+		pidfd_signal(sandbox->slot->pidfd, SIGKILL);
+	slot_kill_parked();
+	snapshot_kill_all();
+	egress_client_close();
 	while (wait(NULL) > 0 || errno == EINTR)
 		;
 	cgroup_close();
@@ -164,7 +164,7 @@ static void receive(void)
 	if (size < 0 && (errno == EINTR || errno == EAGAIN))
 		return;
 	if (size <= 0)
-		leave();
+		shut_down();
 	const struct cmsghdr *head = CMSG_FIRSTHDR(&parts);
 	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd))
 		memcpy(&fd, CMSG_DATA(head), sizeof fd);
@@ -173,12 +173,12 @@ static void receive(void)
 		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "request");
 		return;
 	}
-	serve(&message.head, message.bytes + sizeof message.head, fd);
+	handle_request(&message.head, message.bytes + sizeof message.head, fd);
 }
 
 /* Whether the kernel lets a process be looked into though it has changed its user. A command's does, while it
  * shares init's memory. */
-static bool lets_others_look(int proc)
+static bool suid_dumpable_is_on(int proc)
 {
 	char text[16];
 
@@ -220,7 +220,7 @@ static void prepare(void)
 		step = "/proc";
 		error = -errno;
 	}
-	if (!error && lets_others_look(proc)) {
+	if (!error && suid_dumpable_is_on(proc)) {
 		step = "fs.suid_dumpable is 1, which opens PID 1 to its sandbox: set it to 0 or 2";
 		error = -EPERM;
 	}
@@ -241,30 +241,30 @@ static void prepare(void)
 		cgroup_close();
 		_exit(70);
 	}
-	sandbox_prepare(proc);
+	setup_prepare(proc);
 	seccomp_prepare();
 }
 
-static void happened(uint64_t what)
+static void handle_event(uint64_t event)
 {
-	struct box *box = (uint32_t)what ? box_of((uint32_t)what) : NULL;
+	struct sandbox *sandbox = (uint32_t)event ? sandbox_find((uint32_t)event) : NULL;
 
-	if (what == 0)
+	if (event == 0)
 		receive();
-	else if (what == EGRESS_EVENT)
-		box_egress_said();
-	else if (what & COPY_EVENT)
-		copy_ended((uint32_t)what);
-	else if (box && what & FREEZE_EVENT)
-		box_frozen(box);
-	else if (box && !box->ended)
-		box_ended(box, wanted_ready);
+	else if (event == EGRESS_EVENT)
+		egress_replied();
+	else if (event & SNAPSHOT_EVENT)
+		snapshot_job_ended((uint32_t)event);
+	else if (sandbox && event & FREEZE_EVENT)
+		freeze_check(sandbox);
+	else if (sandbox && !sandbox->ended)
+		sandbox_ended(sandbox, slots_target);
 }
 
 _Noreturn void launcher_run(int socket)
 {
 	struct epoll_event events[64];
-	int pause_ms = QUIET_MS;
+	int pause_ms = IDLE_MS;
 
 	owner = socket;
 	fcntl(owner, F_SETFD, FD_CLOEXEC);
@@ -273,17 +273,17 @@ _Noreturn void launcher_run(int socket)
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
 	if (launcher_epoll < 0 || epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, owner, &event) < 0) {
 		refuse(0, -errno, "epoll");
-		leave();
+		shut_down();
 	}
 	for (;;) {
-		bool freezing = box_freezing();
-		int wait_ms = freezing ? 1 : slot_short(wanted_ready) ? pause_ms : -1;
+		bool polling = freeze_is_polling();
+		int wait_ms = polling ? 1 : slot_needs_parked(slots_target) ? pause_ms : -1;
 		int count = epoll_wait(launcher_epoll, events, 64, wait_ms);
-		if (count == 0 && freezing)
-			box_freezing_look();
+		if (count == 0 && polling)
+			freeze_poll();
 		else if (count == 0) /* nothing to do: make parts for sandboxes to come */
-			pause_ms = slot_prepare(wanted_ready) < 0 ? FAILED_MS : QUIET_MS;
+			pause_ms = slot_prepare(slots_target) < 0 ? RETRY_MS : IDLE_MS;
 		for (int i = 0; i < count; i++)
-			happened(events[i].data.u64);
+			handle_event(events[i].data.u64);
 	}
 }

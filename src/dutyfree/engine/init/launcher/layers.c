@@ -15,21 +15,21 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-static int host_mounts = -1, our_mounts = -1;
+static int host_mntns = -1, own_mntns = -1;
 static uint32_t last;
-static bool floats;
+static bool clones_detached;
 
 /* Layers that are mounted nowhere; their directory is where sandboxes will mount them. */
-#define PLACES 4096u
-static struct floating {
+#define BUCKETS 4096u
+static struct detached_layer {
 	uint32_t number;
 	int mount;
-	struct floating *next;
-} *floating[PLACES];
+	struct detached_layer *next;
+} *detached[BUCKETS];
 
-static struct floating **place(uint32_t number)
+static struct detached_layer **bucket(uint32_t number)
 {
-	return &floating[number % PLACES];
+	return &detached[number % BUCKETS];
 }
 
 void layer_path(char *path, uint32_t number)
@@ -40,12 +40,12 @@ void layer_path(char *path, uint32_t number)
 /* Without root no device is made: the host's own serves. */
 static int make_device(const char *path, dev_t number)
 {
-	char of_host[32];
+	char host_path[32];
 
 	if (!host.rootless)
 		return mknod(path, S_IFCHR | 0666, number) < 0 ? -1 : chmod(path, 0666);
-	snprintf(of_host, sizeof of_host, "/%s", path);
-	if (mknod(path, S_IFREG | 0666, 0) < 0 || mount(of_host, path, NULL, MS_BIND, NULL) < 0)
+	snprintf(host_path, sizeof host_path, "/%s", path);
+	if (mknod(path, S_IFREG | 0666, 0) < 0 || mount(host_path, path, NULL, MS_BIND, NULL) < 0)
 		return -1;
 	AUTOCLOSE int device = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLOEXEC);
 	return device < 0 || mount_restrict(device, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1) < 0 ? -1 : 0;
@@ -84,8 +84,8 @@ int layers_open(int proc)
 {
 	static const char *const directories[] = {"l", "up", "new", "mask", "box", "box/proc", "box/dev"};
 
-	host_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
-	if (host_mounts < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	host_mntns = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	if (host_mntns < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
 	    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID, "mode=755,size=1m") < 0 || chdir("/tmp") < 0)
 		return -errno;
 	umask(0);
@@ -106,17 +106,17 @@ int layers_open(int proc)
 	/* The old root goes on top of the new one, and away: nothing of the host is in reach any more. */
 	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
 		return -errno;
-	our_mounts = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
-	if (our_mounts < 0)
+	own_mntns = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	if (own_mntns < 0)
 		return -errno;
 	AUTOCLOSE int trial = mount_new("tmpfs", NULL, 0);
 	AUTOCLOSE int copy = trial < 0 ? trial : mount_clone(trial, "", false);
-	floats = copy >= 0;
+	clones_detached = copy >= 0;
 	return 0;
 }
 
 /* Attach a detached mount as the next layer; takes the descriptor. */
-static int adopt(int mount)
+static int attach_layer(int mount)
 {
 	char path[LAYER_PATH];
 	AUTOCLOSE int held = mount;
@@ -135,32 +135,32 @@ static int adopt(int mount)
 	return (int)++last;
 }
 
-int layer_of_host(const char *path)
+int layer_add_host(const char *path)
 {
 	int mount;
 
-	if (setns(host_mounts, CLONE_NEWNS) < 0)
+	if (setns(host_mntns, CLONE_NEWNS) < 0)
 		return -errno;
 	mount = mount_clone(AT_FDCWD, path, false);
-	if (setns(our_mounts, CLONE_NEWNS) < 0)
+	if (setns(own_mntns, CLONE_NEWNS) < 0)
 		_exit(70); /* among the host's files nothing may go on */
-	return adopt(mount);
+	return attach_layer(mount);
 }
 
-bool layers_float(void)
+bool layers_clone_detached(void)
 {
-	return floats;
+	return clones_detached;
 }
 
 /* Where the kernel can clone a detached mount (since 6.15), there is no need to attach it: every clone of ours
  * would copy it, and processes that wait would have to be made anew to see it. */
-int layer_of_mount(int mount)
+int layer_add_mount(int mount)
 {
 	char path[LAYER_PATH];
 
-	if (mount < 0 || !floats)
-		return adopt(mount);
-	struct floating *layer = malloc(sizeof *layer);
+	if (mount < 0 || !clones_detached)
+		return attach_layer(mount);
+	struct detached_layer *layer = malloc(sizeof *layer);
 	layer_path(path, last + 1);
 	if (!layer || mkdir(path, 0755) < 0) {
 		int error = layer ? -errno : -ENOMEM;
@@ -168,23 +168,23 @@ int layer_of_mount(int mount)
 		close(mount);
 		return error;
 	}
-	*layer = (struct floating){.number = ++last, .mount = mount, .next = *place(last)};
-	*place(last) = layer;
+	*layer = (struct detached_layer){.number = ++last, .mount = mount, .next = *bucket(last)};
+	*bucket(last) = layer;
 	return (int)last;
 }
 
-static struct floating **find(uint32_t number)
+static struct detached_layer **find_detached(uint32_t number)
 {
-	struct floating **at = place(number);
+	struct detached_layer **at = bucket(number);
 
 	while (*at && (*at)->number != number)
 		at = &(*at)->next;
 	return at;
 }
 
-int layer_descriptor(uint32_t number)
+int layer_detached_fd(uint32_t number)
 {
-	struct floating *layer = *find(number);
+	struct detached_layer *layer = *find_detached(number);
 
 	return layer ? layer->mount : -1;
 }
@@ -192,18 +192,18 @@ int layer_descriptor(uint32_t number)
 int layer_open(uint32_t number)
 {
 	char path[LAYER_PATH];
-	int mount = layer_descriptor(number);
+	int mount = layer_detached_fd(number);
 
 	layer_path(path, number);
 	int fd = openat(mount >= 0 ? mount : AT_FDCWD, mount >= 0 ? "." : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	return fd < 0 ? -errno : fd;
 }
 
-int layer_scratch(int *directory)
+int layer_add_scratch(int *directory)
 {
 	static const char *const options[][2] = {{"mode", "0755"}, {NULL, NULL}};
 	char path[LAYER_PATH];
-	int number = adopt(mount_new("tmpfs", options, 0));
+	int number = attach_layer(mount_new("tmpfs", options, 0));
 
 	if (number < 0)
 		return number;
@@ -211,18 +211,18 @@ int layer_scratch(int *directory)
 	*directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (*directory < 0) {
 		number = -errno;
-		layer_forget(last);
+		layer_remove(last);
 	}
 	return number;
 }
 
-int layer_forget(uint32_t number)
+int layer_remove(uint32_t number)
 {
 	char path[LAYER_PATH];
 
 	/* Sandboxes that stand on it hold it themselves. */
 	layer_path(path, number);
-	struct floating **at = find(number), *layer = *at;
+	struct detached_layer **at = find_detached(number), *layer = *at;
 	if (layer) {
 		*at = layer->next;
 		close(layer->mount);

@@ -13,13 +13,13 @@
 #include <stdint.h>
 
 int layers_open(int proc);              /* leaves the host's files: 0 or -errno */
-int layer_of_host(const char *path);    /* the layer's number or -errno */
-int layer_scratch(int *directory);      /* likewise; the directory is to be filled and closed */
-int layer_of_mount(int mount);          /* of a detached one, which is taken: likewise */
-bool layers_float(void);                /* whether layers of mounts need not be mounted here */
-int layer_descriptor(uint32_t number);  /* of one that is not; -1 of another */
+int layer_add_host(const char *path);    /* the layer's number or -errno */
+int layer_add_scratch(int *directory);      /* likewise; the directory is to be filled and closed */
+int layer_add_mount(int mount);          /* of a detached one, which is taken: likewise */
+bool layers_clone_detached(void);                /* whether layers of mounts need not be mounted here */
+int layer_detached_fd(uint32_t number);  /* of one that is not; -1 of another */
 int layer_open(uint32_t number);        /* its directory: a descriptor or -errno */
-int layer_forget(uint32_t number);
+int layer_remove(uint32_t number);
 void layer_path(char *path, uint32_t number);
 #define LAYER_PATH 16
 

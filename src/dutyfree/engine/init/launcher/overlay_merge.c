@@ -20,10 +20,10 @@
 
 #define LIST (64u << 10) /* the kernel gives no more */
 
-static int roots[MERGE_MAX], count, own, target_root;
-static int depth, deepest; /* of the directory that is made */
-static size_t longest;     /* path */
-static const char *opaque, *redirect, *metacopy;
+static int roots[MERGE_MAX], count, own_count, target_root;
+static int depth, depth_max; /* of the directory that is made */
+static size_t path_max;     /* path */
+static const char *xattr_opaque, *xattr_redirect, *xattr_metacopy;
 static void *links; /* of files with several names, the first of them */
 
 struct link {
@@ -33,22 +33,22 @@ struct link {
 };
 
 /* What one name of a directory is, through all layers. */
-struct found {
+struct merged {
 	int dirs[MERGE_MAX]; /* of a directory: those that it merges, -1 elsewhere */
 	struct stat info;
 	int layer;            /* the uppermost that has it, -1 if none does */
 	int parent;           /* where it lies there, and its name */
 	char leaf[NAME_MAX + 1];
 	int data;             /* of a file: its contents, -1 if they are below all layers */
-	bool own_ends;        /* nothing below our own layers belongs to it */
-	char under[PATH_MAX]; /* else: where what does lies there, from the root */
-	bool moved;           /* which is not where its own name in its directory leads to */
+	bool hides_below;        /* nothing below our own layers belongs to it */
+	char origin[PATH_MAX]; /* else: where what does lies there, from the root */
+	bool redirected;           /* which is not where its own name in its directory leads to */
 };
 
 /* A lookup on its way down through the layers, as the kernel does it (ovl_lookup in fs/overlayfs/namei.c). */
 struct lookup {
 	char name[PATH_MAX]; /* for the next layer: a name in the same directory, or a path from the root */
-	bool ends;           /* no further layer is asked */
+	bool stops;           /* no further layer is asked */
 };
 
 static bool is_whiteout(const struct stat *info)
@@ -56,7 +56,7 @@ static bool is_whiteout(const struct stat *info)
 	return S_ISCHR(info->st_mode) && info->st_rdev == makedev(0, 0);
 }
 
-static ssize_t attribute(int fd, const char *name, char *value, size_t size)
+static ssize_t get_xattr(int fd, const char *name, char *value, size_t size)
 {
 	ssize_t got = fgetxattr(fd, name, value, size - 1);
 
@@ -64,7 +64,7 @@ static ssize_t attribute(int fd, const char *name, char *value, size_t size)
 	return got;
 }
 
-static int fits(int printed)
+static int check_path_length(int printed)
 {
 	return printed < 0 || printed >= PATH_MAX ? -ENAMETOOLONG : 0;
 }
@@ -72,20 +72,20 @@ static int fits(int printed)
 /* Of a renamed directory, or a file of which only the metadata lie here: where it is below. A name alone is
  * one in the same directory; a path counts from the root, even if a directory above it is opaque: what was
  * moved there was elsewhere before. `rest` is what follows in the name after the part that is renamed. */
-static int follow(int fd, struct lookup *lookup, size_t rest)
+static int follow_redirect(int fd, struct lookup *lookup, size_t rest)
 {
 	char value[PATH_MAX], name[PATH_MAX];
 	size_t end = strlen(lookup->name) - rest, begin = end;
 
-	if (attribute(fd, redirect, value, sizeof value) <= 0)
+	if (get_xattr(fd, xattr_redirect, value, sizeof value) <= 0)
 		return 0;
 	while (begin > 0 && lookup->name[begin - 1] != '/')
 		begin--;
 	if (value[0] == '/') {
-		lookup->ends = false;
+		lookup->stops = false;
 		begin = 0;
 	}
-	int error = fits(snprintf(name, sizeof name, "%.*s%s%s", (int)begin, lookup->name, value, lookup->name + end));
+	int error = check_path_length(snprintf(name, sizeof name, "%.*s%s%s", (int)begin, lookup->name, value, lookup->name + end));
 	if (!error)
 		strcpy(lookup->name, name);
 	return error;
@@ -95,72 +95,72 @@ static bool is_opaque(int fd)
 {
 	char value[2];
 
-	return attribute(fd, opaque, value, sizeof value) > 0;
+	return get_xattr(fd, xattr_opaque, value, sizeof value) > 0;
 }
 
 /* One layer's directory on the way to the name: a descriptor, -1 if there is none, or an error below that. */
-static int enter(int at, const char *part, size_t rest, struct lookup *lookup)
+static int enter_directory(int at, const char *part, size_t rest, struct lookup *lookup)
 {
 	struct stat info;
 
 	if (fstatat(at, part, &info, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? -1 : -errno - 1;
 	if (!S_ISDIR(info.st_mode)) {
-		lookup->ends = true;
+		lookup->stops = true;
 		return -1;
 	}
 	int fd = openat(at, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
 	if (fd < 0)
 		return -errno - 1;
 	if (is_opaque(fd))
-		lookup->ends = true;
+		lookup->stops = true;
 	else
-		error = follow(fd, lookup, rest);
+		error = follow_redirect(fd, lookup, rest);
 	if (error)
 		close(fd);
 	return error ? error - 1 : fd;
 }
 
 /* What one layer has of it: 0 or -errno. */
-static int look(int layer, int parent, const char *leaf, struct lookup *lookup, struct found *found)
+static int lookup_leaf(int layer, int parent, const char *leaf, struct lookup *lookup, struct merged *merged)
 {
 	struct stat info;
 	char value[LIST];
 
 	if (fstatat(parent, leaf, &info, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? 0 : -errno;
-	bool first = found->layer < 0, is_directory = S_ISDIR(info.st_mode);
-	if (!first && is_directory != S_ISDIR(found->info.st_mode)) {
-		lookup->ends = true;
+	bool first = merged->layer < 0, is_directory = S_ISDIR(info.st_mode);
+	if (!first && is_directory != S_ISDIR(merged->info.st_mode)) {
+		lookup->stops = true;
 		return 0;
 	}
 	if (first) {
-		found->layer = layer;
-		found->info = info;
-		found->parent = fcntl(parent, F_DUPFD_CLOEXEC, 3);
-		snprintf(found->leaf, sizeof found->leaf, "%s", leaf);
+		merged->layer = layer;
+		merged->info = info;
+		merged->parent = fcntl(parent, F_DUPFD_CLOEXEC, 3);
+		snprintf(merged->leaf, sizeof merged->leaf, "%s", leaf);
 	}
 	if (!is_directory && !S_ISREG(info.st_mode)) {
-		lookup->ends = true;
+		lookup->stops = true;
 		return 0;
 	}
 	int fd = openat(parent, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	bool here = is_directory ? is_opaque(fd) : attribute(fd, metacopy, value, sizeof value) < 0;
-	int error = here ? 0 : follow(fd, lookup, 0);
-	lookup->ends = lookup->ends || here;
+	bool here = is_directory ? is_opaque(fd) : get_xattr(fd, xattr_metacopy, value, sizeof value) < 0;
+	int error = here ? 0 : follow_redirect(fd, lookup, 0);
+	lookup->stops = lookup->stops || here;
 	if (is_directory)
-		found->dirs[layer] = fd;
+		merged->dirs[layer] = fd;
 	else if (here)
-		found->data = fd;
+		merged->data = fd;
 	else
 		close(fd);
 	return error;
 }
 
 /* The whole name in one layer, whose directories may be renamed in turn: 0 or -errno. */
-static int ask(int layer, int base, struct lookup *lookup, struct found *found)
+static int lookup_path(int layer, int base, struct lookup *lookup, struct merged *merged)
 {
 	size_t rest = strlen(lookup->name) - (lookup->name[0] == '/');
 	int at = fcntl(base, F_DUPFD_CLOEXEC, 3), error = 0;
@@ -173,10 +173,10 @@ static int ask(int layer, int base, struct lookup *lookup, struct found *found)
 			break; /* no file system has it */
 		snprintf(part, sizeof part, "%.*s", (int)length, name);
 		if (length == rest) {
-			error = look(layer, at, part, lookup, found);
+			error = lookup_leaf(layer, at, part, lookup, merged);
 			break;
 		}
-		int next = enter(at, part, rest - length, lookup);
+		int next = enter_directory(at, part, rest - length, lookup);
 		close(at);
 		at = next;
 		rest -= length + 1;
@@ -187,51 +187,51 @@ static int ask(int layer, int base, struct lookup *lookup, struct found *found)
 	return error;
 }
 
-static void release(struct found *found)
+static void close_merged(struct merged *merged)
 {
 	for (int layer = 0; layer < count; layer++)
-		close_fd(&found->dirs[layer]);
-	close_fd(&found->parent);
-	close_fd(&found->data);
+		close_fd(&merged->dirs[layer]);
+	close_fd(&merged->parent);
+	close_fd(&merged->data);
 }
 
-static void clear(struct found *found)
+static void init_merged(struct merged *merged)
 {
-	*found = (struct found){.layer = -1, .parent = -1, .data = -1};
+	*merged = (struct merged){.layer = -1, .parent = -1, .data = -1};
 	for (int layer = 0; layer < count; layer++)
-		found->dirs[layer] = -1;
+		merged->dirs[layer] = -1;
 }
 
 /* All our own layers were asked: where those below them would be. 0 or -errno. */
-static int note_under(const struct found *above, const char *name, const struct lookup *lookup, struct found *found)
+static int record_origin(const struct merged *above, const char *name, const struct lookup *lookup, struct merged *merged)
 {
 	bool from_root = lookup->name[0] == '/';
 	char usual[PATH_MAX];
 
-	found->own_ends = lookup->ends || (!from_root && above->own_ends);
-	if (found->own_ends)
+	merged->hides_below = lookup->stops || (!from_root && above->hides_below);
+	if (merged->hides_below)
 		return 0;
-	int error = above->own_ends ? 0 : fits(snprintf(usual, sizeof usual, "%s/%s", above->under, name));
+	int error = above->hides_below ? 0 : check_path_length(snprintf(usual, sizeof usual, "%s/%s", above->origin, name));
 	if (!error)
-		error = fits(from_root ? snprintf(found->under, sizeof found->under, "%s", lookup->name)
-				       : snprintf(found->under, sizeof found->under, "%s/%s", above->under, lookup->name));
-	found->moved = above->own_ends || strcmp(found->under, usual) != 0;
+		error = check_path_length(from_root ? snprintf(merged->origin, sizeof merged->origin, "%s", lookup->name)
+				       : snprintf(merged->origin, sizeof merged->origin, "%s/%s", above->origin, lookup->name));
+	merged->redirected = above->hides_below || strcmp(merged->origin, usual) != 0;
 	return error;
 }
 
-static int resolve(const struct found *above, const char *name, struct found *found)
+static int resolve(const struct merged *above, const char *name, struct merged *merged)
 {
-	struct lookup lookup = {.ends = false};
+	struct lookup lookup = {.stops = false};
 	int error = 0;
 
-	clear(found);
+	init_merged(merged);
 	strcpy(lookup.name, name);
 	for (int layer = 0; layer < count && !error; layer++) {
 		int base = lookup.name[0] == '/' ? roots[layer] : above->dirs[layer];
-		if (base >= 0 && !lookup.ends)
-			error = ask(layer, base, &lookup, found);
-		if (!error && layer == own - 1)
-			error = note_under(above, name, &lookup, found);
+		if (base >= 0 && !lookup.stops)
+			error = lookup_path(layer, base, &lookup, merged);
+		if (!error && layer == own_count - 1)
+			error = record_origin(above, name, &lookup, merged);
 	}
 	return error;
 }
@@ -255,12 +255,12 @@ static int copy_attributes(int from, int to)
 	return 0;
 }
 
-static int mark(int fd, const char *name, const char *value)
+static int set_xattr(int fd, const char *name, const char *value)
 {
 	return fsetxattr(fd, name, value, strlen(value), 0) < 0 ? -errno : 0;
 }
 
-static int dress(int from, int to, const struct stat *info)
+static int copy_metadata(int from, int to, const struct stat *info)
 {
 	const struct timespec times[2] = {info->st_atim, info->st_mtim};
 
@@ -303,13 +303,13 @@ static int by_file(const void *a, const void *b)
 }
 
 /* Whether the file is there already under another name, and has this one now: 1, 0 or -errno. */
-static int linked(const struct found *found, int target, const char *name, const char *path)
+static int link_known(const struct merged *merged, int target, const char *name, const char *path)
 {
 	struct link *link = malloc(sizeof *link);
 
 	if (!link)
 		return -ENOMEM;
-	*link = (struct link){found->layer, found->info.st_ino, NULL};
+	*link = (struct link){merged->layer, merged->info.st_ino, NULL};
 	struct link **known = tsearch(link, &links, by_file);
 	if (known && *known != link) {
 		free(link);
@@ -319,40 +319,40 @@ static int linked(const struct found *found, int target, const char *name, const
 	return known && link->path ? 0 : -ENOMEM;
 }
 
-static int make_file(const struct found *found, int target, const char *name, const char *path)
+static int copy_file(const struct merged *merged, int target, const char *name, const char *path)
 {
 	char value[LIST];
-	int error = found->info.st_nlink > 1 ? linked(found, target, name, path) : 0;
+	int error = merged->info.st_nlink > 1 ? link_known(merged, target, name, path) : 0;
 
 	if (error)
 		return error < 0 ? error : 0;
-	AUTOCLOSE int from = openat(found->parent, found->leaf, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	AUTOCLOSE int from = openat(merged->parent, merged->leaf, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	AUTOCLOSE int to = openat(target, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (from < 0 || to < 0)
 		return -errno;
-	if (found->data >= 0) {
-		error = copy_data(found->data, to, found->info.st_size);
+	if (merged->data >= 0) {
+		error = copy_data(merged->data, to, merged->info.st_size);
 	} else {
 		/* Only the metadata are in these layers: the rest stays where it is. */
-		ssize_t size = attribute(from, metacopy, value, sizeof value);
-		if (ftruncate(to, found->info.st_size) < 0 || size < 0 ||
-		    fsetxattr(to, metacopy, value, (size_t)size, 0) < 0)
+		ssize_t size = get_xattr(from, xattr_metacopy, value, sizeof value);
+		if (ftruncate(to, merged->info.st_size) < 0 || size < 0 ||
+		    fsetxattr(to, xattr_metacopy, value, (size_t)size, 0) < 0)
 			return -errno;
 		/* Of several names, each must lead there. */
-		if (found->moved || found->info.st_nlink > 1)
-			error = mark(to, redirect, found->under);
+		if (merged->redirected || merged->info.st_nlink > 1)
+			error = set_xattr(to, xattr_redirect, merged->origin);
 	}
-	return error ? error : dress(from, to, &found->info);
+	return error ? error : copy_metadata(from, to, &merged->info);
 }
 
-static int make_other(const struct found *found, int target, const char *name)
+static int copy_special(const struct merged *merged, int target, const char *name)
 {
 	char value[PATH_MAX];
-	const struct stat *info = &found->info;
+	const struct stat *info = &merged->info;
 	const struct timespec times[2] = {info->st_atim, info->st_mtim};
 
 	if (S_ISLNK(info->st_mode)) {
-		ssize_t size = readlinkat(found->parent, found->leaf, value, sizeof value - 1);
+		ssize_t size = readlinkat(merged->parent, merged->leaf, value, sizeof value - 1);
 		value[size < 0 ? 0 : size] = 0;
 		if (size < 0 || symlinkat(value, target, name) < 0)
 			return -errno;
@@ -370,38 +370,38 @@ static int make_other(const struct found *found, int target, const char *name)
 	return 0;
 }
 
-static int make_directory(const struct found *found, int target, char *path, bool whole);
+static int copy_directory(const struct merged *merged, int target, char *path, bool copy_all);
 
-static int make(const struct found *above, int target, const char *name, char *path, bool whole)
+static int copy_entry(const struct merged *above, int target, const char *name, char *path, bool copy_all)
 {
-	struct found *found = malloc(sizeof *found);
+	struct merged *merged = malloc(sizeof *merged);
 	size_t length = strlen(path);
-	int error = !found ? -ENOMEM : length + 1 + strlen(name) < longest && depth < deepest ? 0 : -ENAMETOOLONG;
+	int error = !merged ? -ENOMEM : length + 1 + strlen(name) < path_max && depth < depth_max ? 0 : -ENAMETOOLONG;
 
 	depth++;
-	if (found)
-		clear(found);
+	if (merged)
+		init_merged(merged);
 	if (!error) {
 		sprintf(path + length, "/%s", name);
-		error = resolve(above, name, found);
+		error = resolve(above, name, merged);
 	}
 	/* Where nothing lies below, a whiteout hides nothing, and the overlay would list it like a file. */
-	if (!error && !((whole || above->own_ends) && is_whiteout(&found->info))) {
-		if (S_ISDIR(found->info.st_mode)) {
+	if (!error && !((copy_all || above->hides_below) && is_whiteout(&merged->info))) {
+		if (S_ISDIR(merged->info.st_mode)) {
 			AUTOCLOSE int made = mkdirat(target, name, 0700) < 0
 						     ? -1
 						     : openat(target, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-			error = made < 0 ? -errno : make_directory(found, made, path, whole);
+			error = made < 0 ? -errno : copy_directory(merged, made, path, copy_all);
 		} else {
-			error = S_ISREG(found->info.st_mode) ? make_file(found, target, name, path)
-							     : make_other(found, target, name);
+			error = S_ISREG(merged->info.st_mode) ? copy_file(merged, target, name, path)
+							     : copy_special(merged, target, name);
 		}
 	}
 	path[length] = 0;
 	depth--;
-	if (found)
-		release(found);
-	free(found);
+	if (merged)
+		close_merged(merged);
+	free(merged);
 	return error;
 }
 
@@ -411,12 +411,12 @@ static int by_name(const void *a, const void *b)
 }
 
 /* Each name that any of the layers, down to one, has, once: in a tree. 0 or -errno. */
-static int collect(const struct found *found, int down_to, void **names)
+static int collect_names(const struct merged *merged, int down_to, void **names)
 {
 	for (int layer = 0; layer < down_to; layer++) {
-		int fd = found->dirs[layer] < 0 ? -1 : openat(found->dirs[layer], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		int fd = merged->dirs[layer] < 0 ? -1 : openat(merged->dirs[layer], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-		if (!directory && found->dirs[layer] >= 0)
+		if (!directory && merged->dirs[layer] >= 0)
 			return -errno;
 		for (struct dirent *entry; directory && (entry = readdir(directory));) {
 			if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
@@ -438,44 +438,44 @@ static int collect(const struct found *found, int down_to, void **names)
 
 /* Its contents first, its times last. `whole`: what lies below our own layers belongs to it from another place,
  * and is made too. */
-static int make_directory(const struct found *found, int target, char *path, bool whole)
+static int copy_directory(const struct merged *merged, int target, char *path, bool copy_all)
 {
 	void *names = NULL;
-	whole = whole || (own < count && found->moved);
-	int error = collect(found, whole ? count : own, &names);
+	copy_all = copy_all || (own_count < count && merged->redirected);
+	int error = collect_names(merged, copy_all ? count : own_count, &names);
 
 	while (names) {
 		char *name = *(char **)names;
 		tdelete(name, &names, by_name);
 		if (!error)
-			error = make(found, target, name, path, whole);
+			error = copy_entry(merged, target, name, path, copy_all);
 		free(name);
 	}
-	if (!error && path[0] && (whole || found->own_ends))
-		error = mark(target, opaque, "y");
-	else if (!error && found->moved)
-		error = mark(target, redirect, found->under);
-	return error ? error : dress(found->dirs[found->layer], target, &found->info);
+	if (!error && path[0] && (copy_all || merged->hides_below))
+		error = set_xattr(target, xattr_opaque, "y");
+	else if (!error && merged->redirected)
+		error = set_xattr(target, xattr_redirect, merged->origin);
+	return error ? error : copy_metadata(merged->dirs[merged->layer], target, &merged->info);
 }
 
-int merge(const int *layers, int wanted, int ours, int target, bool lasts)
+int overlay_merge(const int *layers, int total, int own, int target, bool on_disk)
 {
 	static char path[PATH_MAX];
-	struct found *top = calloc(1, sizeof *top);
+	struct merged *top = calloc(1, sizeof *top);
 
-	opaque = host.rootless ? "user.overlay.opaque" : "trusted.overlay.opaque";
-	redirect = host.rootless ? "user.overlay.redirect" : "trusted.overlay.redirect";
-	metacopy = host.rootless ? "user.overlay.metacopy" : "trusted.overlay.metacopy";
-	count = wanted;
-	own = ours;
+	xattr_opaque = host.rootless ? "user.overlay.opaque" : "trusted.overlay.opaque";
+	xattr_redirect = host.rootless ? "user.overlay.redirect" : "trusted.overlay.redirect";
+	xattr_metacopy = host.rootless ? "user.overlay.metacopy" : "trusted.overlay.metacopy";
+	count = total;
+	own_count = own;
 	target_root = target;
-	deepest = lasts ? MERGE_DEEPEST : INT_MAX;
-	longest = lasts ? MERGE_LONGEST : PATH_MAX;
+	depth_max = on_disk ? MERGE_DEPTH_MAX : INT_MAX;
+	path_max = on_disk ? MERGE_PATH_MAX : PATH_MAX;
 	if (!top)
 		return -ENOMEM;
 	for (int layer = 0; layer < MERGE_MAX; layer++)
 		top->dirs[layer] = layer < count ? (roots[layer] = layers[layer]) : -1;
 	top->layer = 0;
 	umask(0);
-	return fstat(layers[0], &top->info) < 0 ? -errno : make_directory(top, target, path, false);
+	return fstat(layers[0], &top->info) < 0 ? -errno : copy_directory(top, target, path, false);
 }

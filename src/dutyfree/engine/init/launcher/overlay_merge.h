@@ -15,10 +15,10 @@
 
 /* What is to lie on a disk lies no deeper, and under no longer path: as in layers of images (images/names.py).
  * Whoever walks through it later, to measure, pack or remove it, need not be prepared for more. */
-#define MERGE_DEEPEST 200
-#define MERGE_LONGEST 3000
+#define MERGE_DEPTH_MAX 200
+#define MERGE_PATH_MAX 3000
 
 /* The first `own` of the directories, uppermost first, into an empty one: 0 or -errno. `lasts`: on a disk. */
-int merge(const int *layers, int count, int own, int target, bool lasts);
+int overlay_merge(const int *layers, int count, int own, int target, bool on_disk);
 
 #endif

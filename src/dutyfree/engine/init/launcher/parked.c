@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static pid_t launch(struct slot *slot, int socket)
+static pid_t clone_parked(struct slot *slot, int socket)
 {
 	struct clone_args args = {
 		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
@@ -23,21 +23,21 @@ static pid_t launch(struct slot *slot, int socket)
 		.exit_signal = SIGCHLD,
 	};
 
-	int group = unified_inits >= 0 ? unified_inits : slot->cgroup.freezer;
+	int group = cgroup_v2_inits >= 0 ? cgroup_v2_inits : slot->cgroup.freezer;
 	if (group >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)group;
 	}
-	handover_give(slot, socket);
+	handover_send(slot, socket);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0)
-		sandbox_enter(slot);
+		setup_run(slot);
 	int error = -errno;
-	handover_take_back(pid < 0 ? -1 : slot->pidfd);
+	handover_finish(pid < 0 ? -1 : slot->pidfd);
 	return pid < 0 ? error : pid;
 }
 
-int blank_make(struct slot *slot)
+int parked_create(struct slot *slot)
 {
 	AUTOCLOSE int theirs = -1;
 	int pair[2], error = cgroup_reopen(&slot->cgroup);
@@ -48,9 +48,9 @@ int blank_make(struct slot *slot)
 		return error;
 	slot->socket = pair[0];
 	theirs = pair[1];
-	pid_t pid = launch(slot, theirs);
+	pid_t pid = clone_parked(slot, theirs);
 	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
-	cgroup_shut(&slot->cgroup);
+	cgroup_close_fds(&slot->cgroup);
 	if (pid < 0) {
 		close_fd(&slot->socket);
 		return pid;
@@ -60,27 +60,27 @@ int blank_make(struct slot *slot)
 }
 
 /* What it shall write to, and the layers that are mounted nowhere, go with it. */
-int blank_order(const struct slot *slot, struct order *order, int upper)
+int parked_activate(const struct slot *slot, struct activation *activation, int upper)
 {
-	int mounts[1 + FLOATING_MAX] = {upper};
+	int mounts[1 + DETACHED_MAX] = {upper};
 
-	order->floating = 0;
-	for (uint32_t i = 0; i < order->wanted.trees; i++) {
-		const struct tree *tree = &order->wanted.tree[i];
+	activation->detached = 0;
+	for (uint32_t i = 0; i < activation->wanted.trees; i++) {
+		const struct tree *tree = &activation->wanted.tree[i];
 		for (uint32_t layer = 0; layer < tree->count; layer++) {
-			int mount = layer_descriptor(tree->layers[layer]);
+			int mount = layer_detached_fd(tree->layers[layer]);
 			if (mount < 0)
 				continue;
-			if (order->floating == FLOATING_MAX)
+			if (activation->detached == DETACHED_MAX)
 				return -E2BIG;
-			order->number[order->floating] = tree->layers[layer];
-			mounts[++order->floating] = mount;
+			activation->number[activation->detached] = tree->layers[layer];
+			mounts[++activation->detached] = mount;
 		}
 	}
-	return send_message(slot->socket, order, sizeof *order, NULL, 0, mounts, 1 + (int)order->floating);
+	return send_message(slot->socket, activation, sizeof *activation, NULL, 0, mounts, 1 + (int)activation->detached);
 }
 
-void blank_discard(struct slot *slot)
+void parked_kill(struct slot *slot)
 {
 	close_fd(&slot->socket);
 	if (!slot->pid)

@@ -7,18 +7,18 @@
 
 #include "launcher/slot.h"
 
-#define FLOATING_MAX 127 /* with the upper, what one message takes */
+#define DETACHED_MAX 127 /* with the upper, what one message takes */
 
 /* What it waits for, on what becomes the sandbox's own socket. */
-struct order {
+struct activation {
 	struct create wanted;
-	uint32_t floating; /* descriptors that come with it after the upper: layers with these numbers */
-	uint32_t number[FLOATING_MAX];
+	uint32_t detached; /* descriptors that come with it after the upper: layers with these numbers */
+	uint32_t number[DETACHED_MAX];
 	char label[LABEL_MAX + 1];
 };
 
-int blank_make(struct slot *slot);                              /* 0 or -errno */
-int blank_order(const struct slot *slot, struct order *order, int upper); /* likewise: from now on it is a sandbox */
-void blank_discard(struct slot *slot);                          /* if there is one: it is gone */
+int parked_create(struct slot *slot);                              /* 0 or -errno */
+int parked_activate(const struct slot *slot, struct activation *activation, int upper); /* likewise: from now on it is a sandbox */
+void parked_kill(struct slot *slot);                          /* if there is one: it is gone */
 
 #endif

@@ -16,24 +16,24 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#define BOXES 65536u
+#define SANDBOXES_MAX 65536u
 
-static struct box *boxes[BOXES];
-static uint32_t last_box;
+static struct sandbox *sandboxes[SANDBOXES_MAX];
+static uint32_t last_number;
 
-struct box *box_of(uint32_t number)
+struct sandbox *sandbox_find(uint32_t number)
 {
-	struct box *box = boxes[number % BOXES];
+	struct sandbox *sandbox = sandboxes[number % SANDBOXES_MAX];
 
-	return box && box->number == number ? box : NULL;
+	return sandbox && sandbox->number == number ? sandbox : NULL;
 }
 
-struct box *box_next(uint32_t *at)
+struct sandbox *sandbox_next(uint32_t *at)
 {
-	while (*at < BOXES) {
-		struct box *box = boxes[(*at)++];
-		if (box && !box->ended)
-			return box;
+	while (*at < SANDBOXES_MAX) {
+		struct sandbox *sandbox = sandboxes[(*at)++];
+		if (sandbox && !sandbox->ended)
+			return sandbox;
 	}
 	return NULL;
 }
@@ -41,15 +41,15 @@ struct box *box_next(uint32_t *at)
 /* 0 if all are taken. */
 static uint32_t free_number(void)
 {
-	for (uint32_t tried = 0; tried < BOXES; tried++) {
-		uint32_t number = ++last_box;
-		if (number && !boxes[number % BOXES])
+	for (uint32_t tried = 0; tried < SANDBOXES_MAX; tried++) {
+		uint32_t number = ++last_number;
+		if (number && !sandboxes[number % SANDBOXES_MAX])
 			return number;
 	}
 	return 0;
 }
 
-static bool sound(const struct create *wanted)
+static bool is_valid(const struct create *wanted)
 {
 	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
 		return false;
@@ -65,7 +65,7 @@ static bool sound(const struct create *wanted)
 }
 
 /* What follows struct create, if anything: one string, or else NULL. */
-static const char *label_of(const struct request *request, const char *body)
+static const char *parse_label(const struct request *request, const char *body)
 {
 	const char *label = body + sizeof(struct create);
 
@@ -78,29 +78,29 @@ static const char *label_of(const struct request *request, const char *body)
 }
 
 /* A slot with its limits and a process that waits. */
-static const char *equip(struct box *box, const struct create *wanted, int *error)
+static const char *prepare_slot(struct sandbox *sandbox, const struct create *wanted, int *error)
 {
 	for (int attempt = 0; attempt < 2; attempt++) {
-		box->slot = attempt ? slot_make() : slot_take();
-		*error = box->slot ? 0 : -errno;
+		sandbox->slot = attempt ? slot_create() : slot_take();
+		*error = sandbox->slot ? 0 : -errno;
 		if (*error)
 			return "user namespace, network or control group";
-		*error = cgroup_limit(&box->slot->cgroup, wanted);
+		*error = cgroup_set_limits(&sandbox->slot->cgroup, wanted);
 		if (*error != -EBUSY)
 			break;
 		/* Memory of a former tenant that cannot be had back at once: not this one's burden. */
-		slot_discard(box->slot);
-		box->slot = NULL;
+		slot_destroy(sandbox->slot);
+		sandbox->slot = NULL;
 	}
 	if (*error)
 		return "limits";
-	if (!box->slot->pid)
-		*error = blank_make(box->slot);
+	if (!sandbox->slot->pid)
+		*error = parked_create(sandbox->slot);
 	return "clone";
 }
 
 /* From this number on, few descriptors are left. */
-static int scarce_from(void)
+static int fd_scarcity_limit(void)
 {
 	static int number;
 	struct rlimit files;
@@ -111,127 +111,127 @@ static int scarce_from(void)
 	return number;
 }
 
-static const char *start(struct box *box, const struct create *wanted, const char *label, int *error)
+static const char *start_sandbox(struct sandbox *sandbox, const struct create *wanted, const char *label, int *error)
 {
-	static struct order order;
-	const char *step = equip(box, wanted, error);
+	static struct activation activation;
+	const char *step = prepare_slot(sandbox, wanted, error);
 
 	if (*error)
 		return step;
 	/* Made here, so that no process of the sandbox, not even PID 1, has a way to it but the overlay. */
-	AUTOCLOSE int used = upper_make(wanted, &box->upper);
+	AUTOCLOSE int used = upper_create(wanted, &sandbox->upper);
 	if (used < 0) {
 		*error = used;
 		return "file system for what is written";
 	}
 	/* It serves snapshots only: where descriptors run out, more sandboxes are worth more. */
-	if (box->upper >= scarce_from())
-		close_fd(&box->upper);
-	order.wanted = *wanted;
-	snprintf(order.label, sizeof order.label, "%s", label);
-	*error = blank_order(box->slot, &order, used);
+	if (sandbox->upper >= fd_scarcity_limit())
+		close_fd(&sandbox->upper);
+	activation.wanted = *wanted;
+	snprintf(activation.label, sizeof activation.label, "%s", label);
+	*error = parked_activate(sandbox->slot, &activation, used);
 	if (!*error)
 		return step;
 	/* It died while it waited. */
-	blank_discard(box->slot);
-	*error = blank_make(box->slot);
+	parked_kill(sandbox->slot);
+	*error = parked_create(sandbox->slot);
 	if (!*error)
-		*error = blank_order(box->slot, &order, used);
+		*error = parked_activate(sandbox->slot, &activation, used);
 	return step;
 }
 
-void box_create(const struct request *request, const char *body)
+void sandbox_create(const struct request *request, const char *body)
 {
 	const struct create *wanted = (const struct create *)(const void *)body;
-	const char *label = label_of(request, body);
+	const char *label = parse_label(request, body);
 
-	if (!label || !sound(wanted)) {
+	if (!label || !is_valid(wanted)) {
 		refuse(request->serial, -EPROTO, "request");
 		return;
 	}
-	struct box *box = calloc(1, sizeof *box);
+	struct sandbox *sandbox = calloc(1, sizeof *sandbox);
 	int error = -ENOMEM;
 	const char *step = "memory";
 
-	if (box) {
-		box->number = free_number();
-		box->freezing = box->upper = -1;
+	if (sandbox) {
+		sandbox->number = free_number();
+		sandbox->freeze_events = sandbox->upper = -1;
 	}
-	if (box && !box->number) {
+	if (sandbox && !sandbox->number) {
 		error = -EUSERS;
 		step = "more than 65,536 sandboxes at once";
-	} else if (box) {
-		box->trees = wanted->trees;
-		box->shared = wanted->flags & CREATE_SHARED_NETWORK;
-		step = start(box, wanted, label, &error);
+	} else if (sandbox) {
+		sandbox->trees = wanted->trees;
+		sandbox->shared_network = wanted->flags & CREATE_SHARED_NETWORK;
+		step = start_sandbox(sandbox, wanted, label, &error);
 	}
 	if (!error) {
 		/* Whose end we cannot hear of would be waited for for ever. */
-		struct epoll_event event = {.events = EPOLLIN, .data.u64 = box->number};
-		if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, box->slot->pidfd, &event) < 0) {
+		struct epoll_event event = {.events = EPOLLIN, .data.u64 = sandbox->number};
+		if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, sandbox->slot->pidfd, &event) < 0) {
 			error = -errno;
 			step = "epoll";
 		}
 	}
 	if (error) {
 		refuse(request->serial, error, step);
-		if (box && box->slot)
-			slot_discard(box->slot);
-		if (box)
-			close_fd(&box->upper);
-		free(box);
+		if (sandbox && sandbox->slot)
+			slot_destroy(sandbox->slot);
+		if (sandbox)
+			close_fd(&sandbox->upper);
+		free(sandbox);
 		return;
 	}
-	boxes[box->number % BOXES] = box;
-	reply(request->serial, 0, box->number, NULL, 0, (int[]){box->slot->socket, box->slot->pidfd}, 2);
+	sandboxes[sandbox->number % SANDBOXES_MAX] = sandbox;
+	reply(request->serial, 0, sandbox->number, NULL, 0, (int[]){sandbox->slot->socket, sandbox->slot->pidfd}, 2);
 	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
-	close_fd(&box->slot->socket);
+	close_fd(&sandbox->slot->socket);
 }
 
-static void forget(struct box *box)
+static void free_sandbox(struct sandbox *sandbox)
 {
-	boxes[box->number % BOXES] = NULL;
-	free(box);
+	sandboxes[sandbox->number % SANDBOXES_MAX] = NULL;
+	free(sandbox);
 }
 
-void box_ended(struct box *box, unsigned wanted_ready)
+void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 {
-	waitpid(box->slot->pid, NULL, 0);
-	box->slot->pid = 0;
-	if (box->asked)
-		refuse(box->asked, -ESRCH, "network");
-	if (box->networked)
-		gate_send(EGRESS_CLOSE, box->number, 0, NULL, 0, NULL);
-	if (box->opened)
-		close_fd(&box->slot->network); /* not one to be used again: routes are left in it */
+	waitpid(sandbox->slot->pid, NULL, 0);
+	sandbox->slot->pid = 0;
+	if (sandbox->network_serial)
+		refuse(sandbox->network_serial, -ESRCH, "network");
+	if (sandbox->has_egress)
+		egress_client_send(EGRESS_CLOSE, sandbox->number, 0, NULL, 0, NULL);
+	if (sandbox->had_egress)
+		close_fd(&sandbox->slot->netns); /* not one to be used again: routes are left in it */
 	/* The owner has it too, so closing alone would not take it out. */
-	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, box->slot->pidfd, NULL);
-	close_fd(&box->slot->pidfd);
-	close_fd(&box->upper);
-	box->ended = true;
-	box_freezing_ends(box, -ESTALE);
-	if (box->frozen)
-		cgroup_freeze(&box->slot->cgroup, false); /* for the next who uses it */
-	if (box->awaited)
-		reply(box->serial, 0, box->number, NULL, 0, NULL, 0);
+	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, sandbox->slot->pidfd, NULL);
+	close_fd(&sandbox->slot->pidfd);
+	close_fd(&sandbox->upper);
+	sandbox->ended = true;
+	freeze_finish(sandbox, -ESTALE);
+	if (sandbox->frozen)
+		cgroup_freeze(&sandbox->slot->cgroup, false); /* for the next who uses it */
+	if (sandbox->destroying)
+		reply(sandbox->destroy_serial, 0, sandbox->number, NULL, 0, NULL, 0);
 	/* What was taken stays charged to the group that it was written in. Who wants no parts ready keeps none. */
-	if (!box->taken && wanted_ready > 0 && slot_ready() < wanted_ready + 64)
-		slot_return(box->slot);
+	if (!sandbox->upper_taken && slots_target > 0 && slot_count() < slots_target + 64)
+		slot_return(sandbox->slot);
 	else
-		slot_discard(box->slot);
-	box->slot = NULL;
-	forget(box);
+		slot_destroy(sandbox->slot);
+	sandbox->slot = NULL;
+	free_sandbox(sandbox);
 }
 
-void box_destroy(const struct request *request)
+void sandbox_destroy(const struct request *request)
 {
-	struct box *box = box_of(request->number);
+	struct sandbox *sandbox = sandbox_find(request->number);
 
-	if (!box || box->ended) {
+	if (!sandbox || sandbox->ended) {
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0); /* it ended by itself */
 		return;
 	}
-	box->awaited = true;
-	box->serial = request->serial;
-	pidfd_signal(box->slot->pidfd, SIGKILL);
+	sandbox->destroying = true;
+	sandbox->destroy_serial = request->serial;
+	pidfd_signal(sandbox->slot->pidfd, SIGKILL);
 }

@@ -24,18 +24,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static struct slot *ready, *waiting; /* without a process, and with one */
-static unsigned ready_count, waiting_count, made;
-static int host_proc = -1, host_network = -1, host_queues = -1;
-static char quiet_network[8192]; /* what the kernel counts in a network that nobody has used */
+static struct slot *idle, *parked; /* without a process, and with one */
+static unsigned idle_count, parked_count, last_number;
+static int host_proc = -1, host_netns = -1, host_ipcns = -1;
+static char unused_counters[8192]; /* what the kernel counts in a network that nobody has used */
 
 int slot_open(int proc)
 {
 	host_proc = proc;
-	host_network = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
-	host_queues = openat(proc, "self/ns/ipc", O_RDONLY | O_CLOEXEC);
-	int error = host_network < 0 || host_queues < 0 ? -errno : network_prepare(host_network);
-	return error ? error : ids_open();
+	host_netns = openat(proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
+	host_ipcns = openat(proc, "self/ns/ipc", O_RDONLY | O_CLOEXEC);
+	int error = host_netns < 0 || host_ipcns < 0 ? -errno : netns_prepare(host_netns);
+	return error ? error : id_range_open();
 }
 
 static int write_map(pid_t pid, const char *file, unsigned first)
@@ -54,7 +54,7 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 /* The process that a namespace is born in: it says so, waits for the end of our socket, and is gone. The
  * namespace belongs to the sandbox's own id, so what the kernel counts by user (watches, signals that are
  * pending, …) is counted there and not as root's. */
-static _Noreturn void bear(unsigned first, int socket)
+static _Noreturn void userns_child(unsigned first, int socket)
 {
 	char byte = 0;
 
@@ -71,7 +71,7 @@ static _Noreturn void bear(unsigned first, int socket)
 	_exit(read(socket, &byte, 1) == 0 ? 0 : 1);
 }
 
-static int make_user_namespace(unsigned first)
+static int create_userns(unsigned first)
 {
 	char path[64], byte = EPERM;
 	int pair[2], fd = -1, error;
@@ -81,7 +81,7 @@ static int make_user_namespace(unsigned first)
 	pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (pid == 0) {
 		close(pair[1]);
-		bear(first, pair[0]);
+		userns_child(first, pair[0]);
 	}
 	error = pid < 0 ? -errno : 0;
 	close(pair[0]);
@@ -103,7 +103,7 @@ static int make_user_namespace(unsigned first)
 }
 
 /* Takes a number out of a text: one that the kernel counts for the whole host. */
-static void blank_out(char *text, const char *name)
+static void remove_numbers(char *text, const char *name)
 {
 	while ((text = strstr(text, name)))
 		for (text += strlen(name); *text >= '0' && *text <= '9';)
@@ -112,7 +112,7 @@ static void blank_out(char *text, const char *name)
 
 /* What the kernel counts in the network that we are in: sockets, packets, and what came of attempts. Whoever comes
  * next can read all of it, so that a number is a message. */
-static void count_use(char *text, size_t size)
+static void read_counters(char *text, size_t size)
 {
 	static const char *const counted[] = {"thread-self/net/sockstat", "thread-self/net/dev", "thread-self/net/snmp",
 					      "thread-self/net/snmp6"};
@@ -126,16 +126,16 @@ static void count_use(char *text, size_t size)
 			return;
 		}
 		if (i == 0) {
-			blank_out(text, " orphan ");
-			blank_out(text, " alloc ");
-			blank_out(text, " mem ");
+			remove_numbers(text, " orphan ");
+			remove_numbers(text, " alloc ");
+			remove_numbers(text, " mem ");
 		}
 		used = strlen(text);
 	}
 }
 
 /* What is done in a network of our own: its descriptor is made there. */
-static int fill_network(void *network)
+static int init_netns(void *netns)
 {
 	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
 
@@ -154,53 +154,53 @@ static int fill_network(void *network)
 	/* What the kernel notes of destinations it shall soon forget again (seccomp_broker.c). */
 	write_file(host_proc, "sys/net/ipv6/neigh/lo/gc_stale_time", "1");
 	if (!error) {
-		*(int *)network = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
-		error = *(int *)network < 0 ? errno : 0;
+		*(int *)netns = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+		error = *(int *)netns < 0 ? errno : 0;
 	}
-	if (!error && !quiet_network[0])
-		count_use(quiet_network, sizeof quiet_network);
+	if (!error && !unused_counters[0])
+		read_counters(unused_counters, sizeof unused_counters);
 	return error;
 }
 
 /* Whether nobody sent anything there, and no socket, not even a closing one, is left. */
-static int compare_network(void *network)
+static int compare_counters(void *netns)
 {
-	char found[sizeof quiet_network];
+	char found[sizeof unused_counters];
 
-	if (setns(*(int *)network, CLONE_NEWNET) < 0)
+	if (setns(*(int *)netns, CLONE_NEWNET) < 0)
 		return errno;
-	count_use(found, sizeof found);
-	return found[0] && strcmp(found, quiet_network) == 0 ? 0 : EBUSY;
+	read_counters(found, sizeof found);
+	return found[0] && strcmp(found, unused_counters) == 0 ? 0 : EBUSY;
 }
 
 /* We go there ourselves and come back; without root there is no way back, and a child goes. */
-static int visit(int (*body)(void *), int *place, int home, int kind)
+static int run_in_namespace(int (*body)(void *), int *argument, int home, int kind)
 {
 	if (host.rootless)
-		return run_child(body, place, -1);
-	int error = body(place);
+		return run_child(body, argument, -1);
+	int error = body(argument);
 	if (setns(home, kind) < 0)
 		abort(); /* in the wrong place nothing may go on */
 	return -error;
 }
 
-static int make_network(void)
+static int create_netns(void)
 {
-	int network = -1;
-	int error = visit(fill_network, &network, host_network, CLONE_NEWNET);
+	int netns = -1;
+	int error = run_in_namespace(init_netns, &netns, host_netns, CLONE_NEWNET);
 
 	if (error)
-		close_fd(&network);
-	return error ? error : network;
+		close_fd(&netns);
+	return error ? error : netns;
 }
 
-static bool network_is_quiet(int network)
+static bool netns_is_unused(int netns)
 {
-	return visit(compare_network, &network, host_network, CLONE_NEWNET) == 0;
+	return run_in_namespace(compare_counters, &netns, host_netns, CLONE_NEWNET) == 0;
 }
 
 /* Queues are files of a file system that is there once for each such namespace, mounted or not. */
-static int look_for_queues(void *pidfd)
+static int find_message_queues(void *pidfd)
 {
 	if (setns(*(int *)pidfd, CLONE_NEWIPC) < 0)
 		return errno;
@@ -219,35 +219,35 @@ static int look_for_queues(void *pidfd)
 	return error ? error : entries > 2 ? ENOTEMPTY : 0; /* itself and the one above */
 }
 
-int slot_keeps_messages(const struct slot *slot)
+int slot_has_message_queues(const struct slot *slot)
 {
 	int pidfd = slot->pidfd;
-	int error = visit(look_for_queues, &pidfd, host_queues, CLONE_NEWIPC);
+	int error = run_in_namespace(find_message_queues, &pidfd, host_ipcns, CLONE_NEWIPC);
 
 	return error == -ENOTEMPTY ? 1 : error;
 }
 
-struct slot *slot_make(void)
+struct slot *slot_create(void)
 {
 	struct slot *slot = calloc(1, sizeof *slot);
 	int error;
 
 	if (!slot)
 		return NULL;
-	slot->number = ++made;
-	slot->network = slot->user_namespace = slot->pidfd = slot->socket = -1;
-	slot->cgroup = (struct cgroup){.unified = -1, .freezer = -1, .tasks = {-1, -1, -1}};
-	error = ids_claim(&slot->first_id);
+	slot->number = ++last_number;
+	slot->netns = slot->user_namespace = slot->pidfd = slot->socket = -1;
+	slot->cgroup = (struct cgroup){.v2_dir = -1, .freezer = -1, .tasks = {-1, -1, -1}};
+	error = id_range_claim(&slot->first_id);
 	if (!error)
-		error = cgroup_make(&slot->cgroup, slot->number, slot->first_id);
+		error = cgroup_create(&slot->cgroup, slot->number, slot->first_id);
 	if (!error) {
-		slot->user_namespace = make_user_namespace(slot->first_id);
-		slot->network = slot->user_namespace < 0 ? -1 : make_network();
-		error = slot->user_namespace < 0 ? slot->user_namespace : slot->network < 0 ? slot->network : 0;
+		slot->user_namespace = create_userns(slot->first_id);
+		slot->netns = slot->user_namespace < 0 ? -1 : create_netns();
+		error = slot->user_namespace < 0 ? slot->user_namespace : slot->netns < 0 ? slot->netns : 0;
 	}
 	if (!error)
 		return slot;
-	slot_discard(slot);
+	slot_destroy(slot);
 	errno = -error;
 	return NULL;
 }
@@ -265,78 +265,78 @@ static struct slot *pop(struct slot **list, unsigned *count)
 
 static void push(struct slot *slot)
 {
-	struct slot **list = slot->pid ? &waiting : &ready;
+	struct slot **list = slot->pid ? &parked : &idle;
 
 	slot->next = *list;
 	*list = slot;
-	(*(slot->pid ? &waiting_count : &ready_count))++;
+	(*(slot->pid ? &parked_count : &idle_count))++;
 }
 
 struct slot *slot_take(void)
 {
-	struct slot *slot = pop(&waiting, &waiting_count);
+	struct slot *slot = pop(&parked, &parked_count);
 
 	if (!slot)
-		slot = pop(&ready, &ready_count);
-	return slot ? slot : slot_make();
+		slot = pop(&idle, &idle_count);
+	return slot ? slot : slot_create();
 }
 
 void slot_return(struct slot *slot)
 {
-	if (!network_is_quiet(slot->network)) {
-		close_fd(&slot->network);
-		slot->network = make_network();
-		if (slot->network < 0) {
-			slot_discard(slot);
+	if (!netns_is_unused(slot->netns)) {
+		close_fd(&slot->netns);
+		slot->netns = create_netns();
+		if (slot->netns < 0) {
+			slot_destroy(slot);
 			return;
 		}
 	}
-	if (cgroup_restore(&slot->cgroup))
-		slot_discard(slot); /* it would yield to others for longer than it should */
+	if (cgroup_reset_weight(&slot->cgroup))
+		slot_destroy(slot); /* it would yield to others for longer than it should */
 	else
 		push(slot);
 }
 
-void slot_discard(struct slot *slot)
+void slot_destroy(struct slot *slot)
 {
-	blank_discard(slot);
+	parked_kill(slot);
 	close_fd(&slot->user_namespace);
-	close_fd(&slot->network);
+	close_fd(&slot->netns);
 	cgroup_remove(&slot->cgroup);
-	ids_release(slot->first_id);
+	id_range_release(slot->first_id);
 	free(slot);
 }
 
-unsigned slot_ready(void)
+unsigned slot_count(void)
 {
-	return ready_count + waiting_count;
+	return idle_count + parked_count;
 }
 
-bool slot_short(unsigned wanted)
+bool slot_needs_parked(unsigned wanted)
 {
-	return waiting_count < wanted;
+	return parked_count < wanted;
 }
 
 int slot_prepare(unsigned wanted)
 {
-	struct slot *slot = slot_ready() < wanted ? slot_make() : pop(&ready, &ready_count);
+	struct slot *slot = slot_count() < wanted ? slot_create() : pop(&idle, &idle_count);
 
 	if (!slot)
 		return -errno;
-	int error = blank_make(slot);
+	int error = parked_create(slot);
 	if (error)
-		slot_discard(slot);
+		slot_destroy(slot);
 	else
 		push(slot);
 	return error;
 }
 
-void slot_undress(void)
+void slot_kill_parked(void)
 {
-	for (struct slot *slot = waiting; slot; slot = slot->next)
+	for (struct slot *slot = parked; slot; slot = slot->next)
 		pidfd_signal(slot->pidfd, SIGKILL);
-	for (struct slot *slot; (slot = pop(&waiting, &waiting_count));) {
-		blank_discard(slot);
+	for (struct slot *slot; (slot = pop(&parked, &parked_count));) {
+		parked_kill(slot);
 		push(slot);
 	}
 }

@@ -13,7 +13,7 @@ struct slot {
 	unsigned number;
 	unsigned first_id;  /* what is user 0 inside is this one outside */
 	int user_namespace; /* maps 0… to first_id… */
-	int network;        /* a namespace with nothing but a loopback */
+	int netns;        /* a namespace with nothing but a loopback */
 	struct cgroup cgroup;
 	/* The process that waits to be its sandbox (parked.h), or is; pid 0 if there is none. */
 	pid_t pid;
@@ -22,13 +22,13 @@ struct slot {
 
 int slot_open(int proc);                 /* 0 or -errno */
 struct slot *slot_take(void);            /* made now if none lies ready; NULL with errno */
-struct slot *slot_make(void);            /* likewise, one that nobody has used, without a process */
+struct slot *slot_create(void);            /* likewise, one that nobody has used, without a process */
 void slot_return(struct slot *slot);     /* its sandbox is gone */
-void slot_discard(struct slot *slot);    /* it shall not be used again */
-int slot_keeps_messages(const struct slot *slot); /* of POSIX, in queues of its sandbox: 1, 0 or -errno */
-unsigned slot_ready(void);
-bool slot_short(unsigned wanted);        /* of slots, or of processes that wait in them */
+void slot_destroy(struct slot *slot);    /* it shall not be used again */
+int slot_has_message_queues(const struct slot *slot); /* of POSIX, in queues of its sandbox: 1, 0 or -errno */
+unsigned slot_count(void);
+bool slot_needs_parked(unsigned wanted);        /* of slots, or of processes that wait in them */
 int slot_prepare(unsigned wanted);       /* make one more of what is missing: 0 or -errno */
-void slot_undress(void);                 /* ends all processes that wait: others are needed */
+void slot_kill_parked(void);                 /* ends all processes that wait: others are needed */
 
 #endif

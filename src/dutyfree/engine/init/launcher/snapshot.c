@@ -23,36 +23,36 @@
 
 _Static_assert(MERGE_MAX == LAYERS_MAX, "all layers of a tree can be merged");
 
-#define RUNNING 64 /* at once: more are refused */
-#define SLACK (1u << 20)
+#define JOBS_MAX 64 /* at once: more are refused */
+#define SLACK_BYTES (1u << 20)
 #define SMALL_SIZE (1u << 20)
 #define SMALL_FILES 64u
 
-static struct run {
+static struct job {
 	bool used;
 	pid_t pid;
 	int pidfd;
 	int target;      /* the file system that is filled, -1 if it is a directory elsewhere */
 	uint32_t trees;  /* that it will have */
 	uint32_t serial;
-} runs[RUNNING];
+} jobs[JOBS_MAX];
 
-static int measure(int upper, struct kept *kept)
+static int measure(int upper, struct snapshot_usage *usage)
 {
 	struct statfs found;
 
 	if (fstatfs(upper, &found) < 0)
 		return -errno;
-	kept->size = (uint64_t)(found.f_blocks - found.f_bfree) * (uint64_t)found.f_bsize;
-	kept->files = (uint64_t)(found.f_files - found.f_ffree);
+	usage->size = (uint64_t)(found.f_blocks - found.f_bfree) * (uint64_t)found.f_bsize;
+	usage->files = (uint64_t)(found.f_files - found.f_ffree);
 	return 0;
 }
 
 /* Layers of the directories of a detached file system. */
-static int adopt(int *upper, uint32_t trees, struct layers *made)
+static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *made)
 {
-	int error = measure(*upper, &made->kept);
-	bool attached = !error && !layers_float();
+	int error = measure(*upper, &made->usage);
+	bool attached = !error && !layers_clone_detached();
 
 	/* Before 6.15 only what is attached can be cloned, and nothing is attached twice: a clone is there for the
 	 * next time. */
@@ -65,7 +65,7 @@ static int adopt(int *upper, uint32_t trees, struct layers *made)
 	for (made->count = 0; !error && made->count < trees; made->count++) {
 		char path[32];
 		snprintf(path, sizeof path, attached ? "/up/u%u" : "u%u", made->count);
-		int layer = layer_of_mount(mount_clone(attached ? AT_FDCWD : *upper, path, false));
+		int layer = layer_add_mount(mount_clone(attached ? AT_FDCWD : *upper, path, false));
 		if (layer < 0) {
 			error = layer;
 			break;
@@ -75,7 +75,7 @@ static int adopt(int *upper, uint32_t trees, struct layers *made)
 	if (attached)
 		umount2("/up", MNT_DETACH);
 	while (error && made->count > 0)
-		layer_forget(made->number[--made->count]);
+		layer_remove(made->number[--made->count]);
 	return error;
 }
 
@@ -95,26 +95,26 @@ static bool shares_memory(int upper)
 /* Below this a copy takes less time than a successor of the sandbox, whose layers it leaves as they are. */
 static bool is_small(int upper)
 {
-	struct kept kept;
+	struct snapshot_usage usage;
 
-	return !measure(upper, &kept) && kept.size < SMALL_SIZE && kept.files < SMALL_FILES;
+	return !measure(upper, &usage) && usage.size < SMALL_SIZE && usage.files < SMALL_FILES;
 }
 
-int snapshot_take(int *upper, uint32_t trees, bool anyway, struct layers *made)
+int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *made)
 {
-	return !anyway && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : adopt(upper, trees, made);
+	return !force && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : add_layers(upper, trees, made);
 }
 
 /* --- Copies ----------------------------------------------------------------------------------------- */
 
 /* As large as what comes into it, and no larger. */
-static int target_make(const struct kept *kept, uint32_t trees)
+static int create_target(const struct snapshot_usage *usage, uint32_t trees)
 {
 	char size[32], inodes[32], path[16];
 	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", inodes}, {NULL, NULL}};
 
-	snprintf(size, sizeof size, "%llu", (unsigned long long)kept->size + SLACK);
-	snprintf(inodes, sizeof inodes, "%llu", (unsigned long long)kept->files + 1024);
+	snprintf(size, sizeof size, "%llu", (unsigned long long)usage->size + SLACK_BYTES);
+	snprintf(inodes, sizeof inodes, "%llu", (unsigned long long)usage->files + 1024);
 	int target = mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	for (uint32_t i = 0; target >= 0 && i < trees; i++) {
 		snprintf(path, sizeof path, "u%u", i);
@@ -139,7 +139,7 @@ static int copy_trees(int upper, int target, uint32_t trees)
 	for (uint32_t i = 0; i < trees; i++) {
 		AUTOCLOSE int from = open_tree_of(upper, i);
 		AUTOCLOSE int to = open_tree_of(target, i);
-		int error = from < 0 ? from : to < 0 ? to : merge(&from, 1, 1, to, false);
+		int error = from < 0 ? from : to < 0 ? to : overlay_merge(&from, 1, 1, to, false);
 		if (error)
 			return error;
 	}
@@ -147,60 +147,60 @@ static int copy_trees(int upper, int target, uint32_t trees)
 }
 
 /* A child of ours that fills the file system, or the directory: 1 in it, 0 here, or -errno. */
-static int start(struct run *run)
+static int start_job(struct job *job)
 {
 	pid_t parent = getpid();
 
-	run->pid = fork_into(unified_inits);
-	if (run->pid == 0) {
+	job->pid = fork_into(cgroup_v2_inits);
+	if (job->pid == 0) {
 		/* What it writes counts as the sandboxes', all together. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		prctl(PR_SET_NAME, "dutyfree-copy");
-		if (getppid() != parent || cgroup_enter())
+		if (getppid() != parent || cgroup_join())
 			_exit(EPERM);
 		return 1;
 	}
-	if (run->pid < 0)
-		return run->pid;
-	run->pidfd = (int)syscall(SYS_pidfd_open, run->pid, 0);
-	if (run->pidfd < 0) {
-		kill(run->pid, SIGKILL);
-		waitpid(run->pid, NULL, 0);
+	if (job->pid < 0)
+		return job->pid;
+	job->pidfd = (int)syscall(SYS_pidfd_open, job->pid, 0);
+	if (job->pidfd < 0) {
+		kill(job->pid, SIGKILL);
+		waitpid(job->pid, NULL, 0);
 		return -errno;
 	}
-	run->used = true;
+	job->used = true;
 	return 0;
 }
 
-static struct run *spare(void)
+static struct job *free_job(void)
 {
-	for (int i = 0; i < RUNNING; i++)
-		if (!runs[i].used)
-			return &runs[i];
+	for (int i = 0; i < JOBS_MAX; i++)
+		if (!jobs[i].used)
+			return &jobs[i];
 	return NULL;
 }
 
 int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 {
-	struct kept kept;
-	struct run *run = spare();
-	int error = run ? measure(upper, &kept) : -EAGAIN;
+	struct snapshot_usage usage;
+	struct job *job = free_job();
+	int error = job ? measure(upper, &usage) : -EAGAIN;
 
 	if (error)
 		return error;
-	*run = (struct run){.target = target_make(&kept, trees), .trees = trees, .serial = serial};
-	if (run->target < 0)
-		return run->target;
-	error = start(run);
+	*job = (struct job){.target = create_target(&usage, trees), .trees = trees, .serial = serial};
+	if (job->target < 0)
+		return job->target;
+	error = start_job(job);
 	if (error > 0)
-		_exit(-copy_trees(upper, run->target, trees));
+		_exit(-copy_trees(upper, job->target, trees));
 	if (error)
-		close_fd(&run->target);
-	return error ? error : (int)(run - runs);
+		close_fd(&job->target);
+	return error ? error : (int)(job - jobs);
 }
 
 /* What the layers take together is not known: the file system is bounded by what holds it. */
-static int merge_into(struct run *run, const struct merge *wanted, int target)
+static int run_merge(struct job *job, const struct merge *wanted, int target)
 {
 	int layers[LAYERS_MAX], error = 0;
 
@@ -209,16 +209,16 @@ static int merge_into(struct run *run, const struct merge *wanted, int target)
 		if (layers[i] < 0)
 			return layers[i];
 	}
-	AUTOCLOSE int to = run->target < 0 ? fcntl(target, F_DUPFD_CLOEXEC, 3) : open_tree_of(run->target, 0);
-	error = to < 0 ? to : merge(layers, (int)wanted->count, (int)wanted->own, to, run->target < 0);
+	AUTOCLOSE int to = job->target < 0 ? fcntl(target, F_DUPFD_CLOEXEC, 3) : open_tree_of(job->target, 0);
+	error = to < 0 ? to : overlay_merge(layers, (int)wanted->count, (int)wanted->own, to, job->target < 0);
 	return error;
 }
 
 int snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
 {
-	struct kept most = {.size = 0, .files = 0}, one;
-	struct run *run = spare();
-	int error = run ? 0 : -EAGAIN;
+	struct snapshot_usage most = {.size = 0, .files = 0}, one;
+	struct job *job = free_job();
+	int error = job ? 0 : -EAGAIN;
 
 	for (uint32_t i = 0; !error && i < wanted->own; i++) {
 		AUTOCLOSE int layer = layer_open(wanted->layers[i]);
@@ -228,44 +228,44 @@ int snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
 	}
 	if (error)
 		return error;
-	*run = (struct run){.target = -1, .trees = target < 0, .serial = serial};
+	*job = (struct job){.target = -1, .trees = target < 0, .serial = serial};
 	if (target < 0)
-		run->target = target_make(&most, 1);
-	if (target < 0 && run->target < 0)
-		return run->target;
-	error = start(run);
+		job->target = create_target(&most, 1);
+	if (target < 0 && job->target < 0)
+		return job->target;
+	error = start_job(job);
 	if (error > 0)
-		_exit(-merge_into(run, wanted, target));
+		_exit(-run_merge(job, wanted, target));
 	if (error)
-		close_fd(&run->target);
-	return error ? error : (int)(run - runs);
+		close_fd(&job->target);
+	return error ? error : (int)(job - jobs);
 }
 
 int snapshot_pidfd(int number)
 {
-	return runs[number].pidfd;
+	return jobs[number].pidfd;
 }
 
-int snapshot_ended(int number, struct layers *made, uint32_t *serial)
+int snapshot_finish(int number, struct snapshot_layers *made, uint32_t *serial)
 {
-	struct run *run = &runs[number];
-	int status = 0, error = waitpid(run->pid, &status, 0) < 0 ? -errno : 0;
+	struct job *job = &jobs[number];
+	int status = 0, error = waitpid(job->pid, &status, 0) < 0 ? -errno : 0;
 
 	if (!error)
 		error = WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
-	*serial = run->serial;
-	*made = (struct layers){.count = 0};
-	if (!error && run->target >= 0)
-		error = adopt(&run->target, run->trees, made);
-	close_fd(&run->pidfd);
-	close_fd(&run->target);
-	run->used = false;
+	*serial = job->serial;
+	*made = (struct snapshot_layers){.count = 0};
+	if (!error && job->target >= 0)
+		error = add_layers(&job->target, job->trees, made);
+	close_fd(&job->pidfd);
+	close_fd(&job->target);
+	job->used = false;
 	return error;
 }
 
-void snapshot_close(void)
+void snapshot_kill_all(void)
 {
-	for (int i = 0; i < RUNNING; i++)
-		if (runs[i].used)
-			pidfd_signal(runs[i].pidfd, SIGKILL);
+	for (int i = 0; i < JOBS_MAX; i++)
+		if (jobs[i].used)
+			pidfd_signal(jobs[i].pidfd, SIGKILL);
 }

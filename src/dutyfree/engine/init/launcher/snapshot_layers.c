@@ -8,52 +8,52 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-static void answer(uint32_t serial, int error, const struct layers *made)
+static void reply_layers(uint32_t serial, int error, const struct snapshot_layers *made)
 {
 	struct {
-		struct kept kept;
+		struct snapshot_usage usage;
 		uint32_t number[TREES_MAX];
-	} text = {.kept = made->kept};
+	} text = {.usage = made->usage};
 
 	if (error) {
 		refuse(serial, error, "layer");
 		return;
 	}
-	if (made->count && !layers_float())
-		slot_undress(); /* they do not see these */
+	if (made->count && !layers_clone_detached())
+		slot_kill_parked(); /* they do not see these */
 	memcpy(text.number, made->number, sizeof text.number);
-	reply(serial, 0, made->count, &text, sizeof text.kept + made->count * sizeof *made->number, NULL, 0);
+	reply(serial, 0, made->count, &text, sizeof text.usage + made->count * sizeof *made->number, NULL, 0);
 }
 
 /* A copy is under way: its end will be answered. */
-static void attend(int number, uint32_t serial)
+static void watch_job(int number, uint32_t serial)
 {
 	if (number < 0) {
 		refuse(serial, number, "copy");
 		return;
 	}
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = COPY_EVENT | (uint64_t)number};
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = SNAPSHOT_EVENT | (uint64_t)number};
 	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, snapshot_pidfd(number), &event);
 }
 
-void box_keep(const struct request *request)
+void sandbox_snapshot(const struct request *request)
 {
-	struct box *box = box_of(request->number);
-	struct layers made = {.count = 0};
-	int error = !box || box->ended ? -ESTALE : box->upper < 0 ? -EMFILE : 0;
+	struct sandbox *sandbox = sandbox_find(request->number);
+	struct snapshot_layers made = {.count = 0};
+	int error = !sandbox || sandbox->ended ? -ESTALE : sandbox->upper < 0 ? -EMFILE : 0;
 
-	if (!error && request->kind == REQUEST_COPY) {
-		attend(snapshot_copy(box->upper, box->trees, request->serial), request->serial);
+	if (!error && request->kind == REQUEST_SNAPSHOT_COPY) {
+		watch_job(snapshot_copy(sandbox->upper, sandbox->trees, request->serial), request->serial);
 		return;
 	}
 	if (!error)
-		error = snapshot_take(&box->upper, box->trees, request->size > 0, &made);
+		error = snapshot_move(&sandbox->upper, sandbox->trees, request->size > 0, &made);
 	if (!error)
-		box->taken = true;
-	answer(request->serial, error, &made);
+		sandbox->upper_taken = true;
+	reply_layers(request->serial, error, &made);
 }
 
-void layers_merge(const struct request *request, const char *body, int target)
+void snapshot_merge_request(const struct request *request, const char *body, int target)
 {
 	const struct merge *wanted = (const struct merge *)(const void *)body;
 
@@ -61,14 +61,14 @@ void layers_merge(const struct request *request, const char *body, int target)
 	    wanted->count > LAYERS_MAX)
 		refuse(request->serial, -EPROTO, "request");
 	else
-		attend(snapshot_merge(wanted, target, request->serial), request->serial);
+		watch_job(snapshot_merge(wanted, target, request->serial), request->serial);
 }
 
-void copy_ended(uint32_t number)
+void snapshot_job_ended(uint32_t number)
 {
-	struct layers made;
+	struct snapshot_layers made;
 	uint32_t serial;
-	int error = snapshot_ended((int)number, &made, &serial);
+	int error = snapshot_finish((int)number, &made, &serial);
 
-	answer(serial, error, &made);
+	reply_layers(serial, error, &made);
 }

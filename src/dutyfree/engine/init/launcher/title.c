@@ -2,18 +2,18 @@
 
 #include <string.h>
 
-const char title_room[] = {[0 ... LABEL_MAX + 14] = ' ', 0};
+const char title_placeholder[] = {[0 ... LABEL_MAX + 14] = ' ', 0};
 
 static char *begin;
 static size_t size;
 
-void title_keep(int argc, char **argv)
+void title_init(int argc, char **argv)
 {
 	char *room = argv[argc - 1];
 
 	begin = argv[1];
 	size = (size_t)(room + strlen(room) - begin);
-	if (strcmp(room, title_room) == 0)
+	if (strcmp(room, title_placeholder) == 0)
 		memset(room, 0, strlen(room));
 }
 

@@ -6,9 +6,9 @@
 #include "protocol.h"
 
 /* An argument as long as the longest title, to be overwritten. */
-extern const char title_room[LABEL_MAX + 16];
+extern const char title_placeholder[LABEL_MAX + 16];
 
-void title_keep(int argc, char **argv); /* where the arguments lie: once, at the start */
+void title_init(int argc, char **argv); /* where the arguments lie: once, at the start */
 void title_set(const char *label);      /* in the clone: a sandbox of this number and image */
 
 #endif

@@ -11,17 +11,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SHORTEST 500000L /* nanoseconds between two looks: at first, and in the end */
-#define LONGEST 50000000L
+#define POLL_MIN_NS 500000L /* nanoseconds between two looks: at first, and in the end */
+#define POLL_MAX_NS 50000000L
 
-static bool is_there(const char *path)
+static bool file_exists(const char *path)
 {
 	struct stat found;
 
 	return stat(path, &found) == 0;
 }
 
-static bool answers(const char *path)
+static bool accepts_connections(const char *path)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	AUTOCLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -32,13 +32,13 @@ static bool answers(const char *path)
 			   errno == EPROTOTYPE);
 }
 
-static int wait_for(const char *path, bool (*there)(const char *path))
+static int wait_for(const char *path, bool (*is_ready)(const char *path))
 {
-	struct timespec pause = {.tv_nsec = SHORTEST};
+	struct timespec pause = {.tv_nsec = POLL_MIN_NS};
 
-	while (!there(path)) {
+	while (!is_ready(path)) {
 		nanosleep(&pause, NULL);
-		if (pause.tv_nsec < LONGEST)
+		if (pause.tv_nsec < POLL_MAX_NS)
 			pause.tv_nsec += pause.tv_nsec / 4;
 	}
 	return 0;
@@ -47,18 +47,18 @@ static int wait_for(const char *path, bool (*there)(const char *path))
 static int wait_for_file(const char *path, int unused)
 {
 	(void)unused;
-	return wait_for(path, is_there);
+	return wait_for(path, file_exists);
 }
 
 static int wait_for_socket(const char *path, int unused)
 {
 	(void)unused;
-	return wait_for(path, answers);
+	return wait_for(path, accepts_connections);
 }
 
 int await_start(uint32_t id, char *payload, size_t size)
 {
-	struct awaited wanted;
+	struct await_request wanted;
 	const char *path = payload + sizeof wanted;
 
 	if (size <= sizeof wanted || payload[size - 1] != 0 || strlen(path) != size - sizeof wanted - 1)

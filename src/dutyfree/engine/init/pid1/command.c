@@ -12,17 +12,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define COMMANDS 1024
-#define SPEAKER_CREDIT (256u << 10)
-#define AGAIN 250000000u /* nanoseconds */
+#define COMMANDS_MAX 1024
+#define STREAMER_CREDIT (256u << 10)
+#define KILL_RETRY 250000000u /* nanoseconds */
 
-static struct command *commands[COMMANDS];
+static struct command *commands[COMMANDS_MAX];
 static unsigned highest; /* no command beyond this index */
 static int epoll;
 static bool paused; /* the owner has stopped all processes */
-static bool late; /* some deadline is due, and what the owner may have said since was not heard yet */
+static bool overdue; /* some deadline is due, and what the owner may have said since was not heard yet */
 
-void command_watch(int fd)
+void command_open(int fd)
 {
 	epoll = fd;
 }
@@ -32,23 +32,23 @@ static unsigned index_of(uint32_t id)
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && commands[i]->id == id)
 			return i;
-	return COMMANDS;
+	return COMMANDS_MAX;
 }
 
 static unsigned free_index(void)
 {
-	for (unsigned i = 0; i < COMMANDS; i++)
+	for (unsigned i = 0; i < COMMANDS_MAX; i++)
 		if (!commands[i])
 			return i;
-	return COMMANDS;
+	return COMMANDS_MAX;
 }
 
-void command_listen(unsigned index, int number, bool on, int operation)
+void command_watch_stream(unsigned index, int number, bool on, int operation)
 {
 	struct stream *stream = &commands[index]->streams[number];
 	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = EVENT_COMMANDS + index * 2 + (unsigned)number};
 
-	stream->muted = !on;
+	stream->unwatched = !on;
 	/* One that is not listened to must not wake us with its end either. */
 	epoll_ctl(epoll, on ? operation : EPOLL_CTL_DEL, stream->fd, &event);
 }
@@ -60,21 +60,21 @@ void command_readable(unsigned index, int number)
 	struct command *command = index < highest ? commands[index] : NULL;
 
 	/* The event may be one of a command that ended in this same turn. */
-	if (!command || command->streams[number].fd < 0 || command->streams[number].muted)
+	if (!command || command->streams[number].fd < 0 || command->streams[number].unwatched)
 		return;
-	if (output_wanted(command, &command->streams[number]))
+	if (output_can_read(command, &command->streams[number]))
 		output_read(command, number);
 	else
-		command_listen(index, number, false, 0);
+		command_watch_stream(index, number, false, 0);
 }
 
-void command_read_on(void)
+void command_resume_reading(void)
 {
 	for (unsigned i = 0; i < highest; i++)
 		for (int number = 0; commands[i] && number < 2; number++) {
 			struct stream *stream = &commands[i]->streams[number];
-			if (stream->fd >= 0 && stream->muted && output_wanted(commands[i], stream))
-				command_listen(i, number, true, EPOLL_CTL_ADD);
+			if (stream->fd >= 0 && stream->unwatched && output_can_read(commands[i], stream))
+				command_watch_stream(i, number, true, EPOLL_CTL_ADD);
 		}
 }
 
@@ -86,9 +86,9 @@ int command_credit(uint32_t id, const char *payload, size_t size)
 	if (size != sizeof more)
 		return -EPROTO;
 	memcpy(&more, payload, sizeof more);
-	if (index < COMMANDS) {
+	if (index < COMMANDS_MAX) {
 		commands[index]->credit += more;
-		command_read_on();
+		command_resume_reading();
 	}
 	return 0;
 }
@@ -120,20 +120,20 @@ static int worker_error(const struct command *command)
 		return WEXITSTATUS(status);
 	if (command->result.flags & EXIT_TIMED_OUT)
 		return ETIMEDOUT;
-	return oom_tell(command->oom) ? ENOMEM : ERROR_KILLED;
+	return oom_report(command->oom) ? ENOMEM : ERROR_KILLED;
 }
 
 void command_finish(unsigned index)
 {
 	struct command *command = commands[index];
 
-	calls_service_ended(command->id);
+	call_service_ended(command->id);
 	for (int number = 0; number < 2; number++)
 		output_finish(command, number);
 	if (command->worker) {
 		outbox_done(command->id, worker_error(command));
 	} else {
-		if (oom_tell(command->oom))
+		if (oom_report(command->oom))
 			command->result.flags |= EXIT_OOM;
 		command->result.sent = now();
 		outbox_frame(FRAME_EXIT, 0, command->id, &command->result, sizeof command->result, NULL, 0);
@@ -158,11 +158,11 @@ void command_reap(void)
 	int status;
 
 	for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
-		calls_reaped(pid);
+		call_reaped(pid);
 		for (unsigned i = 0; i < highest; i++) {
 			if (!commands[i] || commands[i]->pid != pid)
 				continue;
-			if (call_goes_on(commands[i]))
+			if (call_retry(commands[i]))
 				break;
 			struct exit *result = &commands[i]->result;
 			result->status = status;
@@ -183,7 +183,7 @@ static void kill_tree(unsigned index)
 
 	/* To die takes time and a processor, and who traces it may keep its end from us: seen to again, until
 	 * we hear of it. */
-	command->deadline = now() + AGAIN;
+	command->deadline = now() + KILL_RETRY;
 	if (command->call && !command->pid) { /* there is no process yet, and none will be */
 		command->result.status = SIGKILL;
 		command->result.spawning = command->result.running = command->result.ended = now();
@@ -200,9 +200,9 @@ void command_kill(uint32_t id, bool spare)
 	unsigned index = index_of(id);
 
 	/* It may have ended by itself: the owner has the result, or gets it soon. */
-	if (index < COMMANDS && spare && !commands[index]->worker && commands[index]->pid) {
+	if (index < COMMANDS_MAX && spare && !commands[index]->worker && commands[index]->pid) {
 		process_kill_marked(commands[index]->mark, commands[index]->pid);
-	} else if (index < COMMANDS) {
+	} else if (index < COMMANDS_MAX) {
 		commands[index]->result.flags |= EXIT_KILLED;
 		kill_tree(index);
 	}
@@ -223,7 +223,7 @@ int command_signal_all(const char *payload, size_t size)
 	return kill(-1, (int)number) < 0 && (errno != ESRCH || !number) ? -errno : 0;
 }
 
-int command_notify(uint32_t id, const char *payload, size_t size)
+int command_signal(uint32_t id, const char *payload, size_t size)
 {
 	unsigned index = index_of(id);
 	uint32_t number;
@@ -232,7 +232,7 @@ int command_notify(uint32_t id, const char *payload, size_t size)
 		return -EPROTO;
 	memcpy(&number, payload, sizeof number);
 	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
-	if (index < COMMANDS && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
+	if (index < COMMANDS_MAX && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
 		kill(-commands[index]->pid, (int)number);
 	return 0;
 }
@@ -255,7 +255,7 @@ bool command_running(void)
 	return highest > 0;
 }
 
-uint64_t command_next(void)
+uint64_t command_next_deadline(void)
 {
 	uint64_t first = UINT64_MAX;
 
@@ -269,17 +269,17 @@ uint64_t command_next(void)
  * says is heard once more before. */
 void command_deadlines(void)
 {
-	uint64_t next = command_next();
+	uint64_t next = command_next_deadline();
 
 	if (next == UINT64_MAX || next > now()) {
-		late = false;
+		overdue = false;
 		return;
 	}
-	if (!late) {
-		late = true;
+	if (!overdue) {
+		overdue = true;
 		return;
 	}
-	late = false;
+	overdue = false;
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && commands[i]->deadline != UINT64_MAX && commands[i]->deadline <= now()) {
 			if (!(commands[i]->result.flags & EXIT_KILLED))
@@ -293,12 +293,12 @@ void command_deadlines(void)
 struct command *command_new(uint32_t id, unsigned *index)
 {
 	*index = free_index();
-	struct command *command = *index < COMMANDS && index_of(id) == COMMANDS ? calloc(1, sizeof *command) : NULL;
+	struct command *command = *index < COMMANDS_MAX && index_of(id) == COMMANDS_MAX ? calloc(1, sizeof *command) : NULL;
 
 	if (!command)
 		return NULL;
 	command->id = id;
-	command->oom = oom_told();
+	command->oom = oom_reported();
 	command->deadline = UINT64_MAX;
 	command->streams[0].fd = command->streams[1].fd = -1;
 	commands[*index] = command;
@@ -331,11 +331,11 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 	return 0;
 }
 
-int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout)
+int command_streamer(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout)
 {
 	AUTOCLOSE int theirs = -1;
 	struct stream stream = {.fd = -1};
-	int error = starting_pipe(&stream, 0, &theirs);
+	int error = command_pipe(&stream, 0, &theirs);
 
 	if (!error)
 		error = command_worker(id, body, argument, theirs);
@@ -347,16 +347,16 @@ int command_speaker(uint32_t id, int (*body)(const char *argument, int fd), cons
 	struct command *command = commands[index];
 	command->streams[0].fd = stream.fd;
 	command->wanted.flags = EXEC_STREAM;
-	command->credit = SPEAKER_CREDIT;
+	command->credit = STREAMER_CREDIT;
 	if (timeout && timeout < UINT64_MAX - now())
 		command->deadline = now() + timeout;
-	command_listen(index, 0, true, EPOLL_CTL_ADD);
+	command_watch_stream(index, 0, true, EPOLL_CTL_ADD);
 	return 0;
 }
 
 /* --- Calls (service_calls.c) ---------------------------------------------------------------------------------- */
 
-struct command *command_waiting(uint32_t service)
+struct command *command_oldest_call(uint32_t service)
 {
 	struct command *oldest = NULL;
 
@@ -369,13 +369,13 @@ struct command *command_waiting(uint32_t service)
 	return oldest;
 }
 
-void command_refuse(struct command *command, int error)
+void command_fail(struct command *command, int error)
 {
 	outbox_done(command->id, error);
 	command_forget(index_of(command->id));
 }
 
-bool command_is(uint32_t id, pid_t pid)
+bool command_exists(uint32_t id, pid_t pid)
 {
 	for (unsigned i = 0; i < highest; i++)
 		if (commands[i] && (commands[i]->id == id || (pid > 0 && commands[i]->pid == pid)))
@@ -387,5 +387,5 @@ pid_t command_pid(uint32_t id)
 {
 	unsigned index = index_of(id);
 
-	return index < COMMANDS ? commands[index]->pid : 0;
+	return index < COMMANDS_MAX ? commands[index]->pid : 0;
 }

@@ -6,7 +6,7 @@
 
 struct stream {
 	int fd;       /* -1 when it has ended */
-	bool muted;   /* not watched: nobody takes what it says */
+	bool unwatched;   /* not watched: nobody takes what it says */
 	uint64_t total, passed;
 	char *buffer; /* what is to be sent with the next frame */
 	size_t used;
@@ -37,15 +37,15 @@ struct command {
 
 /* In a table, by its index there; NULL if that is full, or has one of this id. */
 struct command *command_new(uint32_t id, unsigned *index);
-void command_listen(unsigned index, int number, bool on, int operation); /* to one of its streams */
+void command_watch_stream(unsigned index, int number, bool on, int operation); /* to one of its streams */
 void command_finish(unsigned index); /* tells the owner, and forgets it */
 void command_forget(unsigned index);
 
 /* A pipe: our end for the stream, and theirs, which is the caller's to close. 0 or -errno. */
-int starting_pipe(struct stream *stream, int number, int *theirs);
+int command_pipe(struct stream *stream, int number, int *theirs);
 
 /* Whether more output can be taken: bounded memory here, and the owner's pace. */
-bool output_wanted(const struct command *command, const struct stream *stream);
+bool output_can_read(const struct command *command, const struct stream *stream);
 size_t output_read(struct command *command, int number); /* once: the count, 0 if there is nothing */
 void output_finish(struct command *command, int number); /* reads what is left, and sends all that is kept */
 
@@ -53,14 +53,14 @@ void output_finish(struct command *command, int number); /* reads what is left, 
 
 int command_service(uint32_t id, char *payload, size_t size, int input, int socket); /* which is its descriptor 3 */
 int command_call(uint32_t id, char *payload, size_t size, struct call *call); /* a call that waits from now on */
-struct command *command_waiting(uint32_t service);        /* the oldest call that does */
-void command_refuse(struct command *command, int error);  /* a call that will not be served */
-bool command_is(uint32_t id, pid_t pid);                  /* whether there is one of this number, or process */
+struct command *command_oldest_call(uint32_t service);        /* the oldest call that does */
+void command_fail(struct command *command, int error);  /* a call that will not be served */
+bool command_exists(uint32_t id, pid_t pid);                  /* whether there is one of this number, or process */
 pid_t command_pid(uint32_t id);
-int command_null(void);
+int command_null_fd(void);
 void call_free(struct call *call);
-bool call_goes_on(struct command *command); /* its fork ended, and had not begun: another one is to do it */
-void calls_reaped(pid_t pid);           /* a child that is no command */
-void calls_service_ended(uint32_t id);  /* if it was one */
+bool call_retry(struct command *command); /* its fork ended, and had not begun: another one is to do it */
+void call_reaped(pid_t pid);           /* a child that is no command */
+void call_service_ended(uint32_t id);  /* if it was one */
 
 #endif

@@ -18,7 +18,7 @@ struct text {
 	size_t size;
 };
 
-static int load(int fd, const struct stat *found, struct text *text)
+static int read_text(int fd, const struct stat *found, struct text *text)
 {
 	if (!S_ISREG(found->st_mode))
 		return S_ISDIR(found->st_mode) ? -EISDIR : -ERROR_SPECIAL;
@@ -112,7 +112,7 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 	/* From here on nothing is followed, whoever puts links in the way: all is done in this directory. */
 	char *name = strrchr(real, '/') + 1;
 	name[-1] = 0;
-	directory = open_plain(AT_FDCWD, *real ? real : "/", O_PATH | O_DIRECTORY, 0, RESOLVE_NO_SYMLINKS);
+	directory = open_no_magiclinks(AT_FDCWD, *real ? real : "/", O_PATH | O_DIRECTORY, 0, RESOLVE_NO_SYMLINKS);
 	if (directory < 0)
 		return directory;
 	fd = openat(directory, *name ? name : ".", O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
@@ -120,7 +120,7 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 		return errno == ENXIO ? -ERROR_SPECIAL : -errno;
 	if (fstat(fd, &found) < 0)
 		return -errno;
-	int error = load(fd, &found, &text);
+	int error = read_text(fd, &found, &text);
 	const char *at = error ? NULL : find_once(id, &text, old, wanted->old_size);
 	if (at) {
 		size_t before = (size_t)(at - text.data);

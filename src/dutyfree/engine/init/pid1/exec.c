@@ -66,7 +66,7 @@ void command_prepare(void)
 	open_pipe(1);
 }
 
-int starting_pipe(struct stream *stream, int number, int *theirs)
+int command_pipe(struct stream *stream, int number, int *theirs)
 {
 	int error = open_pipe(number);
 
@@ -110,9 +110,9 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 			      .arguments = strings + 2,
 			      .environment = strings + 2 + wanted.argc + 1,
 			      .mark = command->mark};
-	int error = terminal >= 0 ? 0 : starting_pipe(&command->streams[0], 0, &output);
+	int error = terminal >= 0 ? 0 : command_pipe(&command->streams[0], 0, &output);
 	if (!error && terminal < 0)
-		error = starting_pipe(&command->streams[1], 1, &errors);
+		error = command_pipe(&command->streams[1], 1, &errors);
 	start.terminal = terminal >= 0;
 	start.socket = socket;
 	start.input = start.terminal ? terminal : input >= 0 ? input : null;
@@ -137,7 +137,7 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
 		command->deadline = received + wanted.timeout;
 	for (int number = 0; number < 2 && terminal < 0; number++)
-		command_listen(index, number, true, EPOLL_CTL_ADD);
+		command_watch_stream(index, number, true, EPOLL_CTL_ADD);
 	return 0;
 }
 
@@ -177,12 +177,12 @@ int command_call(uint32_t id, char *payload, size_t size, struct call *call)
 	command->result.received = command->result.spawning = received;
 	priority_begin(received);
 	for (int number = 0; number < 2; number++) {
-		int error = starting_pipe(&command->streams[number], number, &call->descriptors[1 + number]);
+		int error = command_pipe(&command->streams[number], number, &call->descriptors[1 + number]);
 		if (error) {
 			command_forget(index);
 			return error;
 		}
-		command_listen(index, number, true, EPOLL_CTL_ADD);
+		command_watch_stream(index, number, true, EPOLL_CTL_ADD);
 	}
 	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
 		command->deadline = received + wanted.timeout;
@@ -190,7 +190,7 @@ int command_call(uint32_t id, char *payload, size_t size, struct call *call)
 	return 0;
 }
 
-int command_null(void)
+int command_null_fd(void)
 {
 	return null;
 }

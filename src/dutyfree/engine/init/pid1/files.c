@@ -20,7 +20,7 @@
 #define ENTRY_MAX (sizeof(struct entry) + 256)
 
 /* The open failed: because there is nothing to open, or nothing that could be? */
-static int refusal(const char *path, int error)
+static int open_error(const char *path, int error)
 {
 	struct stat found;
 	bool special = error == ENXIO && stat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode);
@@ -42,13 +42,13 @@ int transfer_error(int fd, int error)
 int file_read(uint32_t id, const char *path)
 {
 	/* Not waiting for whoever opens the other end of a pipe. */
-	int fd = open_plain(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0);
+	int fd = open_no_magiclinks(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0);
 	struct stat found;
 	size_t have = 0;
 	int32_t error = 0;
 
 	if (fd < 0)
-		return refusal(path, -fd);
+		return open_error(path, -fd);
 	if (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)) {
 		close(fd);
 		return S_ISDIR(found.st_mode) ? -EISDIR : -ERROR_SPECIAL;
@@ -96,7 +96,7 @@ int make_parents(char *path)
 	return 0;
 }
 
-static int copy(int source, int target)
+static int copy_data(int source, int target)
 {
 	char buffer[65536];
 
@@ -130,16 +130,16 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	if (!path)
 		return -ENOMEM;
 	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY;
-	AUTOCLOSE int fd = open_plain(AT_FDCWD, path, flags, 0600, 0);
+	AUTOCLOSE int fd = open_no_magiclinks(AT_FDCWD, path, flags, 0600, 0);
 	if (fd == -ENOENT && make_parents(path) == 0)
-		fd = open_plain(AT_FDCWD, path, flags, 0600, 0);
-	error = fd < 0 ? refusal(path, -fd) : 0;
+		fd = open_no_magiclinks(AT_FDCWD, path, flags, 0600, 0);
+	error = fd < 0 ? open_error(path, -fd) : 0;
 	free(path);
 	struct stat found;
 	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
 		error = -ERROR_SPECIAL;
 	if (!error)
-		error = -transfer_error(fd, -(source >= 0 ? copy(source, fd)
+		error = -transfer_error(fd, -(source >= 0 ? copy_data(source, fd)
 						       : write_all(fd, data, size - (size_t)(data - payload))));
 	if (!error && fchmod(fd, wanted.mode & 07777) < 0)
 		error = -errno;
@@ -176,7 +176,7 @@ static int list_all(const char *path, int fd)
 		used = put_entry(answer, used, dirfd(directory), found->d_name);
 		if (used > LIST_PART) {
 			sent += used;
-			error = sent > LISTED_MAX ? -EFBIG : write_all(fd, answer, used);
+			error = sent > LISTING_MAX ? -EFBIG : write_all(fd, answer, used);
 			used = 0;
 		}
 	}
@@ -186,7 +186,7 @@ static int list_all(const char *path, int fd)
 int file_list(uint32_t id, const char *path)
 {
 	static char answer[sizeof(int32_t) + LIST_PART + ENTRY_MAX];
-	int fd = open_plain(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0, 0);
+	int fd = open_no_magiclinks(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0, 0);
 	size_t used = sizeof(int32_t); /* of the error, which there is none of */
 	struct dirent *found = NULL;
 
@@ -202,7 +202,7 @@ int file_list(uint32_t id, const char *path)
 	closedir(directory);
 	/* A large directory takes its time, which others need not wait for. */
 	if (found)
-		return command_speaker(id, list_all, path, 0);
+		return command_streamer(id, list_all, path, 0);
 	outbox_frame(FRAME_DONE, 0, id, answer, used, NULL, 0);
 	return 0;
 }

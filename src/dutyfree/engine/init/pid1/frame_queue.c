@@ -11,8 +11,8 @@
 #define FRAMES_MAX 4096u
 #define BYTES_MAX (64u << 20)
 
-struct waiting {
-	struct waiting *next;
+struct queued_frame {
+	struct queued_frame *next;
 	uint32_t after; /* the one whose end it waits for */
 	bool ready, ok; /* that has ended, and how */
 	int fd;
@@ -20,7 +20,7 @@ struct waiting {
 	char payload[];
 };
 
-static struct waiting *first, **last = &first;
+static struct queued_frame *first, **last = &first;
 static unsigned count;
 static size_t bytes;
 
@@ -30,86 +30,86 @@ static struct {
 	bool ended, ok;
 } latest;
 
-void queue_began(uint32_t id)
+void queue_note_latest(uint32_t id)
 {
 	latest.id = id;
 	latest.ended = false;
 }
 
-void queue_take(const struct frame *head, const char *payload, int fd)
+void queue_push(const struct frame *head, const char *payload, int fd)
 {
-	size_t size = sizeof(struct waiting) + head->size + 1;
-	struct waiting *one = count < FRAMES_MAX && bytes + size < BYTES_MAX ? malloc(size) : NULL;
+	size_t size = sizeof(struct queued_frame) + head->size + 1;
+	struct queued_frame *queued = count < FRAMES_MAX && bytes + size < BYTES_MAX ? malloc(size) : NULL;
 
 	/* Too many: it is refused, and those that wait for it are. */
-	if (!one) {
+	if (!queued) {
 		if (fd >= 0)
 			close(fd);
-		queue_began(head->id);
+		queue_note_latest(head->id);
 		outbox_done(head->id, -EAGAIN);
 		return;
 	}
-	*one = (struct waiting){
+	*queued = (struct queued_frame){
 		.after = latest.id, .ready = latest.ended, .ok = latest.ok, .fd = fd, .head = *head};
-	memcpy(one->payload, payload, head->size);
-	one->payload[head->size] = 0;
-	*last = one;
-	last = &one->next;
+	memcpy(queued->payload, payload, head->size);
+	queued->payload[head->size] = 0;
+	*last = queued;
+	last = &queued->next;
 	count++;
 	bytes += size;
-	queue_began(head->id);
+	queue_note_latest(head->id);
 }
 
-void queue_ended(uint32_t id, bool ok)
+void queue_complete(uint32_t id, bool ok)
 {
 	if (latest.id == id) {
 		latest.ended = true;
 		latest.ok = ok;
 	}
-	for (struct waiting *one = first; one; one = one->next)
-		if (one->after == id && !one->ready) {
-			one->ready = true;
-			one->ok = ok;
+	for (struct queued_frame *queued = first; queued; queued = queued->next)
+		if (queued->after == id && !queued->ready) {
+			queued->ready = true;
+			queued->ok = ok;
 		}
 }
 
-bool queue_holds(uint32_t id)
+bool queue_has_dependents(uint32_t id)
 {
-	for (const struct waiting *one = first; one; one = one->next)
-		if (one->after == id)
+	for (const struct queued_frame *queued = first; queued; queued = queued->next)
+		if (queued->after == id)
 			return true;
 	return false;
 }
 
-static struct waiting *unlink_at(struct waiting **at)
+static struct queued_frame *unlink_at(struct queued_frame **at)
 {
-	struct waiting *one = *at;
+	struct queued_frame *queued = *at;
 
-	*at = one->next;
-	if (last == &one->next)
+	*at = queued->next;
+	if (last == &queued->next)
 		last = at;
 	count--;
-	bytes -= sizeof *one + one->head.size + 1;
-	return one;
+	bytes -= sizeof *queued + queued->head.size + 1;
+	return queued;
 }
 
 bool queue_cancel(uint32_t id)
 {
-	for (struct waiting **at = &first; *at; at = &(*at)->next) {
+	for (struct queued_frame **at = &first; *at; at = &(*at)->next) {
 		if ((*at)->head.id != id)
 			continue;
-		struct waiting *one = unlink_at(at);
-		close_fd(&one->fd);
-		free(one);
+		struct queued_frame *queued = unlink_at(at);
+		close_fd(&queued->fd);
+		free(queued);
 		outbox_done(id, -ECANCELED);
 		return true;
 	}
 	return false;
 }
 
-static struct waiting **next_ready(void)
+static struct queued_frame **next_ready(void)
 {
-	struct waiting **at = &first;
+	struct queued_frame **at = &first;
 
 	while (*at && !(*at)->ready)
 		at = &(*at)->next;
@@ -124,14 +124,14 @@ bool queue_ready(void)
 void queue_run(int (*handle)(const struct frame *head, char *payload, int fd))
 {
 	/* From the beginning each time: whatever is handled may end, or cancel, others. */
-	for (struct waiting **at; !outbox_full() && *(at = next_ready());) {
-		struct waiting *one = unlink_at(at);
-		if (one->head.flags & FRAME_IF_OK && !one->ok) {
-			close_fd(&one->fd);
-			outbox_done(one->head.id, -ECANCELED);
+	for (struct queued_frame **at; !outbox_full() && *(at = next_ready());) {
+		struct queued_frame *queued = unlink_at(at);
+		if (queued->head.flags & FRAME_IF_OK && !queued->ok) {
+			close_fd(&queued->fd);
+			outbox_done(queued->head.id, -ECANCELED);
 		} else {
-			handle(&one->head, one->payload, one->fd);
+			handle(&queued->head, queued->payload, queued->fd);
 		}
-		free(one);
+		free(queued);
 	}
 }

@@ -17,21 +17,21 @@
 
 #define SMALL 65536u /* frames up to this size are read into one buffer that stays */
 #define FDS 16
-#define TURN 20000000u /* nanoseconds after which frames wait, while we look after what runs and answer */
+#define TURN_NS 20000000u /* nanoseconds after which frames wait, while we look after what runs and answer */
 
 static char small[sizeof(struct frame) + SMALL + 1];
 static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
 static size_t have, space = sizeof small - 1;
-static int arrived[FDS]; /* descriptors, in the order of the frames that they belong to */
-static unsigned arrived_count;
+static int received_fds[FDS]; /* descriptors, in the order of the frames that they belong to */
+static unsigned received_count;
 static int epoll;
 
 static int take_fd(const struct frame *head)
 {
-	if (!(head->flags & FRAME_WITH_FD) || arrived_count == 0)
+	if (!(head->flags & FRAME_WITH_FD) || received_count == 0)
 		return -1;
-	int fd = arrived[0];
-	memmove(arrived, arrived + 1, --arrived_count * sizeof *arrived);
+	int fd = received_fds[0];
+	memmove(received_fds, received_fds + 1, --received_count * sizeof *received_fds);
 	return fd;
 }
 
@@ -61,10 +61,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 	case FRAME_REMOVE:
 		return is_path ? file_remove(head->id, payload) : -EPROTO;
 	case FRAME_UNPACK:
-		return is_path && fd >= 0 ? command_worker(head->id, archive_unpack, payload, fd) : -EPROTO;
+		return is_path && fd >= 0 ? command_worker(head->id, tree_unpack, payload, fd) : -EPROTO;
 	case FRAME_PACK:
-		return is_path && fd >= 0 ? command_worker(head->id, archive_pack, payload, fd) : -EPROTO;
-	case FRAME_SIGNAL:
+		return is_path && fd >= 0 ? command_worker(head->id, tree_pack, payload, fd) : -EPROTO;
+	case FRAME_SIGNAL_ALL:
 		error = command_signal_all(payload, size);
 		if (!error)
 			outbox_done(head->id, 0);
@@ -73,7 +73,7 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		const struct {
 			int32_t error;
 			uint32_t killed;
-		} answer = {0, oom_tell(oom_told())};
+		} answer = {0, oom_report(oom_reported())};
 		outbox_frame(FRAME_DONE, 0, head->id, &answer, sizeof answer, NULL, 0);
 		return 0;
 	}
@@ -85,16 +85,16 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return search_start(head->id, payload, size);
 	case FRAME_WATCH:
 		return watch_start(head->id, payload, size);
-	case FRAME_NOTIFY:
-		return command_notify(head->id, payload, size);
+	case FRAME_SIGNAL_COMMAND:
+		return command_signal(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
 	case FRAME_VERIFY:
 		return verify_all(head->id, payload, size);
-	case FRAME_GIVE_WAY:
-		return priority_give_way(payload, size);
+	case FRAME_BACKGROUND:
+		return priority_background(payload, size);
 	case FRAME_SERVICE:
-		return call_service(head->id, payload, size, fd);
+		return service_start(head->id, payload, size, fd);
 	case FRAME_CALL:
 		return call_start(head->id, payload, size, fd);
 	case FRAME_AWAIT:
@@ -123,10 +123,10 @@ static void handle(char *frame)
 	memcpy(&head, frame, sizeof head);
 	int fd = take_fd(&head);
 	if (head.flags & FRAME_AFTER) {
-		queue_take(&head, payload, fd);
+		queue_push(&head, payload, fd);
 		return;
 	}
-	queue_began(head.id);
+	queue_note_latest(head.id);
 	char kept = payload[head.size];
 	payload[head.size] = 0;
 	perform(&head, payload, fd);
@@ -134,7 +134,7 @@ static void handle(char *frame)
 }
 
 /* Go back to the small buffer once a large frame is done with. */
-static void settle(size_t used)
+static void consume(size_t used)
 {
 	memmove(inbox, inbox + used, have - used);
 	have -= used;
@@ -151,7 +151,7 @@ static void handle_frames(void)
 {
 	struct frame head;
 	size_t used = 0;
-	uint64_t end = now() + TURN;
+	uint64_t end = now() + TURN_NS;
 
 	while (have - used >= sizeof head && !outbox_full()) {
 		memcpy(&head, inbox + used, sizeof head);
@@ -163,7 +163,7 @@ static void handle_frames(void)
 		handle(inbox + used);
 		used += sizeof head + head.size;
 	}
-	settle(used);
+	consume(used);
 	if (have >= sizeof head) {
 		memcpy(&head, inbox, sizeof head);
 		size_t wanted = sizeof head + head.size;
@@ -180,7 +180,7 @@ static void handle_frames(void)
 	}
 }
 
-static bool frame_waits(void)
+static bool has_whole_frame(void)
 {
 	struct frame head;
 
@@ -191,22 +191,22 @@ static bool frame_waits(void)
 }
 
 /* Whether there is more to do, and room for its answers. */
-static bool can_go_on(void)
+static bool has_work(void)
 {
-	return !outbox_full() && (frame_waits() || queue_ready());
+	return !outbox_full() && (has_whole_frame() || queue_ready());
 }
 
 /* What was asked for and can be done in this turn. What answers leave no room for is done when they are gone. */
 static void serve(void)
 {
-	uint64_t end = now() + TURN;
+	uint64_t end = now() + TURN_NS;
 
 	do {
 		handle_frames();
 		queue_run(perform);
 		if (outbox_due())
 			outbox_flush();
-	} while (can_go_on() && now() < end);
+	} while (has_work() && now() < end);
 }
 
 static void receive(void)
@@ -222,7 +222,7 @@ static void receive(void)
 				 .msg_controllen = sizeof control.space};
 
 	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
-	if (outbox_full() || frame_waits())
+	if (outbox_full() || has_whole_frame())
 		return;
 	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
@@ -237,8 +237,8 @@ static void receive(void)
 		size_t count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 		memcpy(fds, CMSG_DATA(at), count * sizeof(int));
 		for (size_t i = 0; i < count; i++) {
-			if (arrived_count < FDS)
-				arrived[arrived_count++] = fds[i];
+			if (received_count < FDS)
+				received_fds[received_count++] = fds[i];
 			else
 				close(fds[i]);
 		}
@@ -256,14 +256,14 @@ static void watch(int operation, int fd, uint32_t events, uint64_t data)
 }
 
 /* Milliseconds until something is to be done by itself, such as to answer again, -1 for never. */
-static int wait_ms(uint64_t asked)
+static int wait_ms(uint64_t broker_due)
 {
-	uint64_t first = command_next(), look = priority_next();
+	uint64_t first = command_next_deadline(), look = priority_next();
 
 	if (look < first)
 		first = look;
-	if (asked < first)
-		first = asked;
+	if (broker_due < first)
+		first = broker_due;
 	if (first == UINT64_MAX)
 		return -1;
 	uint64_t time = now(), wait = first <= time ? 0 : (first - time) / 1000000u + 1;
@@ -285,11 +285,11 @@ _Noreturn void init_run(int payload)
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
 	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
-	if (asked_listener() >= 0)
-		watch(EPOLL_CTL_ADD, asked_listener(), EPOLLIN, EVENT_ASKED);
-	command_watch(epoll);
+	if (broker_listener() >= 0)
+		watch(EPOLL_CTL_ADD, broker_listener(), EPOLLIN, EVENT_BROKER);
+	command_open(epoll);
 	verify_open();
-	calls_watch(epoll);
+	call_open(epoll);
 	for (;;) {
 		serve();
 		command_prepare();
@@ -297,39 +297,39 @@ _Noreturn void init_run(int payload)
 		if (wanted != listening)
 			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
 		listening = wanted;
-		uint64_t asked = asked_next();
-		wanted = asked == UINT64_MAX ? EPOLLIN : 0;
-		if (asked_listener() >= 0 && wanted != answering)
-			watch(EPOLL_CTL_MOD, asked_listener(), wanted, EVENT_ASKED);
+		uint64_t broker_due = broker_next();
+		wanted = broker_due == UINT64_MAX ? EPOLLIN : 0;
+		if (broker_listener() >= 0 && wanted != answering)
+			watch(EPOLL_CTL_MOD, broker_listener(), wanted, EVENT_BROKER);
 		answering = wanted;
-		int count = epoll_wait(epoll, events, 64, can_go_on() ? 0 : wait_ms(asked));
+		int count = epoll_wait(epoll, events, 64, has_work() ? 0 : wait_ms(broker_due));
 		for (int i = 0; i < count; i++) {
-			uint64_t what = events[i].data.u64;
-			if (what == EVENT_OWNER && events[i].events & EPOLLOUT) {
+			uint64_t event = events[i].data.u64;
+			if (event == EVENT_OWNER && events[i].events & EPOLLOUT) {
 				outbox_flush();
-				command_read_on();
+				command_resume_reading();
 			}
 			/* A half-closed socket is one that nobody reads our answers from. */
-			if (what == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
+			if (event == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
 				_exit(0);
-			if (what == EVENT_OWNER && events[i].events & EPOLLIN)
+			if (event == EVENT_OWNER && events[i].events & EPOLLIN)
 				receive();
-			if (what == EVENT_CHILDREN) {
+			if (event == EVENT_CHILDREN) {
 				struct signalfd_siginfo info[8];
 				while (read(signals, info, sizeof info) == sizeof info)
 					;
 				command_reap();
 			}
-			if (what == EVENT_ASKED)
-				asked_serve();
-			if (what >= CALLS_EVENT)
-				calls_event(what - CALLS_EVENT);
-			else if (what >= EVENT_COMMANDS)
-				command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
+			if (event == EVENT_BROKER)
+				broker_serve();
+			if (event >= EVENT_CALLS)
+				call_event(event - EVENT_CALLS);
+			else if (event >= EVENT_COMMANDS)
+				command_readable((unsigned)((event - EVENT_COMMANDS) / 2), (int)(event - EVENT_COMMANDS) % 2);
 		}
 		/* Among the frames that wait may be one that postpones them. */
-		if (!can_go_on())
+		if (!has_work())
 			command_deadlines();
-		priority_turn(command_running());
+		priority_update(command_running());
 	}
 }

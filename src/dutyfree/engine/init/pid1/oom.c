@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-static uint64_t told;
+static uint64_t reported;
 
 /* memory.events on version 2 of control groups, memory.oom_control on version 1: a word and a number per line. */
-static uint64_t count(void)
+static uint64_t read_count(void)
 {
 	char text[512];
 	ssize_t size = pread(OOM_FD, text, sizeof text - 1, 0);
@@ -23,19 +23,19 @@ static uint64_t count(void)
 /* The group was another sandbox's before. */
 void oom_open(void)
 {
-	told = count();
+	reported = read_count();
 }
 
-uint64_t oom_told(void)
+uint64_t oom_reported(void)
 {
-	return told;
+	return reported;
 }
 
-bool oom_tell(uint64_t since)
+bool oom_report(uint64_t since)
 {
-	uint64_t now = count();
+	uint64_t now = read_count();
 
-	if (now > told)
-		told = now;
+	if (now > reported)
+		reported = now;
 	return now > since;
 }

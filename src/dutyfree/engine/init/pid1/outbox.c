@@ -11,17 +11,17 @@
 #include <unistd.h>
 
 #define FDS 64
-#define HELD_MAX (64u << 10) /* so much may wait for the rest of a batch */
+#define BATCH_MAX (64u << 10) /* so much may wait for the rest of a batch */
 #define ANSWERS_MAX (1u << 20) /* and so much in all, before another answer is added */
-#define KEPT (512u << 10) /* a buffer larger than this is given back when it is empty */
+#define BUFFER_KEPT (512u << 10) /* a buffer larger than this is given back when it is empty */
 
 static char *buffer;
 static size_t begin, end, space;
 static struct {
 	size_t at; /* goes with the byte here */
 	int fd;
-} riders[FDS];
-static unsigned rider_count;
+} attached[FDS];
+static unsigned attached_count;
 static bool urgent; /* something that is no part of a batch under way */
 
 /* What was sent makes room. */
@@ -29,8 +29,8 @@ static void compact(void)
 {
 	if (begin < end)
 		memmove(buffer, buffer + begin, end - begin);
-	for (unsigned i = 0; i < rider_count; i++)
-		riders[i].at -= begin;
+	for (unsigned i = 0; i < attached_count; i++)
+		attached[i].at -= begin;
 	end -= begin;
 	begin = 0;
 }
@@ -63,28 +63,28 @@ void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, siz
 	if (b_size)
 		memcpy(at + sizeof head + a_size, b, b_size);
 	/* The owner of a batch is woken once, at its end. */
-	if (!queue_holds(id))
+	if (!queue_has_dependents(id))
 		urgent = true;
 	if (kind == FRAME_EXIT) {
 		const struct exit *result = a;
-		queue_ended(id, result->status == 0 && result->flags == 0);
+		queue_complete(id, result->status == 0 && result->flags == 0);
 	} else if (kind == FRAME_DONE) {
 		int32_t error;
 		memcpy(&error, a, sizeof error);
-		queue_ended(id, error == 0);
+		queue_complete(id, error == 0);
 	}
 }
 
 void outbox_frame_fd(uint16_t kind, uint16_t flags, uint32_t id, const void *a, size_t a_size, int fd)
 {
-	while (rider_count == FDS) {
+	while (attached_count == FDS) {
 		poll(&(struct pollfd){.fd = CONTROL_FD, .events = POLLOUT}, 1, -1);
 		outbox_flush();
 	}
 	if (begin == end)
 		compact();
-	riders[rider_count].at = end;
-	riders[rider_count++].fd = fd;
+	attached[attached_count].at = end;
+	attached[attached_count++].fd = fd;
 	outbox_frame(kind, flags | FRAME_WITH_FD, id, a, a_size, NULL, 0);
 }
 
@@ -95,14 +95,14 @@ void outbox_done(uint32_t id, int error)
 	outbox_frame(FRAME_DONE, 0, id, &number, sizeof number, NULL, 0);
 }
 
-size_t outbox_waiting(void)
+size_t outbox_size(void)
 {
 	return end - begin;
 }
 
 bool outbox_due(void)
 {
-	return end - begin > 0 && (urgent || end - begin > HELD_MAX);
+	return end - begin > 0 && (urgent || end - begin > BATCH_MAX);
 }
 
 bool outbox_full(void)
@@ -110,15 +110,15 @@ bool outbox_full(void)
 	return end - begin >= ANSWERS_MAX;
 }
 
-static void drop_rider(void)
+static void drop_attached(void)
 {
-	close(riders[0].fd);
-	memmove(riders, riders + 1, --rider_count * sizeof *riders);
+	close(attached[0].fd);
+	memmove(attached, attached + 1, --attached_count * sizeof *attached);
 }
 
 /* The kernel counts the descriptors under way by user, and those in here may have used that up: then this one
  * does not travel, and what it was the answer to has failed. */
-static void forgo_rider(int error)
+static void fail_attached(int error)
 {
 	char *at = buffer + begin;
 	struct frame head;
@@ -129,47 +129,47 @@ static void forgo_rider(int error)
 	memcpy(at, &head, sizeof head);
 	if (head.kind == FRAME_DONE)
 		memcpy(at + sizeof head, &number, sizeof number);
-	drop_rider(); /* closing a terminal hangs it up, which ends its command */
+	drop_attached(); /* closing a terminal hangs it up, which ends its command */
 }
 
 void outbox_flush(void)
 {
 	while (begin < end) {
 		/* A descriptor travels with the first byte of its frame, so a part ends before the next one. */
-		bool rides = rider_count && riders[0].at == begin;
-		unsigned following = rides ? 1 : 0;
-		size_t part_end = rider_count > following ? riders[following].at : end;
+		bool with_fd = attached_count && attached[0].at == begin;
+		unsigned following = with_fd ? 1 : 0;
+		size_t part_end = attached_count > following ? attached[following].at : end;
 		union {
 			struct cmsghdr align;
 			char space[CMSG_SPACE(sizeof(int))];
 		} control = {0};
 		struct iovec part = {buffer + begin, part_end - begin};
 		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-		if (rides) {
+		if (with_fd) {
 			message.msg_control = control.space;
 			message.msg_controllen = sizeof control.space;
 			struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 			header->cmsg_level = SOL_SOCKET;
 			header->cmsg_type = SCM_RIGHTS;
 			header->cmsg_len = CMSG_LEN(sizeof(int));
-			memcpy(CMSG_DATA(header), &riders[0].fd, sizeof(int));
+			memcpy(CMSG_DATA(header), &attached[0].fd, sizeof(int));
 		}
 		ssize_t sent = sendmsg(CONTROL_FD, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (sent < 0) {
 			if (errno == EAGAIN)
 				return;
-			if (errno == ETOOMANYREFS && rides)
-				forgo_rider(errno);
+			if (errno == ETOOMANYREFS && with_fd)
+				fail_attached(errno);
 			else if (errno != EINTR)
 				_exit(0); /* the owner is gone */
 			continue;
 		}
 		begin += (size_t)sent;
-		if (rides)
-			drop_rider();
+		if (with_fd)
+			drop_attached();
 	}
 	urgent = false;
-	if (space > KEPT) {
+	if (space > BUFFER_KEPT) {
 		free(buffer);
 		buffer = NULL;
 		space = 0;

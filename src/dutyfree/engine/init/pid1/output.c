@@ -9,7 +9,7 @@
 
 #define CHUNK (64u << 10)
 #define PIPE_MAX (1u << 20)  /* as large as a pipe may be made */
-#define CROWDED (256u << 10) /* with so much unsent, no more output is read that would be sent */
+#define OUTBOX_HIGH (256u << 10) /* with so much unsent, no more output is read that would be sent */
 
 static void send_buffer(struct command *command, int number)
 {
@@ -67,11 +67,11 @@ static void accept_output(struct command *command, int number, const char *data,
 		keep_tail(command, stream, data, size);
 }
 
-bool output_wanted(const struct command *command, const struct stream *stream)
+bool output_can_read(const struct command *command, const struct stream *stream)
 {
 	if (command->wanted.flags & EXEC_STREAM)
-		return command->credit > 0 && outbox_waiting() < CROWDED;
-	return stream->passed >= command->wanted.head || outbox_waiting() < CROWDED;
+		return command->credit > 0 && outbox_size() < OUTBOX_HIGH;
+	return stream->passed >= command->wanted.head || outbox_size() < OUTBOX_HIGH;
 }
 
 size_t output_read(struct command *command, int number)

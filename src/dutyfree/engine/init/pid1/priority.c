@@ -16,15 +16,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LONG 30000000u /* nanoseconds */
-#define TURN 10000000u /* likewise: longer than the kernel's own, a few milliseconds */
+#define DEMOTE_AFTER_NS 30000000u /* nanoseconds */
+#define SLICE_NS 10000000u /* likewise: longer than the kernel's own, a few milliseconds */
 
-static const char *full = "1024", *little = "51", *least = "2";
-static bool watching, demoted, yielding;
-static uint64_t since;
+static const char *weight_full = "1024", *weight_demoted = "51", *weight_background = "2";
+static bool armed, demoted, background;
+static uint64_t started;
 
 /* Inherited by what is forked. Kernels before 6.12 know of no such wish: little is lost. */
-static void ask_for_long_turns(pid_t thread)
+static void set_long_slice(pid_t thread)
 {
 	/* struct sched_attr of <linux/sched/types.h>, which collides with what C libraries have */
 	struct {
@@ -33,12 +33,12 @@ static void ask_for_long_turns(pid_t thread)
 		int32_t nice;
 		uint32_t priority;
 		uint64_t runtime, deadline, period;
-	} turns = {.size = 48, .runtime = TURN};
+	} attributes = {.size = 48, .runtime = SLICE_NS};
 
-	syscall(SYS_sched_setattr, thread, &turns, 0, seccomp_pass[0], seccomp_pass[1]);
+	syscall(SYS_sched_setattr, thread, &attributes, 0, seccomp_token[0], seccomp_token[1]);
 }
 
-static void lengthen_turns(void)
+static void set_long_slices(void)
 {
 	char path[32];
 	DIR *proc = opendir("/proc");
@@ -50,7 +50,7 @@ static void lengthen_turns(void)
 		DIR *threads = opendir(path);
 		for (struct dirent *thread; threads && (thread = readdir(threads));)
 			if (atoi(thread->d_name) > 1)
-				ask_for_long_turns(atoi(thread->d_name));
+				set_long_slice(atoi(thread->d_name));
 		if (threads)
 			closedir(threads);
 	}
@@ -61,54 +61,54 @@ static void lengthen_turns(void)
 void priority_open(bool unified)
 {
 	if (unified) {
-		full = "100";
-		little = "5";
-		least = "1";
+		weight_full = "100";
+		weight_demoted = "5";
+		weight_background = "1";
 	}
 }
 
-static void weigh(const char *weight)
+static void set_weight(const char *weight)
 {
 	/* It may be /dev/null: not every host has this control group. */
 	if (write(WEIGHT_FD, weight, strlen(weight)) < 0)
 		return;
-	demoted = weight == little;
+	demoted = weight == weight_demoted;
 }
 
 void priority_begin(uint64_t time)
 {
-	since = time;
-	watching = true;
+	started = time;
+	armed = true;
 	if (demoted)
-		weigh(full);
+		set_weight(weight_full);
 }
 
-int priority_give_way(const char *payload, size_t size)
+int priority_background(const char *payload, size_t size)
 {
 	uint32_t wanted;
 
 	if (size != sizeof wanted)
 		return -EPROTO;
 	memcpy(&wanted, payload, sizeof wanted);
-	yielding = wanted;
-	weigh(yielding ? least : full);
+	background = wanted;
+	set_weight(background ? weight_background : weight_full);
 	return 0;
 }
 
 uint64_t priority_next(void)
 {
-	return watching ? since + LONG : UINT64_MAX;
+	return armed ? started + DEMOTE_AFTER_NS : UINT64_MAX;
 }
 
-void priority_turn(bool running)
+void priority_update(bool running)
 {
-	if (!watching || now() < since + LONG)
+	if (!armed || now() < started + DEMOTE_AFTER_NS)
 		return;
-	watching = false;
+	armed = false;
 	/* What a command left behind may compute as well. */
 	if (running || kill(-1, 0) == 0) {
-		if (!yielding)
-			weigh(little);
-		lengthen_turns();
+		if (!background)
+			set_weight(weight_demoted);
+		set_long_slices();
 	}
 }

@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 #define FIRST_MARK (1ull << 60)
-#define LINES 8192 /* of /etc/passwd, at most, are read */
+#define LINES_MAX 8192 /* of /etc/passwd, at most, are read */
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 static uint64_t last_mark = FIRST_MARK;
@@ -42,7 +42,7 @@ int process_set_mark(pid_t pid, uint64_t mark)
 	const struct rlimit limit = {mark, mark};
 
 	/* With the pass that the filter wants to see. */
-	return syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_pass[0], seccomp_pass[1]) < 0 ? -errno : 0;
+	return syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_token[0], seccomp_token[1]) < 0 ? -errno : 0;
 }
 
 /* --- Starting --------------------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ static bool find_line(const char *path, const char *wanted, unsigned long number
 	bool numeric = number != ULONG_MAX, found = false;
 	FILE *file = open_regular(path);
 
-	for (int lines = 0; file && !found && lines < LINES && fgets(line, sizeof line, file); lines++) {
+	for (int lines = 0; file && !found && lines < LINES_MAX && fgets(line, sizeof line, file); lines++) {
 		*second = 0;
 		found = sscanf(line, "%255[^:]:%*[^:]:%u:%u", name, first, second) >= 2 &&
 			(numeric ? *first == number : strcmp(name, wanted) == 0);
@@ -262,7 +262,7 @@ static void kill_tracer(int proc, const char *pid)
 		kill(tracer, SIGKILL);
 }
 
-static bool bears(pid_t pid, uint64_t mark)
+static bool has_mark(pid_t pid, uint64_t mark)
 {
 	struct rlimit found;
 
@@ -279,7 +279,7 @@ static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 
 	for (struct dirent *entry; proc && (entry = readdir(proc));) {
 		pid_t pid = (pid_t)atoi(entry->d_name);
-		if (pid <= 1 || pid == spared || !bears(pid, mark))
+		if (pid <= 1 || pid == spared || !has_mark(pid, mark))
 			continue;
 		if (!has_ended(dirfd(proc), entry->d_name)) {
 			kill(pid, number);

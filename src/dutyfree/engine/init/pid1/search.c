@@ -16,7 +16,7 @@
 
 #define DEPTH_MAX 128
 #define FILE_MAX (64u << 20)  /* a larger file is not looked into */
-#define BINARY_LOOK (8u << 10) /* so much of a file shows whether it is text */
+#define BINARY_PROBE (8u << 10) /* so much of a file shows whether it is text */
 #define OUT (64u << 10)
 #define STRINGS_MAX 256u
 
@@ -29,7 +29,7 @@ static regex_t expression;
 static char out[OUT], path[PATH_MAX];
 static size_t out_used, reported;
 static int out_fd;
-static uint32_t found_count, unseen;
+static uint32_t match_count, skipped_files;
 static bool full;
 
 static int flush(void)
@@ -59,11 +59,11 @@ static int report(uint32_t line, const char *text, size_t size)
 	match.flags = size > wanted.width ? MATCH_CUT : 0;
 	match.text_size = (uint32_t)(size > wanted.width ? wanted.width : size);
 	reported += sizeof match + match.path_size + match.text_size;
-	if (found_count == wanted.matches || reported > LISTED_MAX) {
+	if (match_count == wanted.matches || reported > LISTING_MAX) {
 		full = true;
 		return 0;
 	}
-	found_count++;
+	match_count++;
 	error = put(&match, sizeof match);
 	error = error ? error : put(path, match.path_size);
 	return error ? error : put(text, match.text_size);
@@ -79,7 +79,7 @@ static const char *next_match(const char *at, const char *end)
 	return memmem(at, (size_t)(end - at), pattern, pattern_size);
 }
 
-static int look_into(char *text, size_t size)
+static int search_text(char *text, size_t size)
 {
 	const char *end = text + size, *counted = text;
 	uint32_t line = 1;
@@ -110,7 +110,7 @@ static int search_file(int parent, const char *name)
 	size_t have = 0;
 
 	if (fd < 0 || fstat(fd, &found) < 0 || !S_ISREG(found.st_mode) || found.st_size > (off_t)FILE_MAX) {
-		unseen++;
+		skipped_files++;
 		return 0;
 	}
 	size_t size = (size_t)found.st_size;
@@ -124,15 +124,15 @@ static int search_file(int parent, const char *name)
 	for (ssize_t count; have < size && (count = read(fd, text + have, size - have)) > 0;)
 		have += (size_t)count;
 	text[have] = 0;
-	if (memchr(text, 0, have < BINARY_LOOK ? have : BINARY_LOOK) && !(wanted.flags & SEARCH_BINARY)) {
-		unseen++;
+	if (memchr(text, 0, have < BINARY_PROBE ? have : BINARY_PROBE) && !(wanted.flags & SEARCH_BINARY)) {
+		skipped_files++;
 		return 0;
 	}
 	/* For the expressions a NUL would be the end of all. */
 	if (wanted.flags & (SEARCH_REGEX | SEARCH_NOCASE))
 		for (char *at = text; (at = memchr(at, 0, have - (size_t)(at - text)));)
 			*at = 1;
-	return look_into(text, have);
+	return search_text(text, have);
 }
 
 static bool name_fits(const char *name)
@@ -165,7 +165,7 @@ static int by_name(const void *a, const void *b)
 }
 
 /* The names of a directory in order, so that equal trees give equal answers; NULL with errno. */
-static struct name **names_of(DIR *directory, size_t *count)
+static struct name **sorted_names(DIR *directory, size_t *count)
 {
 	size_t space = 64;
 	struct name **names = malloc(space * sizeof *names);
@@ -232,7 +232,7 @@ static int walk(int fd, size_t used, int depth)
 		close(fd);
 		return -errno;
 	}
-	struct name **names = names_of(directory, &count);
+	struct name **names = sorted_names(directory, &count);
 	for (size_t i = 0; i < count; i++) {
 		if (!error && !full) {
 			path[used] = 0;
@@ -292,7 +292,7 @@ static int run(const char *unused, int fd)
 		int directory = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
 		error = directory < 0 ? -errno : walk(directory, 0, 0);
 	}
-	struct match last = {.line = unseen, .flags = MATCH_LAST | (full ? MATCH_TRUNCATED : 0)};
+	struct match last = {.line = skipped_files, .flags = MATCH_LAST | (full ? MATCH_TRUNCATED : 0)};
 	if (!error)
 		error = put(&last, sizeof last);
 	return error ? error : flush();
@@ -322,5 +322,5 @@ int search_start(uint32_t id, char *payload, size_t size)
 		return -EPROTO;
 	root = heads[0];
 	pattern = heads[1];
-	return command_speaker(id, run, NULL, wanted.timeout);
+	return command_streamer(id, run, NULL, wanted.timeout);
 }

@@ -16,10 +16,10 @@
 #include <stdint.h>
 
 /* Where it is asked; -1 for nowhere. In a network that is shared with the host there is nothing to count. */
-void asked_open(int listener, bool shared);
-int asked_listener(void); /* to be watched */
-void asked_serve(void);   /* one question, or none */
+void broker_open(int listener, bool shared);
+int broker_listener(void); /* to be watched */
+void broker_serve(void);   /* one question, or none */
 /* When the next question may be served; UINT64_MAX: at once. */
-uint64_t asked_next(void);
+uint64_t broker_next(void);
 
 #endif

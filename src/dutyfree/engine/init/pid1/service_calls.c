@@ -18,10 +18,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SERVERS 16
-#define TRIES 3 /* of a call, and of forks in a row, before it is given up */
+#define SERVICES_MAX 16
+#define TRIES_MAX 3 /* of a call, and of forks in a row, before it is given up */
 
-struct server {
+struct service {
 	uint32_t id; /* of the command that it is; 0 for none */
 	int socket;
 	int fork;      /* the socket of the fork that was asked for, -1 for none */
@@ -30,19 +30,19 @@ struct server {
 	unsigned failures; /* forks in a row that came to nothing */
 };
 
-static struct server servers[SERVERS];
+static struct service services[SERVICES_MAX];
 static int epoll;
 
-void calls_watch(int fd)
+void call_open(int fd)
 {
 	epoll = fd;
 }
 
-static struct server *find(uint32_t id)
+static struct service *find(uint32_t id)
 {
-	for (struct server *server = servers; server < servers + SERVERS; server++)
-		if (server->id == id)
-			return server;
+	for (struct service *service = services; service < services + SERVICES_MAX; service++)
+		if (service->id == id)
+			return service;
 	return NULL;
 }
 
@@ -54,52 +54,52 @@ static int open_pair(int ends[2])
 /* --- Forks ahead of time ------------------------------------------------------------------------------ */
 
 /* Nobody has been told what to do yet: it is of no use to anyone. */
-static void drop_fork(struct server *server)
+static void drop_fork(struct service *service)
 {
-	close_fd(&server->fork);
-	if (server->pid > 0)
-		kill(server->pid, SIGKILL);
-	server->pid = 0;
+	close_fd(&service->fork);
+	if (service->pid > 0)
+		kill(service->pid, SIGKILL);
+	service->pid = 0;
 }
 
-static int ask_for_fork(struct server *server)
+static int request_fork(struct service *service)
 {
 	int ends[2], on = 1, error;
 
-	if (server->fork >= 0)
+	if (service->fork >= 0)
 		return 0;
 	error = open_pair(ends);
 	if (error)
 		return error;
 	AUTOCLOSE int theirs = ends[1];
-	server->fork = ends[0];
-	server->mark = process_mark();
-	struct epoll_event event = {.events = EPOLLIN, .data.u64 = CALLS_EVENT + (uint64_t)(server - servers)};
+	service->fork = ends[0];
+	service->mark = process_mark();
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = EVENT_CALLS + (uint64_t)(service - services)};
 	/* The service may be stopped, or not listen: it must not hold us up. */
-	fcntl(server->socket, F_SETFL, O_NONBLOCK);
-	fcntl(server->fork, F_SETFL, O_NONBLOCK);
-	if (setsockopt(server->fork, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0 ||
-	    epoll_ctl(epoll, EPOLL_CTL_ADD, server->fork, &event) < 0)
+	fcntl(service->socket, F_SETFL, O_NONBLOCK);
+	fcntl(service->fork, F_SETFL, O_NONBLOCK);
+	if (setsockopt(service->fork, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0 ||
+	    epoll_ctl(epoll, EPOLL_CTL_ADD, service->fork, &event) < 0)
 		error = -errno;
 	if (!error)
-		error = send_message(server->socket, &server->mark, sizeof server->mark, NULL, 0, &theirs, 1);
+		error = send_message(service->socket, &service->mark, sizeof service->mark, NULL, 0, &theirs, 1);
 	if (error)
-		drop_fork(server);
+		drop_fork(service);
 	return error;
 }
 
 /* The pid of who said that it is ready, by the kernel's word; 0 if nobody will, -1 if nobody has. */
-static pid_t hear_fork(int fd)
+static pid_t receive_fork_pid(int fd)
 {
 	union {
 		struct cmsghdr align;
 		char space[CMSG_SPACE(sizeof(struct ucred))];
 	} control;
-	char word;
-	struct iovec part = {&word, 1};
+	char byte;
+	struct iovec part = {&byte, 1};
 	struct msghdr message = {
 		.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
-	struct ucred who;
+	struct ucred credentials;
 
 	/* Descriptors that come with it are not taken: there is no room for them. */
 	ssize_t size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -107,30 +107,30 @@ static pid_t hear_fork(int fd)
 		return size < 0 && errno == EAGAIN ? -1 : 0;
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at))
 		if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_CREDENTIALS &&
-		    at->cmsg_len == CMSG_LEN(sizeof who)) {
-			memcpy(&who, CMSG_DATA(at), sizeof who);
-			return who.pid;
+		    at->cmsg_len == CMSG_LEN(sizeof credentials)) {
+			memcpy(&credentials, CMSG_DATA(at), sizeof credentials);
+			return credentials.pid;
 		}
 	return 0;
 }
 
 /* Whether it is ours to wait for, nobody else's, and can be found again by the mark that it has now. */
-static bool take_fork(pid_t pid, uint64_t mark)
+static bool adopt_fork(pid_t pid, uint64_t mark)
 {
 	siginfo_t state = {.si_pid = 0};
 
-	return pid > 1 && !command_is(0, pid) && waitid(P_PID, (id_t)pid, &state, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+	return pid > 1 && !command_exists(0, pid) && waitid(P_PID, (id_t)pid, &state, WEXITED | WNOHANG | WNOWAIT) == 0 &&
 	       state.si_pid == 0 && process_set_mark(pid, mark) == 0;
 }
 
 /* --- Calls -------------------------------------------------------------------------------------------- */
 
-static struct call *new_call(const struct server *server)
+static struct call *new_call(const struct service *service)
 {
 	struct call *call = malloc(sizeof *call);
 
 	if (call)
-		*call = (struct call){server->id, {-1, -1, -1, -1}, -1, 0};
+		*call = (struct call){service->id, {-1, -1, -1, -1}, -1, 0};
 	return call;
 }
 
@@ -143,128 +143,128 @@ void call_free(struct call *call)
 	free(call);
 }
 
-static void refuse_all(const struct server *server, int error)
+static void fail_calls(const struct service *service, int error)
 {
-	for (struct command *one; (one = command_waiting(server->id));)
-		command_refuse(one, error);
+	for (struct command *one; (one = command_oldest_call(service->id));)
+		command_fail(one, error);
 }
 
-static void count_failure(struct server *server)
+static void count_failure(struct service *service)
 {
-	drop_fork(server);
-	if (++server->failures >= TRIES) {
-		server->failures = 0;
-		refuse_all(server, EAGAIN);
+	drop_fork(service);
+	if (++service->failures >= TRIES_MAX) {
+		service->failures = 0;
+		fail_calls(service, EAGAIN);
 	}
 }
 
 /* Gives the oldest call to the fork that is ready, and has the next fork made meanwhile. */
-static void serve(struct server *server)
+static void assign_call(struct service *service)
 {
-	struct command *command = command_waiting(server->id);
-	char word = 0;
+	struct command *command = command_oldest_call(service->id);
+	char byte = 0;
 
 	if (!command)
 		return;
-	if (server->pid > 0) {
-		if (send_message(server->fork, &word, 1, NULL, 0, command->call->descriptors, 4) < 0) {
-			count_failure(server);
+	if (service->pid > 0) {
+		if (send_message(service->fork, &byte, 1, NULL, 0, command->call->descriptors, 4) < 0) {
+			count_failure(service);
 		} else {
-			server->failures = 0;
-			command->pid = server->pid;
-			command->mark = server->mark;
+			service->failures = 0;
+			command->pid = service->pid;
+			command->mark = service->mark;
 			command->result.running = now();
-			command->call->socket = server->fork;
-			epoll_ctl(epoll, EPOLL_CTL_DEL, server->fork, NULL);
-			server->fork = -1;
-			server->pid = 0;
+			command->call->socket = service->fork;
+			epoll_ctl(epoll, EPOLL_CTL_DEL, service->fork, NULL);
+			service->fork = -1;
+			service->pid = 0;
 		}
 	}
-	int error = ask_for_fork(server);
+	int error = request_fork(service);
 	/* One that has hung up is of no use, if it has not ended already: whoever waits is told when it has. */
 	if (error == -EPIPE || error == -ECONNRESET)
-		kill(command_pid(server->id), SIGKILL);
+		kill(command_pid(service->id), SIGKILL);
 	else if (error)
-		refuse_all(server, error);
+		fail_calls(service, error);
 }
 
-void calls_event(uint64_t index)
+void call_event(uint64_t index)
 {
-	struct server *server = index < SERVERS ? &servers[index] : NULL;
+	struct service *service = index < SERVICES_MAX ? &services[index] : NULL;
 
 	/* The event may be one of a fork that was dropped, or given a call, in this same turn. */
-	if (!server || !server->id || server->fork < 0)
+	if (!service || !service->id || service->fork < 0)
 		return;
-	pid_t said = hear_fork(server->fork);
-	if (said < 0)
+	pid_t pid = receive_fork_pid(service->fork);
+	if (pid < 0)
 		return;
-	if (!server->pid && take_fork(said, server->mark))
-		server->pid = said;
+	if (!service->pid && adopt_fork(pid, service->mark))
+		service->pid = pid;
 	else
-		count_failure(server); /* it has ended, says too much, or is none */
-	serve(server);
+		count_failure(service); /* it has ended, says too much, or is none */
+	assign_call(service);
 }
 
-bool call_goes_on(struct command *command)
+bool call_retry(struct command *command)
 {
 	struct call *call = command->call;
-	char word;
+	char byte;
 
 	/* Before it begins, a fork says so; we look only now. One that was to end has done so. */
-	if (!call || command->result.flags || recv(call->socket, &word, 1, MSG_DONTWAIT) == 1)
+	if (!call || command->result.flags || recv(call->socket, &byte, 1, MSG_DONTWAIT) == 1)
 		return false;
-	struct server *server = find(call->service);
+	struct service *service = find(call->service);
 	close_fd(&call->socket);
 	command->pid = 0;
-	if (!server || ++call->tries >= TRIES)
-		command_refuse(command, server ? EAGAIN : ESRCH);
+	if (!service || ++call->tries >= TRIES_MAX)
+		command_fail(command, service ? EAGAIN : ESRCH);
 	else
-		serve(server);
+		assign_call(service);
 	return true;
 }
 
-void calls_reaped(pid_t pid)
+void call_reaped(pid_t pid)
 {
-	for (struct server *server = servers; server < servers + SERVERS; server++)
-		if (server->id && server->pid == pid) {
-			server->pid = 0; /* from now on it may be anybody's */
-			drop_fork(server);
+	for (struct service *service = services; service < services + SERVICES_MAX; service++)
+		if (service->id && service->pid == pid) {
+			service->pid = 0; /* from now on it may be anybody's */
+			drop_fork(service);
 		}
 }
 
-void calls_service_ended(uint32_t id)
+void call_service_ended(uint32_t id)
 {
-	struct server *server = find(id);
+	struct service *service = find(id);
 
-	if (!server)
+	if (!service)
 		return;
-	drop_fork(server);
-	close_fd(&server->socket);
-	for (struct command *one; (one = command_waiting(id));)
-		command_refuse(one, ESRCH);
-	server->id = 0;
+	drop_fork(service);
+	close_fd(&service->socket);
+	for (struct command *one; (one = command_oldest_call(id));)
+		command_fail(one, ESRCH);
+	service->id = 0;
 }
 
-int call_service(uint32_t id, char *payload, size_t size, int input)
+int service_start(uint32_t id, char *payload, size_t size, int input)
 {
-	struct server *server = find(0);
-	int ends[2], error = server && id ? open_pair(ends) : -EAGAIN;
+	struct service *service = find(0);
+	int ends[2], error = service && id ? open_pair(ends) : -EAGAIN;
 
 	if (error)
 		return error;
 	AUTOCLOSE int theirs = ends[1];
-	*server = (struct server){.id = id, .socket = ends[0], .fork = -1};
+	*service = (struct service){.id = id, .socket = ends[0], .fork = -1};
 	error = command_service(id, payload, size, input, theirs);
-	if (error || !command_is(id, 0)) { /* it could not be run, which was said */
-		calls_service_ended(id);
+	if (error || !command_exists(id, 0)) { /* it could not be run, which was said */
+		call_service_ended(id);
 		return error;
 	}
-	ask_for_fork(server); /* it hears that once it listens; what fails now is tried again with a call */
+	request_fork(service); /* it hears that once it listens; what fails now is tried again with a call */
 	return 0;
 }
 
 /* As a file: it may be longer than a message. */
-static int written(const char *payload, size_t size)
+static int memfd_with(const char *payload, size_t size)
 {
 	int fd = memfd_create("call", MFD_CLOEXEC);
 	int error = fd < 0 ? -errno : write_all(fd, payload, size);
@@ -278,22 +278,22 @@ static int written(const char *payload, size_t size)
 
 int call_start(uint32_t id, char *payload, size_t size, int input)
 {
-	struct calling wanted;
-	struct server *server;
+	struct call_request wanted;
+	struct service *service;
 
 	if (size < sizeof wanted)
 		return -EPROTO;
 	memcpy(&wanted, payload, sizeof wanted);
 	payload += sizeof wanted;
 	size -= sizeof wanted;
-	server = wanted.service ? find(wanted.service) : NULL;
-	if (!server)
+	service = wanted.service ? find(wanted.service) : NULL;
+	if (!service)
 		return -ESRCH;
-	struct call *call = new_call(server);
+	struct call *call = new_call(service);
 	if (!call)
 		return -ENOMEM;
-	call->descriptors[0] = fcntl(input >= 0 ? input : command_null(), F_DUPFD_CLOEXEC, 0);
-	call->descriptors[3] = written(payload, size);
+	call->descriptors[0] = fcntl(input >= 0 ? input : command_null_fd(), F_DUPFD_CLOEXEC, 0);
+	call->descriptors[3] = memfd_with(payload, size);
 	int error = call->descriptors[0] < 0 ? -errno : call->descriptors[3] < 0 ? call->descriptors[3] : 0;
 	if (!error)
 		error = command_call(id, payload, size, call);
@@ -301,6 +301,6 @@ int call_start(uint32_t id, char *payload, size_t size, int input)
 		call_free(call);
 		return error;
 	}
-	serve(server);
+	assign_call(service);
 	return 0;
 }

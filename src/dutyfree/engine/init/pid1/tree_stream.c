@@ -76,7 +76,7 @@ static int unpack_member(int fd, const char *path, const struct member *member, 
 	return error;
 }
 
-int archive_unpack(const char *path, int fd)
+int tree_unpack(const char *path, int fd)
 {
 	static char buffer[CHUNK], full[2 * PATH_MAX];
 	size_t root = strlen(path);
@@ -99,7 +99,7 @@ int archive_unpack(const char *path, int fd)
 	return error;
 }
 
-static int put(int fd, const struct member *member, const char *path)
+static int write_header(int fd, const struct member *member, const char *path)
 {
 	int error = write_all(fd, member, sizeof *member);
 
@@ -109,7 +109,7 @@ static int put(int fd, const struct member *member, const char *path)
 static int pack_file(int fd, int file, struct member *member, const char *path)
 {
 	static char buffer[CHUNK];
-	int error = put(fd, member, path);
+	int error = write_header(fd, member, path);
 
 	for (uint64_t left = member->size; !error && left > 0;) {
 		ssize_t count = read(file, buffer, left < CHUNK ? (size_t)left : CHUNK);
@@ -140,7 +140,7 @@ static int pack_member(int fd, int parent, const char *name, char *path, size_t 
 		if (length < 0)
 			return -errno;
 		member.size = (uint64_t)length;
-		error = put(fd, &member, path);
+		error = write_header(fd, &member, path);
 		return error ? error : write_all(fd, target, (size_t)length);
 	}
 	if (!S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
@@ -154,7 +154,7 @@ static int pack_member(int fd, int parent, const char *name, char *path, size_t 
 		close(file);
 		return error;
 	}
-	error = put(fd, &member, path);
+	error = write_header(fd, &member, path);
 	DIR *directory = depth < DEPTH_MAX ? fdopendir(file) : NULL;
 	if (!directory) {
 		close(file);
@@ -179,7 +179,7 @@ static int pack_member(int fd, int parent, const char *name, char *path, size_t 
 	return error;
 }
 
-int archive_pack(const char *path, int fd)
+int tree_pack(const char *path, int fd)
 {
 	static char name[PATH_MAX];
 	const struct member end = {0};

@@ -20,9 +20,9 @@
 static struct state {
 	uint64_t blocks, files;
 	struct rlimit processes, open_files;
-} beginning;
+} initial;
 
-static void look(struct state *state)
+static void read_state(struct state *state)
 {
 	struct statfs written;
 
@@ -36,10 +36,10 @@ static void look(struct state *state)
 
 void verify_open(void)
 {
-	look(&beginning);
+	read_state(&initial);
 }
 
-static bool others_run(void)
+static bool has_processes(void)
 {
 	DIR *proc = opendir("/proc");
 	bool found = proc == NULL; /* nor can it be said then that there are none */
@@ -52,7 +52,7 @@ static bool others_run(void)
 }
 
 /* The first line of each is a heading. */
-static bool shares_memory(void)
+static bool has_ipc_objects(void)
 {
 	static const char *const lists[] = {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"};
 	char text[512];
@@ -76,7 +76,7 @@ static bool has_sockets(void)
 	       strncmp(text, intro, strlen(intro)) != 0 || atol(text + strlen(intro)) != 0;
 }
 
-static bool stands_elsewhere(void)
+static bool environment_changed(void)
 {
 	struct utsname name;
 	char directory[64];
@@ -86,7 +86,7 @@ static bool stands_elsewhere(void)
 	       uname(&name) < 0 || strcmp(name.nodename, "sandbox") != 0;
 }
 
-static void note(char *text, size_t size, bool found, const char *what)
+static void append_if(char *text, size_t size, bool found, const char *what)
 {
 	size_t used = strlen(text);
 
@@ -103,15 +103,15 @@ int verify_all(uint32_t id, const char *payload, size_t size)
 	if (size != sizeof closed)
 		return -EPROTO;
 	memcpy(&closed, payload, sizeof closed);
-	look(&current);
-	note(text, sizeof text, others_run(), "processes");
-	note(text, sizeof text, current.files != beginning.files || current.blocks != beginning.blocks, "files");
-	note(text, sizeof text, shares_memory(), "shared memory");
-	note(text, sizeof text, closed && has_sockets(), "sockets");
-	note(text, sizeof text, stands_elsewhere(), "its surroundings");
-	note(text, sizeof text,
-	     memcmp(&current.processes, &beginning.processes, sizeof current.processes) != 0 ||
-		     memcmp(&current.open_files, &beginning.open_files, sizeof current.open_files) != 0,
+	read_state(&current);
+	append_if(text, sizeof text, has_processes(), "processes");
+	append_if(text, sizeof text, current.files != initial.files || current.blocks != initial.blocks, "files");
+	append_if(text, sizeof text, has_ipc_objects(), "shared memory");
+	append_if(text, sizeof text, closed && has_sockets(), "sockets");
+	append_if(text, sizeof text, environment_changed(), "its surroundings");
+	append_if(text, sizeof text,
+	     memcmp(&current.processes, &initial.processes, sizeof current.processes) != 0 ||
+		     memcmp(&current.open_files, &initial.open_files, sizeof current.open_files) != 0,
 	     "limits");
 	int32_t error = text[0] ? EBUSY : 0;
 	outbox_frame(FRAME_DONE, 0, id, &error, sizeof error, text, strlen(text));

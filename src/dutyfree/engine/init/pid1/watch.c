@@ -16,18 +16,18 @@
 
 #define DEPTH_MAX 64
 #define DIRECTORIES_MAX 16384u
-#define SEEN                                                                                                  \
+#define WATCHED_EVENTS                                                                                                  \
 	(IN_CREATE | IN_DELETE | IN_MODIFY | IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF |       \
 	 IN_MOVE_SELF | IN_CLOSE_WRITE)
 
-static struct watching wanted;
+static struct watch_request wanted;
 static int out_fd, inotify;
 /* Where each watched directory is, relative to the first: by the kernel's number of it. */
-static char **places;
-static size_t places_size;
-static uint32_t watched;
+static char **paths;
+static size_t paths_size;
+static uint32_t watched_count;
 
-static int say(uint32_t kind, const char *place, const char *name)
+static int send_change(uint32_t kind, const char *place, const char *name)
 {
 	static char buffer[sizeof(struct change) + 2 * PATH_MAX];
 	struct change change = {.kind = kind};
@@ -44,7 +44,7 @@ static int say(uint32_t kind, const char *place, const char *name)
 	return write_all(out_fd, buffer, used);
 }
 
-static char *joined(const char *place, const char *name)
+static char *join_path(const char *place, const char *name)
 {
 	size_t first = strlen(place), second = strlen(name);
 	char *both = malloc(first + second + 2);
@@ -61,34 +61,34 @@ static char *joined(const char *place, const char *name)
 /* Takes the name of the place. 1 if it is watched already, or cannot be any more. */
 static int add(const char *path, char *place)
 {
-	if (watched >= wanted.directories) {
+	if (watched_count >= wanted.directories) {
 		free(place);
-		return say(IN_Q_OVERFLOW, NULL, NULL) ? -EPIPE : 1;
+		return send_change(IN_Q_OVERFLOW, NULL, NULL) ? -EPIPE : 1;
 	}
-	int number = inotify_add_watch(inotify, path, SEEN);
+	int number = inotify_add_watch(inotify, path, WATCHED_EVENTS);
 	if (number < 0) {
 		int error = -errno;
 		free(place);
 		return error;
 	}
-	if ((size_t)number >= places_size) {
+	if ((size_t)number >= paths_size) {
 		size_t size = ((size_t)number + 1) * 2;
-		places = realloc(places, size * sizeof *places);
-		if (!places)
+		paths = realloc(paths, size * sizeof *paths);
+		if (!paths)
 			_exit(ENOMEM);
-		memset(places + places_size, 0, (size - places_size) * sizeof *places);
-		places_size = size;
+		memset(paths + paths_size, 0, (size - paths_size) * sizeof *paths);
+		paths_size = size;
 	}
-	if (!places[number])
-		watched++;
-	free(places[number]);
-	places[number] = place;
+	if (!paths[number])
+		watched_count++;
+	free(paths[number]);
+	paths[number] = place;
 	return 0;
 }
 
 /* Watches what is below a directory that is watched, and with `told` says what is there already: it was
  * made before anybody looked. */
-static int add_below(const char *path, const char *place, bool told, int depth)
+static int add_below(const char *path, const char *place, bool announce, int depth)
 {
 	DIR *directory = depth < DEPTH_MAX ? opendir(path) : NULL;
 	int error = 0;
@@ -99,15 +99,15 @@ static int add_below(const char *path, const char *place, bool told, int depth)
 		    fstatat(dirfd(directory), entry->d_name, &found, AT_SYMLINK_NOFOLLOW) < 0)
 			continue;
 		bool inner = S_ISDIR(found.st_mode);
-		if (told)
-			error = say(IN_CREATE | (inner ? IN_ISDIR : 0), place, entry->d_name);
+		if (announce)
+			error = send_change(IN_CREATE | (inner ? IN_ISDIR : 0), place, entry->d_name);
 		if (error || !inner)
 			continue;
-		char *below = joined(path, entry->d_name), *name = joined(place, entry->d_name);
+		char *below = join_path(path, entry->d_name), *name = join_path(place, entry->d_name);
 		char *copy = strdup(name);
 		int added = copy ? add(below, copy) : -ENOMEM;
 		if (added == 0)
-			error = add_below(below, name, told, depth + 1);
+			error = add_below(below, name, announce, depth + 1);
 		else if (added == -EPIPE || added == -ENOSPC)
 			error = added;
 		free(below);
@@ -118,28 +118,28 @@ static int add_below(const char *path, const char *place, bool told, int depth)
 	return error;
 }
 
-static int tell(const char *root, const struct inotify_event *event)
+static int handle_event(const char *root, const struct inotify_event *event)
 {
 	if (event->mask & IN_Q_OVERFLOW)
-		return say(IN_Q_OVERFLOW, NULL, NULL);
-	char *place = event->wd >= 0 && (size_t)event->wd < places_size ? places[event->wd] : NULL;
+		return send_change(IN_Q_OVERFLOW, NULL, NULL);
+	char *place = event->wd >= 0 && (size_t)event->wd < paths_size ? paths[event->wd] : NULL;
 	if (!place)
 		return 0;
 	if (event->mask & IN_IGNORED) {
 		bool first = !*place;
 		free(place);
-		places[event->wd] = NULL;
-		watched--;
+		paths[event->wd] = NULL;
+		watched_count--;
 		return first ? -ENOENT : 0; /* what was to be watched is gone, and was said to be */
 	}
 	/* Of an inner directory its parent tells already. */
 	if (event->mask & (IN_DELETE_SELF | IN_MOVE_SELF) && *place)
 		return 0;
-	int error = say(event->mask, place, event->len ? event->name : NULL);
+	int error = send_change(event->mask, place, event->len ? event->name : NULL);
 	if (error || !(wanted.flags & WATCH_RECURSIVE) || !(event->mask & IN_ISDIR) ||
 	    !(event->mask & (IN_CREATE | IN_MOVED_TO)))
 		return error;
-	char *name = joined(place, event->name), *path = joined(root, name), *copy = strdup(name);
+	char *name = join_path(place, event->name), *path = join_path(root, name), *copy = strdup(name);
 	int added = copy ? add(path, copy) : -ENOMEM;
 	if (added == 0)
 		error = add_below(path, name, true, 1);
@@ -164,7 +164,7 @@ static int run(const char *root, int fd)
 	if (!error && wanted.flags & WATCH_RECURSIVE)
 		error = add_below(root, "", false, 0);
 	if (!error)
-		error = say(0, NULL, NULL);
+		error = send_change(0, NULL, NULL);
 	while (!error) {
 		ssize_t size = read(inotify, buffer, sizeof buffer);
 		if (size < 0 && errno == EINTR)
@@ -173,7 +173,7 @@ static int run(const char *root, int fd)
 			return -errno;
 		for (char *at = buffer; at < buffer + size && !error;) {
 			const struct inotify_event *event = (const void *)at;
-			error = tell(root, event);
+			error = handle_event(root, event);
 			at += sizeof *event + event->len;
 		}
 	}
@@ -189,5 +189,5 @@ int watch_start(uint32_t id, const char *payload, size_t size)
 	if (payload[size - 1] || strlen(path) != size - sizeof wanted - 1 || wanted.directories == 0 ||
 	    wanted.directories > DIRECTORIES_MAX)
 		return -EPROTO;
-	return command_speaker(id, run, path, 0);
+	return command_streamer(id, run, path, 0);
 }

@@ -54,9 +54,9 @@ static struct mask {
 #define FILES 65536 /* that a process may have open */
 
 static int control; /* the socket, for the last word of a sandbox that cannot be made */
-static const struct slot *our_slot;
-static struct order order;
-static int order_upper, floating[FLOATING_MAX]; /* came with it: what is written to, and layers */
+static const struct slot *own_slot;
+static struct activation activation;
+static int upper_fd, detached_fds[DETACHED_MAX]; /* came with it: what is written to, and layers */
 
 static _Noreturn void fail(const char *step, int error)
 {
@@ -82,7 +82,7 @@ static void must_call(long result, const char *step)
 		fail(step, errno);
 }
 
-static int tmpfs_make(const struct create *wanted)
+static int create_tmpfs(const struct create *wanted)
 {
 	char size[32], path[16];
 	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", "0"}, {NULL, NULL}};
@@ -111,9 +111,9 @@ failed:;
 	return error;
 }
 
-int upper_make(const struct create *wanted, int *kept)
+int upper_create(const struct create *wanted, int *kept)
 {
-	*kept = tmpfs_make(wanted);
+	*kept = create_tmpfs(wanted);
 	if (*kept < 0)
 		return *kept;
 	int used = mount_clone(*kept, "", false);
@@ -131,25 +131,25 @@ int upper_make(const struct create *wanted, int *kept)
 }
 
 /* Without root, the ids of the sandbox are those of the launcher: there is nothing to map, and no right to. */
-static int ids_to_map(void)
+static int idmap_userns(void)
 {
-	return host.rootless ? -1 : our_slot->user_namespace;
+	return host.rootless ? -1 : own_slot->user_namespace;
 }
 
-static int layer_clone(uint32_t number, const char *path)
+static int clone_layer(uint32_t number, const char *path)
 {
-	for (uint32_t i = 0; i < order.floating; i++)
-		if (order.number[i] == number)
-			return mount_clone(floating[i], "", false);
+	for (uint32_t i = 0; i < activation.detached; i++)
+		if (activation.number[i] == number)
+			return mount_clone(detached_fds[i], "", false);
 	return mount_clone(AT_FDCWD, path, false);
 }
 
 /* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
 static void mount_tree(const struct tree *tree, uint32_t index)
 {
-	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
+	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work_thread[16];
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
-				    {"workdir", work},         {"redirect_dir", "on"},  {"metacopy", "on"},
+				    {"workdir", work_thread},         {"redirect_dir", "on"},  {"metacopy", "on"},
 				    {NULL, NULL}};
 	/* Others than root keep the overlay's own marks where they may write, which excludes these two. */
 	if (host.rootless) {
@@ -162,10 +162,10 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 	for (uint32_t i = 0; i < tree->count; i++) {
 		char layer[LAYER_PATH];
 		layer_path(layer, tree->layers[i]);
-		AUTOCLOSE int mount = layer_clone(tree->layers[i], layer);
+		AUTOCLOSE int mount = clone_layer(tree->layers[i], layer);
 		must(mount, "layer");
 		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
-		int error = mount_restrict(mount, closed, ids_to_map());
+		int error = mount_restrict(mount, closed, idmap_userns());
 		/* Some file systems cannot map ids: what root owns there belongs to nobody in here. */
 		if (error == -EINVAL)
 			error = mount_restrict(mount, closed, -1);
@@ -174,7 +174,7 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
 	}
 	snprintf(up, sizeof up, "/up/u%u", index);
-	snprintf(work, sizeof work, "/up/w%u", index);
+	snprintf(work_thread, sizeof work_thread, "/up/w%u", index);
 	AUTOCLOSE int overlay =
 		mount_new("overlay", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	must(overlay, "overlay");
@@ -189,7 +189,7 @@ static void attach(int mount, const char *path, const char *step)
 	close(mount);
 }
 
-void sandbox_prepare(int proc)
+void setup_prepare(int proc)
 {
 	struct stat found;
 
@@ -199,7 +199,7 @@ void sandbox_prepare(int proc)
 }
 
 /* What is the same in every sandbox, to be moved to its place when there is one. */
-static void mount_alike(void)
+static void mount_common(void)
 {
 	/* The host has a few thousand terminals for all. */
 	static const char *const terminals[][2] = {
@@ -221,11 +221,11 @@ static void mount_alike(void)
 }
 
 #define IOPRIO_PROCESS 1
-#define IOPRIO_USUAL (2 << 13 | 4) /* best effort, in the middle; smaller ones come before it */
+#define IOPRIO_DEFAULT (2 << 13 | 4) /* best effort, in the middle; smaller ones come before it */
 
 /* A sandbox does not inherit a raised priority of its owner, nor its protection from the OOM killer. It does inherit
  * a lowered priority. */
-static void be_ordinary(void)
+static void reset_priority(void)
 {
 	const char *file = "/box/proc/self/oom_score_adj";
 	const struct {
@@ -239,8 +239,8 @@ static void be_ordinary(void)
 	if (policy == SCHED_FIFO || policy == SCHED_RR)
 		must_call(syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &none), "scheduling");
 	long turn = syscall(SYS_ioprio_get, IOPRIO_PROCESS, 0);
-	if (turn > 0 && turn < IOPRIO_USUAL)
-		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_USUAL), "priority on disks");
+	if (turn > 0 && turn < IOPRIO_DEFAULT)
+		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_DEFAULT), "priority on disks");
 	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
 		return;
 	int error = write_file(AT_FDCWD, file, "0");
@@ -255,9 +255,9 @@ static void move(const char *from, const char *to)
 
 static void mount_upper(void)
 {
-	must(mount_restrict(order_upper, 0, ids_to_map()), "tmpfs with mapped ids");
-	must(mount_attach(order_upper, "/up"), "file system in place");
-	close_fd(&order_upper); /* the way to it is the overlay, for all that comes */
+	must(mount_restrict(upper_fd, 0, idmap_userns()), "tmpfs with mapped ids");
+	must(mount_attach(upper_fd, "/up"), "file system in place");
+	close_fd(&upper_fd); /* the way to it is the overlay, for all that comes */
 }
 
 static void mount_root(const struct create *wanted)
@@ -265,8 +265,8 @@ static void mount_root(const struct create *wanted)
 	mount_upper();
 	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
-	setfsgid(our_slot->first_id);
-	setfsuid(our_slot->first_id);
+	setfsgid(own_slot->first_id);
+	setfsuid(own_slot->first_id);
 	for (uint32_t i = 0; i < wanted->trees; i++)
 		mount_tree(&wanted->tree[i], i);
 	must_call(chdir("/new"), "root");
@@ -295,11 +295,11 @@ static void limit_processes(uint64_t count)
 {
 	const struct rlimit processes = {count + 2, count + 2}; /* with init's two threads */
 
-	if (count && our_slot->cgroup.unified < 0 && our_slot->cgroup.tasks[CGROUP_PIDS] < 0)
+	if (count && own_slot->cgroup.v2_dir < 0 && own_slot->cgroup.tasks[CGROUP_PIDS] < 0)
 		setrlimit(RLIMIT_NPROC, &processes);
 }
 
-static void drop(void)
+static void drop_privileges(void)
 {
 	/* 0 would let a core go to a program, if the host has one for that; 1 does not. */
 	const struct rlimit none = {1, 1}, nothing = {0, 0};
@@ -314,8 +314,8 @@ static void drop(void)
 	/* The owner may be allowed to have itself preferred to all others. */
 	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "real-time priority");
 	must_call(setrlimit(RLIMIT_NICE, &nothing), "priority");
-	must_call(setns(our_slot->user_namespace, CLONE_NEWUSER), "user namespace");
-	if (host.groups)
+	must_call(setns(own_slot->user_namespace, CLONE_NEWUSER), "user namespace");
+	if (host.can_drop_groups)
 		must_call(syscall(SYS_setgroups, 0, NULL), "groups");
 	must_call(syscall(SYS_setresgid, 0, 0, 0), "group");
 	must_call(syscall(SYS_setresuid, 0, 0, 0), "user");
@@ -325,7 +325,7 @@ static void drop(void)
 	must_call(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "death signal");
 }
 
-static void keep_capabilities(uint32_t kept)
+static void set_capabilities(uint32_t kept)
 {
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
 	struct __user_cap_data_struct data[2] = {{kept, kept, 0}, {0, 0, 0}};
@@ -335,28 +335,28 @@ static void keep_capabilities(uint32_t kept)
 
 /* The thread that does all the work. It and what it starts are in the payload's control groups; the
  * process, which is its first thread, is not: so the kernel, out of memory in there, never kills init. */
-static int work(void *unused)
+static int work_thread(void *unused)
 {
 	(void)unused;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
-		if (our_slot->cgroup.tasks[kind] >= 0)
-			must_call(write(our_slot->cgroup.tasks[kind], "0", 1), "control group");
-	int payload = our_slot->cgroup.unified < 0 ? -1 : dup3(our_slot->cgroup.unified, PAYLOAD_FD, O_CLOEXEC);
+		if (own_slot->cgroup.tasks[kind] >= 0)
+			must_call(write(own_slot->cgroup.tasks[kind], "0", 1), "control group");
+	int payload = own_slot->cgroup.v2_dir < 0 ? -1 : dup3(own_slot->cgroup.v2_dir, PAYLOAD_FD, O_CLOEXEC);
 	if (payload < 0)
 		must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
 	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close_range");
 	priority_open(payload >= 0);
 	oom_open();
-	keep_capabilities(INIT_CAPABILITIES);
-	int asked = seccomp_enter();
-	must(asked == -EBUSY ? 0 : asked, "seccomp");
-	asked_open(asked, order.wanted.flags & CREATE_SHARED_NETWORK);
+	set_capabilities(INIT_CAPABILITIES);
+	int listener = seccomp_enter();
+	must(listener == -EBUSY ? 0 : listener, "seccomp");
+	broker_open(listener, activation.wanted.flags & CREATE_SHARED_NETWORK);
 	init_run(payload);
 }
 
 /* Said before the last steps, so that the owner wakes up meanwhile: what it then asks for waits in the
  * socket until they are done, and if one fails, that is the answer. */
-static void tell_ready(const struct ready *ready)
+static void send_ready(const struct ready *ready)
 {
 	struct frame header = {.size = sizeof *ready, .kind = FRAME_READY};
 
@@ -364,13 +364,13 @@ static void tell_ready(const struct ready *ready)
 }
 
 /* The launcher closes its end if it changes its mind, or dies. */
-static void await_order(void)
+static void await_activation(void)
 {
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(sizeof order_upper + sizeof floating)];
+		char space[CMSG_SPACE(sizeof upper_fd + sizeof detached_fds)];
 	} rights;
-	struct iovec part = {&order, sizeof order};
+	struct iovec part = {&activation, sizeof activation};
 	struct msghdr message = {
 		.msg_iov = &part, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space};
 	ssize_t size;
@@ -378,17 +378,17 @@ static void await_order(void)
 	do
 		size = recvmsg(control, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC);
 	while (size < 0 && errno == EINTR);
-	if (size != sizeof order)
+	if (size != sizeof activation)
 		_exit(0);
 	const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
 	size_t came = head ? head->cmsg_len - CMSG_LEN(0) : 0;
-	if (came != (1 + order.floating) * sizeof(int))
+	if (came != (1 + activation.detached) * sizeof(int))
 		fail("descriptors", EMFILE);
-	memcpy(&order_upper, CMSG_DATA(head), sizeof order_upper);
-	memcpy(floating, CMSG_DATA(head) + sizeof order_upper, came - sizeof order_upper);
+	memcpy(&upper_fd, CMSG_DATA(head), sizeof upper_fd);
+	memcpy(detached_fds, CMSG_DATA(head) + sizeof upper_fd, came - sizeof upper_fd);
 }
 
-_Noreturn void sandbox_enter(const struct slot *slot)
+_Noreturn void setup_run(const struct slot *slot)
 {
 	static struct slot handed;
 	static char stack[512 << 10] __attribute__((aligned(16)));
@@ -396,34 +396,34 @@ _Noreturn void sandbox_enter(const struct slot *slot)
 
 	control = HANDED_SOCKET;
 	must(handover_receive(slot, &handed), "descriptors");
-	our_slot = &handed;
+	own_slot = &handed;
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-blank");
-	if (handed.cgroup.unified >= 0)
+	if (handed.cgroup.v2_dir >= 0)
 		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
 	must_call(sethostname("sandbox", 7), "hostname");
-	mount_alike();
-	be_ordinary();
-	await_order();
-	struct ready ready = {.version = PROTOCOL_VERSION, .ordered = now()};
+	mount_common();
+	reset_priority();
+	await_activation();
+	struct ready ready = {.version = PROTOCOL_VERSION, .activated = now()};
 	prctl(PR_SET_NAME, "dutyfree-init");
-	title_set(order.label);
-	if (!(order.wanted.flags & CREATE_SHARED_NETWORK))
-		must_call(setns(handed.network, CLONE_NEWNET), "network");
-	mount_root(&order.wanted);
+	title_set(activation.label);
+	if (!(activation.wanted.flags & CREATE_SHARED_NETWORK))
+		must_call(setns(handed.netns, CLONE_NEWNET), "network");
+	mount_root(&activation.wanted);
 	ready.mounted = now();
-	tell_ready(&ready);
-	limit_processes(order.wanted.pids);
-	drop();
+	send_ready(&ready);
+	limit_processes(activation.wanted.pids);
+	drop_privileges();
 	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
 	control = CONTROL_FD;
 	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "weight");
 	must_call(dup3(HANDED_OOM, OOM_FD, O_CLOEXEC), "memory events");
-	must_call(clone(work, stack + sizeof stack,
+	must_call(clone(work_thread, stack + sizeof stack,
 			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
 		  "thread");
-	keep_capabilities(0);
+	set_capabilities(0);
 	for (;;)
 		pause();
 }

@@ -58,19 +58,19 @@
 enum verdict {
 	ALLOW,
 	DENY,
-	ABSENT,
-	NOTHING, /* succeeds without effect */
-	ASK,
-	JUDGE_CLONE3,
-	JUDGE_GETSOCKOPT,
-	JUDGE_IOPRIO,
-	JUDGE_PERSONALITY,
-	JUDGE_PRLIMIT,
-	JUDGE_SCHED_SETATTR,
-	JUDGE_SETSOCKOPT,
-	JUDGE_SOCKET,
-	JUDGE_SOCKETPAIR,
-	JUDGE_BY_RULE /* and on: one for each rule */
+	NO_SYSCALL,
+	NOOP, /* succeeds without effect */
+	NOTIFY_BROKER,
+	CHECK_CLONE3,
+	CHECK_GETSOCKOPT,
+	CHECK_IOPRIO,
+	CHECK_PERSONALITY,
+	CHECK_PRLIMIT,
+	CHECK_SCHED_SETATTR,
+	CHECK_SETSOCKOPT,
+	CHECK_SOCKET,
+	CHECK_SOCKETPAIR,
+	CHECK_BY_RULE /* and on: one for each rule */
 };
 
 #define ERRNO(number) (SECCOMP_RET_ERRNO | (number))
@@ -80,7 +80,7 @@ static const struct rule {
 	uint16_t call;
 	uint8_t argument;
 	uint8_t test; /* of its lower half */
-	uint32_t value, answer;
+	uint32_t value, action;
 } rules[] = {
 	{SYS_clone, 0, BPF_JSET, NAMESPACES, ERRNO(EPERM)},
 	{SYS_fcntl, 1, BPF_JEQ, F_SETLEASE_, ERRNO(EINVAL)},
@@ -147,7 +147,7 @@ static const struct options {
 };
 #define OPTIONS (sizeof options / sizeof *options)
 #define WORDS 4
-#define VERDICTS (JUDGE_BY_RULE + RULES)
+#define VERDICTS (CHECK_BY_RULE + RULES)
 
 /* Calls from `first` up to the next range's share a verdict. */
 struct range {
@@ -167,7 +167,7 @@ static const uint16_t allowed[] = {
 #undef X
 };
 
-uint64_t seccomp_pass[2];
+uint64_t seccomp_token[2];
 static struct sock_filter code[512];
 static unsigned length;
 static struct range ranges[256];
@@ -192,30 +192,30 @@ static unsigned verdict_of(uint32_t number)
 {
 	for (unsigned i = 0; i < RULES; i++)
 		if (rules[i].call == number)
-			return JUDGE_BY_RULE + i;
+			return CHECK_BY_RULE + i;
 	switch (number) {
 	case SYS_personality:
-		return JUDGE_PERSONALITY;
+		return CHECK_PERSONALITY;
 	case SYS_prlimit64:
-		return JUDGE_PRLIMIT;
+		return CHECK_PRLIMIT;
 	case SYS_clone3:
-		return JUDGE_CLONE3;
+		return CHECK_CLONE3;
 	case SYS_getsockopt:
-		return JUDGE_GETSOCKOPT;
+		return CHECK_GETSOCKOPT;
 	case SYS_ioprio_set:
-		return JUDGE_IOPRIO;
+		return CHECK_IOPRIO;
 	case SYS_sched_setattr:
-		return JUDGE_SCHED_SETATTR;
+		return CHECK_SCHED_SETATTR;
 	case SYS_setsockopt:
-		return JUDGE_SETSOCKOPT;
+		return CHECK_SETSOCKOPT;
 	case SYS_socket:
-		return JUDGE_SOCKET;
+		return CHECK_SOCKET;
 	case SYS_socketpair:
-		return JUDGE_SOCKETPAIR;
+		return CHECK_SOCKETPAIR;
 	case SYS_connect:
-		return ASK;
+		return NOTIFY_BROKER;
 	case SYS_sync: /* of all the host's disks; nothing of a sandbox is on one */
-		return NOTHING;
+		return NOOP;
 	case SYS_mincore: /* with cachestat: which files of an image others have read, exactly */
 	case 451:
 	case SYS_io_setup: /* all of the host share its requests */
@@ -225,27 +225,27 @@ static unsigned verdict_of(uint32_t number)
 	case 440: /* process_madvise: what madvise may not */
 	case 447: /* memfd_secret: each takes pages out of the kernel's own map, whose parts stay small for ever */
 	case 463: /* setxattrat: its size lies in memory */
-		return ABSENT;
+		return NO_SYSCALL;
 	}
 	for (unsigned i = 0; i < sizeof allowed / sizeof *allowed; i++)
 		if (allowed[i] == number)
 			return ALLOW;
-	return number > SYSCALLS_KNOWN ? ABSENT : DENY;
+	return number > SYSCALLS_KNOWN ? NO_SYSCALL : DENY;
 }
 
-static void branch(unsigned at, int which, unsigned low, unsigned high);
+static void emit_branch(unsigned at, int which, unsigned low, unsigned high);
 
 /* Code that finds the verdict of a number between ranges[low] and ranges[high]. */
-static void search(unsigned low, unsigned high)
+static void emit_search(unsigned low, unsigned high)
 {
 	unsigned middle = (low + high + 1) / 2;
 	unsigned at = emit(BPF_JMP | BPF_JGE | BPF_K, ranges[middle].first, 0, 0);
 
-	branch(at, 0, low, middle - 1); /* what follows directly is the branch not taken */
-	branch(at, 1, middle, high);
+	emit_branch(at, 0, low, middle - 1); /* what follows directly is the branch not taken */
+	emit_branch(at, 1, middle, high);
 }
 
-static void branch(unsigned at, int which, unsigned low, unsigned high)
+static void emit_branch(unsigned at, int which, unsigned low, unsigned high)
 {
 	if (low == high) {
 		patches[patched].at = at;
@@ -260,15 +260,15 @@ static void branch(unsigned at, int which, unsigned low, unsigned high)
 		code[at].jt = (uint8_t)distance;
 	else
 		code[at].jf = (uint8_t)distance;
-	search(low, high);
+	emit_search(low, high);
 }
 
-static void load(size_t offset)
+static void emit_load(size_t offset)
 {
 	emit(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0);
 }
 
-static void answer(uint32_t action)
+static void emit_return(uint32_t action)
 {
 	emit(BPF_RET | BPF_K, action, 0, 0);
 }
@@ -276,40 +276,40 @@ static void answer(uint32_t action)
 #define ARGUMENT(n) offsetof(struct seccomp_data, args[n])
 
 /* Allowed with the pass in this argument and the next; what follows is for others. Nine steps. */
-static void place_pass(unsigned argument)
+static void emit_token_check(unsigned argument)
 {
 	for (unsigned i = 0; i < 4; i++) {
-		uint32_t part = (uint32_t)(seccomp_pass[i / 2] >> (i % 2 * 32));
-		load(ARGUMENT(argument + i / 2) + i % 2 * 4);
+		uint32_t part = (uint32_t)(seccomp_token[i / 2] >> (i % 2 * 32));
+		emit_load(ARGUMENT(argument + i / 2) + i % 2 * 4);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, part, 0, (uint8_t)(7 - 2 * i));
 	}
-	answer(SECCOMP_RET_ALLOW);
+	emit_return(SECCOMP_RET_ALLOW);
 }
 
 /* All rules of a call, of which this is the first. */
-static void place_rules(const struct rule *rule)
+static void emit_rules(const struct rule *rule)
 {
 	for (uint16_t call = rule->call; rule < rules + RULES && rule->call == call; rule++) {
-		load(ARGUMENT(rule->argument));
+		emit_load(ARGUMENT(rule->argument));
 		emit(BPF_JMP | BPF_K | rule->test, rule->value, 0, 1);
-		answer(rule->answer);
+		emit_return(rule->action);
 	}
-	answer(SECCOMP_RET_ALLOW);
+	emit_return(SECCOMP_RET_ALLOW);
 }
 
 /* Finds the word by level and option, and in it the bit of the option. A level with more bits than the kernel knows may
  * pass for another one here: the kernel knows no option of it. */
-static void place_setsockopt(void)
+static void emit_setsockopt(void)
 {
-	load(ARGUMENT(2));
+	emit_load(ARGUMENT(2));
 	emit(BPF_JMP | BPF_JGE | BPF_K, 32 * WORDS, 13 + OPTIONS, 0); /* refused */
 	emit(BPF_ALU | BPF_RSH | BPF_K, 5, 0, 0);
 	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
-	load(ARGUMENT(1));
+	emit_load(ARGUMENT(1));
 	emit(BPF_ALU | BPF_MUL | BPF_K, WORDS, 0, 0);
 	emit(BPF_ALU | BPF_ADD | BPF_X, 0, 0, 0);
 	emit(BPF_ST, 0, 0, 0);
-	load(ARGUMENT(2));
+	emit_load(ARGUMENT(2));
 	emit(BPF_ALU | BPF_AND | BPF_K, 31, 0, 0);
 	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
 	emit(BPF_LD | BPF_IMM, 1, 0, 0);
@@ -318,151 +318,151 @@ static void place_setsockopt(void)
 	emit(BPF_LD | BPF_MEM, 0, 0, 0);
 	for (unsigned i = 0; i < OPTIONS; i++) /* to the pairs below */
 		emit(BPF_JMP | BPF_JEQ | BPF_K, WORDS * options[i].level + options[i].word, (uint8_t)(OPTIONS + i), 0);
-	answer(ERRNO(ENOPROTOOPT));
+	emit_return(ERRNO(ENOPROTOOPT));
 	for (unsigned i = 0; i < OPTIONS; i++) {
 		emit(BPF_MISC | BPF_TXA, 0, 0, 0);
 		emit(BPF_JMP | BPF_JSET | BPF_K, options[i].allowed, (uint8_t)(2 * (OPTIONS - i) - 1), (uint8_t)(2 * (OPTIONS - i) - 2));
 	}
-	answer(ERRNO(ENOPROTOOPT));
-	answer(SECCOMP_RET_ALLOW);
+	emit_return(ERRNO(ENOPROTOOPT));
+	emit_return(SECCOMP_RET_ALLOW);
 }
 
-static void place_verdict(unsigned verdict)
+static void emit_verdict(unsigned verdict)
 {
 	static const uint32_t personalities[] = {0, 8, 0x20000, 0x20008, 0xffffffff};
 
 	switch (verdict) {
 	case ALLOW:
-		answer(SECCOMP_RET_ALLOW);
+		emit_return(SECCOMP_RET_ALLOW);
 		break;
 	case DENY:
-		answer(ERRNO(EPERM));
+		emit_return(ERRNO(EPERM));
 		break;
-	case ABSENT:
-		answer(ERRNO(ENOSYS));
+	case NO_SYSCALL:
+		emit_return(ERRNO(ENOSYS));
 		break;
-	case NOTHING:
-		answer(ERRNO(0));
+	case NOOP:
+		emit_return(ERRNO(0));
 		break;
-	case ASK:
-		answer(SECCOMP_RET_USER_NOTIF);
+	case NOTIFY_BROKER:
+		emit_return(SECCOMP_RET_USER_NOTIF);
 		break;
-	case JUDGE_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
-		place_pass(2);
-		answer(ERRNO(ENOSYS));
+	case CHECK_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
+		emit_token_check(2);
+		emit_return(ERRNO(ENOSYS));
 		break;
-	case JUDGE_PERSONALITY:
-		load(ARGUMENT(0));
+	case CHECK_PERSONALITY:
+		emit_load(ARGUMENT(0));
 		for (uint8_t i = 0; i < 5; i++)
 			emit(BPF_JMP | BPF_JEQ | BPF_K, personalities[i], (uint8_t)(5 - i), 0);
-		answer(ERRNO(EPERM));
-		answer(SECCOMP_RET_ALLOW);
+		emit_return(ERRNO(EPERM));
+		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_PRLIMIT: /* that of others may be read; only one's own be set, but not of core files, nor the mark */
-		load(ARGUMENT(1));
+	case CHECK_PRLIMIT: /* that of others may be read; only one's own be set, but not of core files, nor the mark */
+		emit_load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_RTTIME, 1, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 9, 14);
-		place_pass(4);
-		load(ARGUMENT(2));
+		emit_token_check(4);
+		emit_load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
-		load(ARGUMENT(2) + 4);
+		emit_load(ARGUMENT(2) + 4);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
-		answer(ERRNO(0));
-		load(ARGUMENT(0));
+		emit_return(ERRNO(0));
+		emit_load(ARGUMENT(0));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
-		load(ARGUMENT(2));
+		emit_load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
-		load(ARGUMENT(2) + 4);
+		emit_load(ARGUMENT(2) + 4);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
-		answer(ERRNO(EPERM));
-		answer(SECCOMP_RET_ALLOW);
+		emit_return(ERRNO(EPERM));
+		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_SCHED_SETATTR: /* what it says lies in memory: turns so short that they come before all others */
-		place_pass(3);
-		answer(ERRNO(EPERM));
+	case CHECK_SCHED_SETATTR: /* what it says lies in memory: turns so short that they come before all others */
+		emit_token_check(3);
+		emit_return(ERRNO(EPERM));
 		break;
-	case JUDGE_IOPRIO:
-		load(ARGUMENT(2));
+	case CHECK_IOPRIO:
+		emit_load(ARGUMENT(2));
 		emit(BPF_ALU | BPF_AND | BPF_K, IOPRIO_LEVEL, 0, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, IOPRIO_RAISED, 0, 1);
-		answer(ERRNO(EPERM));
-		answer(SECCOMP_RET_ALLOW);
+		emit_return(ERRNO(EPERM));
+		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_GETSOCKOPT: /* would have pages of the kernel's for as long as they are mapped */
-		load(ARGUMENT(1));
+	case CHECK_GETSOCKOPT: /* would have pages of the kernel's for as long as they are mapped */
+		emit_load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 0, 3);
-		load(ARGUMENT(2));
+		emit_load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, TCP_ZEROCOPY_RECEIVE_, 0, 1);
-		answer(ERRNO(ENOPROTOOPT));
-		answer(SECCOMP_RET_ALLOW);
+		emit_return(ERRNO(ENOPROTOOPT));
+		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case JUDGE_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
-		load(ARGUMENT(1));
+	case CHECK_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
+		emit_load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 3);
-		load(ARGUMENT(2));
+		emit_load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SO_RCVBUF_, 0, 1);
-		answer(ERRNO(0));
-		place_setsockopt();
+		emit_return(ERRNO(0));
+		emit_setsockopt();
 		break;
-	case JUDGE_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (seccomp_broker.c) */
-		load(ARGUMENT(0));
+	case CHECK_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (seccomp_broker.c) */
+		emit_load(ARGUMENT(0));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 23, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 10, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET_, 1, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6_, 0, 11);
-		load(ARGUMENT(1));
+		emit_load(ARGUMENT(1));
 		emit(BPF_ALU | BPF_AND | BPF_K, SOCKET_KIND, 0, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM_, 9, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_RAW_, 16, 0); /* the kernel refuses it */
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM_, 0, 5);
-		load(ARGUMENT(2)); /* for another protocol than TCP the kernel may load a module */
+		emit_load(ARGUMENT(2)); /* for another protocol than TCP the kernel may load a module */
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 13, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 12, 2);
-		load(ARGUMENT(2));
+		emit_load(ARGUMENT(2));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 1);
-		answer(ERRNO(EPROTONOSUPPORT));
-		answer(ERRNO(EAFNOSUPPORT));
-		place_pass(3);
-		answer(SECCOMP_RET_USER_NOTIF);
+		emit_return(ERRNO(EPROTONOSUPPORT));
+		emit_return(ERRNO(EAFNOSUPPORT));
+		emit_token_check(3);
+		emit_return(SECCOMP_RET_USER_NOTIF);
 		break;
-	case JUDGE_SOCKETPAIR:
-		load(ARGUMENT(0));
+	case CHECK_SOCKETPAIR:
+		emit_load(ARGUMENT(0));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 1, 0);
-		answer(ERRNO(EAFNOSUPPORT));
-		answer(SECCOMP_RET_ALLOW);
+		emit_return(ERRNO(EAFNOSUPPORT));
+		emit_return(SECCOMP_RET_ALLOW);
 		break;
 	default:
-		place_rules(&rules[verdict - JUDGE_BY_RULE]);
+		emit_rules(&rules[verdict - CHECK_BY_RULE]);
 	}
 }
 
 unsigned seccomp_prepare(void)
 {
-	unsigned places[VERDICTS];
+	unsigned offsets[VERDICTS];
 
-	if (getrandom(seccomp_pass, sizeof seccomp_pass, 0) != sizeof seccomp_pass)
+	if (getrandom(seccomp_token, sizeof seccomp_token, 0) != sizeof seccomp_token)
 		abort();
 	for (uint32_t number = 0; number <= SYSCALLS_KNOWN + 1; number++) {
 		unsigned verdict = verdict_of(number);
 		if (count == 0 || ranges[count - 1].verdict != verdict)
 			ranges[count++] = (struct range){number, verdict};
 	}
-	load(offsetof(struct seccomp_data, arch));
+	emit_load(offsetof(struct seccomp_data, arch));
 	emit(BPF_JMP | BPF_JEQ | BPF_K, ARCHITECTURE, 1, 0); /* no 32-bit calls */
-	answer(ERRNO(ENOSYS));
-	load(offsetof(struct seccomp_data, nr));
-	search(0, count - 1);
+	emit_return(ERRNO(ENOSYS));
+	emit_load(offsetof(struct seccomp_data, nr));
+	emit_search(0, count - 1);
 	/* Comparisons reach 255 steps; some verdicts lie further away, and a jump leads there. */
 	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
-		places[verdict] = length;
+		offsets[verdict] = length;
 		emit(BPF_JMP | BPF_JA, 0, 0, 0);
 	}
 	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
-		code[places[verdict]].k = length - places[verdict] - 1;
-		place_verdict(verdict);
+		code[offsets[verdict]].k = length - offsets[verdict] - 1;
+		emit_verdict(verdict);
 	}
 	for (unsigned i = 0; i < patched; i++) {
-		unsigned distance = places[patches[i].verdict] - patches[i].at - 1;
+		unsigned distance = offsets[patches[i].verdict] - patches[i].at - 1;
 		if (distance > 255)
 			abort();
 		if (patches[i].branch)
@@ -477,9 +477,9 @@ int seccomp_enter(void)
 {
 	const unsigned all = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
 	/* A signal interrupts nobody who is being answered: some calls never end so otherwise. */
-	const unsigned asking = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+	const unsigned notify = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
 	struct sock_fprog program = {(unsigned short)length, code};
-	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | asking, &program);
+	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | notify, &program);
 
 	if (listener >= 0)
 		return (int)listener;

@@ -11,6 +11,6 @@ int seccomp_enter(void);
 /* Some calls are for whoever knows this: init, which starts commands in a control group of their own, makes sockets,
  * lengthens turns on the processor, and marks processes. No process of the sandbox can read it, neither in init's memory
  * nor in the filter. */
-extern uint64_t seccomp_pass[2];
+extern uint64_t seccomp_token[2];
 
 #endif
