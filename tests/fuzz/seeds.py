@@ -143,24 +143,24 @@ def _frames() -> list[bytes]:
         protocol.frame(Frame.REMOVE, 10, b"d\0"),
         protocol.frame(Frame.UNPACK, 11, b"tree\0", protocol.WITH_FD),
         protocol.frame(Frame.PACK, 12, b"f\0", protocol.WITH_FD),
-        protocol.frame(Frame.SIGNAL, 13, number(9)),
+        protocol.frame(Frame.SIGNAL_ALL, 13, number(9)),
         protocol.frame(Frame.PING, 14),
         protocol.frame(Frame.TERMINAL, 15, protocol.WINDOW.pack(24, 80) + command),
         protocol.frame(Frame.EDIT, 16, protocol.EDIT.pack(3, 4) + b"f\0" + b"two" + b"zwei"),
         protocol.frame(Frame.EDIT, 17, protocol.EDIT.pack(1, 0) + b"link\0" + b"e"),
         *(protocol.frame(Frame.SEARCH, 20 + i, payload) for i, payload in enumerate(_searches())),
         protocol.frame(Frame.WATCH, 30, protocol.WATCH.pack(Watch.RECURSIVE, 100) + b".\0"),
-        protocol.frame(Frame.NOTIFY, 1, number(15)),
+        protocol.frame(Frame.SIGNAL_COMMAND, 1, number(15)),
         protocol.frame(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(10**9)),
         protocol.frame(Frame.VERIFY, 60, protocol.NUMBER.pack(1)),
-        protocol.frame(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(1)),
+        protocol.frame(Frame.BACKGROUND, 0, protocol.NUMBER.pack(1)),
         protocol.frame(Frame.SERVICE, 40, streamed),
-        protocol.frame(Frame.CALL, 41, protocol.CALLING.pack(40) + command),
-        protocol.frame(Frame.CALL, 42, protocol.CALLING.pack(40) + command, protocol.WITH_FD),
+        protocol.frame(Frame.CALL, 41, protocol.CALL_REQUEST.pack(40) + command),
+        protocol.frame(Frame.CALL, 42, protocol.CALL_REQUEST.pack(40) + command, protocol.WITH_FD),
         protocol.frame(Frame.KILL, 42),
-        protocol.frame(Frame.CALL, 43, protocol.CALLING.pack(1) + command),
-        protocol.frame(Frame.AWAIT, 44, protocol.AWAITED.pack(Await.FILE) + b"f\0"),
-        protocol.frame(Frame.AWAIT, 45, protocol.AWAITED.pack(Await.SOCKET) + b"s\0"),
+        protocol.frame(Frame.CALL, 43, protocol.CALL_REQUEST.pack(1) + command),
+        protocol.frame(Frame.AWAIT, 44, protocol.AWAIT_REQUEST.pack(Await.FILE) + b"f\0"),
+        protocol.frame(Frame.AWAIT, 45, protocol.AWAIT_REQUEST.pack(Await.SOCKET) + b"s\0"),
     ]
     chained = [
         frame[:6] + SIZE.pack(SIZE.unpack_from(frame, 6)[0] | protocol.AFTER | flags) + frame[8:]
@@ -200,13 +200,17 @@ def _requests() -> list[bytes]:
     simple = (Request.HELLO, Request.SCRATCH, Request.PROBE)
     return [
         *(request(kind) for kind in simple),
-        request(Request.LAYER, 0, b"/usr\0") + request(Request.FORGET, 1),
-        request(Request.FILL, 3) + create(0) + request(Request.DESTROY, 1) + ended,
-        create(0) + request(Request.TAKE, 1, b"\1") + request(Request.DESTROY, 1) + ended,
-        create(0) + request(Request.TAKE, 1) + request(Request.COPY, 1) + ended + request(Request.COPY, 1),
+        request(Request.LAYER, 0, b"/usr\0") + request(Request.REMOVE_LAYER, 1),
+        request(Request.SLOTS, 3) + create(0) + request(Request.DESTROY, 1) + ended,
+        create(0) + request(Request.SNAPSHOT_MOVE, 1, b"\1") + request(Request.DESTROY, 1) + ended,
+        create(0)
+        + request(Request.SNAPSHOT_MOVE, 1)
+        + request(Request.SNAPSHOT_COPY, 1)
+        + ended
+        + request(Request.SNAPSHOT_COPY, 1),
         request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
         create(0, memory=1) + create(Create.SHARED_NETWORK),
-        create(0) + request(Request.LOOK, 1) * 6 + ended + request(Request.LOOK, 1),
+        create(0) + request(Request.AUDIT, 1) * 6 + ended + request(Request.AUDIT, 1),
         create(0) + freeze + freeze + frozen + thaw + freeze + ended,
         create(0) + opened + said + opened + said + request(Request.NETWORK, 1) + said + port + ended,
         create(0) + opened + ended + said + create(0) + event(EGRESS, b"\1\2\3"),

@@ -91,7 +91,7 @@ async def test_an_answer_without_end(kind: Frame) -> None:
         assert taken < MUCH
         with pytest.raises(CollectError, match="more than it was asked for"):
             await answer.done
-        assert sum(map(len, answer.data)) < 2 * protocol.LISTED_MAX
+        assert sum(map(len, answer.data)) < 2 * protocol.LISTING_MAX
         assert init.destroyed == 1
 
 

@@ -175,7 +175,7 @@ class Native(Pooled):
                 self._stages.store = self._images.named.store = Store()
             elif self._config.peers:
                 _log.warning("without root no layers are kept on the disk: peers are not asked")
-            await self._launcher.ask(Request.FILL, self._config.ready)
+            await self._launcher.ask(Request.SLOTS, self._config.ready)
         except LauncherError as error:
             await self._close()
             raise Unavailable(f"native: {error.message}", remedy="see `dutyfree doctor`") from error

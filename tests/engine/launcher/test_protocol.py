@@ -147,11 +147,11 @@ def test_requests_at_random(launcher: Launcher) -> None:
     chance = random.Random(1)
     for _ in range(ROUNDS):
         kind = chance.choice([*Request, 0, 99, 0xFFFFFFFF])
-        if kind in (Request.SCRATCH, Request.FILL):
+        if kind in (Request.SCRATCH, Request.SLOTS):
             continue
         body = chance.randbytes(chance.choice([0, 1, 7, 16, 1608, 5000]))
         size = chance.choice([len(body), len(body), 0, 1, 0xFFFFFFFF])
-        number = chance.choice([0, 1, 77, 0xFFFFFFFF]) if kind != Request.FORGET else 0xFFFF
+        number = chance.choice([0, 1, 77, 0xFFFFFFFF]) if kind != Request.REMOVE_LAYER else 0xFFFF
         message = protocol.REQUEST.pack(kind, 0xFFFFFFFF, number, size) + body
         launcher.socket.send(message[: chance.choice([len(message), len(message), 1, 15])] or b"x")
         assert len(launcher.socket.recv(4096)) >= protocol.REPLY.size
@@ -256,7 +256,15 @@ def test_actions_at_random(launcher: Launcher) -> None:
     for _ in range(ROUNDS):
         number += 1
         kind = chance.choice(
-            [Frame.EDIT, Frame.SEARCH, Frame.WATCH, Frame.TERMINAL, Frame.NOTIFY, Frame.POSTPONE, Frame.READ]
+            [
+                Frame.EDIT,
+                Frame.SEARCH,
+                Frame.WATCH,
+                Frame.TERMINAL,
+                Frame.SIGNAL_COMMAND,
+                Frame.POSTPONE,
+                Frame.READ,
+            ]
         )
         path = chance.choice([b"/workspace/f\0", b"f\0", b"/workspace\0", b".\0", b"/nowhere\0", b"\0", b"x"])
         words = b"".join(
@@ -279,7 +287,7 @@ def test_actions_at_random(launcher: Launcher) -> None:
             Frame.TERMINAL: protocol.WINDOW.pack(chance.randrange(3), 80)
             + protocol.EXEC.pack(10**8, 0, 0, 1, chance.choice((0, 1, 2)), 0)
             + chance.choice([b"\0\0/bin/true\0", b"nobody\0/\0/bin/true\0", b"\0", b""]),
-            Frame.NOTIFY: chance.choice([b"", struct.pack("=I", chance.choice((0, 9, 15, 99)))]),
+            Frame.SIGNAL_COMMAND: chance.choice([b"", struct.pack("=I", chance.choice((0, 9, 15, 99)))]),
             Frame.POSTPONE: chance.choice([b"", struct.pack("=Q", chance.choice((0, 5, 2**64 - 1)))]),
             Frame.READ: path,
         }[kind]

@@ -26,7 +26,11 @@ BINARY = Path(__file__).parents[1] / "bin" / "dutyfree-init"
 
 _REPLY_MAX = 4096
 _PATIENCE = 30.0
-_UNDO = {Request.CREATE: Request.DESTROY, Request.LAYER: Request.FORGET, Request.SCRATCH: Request.FORGET}
+_UNDO = {
+    Request.CREATE: Request.DESTROY,
+    Request.LAYER: Request.REMOVE_LAYER,
+    Request.SCRATCH: Request.REMOVE_LAYER,
+}
 
 
 class LauncherError(SubstrateError):
@@ -45,12 +49,12 @@ class Reply(NamedTuple):
     descriptors: tuple[int, ...]
 
 
-_KEEPING = (Request.TAKE, Request.COPY, Request.MERGE)
+_KEEPING = (Request.SNAPSHOT_MOVE, Request.SNAPSHOT_COPY, Request.MERGE)
 
 
 def layers_of(reply: Reply) -> tuple[int, ...]:
     """The layers that a request kept."""
-    return struct.unpack_from(f"={reply.value}I", reply.text, protocol.KEPT.size)
+    return struct.unpack_from(f"={reply.value}I", reply.text, protocol.SNAPSHOT_USAGE.size)
 
 
 class Launcher:
@@ -204,7 +208,7 @@ class Launcher:
         if kind in _UNDO:
             self.tell(_UNDO[kind], reply.value)
         for layer in layers_of(reply) if kind in _KEEPING else ():
-            self.tell(Request.FORGET, layer)
+            self.tell(Request.REMOVE_LAYER, layer)
 
     def _lost(self, reason: str) -> None:
         if self._gone:

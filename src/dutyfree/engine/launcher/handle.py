@@ -47,11 +47,11 @@ class SandboxHandle:
         From outside: nothing in it can make it say otherwise. Raises ExecError.
         """
         try:
-            reply = await self._launcher.ask(Request.LOOK, self.number)
+            reply = await self._launcher.ask(Request.AUDIT, self.number)
         except LauncherError as error:
             raise ExecError(f"sandbox {self._name} cannot be looked at: {error.message}") from error
-        (memory,) = protocol.SEEN.unpack_from(reply.text)
-        return memory, reply.text[protocol.SEEN.size :].decode(errors="replace")
+        (memory,) = protocol.AUDIT_RESULT.unpack_from(reply.text)
+        return memory, reply.text[protocol.AUDIT_RESULT.size :].decode(errors="replace")
 
     async def responds(self) -> bool:
         """Whether the launcher answers soon."""

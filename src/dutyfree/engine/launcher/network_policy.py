@@ -26,7 +26,7 @@ HOST = "169.254.1.2"
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _DENYLIST = (Path(__file__).parents[1] / "init/egress/denylist.h").read_text("utf-8")
-NEVER = tuple(ipaddress.ip_network(text) for text in re.findall(r'NEVER\("(.+?)"', _DENYLIST))
+DENIED = tuple(ipaddress.ip_network(text) for text in re.findall(r'DENIED\("(.+?)"', _DENYLIST))
 """The networks that no sandbox reaches: the C program's own list."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -66,7 +66,7 @@ def _rule(entry: str) -> bytes:
     if text == "host":
         return protocol.RULE.pack(bytes(16), port, Rule.HOST, 0, 0)
     if text == "*":
-        return protocol.RULE.pack(bytes(16), port, Rule.BELOW, 0, 0)
+        return protocol.RULE.pack(bytes(16), port, Rule.SUBDOMAINS, 0, 0)
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:
@@ -75,7 +75,7 @@ def _rule(entry: str) -> bytes:
     else:
         return _address(entry, network, port)
     encoded = _name(entry, text.removeprefix("*."))
-    kind = Rule.BELOW if text.startswith("*.") else Rule.NAME
+    kind = Rule.SUBDOMAINS if text.startswith("*.") else Rule.NAME
     return protocol.RULE.pack(bytes(16), port, kind, 0, len(encoded)) + encoded
 
 
@@ -110,7 +110,7 @@ def _address(entry: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network,
         raise ValueError(f"{entry!r}: write addresses of IPv4 as such")
     if isinstance(first, ipaddress.IPv6Address) and first.scope_id:
         raise ValueError(f"{entry!r}: only link-local addresses have a zone, and these are never in reach")
-    if any(network.version == one.version and network.subnet_of(one) for one in NEVER):  # type: ignore[arg-type]
+    if any(network.version == one.version and network.subnet_of(one) for one in DENIED):  # type: ignore[arg-type]
         raise ValueError(f"{entry!r} is never in reach of a sandbox (this machine's loopback is `host`)")
     bits = network.prefixlen + (96 if network.version == 4 else 0)
     return protocol.RULE.pack(_mapped(first), port, Rule.ADDRESS, bits, 0)

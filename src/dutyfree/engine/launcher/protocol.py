@@ -15,19 +15,19 @@ class Request(IntEnum):
     HELLO = 1
     LAYER = 2
     SCRATCH = 3
-    FORGET = 4
+    REMOVE_LAYER = 4
     CREATE = 5
     DESTROY = 6
-    FILL = 8
+    SLOTS = 8
     FREEZE = 30
     THAW = 31
     NETWORK = 20
     CONNECT = 21
     PROBE = 50
-    TAKE = 70
-    COPY = 71
+    SNAPSHOT_MOVE = 70
+    SNAPSHOT_COPY = 71
     MERGE = 72
-    LOOK = 92
+    AUDIT = 92
 
 
 class Create(IntFlag):
@@ -41,7 +41,7 @@ class Network(IntFlag):
 class Rule(IntEnum):
     ADDRESS = 1
     NAME = 2
-    BELOW = 3
+    SUBDOMAINS = 3
     HOST = 4
 
 
@@ -55,16 +55,16 @@ class Frame(IntEnum):
     REMOVE = 7
     UNPACK = 8
     PACK = 9
-    SIGNAL = 10
+    SIGNAL_ALL = 10
     PING = 11
     TERMINAL = 12
     EDIT = 13
     SEARCH = 14
     WATCH = 15
-    NOTIFY = 16
+    SIGNAL_COMMAND = 16
     POSTPONE = 17
     VERIFY = 90
-    GIVE_WAY = 91
+    BACKGROUND = 91
     SERVICE = 100
     CALL = 101
     AWAIT = 102
@@ -128,7 +128,7 @@ ERROR_PATTERN = errno.EILSEQ
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
-LISTED_MAX = 32 << 20
+LISTING_MAX = 32 << 20
 FRAME_COST = 128
 """What a frame of output costs beyond its bytes, where these are counted: they may come one by one."""
 FOREVER = 1e9
@@ -148,12 +148,12 @@ REPLY = struct.Struct("=IiII")
 CREATE = struct.Struct("=IIQQQQ")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
 MERGE = struct.Struct(f"=II{LAYERS_MAX}I")
-KEPT = struct.Struct("=QQ")
-SEEN = struct.Struct("=Q")
+SNAPSHOT_USAGE = struct.Struct("=QQ")
+AUDIT_RESULT = struct.Struct("=Q")
 FRAME = struct.Struct("=IHHI")
 EXEC = struct.Struct("=QIIIII4x")
-CALLING = struct.Struct("=I")
-AWAITED = struct.Struct("=I")
+CALL_REQUEST = struct.Struct("=I")
+AWAIT_REQUEST = struct.Struct("=I")
 WRITE = struct.Struct("=I")
 NUMBER = struct.Struct("=I")
 NANOSECONDS = struct.Struct("=Q")
@@ -175,9 +175,9 @@ MEMBER = struct.Struct("=QII")
 
 _SLACK = 4 << 20  # what lies in two pipes when their process ends, and the last reads
 _KEPT = struct.Struct("=8xII")
-_BEFORE_EXEC = {Frame.TERMINAL: WINDOW.size, Frame.CALL: CALLING.size}
+_BEFORE_EXEC = {Frame.TERMINAL: WINDOW.size, Frame.CALL: CALL_REQUEST.size}
 _COMMANDS = (Frame.EXEC, Frame.CALL, Frame.SERVICE, Frame.TERMINAL)
-_ROOM = {Frame.LIST: LISTED_MAX + _SLACK, Frame.SEARCH: LISTED_MAX + _SLACK}
+_ROOM = {Frame.LIST: LISTING_MAX + _SLACK, Frame.SEARCH: LISTING_MAX + _SLACK}
 
 Tree = tuple[str, tuple[int, ...]]
 """Where it is mounted, relative to the root ("" for it), and its layers, uppermost first."""

@@ -75,7 +75,7 @@ class MemoryLayers:
                 del self._users[layer]
                 self._sizes.pop(layer, None)
                 self._weights.pop(layer, None)
-                self._launcher.tell(Request.FORGET, layer)
+                self._launcher.tell(Request.REMOVE_LAYER, layer)
                 if (unused := self._lent.pop(layer, None)) is not None:
                     unused(layer)
 
@@ -92,7 +92,7 @@ class MemoryLayers:
         """
         reply = await self._launcher.ask(kind, number, b"\1" if final else b"")
         layers = layers_of(reply)
-        size, _ = protocol.KEPT.unpack_from(reply.text)
+        size, _ = protocol.SNAPSHOT_USAGE.unpack_from(reply.text)
         for index, layer in enumerate(layers):  # they are one file system, counted once
             self._sizes[layer] = 0 if index else size
             self._weights[layer] = size
@@ -143,7 +143,7 @@ class MemoryLayers:
         """One layer of several, held once."""
         reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(layers))
         (one,) = layers_of(reply)
-        self._sizes[one], _ = protocol.KEPT.unpack_from(reply.text)
+        self._sizes[one], _ = protocol.SNAPSHOT_USAGE.unpack_from(reply.text)
         self._weights[one] = self._sizes[one]
         self._users[one] = 1
         return one

@@ -121,7 +121,7 @@ class Channel(Unanswered):
         if self._waiting or self._unsent or self._closed is not None:
             return False
         nothing = protocol.NUMBER.pack(0)
-        _, answer = self._post(Frame.SIGNAL, nothing, None, Answer(self._loop, protocol.INLINE_MAX))
+        _, answer = self._post(Frame.SIGNAL_ALL, nothing, None, Answer(self._loop, protocol.INLINE_MAX))
         self.expect(answer, 0.0)
         self._detained = True
         try:

@@ -300,7 +300,7 @@ class CommandSandbox:
 
     def give_way(self, yes: bool) -> None:
         """Whether what runs in it gives way to all other work."""
-        self._usable().tell(Frame.GIVE_WAY, 0, protocol.NUMBER.pack(yes))
+        self._usable().tell(Frame.BACKGROUND, 0, protocol.NUMBER.pack(yes))
 
     async def connect(self, port: int) -> SocketStream:
         if not 0 < port < 65536:
@@ -349,7 +349,7 @@ class CommandSandbox:
         channel.release()
 
     async def _signal(self, channel: Channel, number: signal.Signals) -> None:
-        answer = await channel.ask(Frame.SIGNAL, protocol.NUMBER.pack(number), timeout=0.0)
+        answer = await channel.ask(Frame.SIGNAL_ALL, protocol.NUMBER.pack(number), timeout=0.0)
         check(answer.done.result(), "/")
 
     # --- The end ------------------------------------------------------------------------------------

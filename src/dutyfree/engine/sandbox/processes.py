@@ -206,7 +206,7 @@ class NativeProcess:
         if not 0 < number < 65:
             raise LimitError(f"there is no signal {number}")
         if self.running:
-            self._channel.tell(Frame.NOTIFY, self._identity, protocol.NUMBER.pack(number))
+            self._channel.tell(Frame.SIGNAL_COMMAND, self._identity, protocol.NUMBER.pack(number))
 
     async def write(self, data: bytes) -> None:
         if self._stdin is None:

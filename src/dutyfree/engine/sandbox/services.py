@@ -106,7 +106,7 @@ class ServingSandbox(ForkingSandbox):
             identity = await self._awake(warm)
             given = None if stdin is None else await contents.memory_file(stdin)
             channel = self._usable()
-            wanted = protocol.CALLING.pack(identity) + payload
+            wanted = protocol.CALL_REQUEST.pack(identity) + payload
             identity, running = channel.exec(wanted, given, timeout, Frame.CALL)
             try:
                 ended = await running.ended
@@ -205,7 +205,7 @@ class ServingSandbox(ForkingSandbox):
         elif ready.file is not None or ready.socket is not None:
             kind = Await.FILE if ready.file is not None else Await.SOCKET
             path = self._path(ready.file or ready.socket or "")
-            answer = await channel.ask(Frame.AWAIT, protocol.AWAITED.pack(kind) + path)
+            answer = await channel.ask(Frame.AWAIT, protocol.AWAIT_REQUEST.pack(kind) + path)
             check(answer.done.result(), ready.file or ready.socket or "")
         else:
             await channel.ask(Frame.PING, b"")  # answered after a refusal to start it

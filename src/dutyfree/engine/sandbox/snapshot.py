@@ -109,7 +109,7 @@ class ForkingSandbox(CommandSandbox):
         channel = self._usable()
         await self._signal(channel, signal.SIGKILL)
         try:
-            trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees, final=True)
+            trees = await self._layers.keep(Request.SNAPSHOT_MOVE, self._box.number, self._trees, final=True)
             return StartState(trees, self._of_image, self._origin)
         except LauncherError as error:
             raise ExecError(f"sandbox {self.id} could not be kept: {error.message}") from error
@@ -143,7 +143,7 @@ class ForkingSandbox(CommandSandbox):
         async with self._keeping:
             try:
                 if self._paused is not None and not self._closed:
-                    return await self._layers.keep(Request.COPY, self._box.number, self._trees)
+                    return await self._layers.keep(Request.SNAPSHOT_COPY, self._box.number, self._trees)
                 with self._launcher_request() as channel:
                     return await (self._take(channel) if await channel.detain() else self._copy(channel))
             except LauncherError as error:
@@ -156,11 +156,11 @@ class ForkingSandbox(CommandSandbox):
         """A successor upon what was written; or a copy, where there is little, or more would be lost."""
         try:
             try:
-                trees = await self._layers.keep(Request.TAKE, self._box.number, self._trees)
+                trees = await self._layers.keep(Request.SNAPSHOT_MOVE, self._box.number, self._trees)
             except LauncherError as error:
                 if error.number != errno.EBUSY:
                     raise
-                trees = await self._layers.keep(Request.COPY, self._box.number, self._trees)
+                trees = await self._layers.keep(Request.SNAPSHOT_COPY, self._box.number, self._trees)
                 channel.carry_on()
                 return trees
         except BaseException:
@@ -186,7 +186,7 @@ class ForkingSandbox(CommandSandbox):
         begin = perf_counter()
         try:
             await self._stand_still(channel)
-            return await self._layers.keep(Request.COPY, self._box.number, self._trees)
+            return await self._layers.keep(Request.SNAPSHOT_COPY, self._box.number, self._trees)
         finally:
             await self._go_on(channel, begin)
 
