@@ -43,7 +43,6 @@ HARMLESS = {
     # Of /proc, which never waits for a disk:
     "io.BufferedReader.read": ("substrates/local/reaper.py", "last_pid"),
     "io.TextIOWrapper.read": ("substrates/local/reaper.py", "last_pid"),
-    "os.stat": ("substrates/bare/__init__.py", "_template"),  # once for a recipe
 }
 """Calls that BlockBuster takes for blocking, and where they are not."""
 

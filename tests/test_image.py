@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from dutyfree import debian, paths, study_image
+from dutyfree import paths, study_image
 from dutyfree.contract.errors import Unavailable
 
 SOURCES = """\
@@ -78,16 +78,16 @@ def test_mirror_is_the_machines_own(tmp_path: Path, name: str, text: str, found:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    assert debian.mirror("trixie", tmp_path) == found
+    assert study_image.mirror("trixie", tmp_path) == found
 
 
 def test_mirror_list(tmp_path: Path) -> None:
     (tmp_path / "mirrors").write_text("https://first.example/debian\nhttps://second.example/debian\n")
     line = f"deb mirror+file:{tmp_path}/mirrors trixie main\n"
     (tmp_path / "sources.list").write_text(line)
-    assert debian.mirror("trixie", tmp_path) == "https://first.example/debian"
+    assert study_image.mirror("trixie", tmp_path) == "https://first.example/debian"
     (tmp_path / "mirrors").unlink()
-    assert debian.mirror("trixie", tmp_path) is None
+    assert study_image.mirror("trixie", tmp_path) is None
 
 
 def test_half_an_image_is_none(cache: Path) -> None:
@@ -118,11 +118,11 @@ def test_a_new_image_replaces_the_old(cache: Path) -> None:
 
 @pytest.mark.anyio
 async def test_build_gives_what_the_cache_holds(cache: Path) -> None:
-    def plant() -> study_image.Image:
+    def plant() -> study_image.StudyImage:
         (cache / "images").mkdir(parents=True)
         scratch = cache / "images" / "image.tar"
         scratch.write_bytes(b"held")
-        return study_image._publish(scratch, debian.suite())
+        return study_image._publish(scratch, study_image.suite())
 
     made = await anyio.to_thread.run_sync(plant)
     assert await study_image.build() == made
@@ -218,7 +218,7 @@ def test_broken_off_build_leaves_nothing(
     assert sorted(path.name for path in (cache / "images").iterdir()) == sorted([scratch.name, "lock"])
 
 
-def portrait(made: study_image.Image) -> tuple[list[str], list[str], dict[str, object]]:
+def portrait(made: study_image.StudyImage) -> tuple[list[str], list[str], dict[str, object]]:
     """Names in the tar, names beside it, and its record."""
     with tarfile.open(made.tar) as tar:
         names = tar.getnames()
@@ -231,7 +231,7 @@ def portrait(made: study_image.Image) -> tuple[list[str], list[str], dict[str, o
 @pytest.mark.anyio
 async def test_build(cache: Path) -> None:
     said: list[str] = []
-    made: list[study_image.Image] = []
+    made: list[study_image.StudyImage] = []
 
     async def build() -> None:
         made.append(await study_image.build(progress=said.append))

@@ -15,6 +15,7 @@ from msgspec import Meta
 from dutyfree import Limits, validation
 from dutyfree.recipes.toml import _File
 from dutyfree.study.plan import Plan
+from dutyfree.validation import suggestion
 
 JARGON = re.compile(r"`|\$|Expected|Object|Invalid|enum|\b(int|str|bool|float|array|object|null|NoneType)\b")
 
@@ -109,3 +110,20 @@ def test_whatever_msgspec_refuses_is_explained_and_nothing_else(kind: Any, data:
         assert not JARGON.search(told.message), told
     else:
         assert validation._find(table, msgspec.inspect.type_info(kind), ()) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("natvie", "native"), ("dokcer", "docker"), ("NATIVE", "native"), ("bear", "bare")]
+)
+def test_names_the_closest_known_word(word: str, meant: str) -> None:
+    assert suggestion(word, ["native", "docker", "bare"]) == f"did you mean {meant!r}?"
+
+
+def test_keeps_the_spelling_of_the_known_word() -> None:
+    assert suggestion("run_id", ["Run-Id"]) == "did you mean 'Run-Id'?"
+
+
+@pytest.mark.parametrize("word", ["", "zzz", "kubernetes"])
+def test_says_nothing_where_no_word_is_close(word: str) -> None:
+    assert suggestion(word, ["native", "docker", "bare"]) == ""
+    assert suggestion(word, []) == ""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from dutyfree.contract.errors import ActionError
     from dutyfree.contract.services import Ready, Service
-    from dutyfree.substrates import open  # noqa: A004 (dutyfree.open reads as intended)
+    from dutyfree.substrates import open
 else:
 
     def __getattr__(name: str) -> object:

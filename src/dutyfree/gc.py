@@ -28,7 +28,7 @@ from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.store import sweep
 from dutyfree.engine.store.locks import try_lock
 from dutyfree.engine.store.store import Store
-from dutyfree.substrates.bare import leftovers as bare
+from dutyfree.substrates.bare import substrate as bare
 from dutyfree.substrates.local.reaper import remove_tree
 
 DYING_SECONDS = 10.0
@@ -156,34 +156,35 @@ def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: boo
 
 
 async def _docker(dry_run: bool) -> list[Leftover]:
-    from dutyfree.substrates.docker import http, leftovers, reaching
-    from dutyfree.substrates.docker import images as pictures
+    from dutyfree.substrates.docker import gc as docker
+    from dutyfree.substrates.docker import images
+    from dutyfree.substrates.docker.engine import EngineError, EngineLost, connected
 
     found = []
     try:
-        async with reaching.connected() as engine:
-            for container in await leftovers.leftovers(engine, "containers"):
+        async with connected() as engine:
+            for container in await docker.leftovers(engine, "containers"):
                 try:
                     facts = await engine.request("GET", f"/containers/{container}/json", query={"size": "1"})
-                except http.EngineError as error:
+                except EngineError as error:
                     if error.status == 404:
                         continue  # somebody else was faster
                     raise
                 failure = ""
                 try:
                     if not dry_run:
-                        await leftovers.remove(engine, container)
+                        await docker.remove(engine, container)
                 except CleanupError as error:
                     failure = error.message
                 found.append(Leftover("Docker container", container[:12], facts.get("SizeRw"), failure))
-            orphans = await leftovers.leftovers(engine, "images")
+            orphans = await docker.leftovers(engine, "images")
             for orphan in orphans:
-                held = await pictures.inspect(engine, orphan) or {}
+                held = await images.inspect(engine, orphan) or {}
                 found.append(Leftover("Docker image", orphan.removeprefix("sha256:")[:12], held.get("Size")))
             if not dry_run:
-                await pictures.remove(engine, orphans)
+                await images.remove(engine, orphans)
     except Unavailable:
         return found  # no engine, nothing in it
-    except (http.EngineError, http.EngineLost) as error:
+    except (EngineError, EngineLost) as error:
         found.append(Leftover("Docker engine", "its containers and images", failure=str(error)))
     return found

@@ -22,7 +22,7 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -31,7 +31,7 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from dutyfree import debian, paths
+from dutyfree import paths
 from dutyfree.contract.errors import Unavailable
 from dutyfree.engine.store.locks import try_lock
 
@@ -67,7 +67,7 @@ Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
-class Image(msgspec.Struct, frozen=True):
+class StudyImage(msgspec.Struct, frozen=True):
     """A root filesystem in the cache."""
 
     name: str
@@ -82,10 +82,10 @@ class Image(msgspec.Struct, frozen=True):
         return folder() / self.name
 
 
-def built() -> Image | None:
+def built() -> StudyImage | None:
     """The image in the cache that ``build`` would give without building; None if there is none."""
     try:
-        image = msgspec.json.decode(_record().read_bytes(), type=Image)
+        image = msgspec.json.decode(_record().read_bytes(), type=StudyImage)
         return image if image.tar.stat().st_size == image.size else None
     except (OSError, msgspec.DecodeError):
         return None
@@ -96,7 +96,7 @@ def chosen() -> bool:
     return _choice().exists()
 
 
-async def build(*, progress: Progress | None = None, force: bool = False, choose: bool = True) -> Image:
+async def build(*, progress: Progress | None = None, force: bool = False, choose: bool = True) -> StudyImage:
     """The study's root filesystem, made unless the cache holds it (about a minute, 400 MB, root).
 
     From then on it is the study's image again, if ``from_reference`` had taken another; ``choose=False``
@@ -108,7 +108,7 @@ async def build(*, progress: Progress | None = None, force: bool = False, choose
     return image
 
 
-async def _found_or_made(say: Progress, force: bool) -> Image:
+async def _found_or_made(say: Progress, force: bool) -> StudyImage:
     if not force and (image := await anyio.to_thread.run_sync(built)):
         return image
     _require_root()
@@ -148,7 +148,7 @@ def folder() -> Path:
 
 
 def _record() -> Path:
-    spec = msgspec.json.encode([FORMAT, debian.suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
+    spec = msgspec.json.encode([FORMAT, suite(), PACKAGES, DROPPED, DOCUMENTATION, os.uname().machine])
     return folder() / f"study-{hashlib.sha256(spec).hexdigest()[:16]}.json"
 
 
@@ -227,7 +227,7 @@ def _scratch() -> Path:
     return Path(tempfile.mkdtemp(prefix="build-", dir=folder()))
 
 
-async def _build(scratch: Path, say: Progress) -> Image:
+async def _build(scratch: Path, say: Progress) -> StudyImage:
     root = scratch / "root"
     started = time.monotonic()
     wanted, source, environment = await anyio.to_thread.run_sync(_circumstances)
@@ -246,8 +246,8 @@ async def _build(scratch: Path, say: Progress) -> Image:
 
 def _circumstances() -> tuple[str, str | None, dict[str, str]]:
     """Suite, mirror and environment of a build on this machine."""
-    wanted = debian.suite()
-    return wanted, debian.mirror(wanted), _environment()
+    wanted = suite()
+    return wanted, mirror(wanted), _environment()
 
 
 def _namespaces() -> list[str]:
@@ -321,13 +321,13 @@ def _clean(root: Path) -> None:
     (root / "etc/resolv.conf").unlink(missing_ok=True)  # the builder's; every substrate writes its own
 
 
-def _publish(scratch: Path, wanted: str) -> Image:
+def _publish(scratch: Path, wanted: str) -> StudyImage:
     with scratch.open("rb+") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     record = _record()
     tar = record.with_name(f"{record.stem}-{digest[:16]}.tar")
-    image = Image(tar.name, f"sha256:{digest}", scratch.stat().st_size, wanted, PACKAGES)
+    image = StudyImage(tar.name, f"sha256:{digest}", scratch.stat().st_size, wanted, PACKAGES)
     scratch.rename(tar)
     half = scratch.with_name(record.name)
     half.write_bytes(msgspec.json.encode(image))
@@ -336,3 +336,73 @@ def _publish(scratch: Path, wanted: str) -> Image:
         if old != tar:
             old.unlink()
     return image
+
+
+# --- Debian -------------------------------------------------------------------------------------------------
+
+FALLBACK_SUITE = "bookworm"
+
+
+def suite() -> str:
+    """The host's own Debian suite, so that bare and image agree; else a fixed one."""
+    release: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/etc/os-release").read_text().splitlines():
+            name, _, value = line.partition("=")
+            release[name] = value.strip().strip("\"'")
+    return (
+        release.get("VERSION_CODENAME") or FALLBACK_SUITE if release.get("ID") == "debian" else FALLBACK_SUITE
+    )
+
+
+def mirror(wanted: str, etc: Path = Path("/etc/apt")) -> str | None:
+    """Where this machine's apt gets ``wanted``'s main component; None leaves it to debootstrap."""
+    for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            continue
+        read = _stanzas(text) if path.suffix == ".sources" else _lines(text)
+        # The main list may be in either format.
+        for uri, suites, components in (*read, *(_stanzas(text) if path.name == "sources.list" else ())):
+            if wanted in suites and "main" in components:
+                return _resolved(uri)
+    return None
+
+
+def _lines(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] != ["deb"]:
+            continue
+        if len(words) > 1 and words[1].startswith("["):
+            end = next((place for place, word in enumerate(words) if word.endswith("]")), len(words))
+            words[1 : end + 1] = []
+        if len(words) > 3:
+            yield words[1], [words[2]], words[3:]
+
+
+def _stanzas(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in kept.split("\n\n"):
+        fields: dict[str, list[str]] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1].isspace():
+                fields.setdefault(name, []).extend(line.split())
+            else:
+                name, _, value = line.partition(":")
+                name = name.lower()
+                fields[name] = value.split()
+        if "deb" in fields.get("types", ()) and fields.get("enabled") != ["no"]:
+            for uri in fields.get("uris", ()):
+                yield uri, fields.get("suites", []), fields.get("components", [])
+
+
+def _resolved(uri: str) -> str | None:
+    """A mirror list names several places: its first will do."""
+    if uri.startswith("mirror+file:"):
+        with contextlib.suppress(OSError, IndexError):
+            return Path(uri.removeprefix("mirror+file:")).read_text().split()[0]
+        return None
+    return uri if uri.partition(":")[0] in ("http", "https", "file") else None

@@ -35,7 +35,7 @@ _WRAPPED = (contract.Substrate, contract.Sandbox, abilities.Leasing)
 _DATA = (msgspec.Struct, bytes, str, int, float, dict, os.PathLike)
 
 
-def open(name: str, **options: Any) -> AbstractContextManager[Any]:  # noqa: A001
+def open(name: str, **options: Any) -> AbstractContextManager[Any]:
     """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises, and when it does."""
     return _opened(substrates.open(name, **options))
 

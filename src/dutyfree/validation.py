@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import inspect
-
-from dutyfree.suggestion import suggestion
 
 LONGEST = 60
 """Characters that are shown of a wrong value."""
@@ -222,3 +221,12 @@ def _tables(at: Place) -> str:
 
 def _header(keys: list[str]) -> str:
     return f"[{'.'.join(keys)}] " if keys else ""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'native'?``, or nothing where no known word is close to it."""
+    import difflib  # only for an error
+
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1)
+    return f"did you mean {lowered[close[0]]!r}?" if close else ""

@@ -32,7 +32,7 @@ def maps(launcher: int) -> list[int]:
 
 async def test_no_two_sandboxes_have_the_same_ids() -> None:
     async with dutyfree.open("native", ready=0) as one, dutyfree.open("native", ready=0) as other:
-        if one.features.mode == "rootless":  # type: ignore[attr-defined]
+        if one.features.mode == "rootless":
             pytest.skip("without root there is one range for all; to enable it: run as root")
         async with (
             one.sandbox(),

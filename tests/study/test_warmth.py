@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch):
         ("native-warm", []),
     ],
 )
-async def test_a_trial_counts_stages_as_set_up(name, ran):
+async def test_a_trial_counts_stages_as_set_up(name: str, ran: list[str]) -> None:
     async with dutyfree.open(name) as substrate:
         assert isinstance(substrate, Warmed)
         workload = WORKLOAD.with_setup_in_recipe()

@@ -28,7 +28,7 @@ from dutyfree.contract.errors import (
     Unavailable,
     verdict,
 )
-from dutyfree.substrates.bare.leftovers import PREFIX, remove_leftovers
+from dutyfree.substrates.bare.substrate import PREFIX, remove_leftovers
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED

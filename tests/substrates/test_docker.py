@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -25,7 +25,7 @@ import msgspec
 import pytest
 
 import dutyfree
-from dutyfree import Limits, Recipe, Stage, debian, substrates
+from dutyfree import Limits, Recipe, Stage, substrates
 from dutyfree import study_image as study
 from dutyfree.contract.abilities import Pausable
 from dutyfree.contract.entries import Links
@@ -38,14 +38,15 @@ from dutyfree.contract.errors import (
     Unavailable,
 )
 from dutyfree.study_image import REFERENCE
-from dutyfree.substrates.docker import DockerConfig, adopt_image, files, import_study, reaching, socket_path
+from dutyfree.substrates.docker import DockerConfig, adopt_image, import_study, socket_path
 from dutyfree.substrates.docker import images as image_module
-from dutyfree.substrates.docker.execution import Execution, Request
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.execution import ExecRequest, Execution
+from dutyfree.substrates.docker.gc import PROCESS
 from dutyfree.substrates.docker.images import identify, inspect
-from dutyfree.substrates.docker.leftovers import PROCESS
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
+from dutyfree.substrates.local.archive import unpack
 from dutyfree.substrates.local.owner import identity
 from tests.awaiting import appeared, overrun
 from tests.engine import counts
@@ -61,7 +62,7 @@ BUSYBOX = "dutyfree/test-busybox:latest"
 async def docker() -> AsyncIterator[DockerSubstrate]:
     async with dutyfree.open("docker") as opened:
         await opened.prepare()
-        yield cast("DockerSubstrate", opened)
+        yield opened
 
 
 @pytest.fixture
@@ -395,7 +396,7 @@ async def test_engine_that_dies_under_a_command(
     async with proxied(tmp_path) as proxy:
         with pytest.raises(CleanupError) as caught:  # noqa: PT012
             async with dutyfree.open("docker", host=proxy.path) as opened:
-                label = cast("DockerSubstrate", opened).owner
+                label = opened.owner
                 async with opened.sandbox() as sandbox, anyio.create_task_group() as tasks:
                     tasks.start_soon(run, sandbox)
                     await appeared(sandbox, "begun")
@@ -414,22 +415,19 @@ async def test_engine_that_dies_under_a_command(
 
 @real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-async def test_engine_that_hangs(
-    docker: DockerSubstrate, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engine_that_hangs(docker: DockerSubstrate, engine: Engine, tmp_path: Path) -> None:
     del docker  # whose image is there already
     label = ""
     async with proxied(tmp_path) as proxy:
+        options: dict[str, Any] = {"host": proxy.path, "answer_seconds": 5.0, "remove_seconds": 5.0}
         with anyio.fail_after(60):
-            with pytest.raises(CleanupError, match=r"does not answer within 0\.5 s"):  # noqa: PT012
-                async with dutyfree.open("docker", host=proxy.path) as opened:
-                    label = cast("DockerSubstrate", opened).owner
+            with pytest.raises(CleanupError, match=r"does not answer within 5 s"):  # noqa: PT012
+                async with dutyfree.open("docker", **options) as opened:
+                    label = opened.owner
                     async with opened.sandbox():
-                        monkeypatch.setattr(reaching, "LOOK_SECONDS", 0.5)
-                        monkeypatch.setattr(image_module, "REMOVE_SECONDS", 0.5)
                         proxy.hang()
             with pytest.raises(Unavailable, match="does not answer"):
-                async with dutyfree.open("docker", host=proxy.path):
+                async with dutyfree.open("docker", **options):
                     pass
     for container in await containers(engine, label):
         await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
@@ -442,7 +440,7 @@ async def test_failed_removal_does_not_hide_the_failure_before_it(engine: Engine
     async with proxied(tmp_path) as proxy:
         with pytest.raises(KeyError):  # noqa: PT012
             async with dutyfree.open("docker", host=proxy.path) as opened:
-                label = cast("DockerSubstrate", opened).owner
+                label = opened.owner
                 async with opened.sandbox():
                     await proxy.break_off()
                     raise KeyError
@@ -455,7 +453,7 @@ async def test_engine_that_goes_away_between_two_questions() -> None:
         async def request(self, method: str, path: str, **_: Any) -> Any:
             raise EngineError(500, "lost it") if path.startswith("/exec/") else EngineLost("gone")
 
-    execution = Execution(Leaving("/nowhere"), "container", Request(command="true", cwd="/", output=1))
+    execution = Execution(Leaving("/nowhere"), "container", ExecRequest(command="true", cwd="/", output=1))
     with pytest.raises(ExecError, match="went away: gone"):
         await execution._inspect()
 
@@ -664,7 +662,7 @@ def test_the_image_asked_for_last_is_the_studys(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path))
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "image.tar").write_bytes(b"held")
-    built = study._publish(tmp_path / "images" / "image.tar", debian.suite())
+    built = study._publish(tmp_path / "images" / "image.tar", study.suite())
     adopted: dict[str, Any] = {"Config": {"Labels": None}}
     imported = {"Config": {"Labels": {image_module.DIGEST_LABEL: built.digest}}}
     older = {"Config": {"Labels": {image_module.DIGEST_LABEL: "sha256:other"}}}
@@ -734,7 +732,7 @@ ALL_LINKS = Links("top", outside=True)
 def test_hostile_names_cannot_leave_the_target(tmp_path: Path, name: str) -> None:
     top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
     with pytest.raises(PermissionError):
-        files.unpack(archive(top, (name, {}, b"evil")), tmp_path / "in" / "target", ALL_LINKS)
+        unpack(archive(top, (name, {}, b"evil")), tmp_path / "in" / "target", ALL_LINKS)
     assert not list(tmp_path.rglob("out"))
 
 
@@ -744,15 +742,15 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
     link = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside)}, b"")
     with pytest.raises(PermissionError, match="link"):
-        files.unpack(archive(top, link, ("top/link/file", {}, b"evil")), tmp_path / "target", ALL_LINKS)
+        unpack(archive(top, link, ("top/link/file", {}, b"evil")), tmp_path / "target", ALL_LINKS)
     assert list(outside.iterdir()) == []
     (outside / "kept").write_bytes(b"good")
     over = ("top/link", {"type": tarfile.SYMTYPE, "linkname": str(outside / "kept")}, b"")
-    files.unpack(archive(top, over, ("top/link", {}, b"evil")), tmp_path / "other", ALL_LINKS)
+    unpack(archive(top, over, ("top/link", {}, b"evil")), tmp_path / "other", ALL_LINKS)
     assert (outside / "kept").read_bytes() == b"good"
     hard = ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "../outside/kept"}, b"")
     with pytest.raises(PermissionError):
-        files.unpack(archive(top, hard), tmp_path / "third", ALL_LINKS)
+        unpack(archive(top, hard), tmp_path / "third", ALL_LINKS)
 
 
 def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
@@ -773,8 +771,8 @@ def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
         ("top/hard", {"type": tarfile.LNKTYPE, "linkname": "top/file"}, b""),
     )
     for _ in range(2):
-        files.unpack(archive(top, *planted), target, ALL_LINKS)
-        files.unpack(later, target, ALL_LINKS)
+        unpack(archive(top, *planted), target, ALL_LINKS)
+        unpack(later, target, ALL_LINKS)
         assert (target / "hard").read_bytes() == (target / "directory" / "evil").read_bytes() == b"evil"
         assert [(path.name, path.read_bytes()) for path in outside.iterdir()] == [("kept", b"good")]
         assert outside.stat().st_mode & 0o777 == 0o700
@@ -785,7 +783,7 @@ def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "link").symlink_to(outside)
     with pytest.raises(PermissionError, match="link/file"):
-        files.unpack(archive(top, ("top/link/file", {}, b"evil")), tmp_path / "other", ALL_LINKS)
+        unpack(archive(top, ("top/link/file", {}, b"evil")), tmp_path / "other", ALL_LINKS)
 
 
 def test_config_is_frozen_and_checked() -> None:

@@ -138,7 +138,7 @@ def test_what_is_written_to_while_it_is_removed(tmp_path: Path, monkeypatch: pyt
 
 def test_no_marker_is_no_process_s() -> None:
     """What asks for none, such as a reaper that has only a directory to remove, kills no stranger."""
-    found = reaper.Found(1, b"PATH=/bin\0HOME=/\0", "")
+    found = reaper.LiveProcess(1, b"PATH=/bin\0HOME=/\0", "")
     assert found.bears("HOME=/")
     assert not found.bears("")
-    assert not reaper.Found(1, b"", "").bears("")
+    assert not reaper.LiveProcess(1, b"", "").bears("")

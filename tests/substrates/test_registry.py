@@ -149,7 +149,7 @@ async def test_a_third_partys_substrate(distribution):
 def test_a_third_party_cannot_take_our_names(distribution):
     distribution("bare = theirs_package:Theirs")
     assert substrates.names().count("bare") == 1
-    assert substrates.provider("bare").__module__ == "dutyfree.substrates.bare"
+    assert substrates.provider("bare").__module__ == "dutyfree.substrates.bare.substrate"
 
 
 @pytest.mark.parametrize("value", ["theirs_package:Missing", "no_such_module:Theirs"])

@@ -91,7 +91,7 @@ def _main() -> int:
 
 
 def unknown_option(word: str, known: Iterable[str], command: str) -> UsageError:
-    from dutyfree.suggestion import suggestion
+    from dutyfree.validation import suggestion
 
     return UsageError(
         f"there is no option {word}", remedy=suggestion(word, known) or f"see: {command} --help"

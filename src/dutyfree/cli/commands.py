@@ -18,7 +18,7 @@ from cyclopts import (
 import dutyfree
 from dutyfree.cli import unknown_option
 from dutyfree.contract.errors import UsageError
-from dutyfree.suggestion import suggestion
+from dutyfree.validation import suggestion
 
 
 class _Listing(App):

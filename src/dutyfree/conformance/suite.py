@@ -23,7 +23,7 @@ import msgspec
 
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.contract.errors import UsageError
-from dutyfree.suggestion import suggestion
+from dutyfree.validation import suggestion
 
 Needs: TypeAlias = Literal["nothing", "commands", "python"]
 """What must work in a sandbox for the check to make sense: real commands, or also ``python3``."""

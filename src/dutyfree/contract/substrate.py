@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from dutyfree.contract.errors import UsageError
 from dutyfree.contract.limits import Limits
 from dutyfree.contract.recipe import Recipe
 from dutyfree.contract.sandbox import Sandbox
@@ -71,3 +72,19 @@ class Provider(Protocol):
     async def probe(self, config: msgspec.Struct, /) -> Availability:
         """A cheap look at whether it would open; raises nothing. A classmethod."""
         ...
+
+
+def refuse_second_entry(is_open: bool, substrate: str) -> None:
+    """Raises UsageError for a substrate that is open: entering it again would lose what it holds."""
+    if is_open:
+        raise UsageError(
+            f"{substrate} is open already", remedy="enter it once and share it, or open another one"
+        )
+
+
+def require_open(is_open: bool) -> None:
+    """Raises UsageError for a substrate that was not entered yet, or is left already."""
+    if not is_open:
+        raise UsageError(
+            "the substrate is not open", remedy="use it inside of: async with dutyfree.open(…) as substrate"
+        )

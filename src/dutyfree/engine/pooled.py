@@ -14,6 +14,7 @@ from dutyfree.contract import Limits, Recipe, Stage, limited
 from dutyfree.contract.arguments import check_count
 from dutyfree.contract.recipe import checked
 from dutyfree.contract.served import Served
+from dutyfree.contract.substrate import require_open
 from dutyfree.engine.host import sandbox_labels
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.sandbox_labels import LabelFile
@@ -29,7 +30,6 @@ from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.pooling import Keeping
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.snapshot import entered
-from dutyfree.substrates.local.lifecycle import require_open
 
 OPEN = Limits(network="on")
 """Of sandboxes in which stages are run, as image builds have it."""

@@ -13,7 +13,6 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import RecipeError, UsageError
 from dutyfree.contract.services import Service
 from dutyfree.recipes import stages
-from dutyfree.suggestion import suggestion
 
 
 class _Repository(
@@ -187,7 +186,7 @@ def _stage(table: dict[str, object], root: Path) -> Stage:
         listed = f"the kinds are: {', '.join(kinds)}"
         if kind is None:
             raise UsageError("the key 'kind' is missing", remedy=listed)
-        remedy = f"{suggestion(kind, kinds)} {listed}".strip() if isinstance(kind, str) else listed
+        remedy = f"{validation.suggestion(kind, kinds)} {listed}".strip() if isinstance(kind, str) else listed
         raise UsageError(f"there is no kind of stage {kind!r}", remedy=remedy)
     try:
         stage = msgspec.convert(table, known).stage(root)

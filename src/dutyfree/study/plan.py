@@ -19,7 +19,6 @@ from msgspec import Meta
 from dutyfree import substrates, validation
 from dutyfree.contract.errors import OptionError, PlanError, UsageError
 from dutyfree.study.records import Trial
-from dutyfree.suggestion import suggestion
 from dutyfree.workloads import check_name
 
 
@@ -138,7 +137,7 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
             if label not in plan.substrates:
                 raise PlanError(
                     f"{where}: {key} names {label!r}, which is not among the substrates",
-                    remedy=suggestion(label, plan.substrates) or f"add {label!r} to substrates",
+                    remedy=validation.suggestion(label, plan.substrates) or f"add {label!r} to substrates",
                 )
     _check_workloads(plan, where)
     if plan.timeout <= 0:
@@ -174,7 +173,7 @@ def _check_workloads(plan: Plan, where: str) -> None:
         if workload not in plan.workloads:
             raise PlanError(
                 f"{where}: [parallel] names {workload!r}, which is not among the workloads",
-                remedy=suggestion(workload, plan.workloads) or f"add {workload} to [workloads]",
+                remedy=validation.suggestion(workload, plan.workloads) or f"add {workload} to [workloads]",
             )
         if any(level < 2 for level in levels) or len(set(levels)) != len(levels):
             raise PlanError(f"{where}: [parallel] {workload} must hold different numbers above 1")

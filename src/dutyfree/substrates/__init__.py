@@ -4,6 +4,6 @@ Start with ``registry``; ``toolkit`` is for authors of substrates, ``local`` has
 machine share. This room imports the contract and the engine; it knows nothing of the study.
 """
 
-from dutyfree.substrates.registry import BUILT_IN, configure, names, open, probe, provider  # noqa: A004
+from dutyfree.substrates.registry import BUILT_IN, configure, names, open, probe, provider
 
 __all__ = ["BUILT_IN", "configure", "names", "open", "probe", "provider"]

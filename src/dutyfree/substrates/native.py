@@ -29,6 +29,7 @@ from dutyfree.contract import Availability, Limits, Recipe, Stage, limited
 from dutyfree.contract.errors import CleanupError, CreateError, OptionError, Unavailable, UsageError
 from dutyfree.contract.recipe import checked
 from dutyfree.contract.served import Served, ServedKind
+from dutyfree.contract.substrate import refuse_second_entry, require_open
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerSet, PeerStats
 from dutyfree.engine.host import features, requirements, sandbox_labels
@@ -55,7 +56,6 @@ from dutyfree.engine.pooling import POLICY, default_budget
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.engine.store.store import Store
-from dutyfree.substrates.local.lifecycle import refuse_second_entry, require_open
 
 NO_STAGES = Recipe()
 

@@ -10,13 +10,28 @@ import importlib
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 import msgspec
 
 from dutyfree.contract import Availability, Provider, Substrate, sized
 from dutyfree.contract.errors import OptionError, Unavailable
-from dutyfree.suggestion import suggestion
+
+if TYPE_CHECKING:
+    from dutyfree.substrates.bare import Bare
+    from dutyfree.substrates.docker.substrate import DockerSubstrate
+    from dutyfree.substrates.native import Native
+    from dutyfree.substrates.scripted import Scripted
+
+NativeName: TypeAlias = Literal[
+    "native",
+    "native-cold",
+    "native-base",
+    "native-image",
+    "native-repository",
+    "native-dependencies",
+    "native-warm",
+]
 
 GROUP = "dutyfree.substrates"
 
@@ -49,6 +64,8 @@ def provider(name: str) -> Provider:
         )
     path = BUILT_IN.get(name) or _entry_points().get(name) or (name if ":" in name.strip(":") else None)
     if path is None:
+        from dutyfree.validation import suggestion  # only for an error
+
         known = names()
         remedy = f"{suggestion(name, known)} known are: {', '.join(known)}".strip()
         raise OptionError(f"unknown substrate {name!r}", remedy=remedy)
@@ -74,6 +91,8 @@ def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Str
     known = found.Config.__struct_fields__
     unknown = sorted(set(options) - set(known))
     if unknown:
+        from dutyfree.validation import suggestion  # only for an error
+
         listed = f"its options are: {', '.join(known)}" if known else "it takes no options"
         raise OptionError(
             f"substrate {name!r} has no option {unknown[0]!r}",
@@ -100,7 +119,19 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
     return over
 
 
-def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:  # noqa: A001
+@overload
+def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native]: ...
+@overload
+def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
+@overload
+def open(name: Literal["bare"], **options: Any) -> AbstractAsyncContextManager[Bare]: ...
+@overload
+def open(name: Literal["scripted"], **options: Any) -> AbstractAsyncContextManager[Scripted]: ...
+@overload
+def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]: ...
+
+
+def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:
     """Open a substrate by name; the context gives the Substrate.
 
     Raises OptionError at once for an unknown name or option, Unavailable at once where this is not Linux, and

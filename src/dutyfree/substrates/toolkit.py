@@ -19,8 +19,8 @@
 from dutyfree.contract.output import Collector
 from dutyfree.engine.layers.run_stage import apply_all as apply_stages
 from dutyfree.engine.layers.run_stage import refuse
-from dutyfree.substrates.docker.files import FilesByCommands
 from dutyfree.substrates.local.command import Commands
+from dutyfree.substrates.local.command_files import FilesByCommands
 from dutyfree.substrates.local.command_sandbox import EnteredSandbox
 from dutyfree.substrates.local.lifecycle import closing, require
 from dutyfree.substrates.local.reaper import Reaper, is_alive, remove_tree

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dutyfree.contract.errors import UsageError
-from dutyfree.suggestion import suggestion
 
 if TYPE_CHECKING:
     from dutyfree.workloads.fixture import Fixture
@@ -42,6 +41,8 @@ def build(name: str, fixture: Fixture | None, url: str, full_tests: bool = False
 def _length(name: str) -> int:
     digits = name.removeprefix(_TRAJECTORY)
     if not name.startswith(_TRAJECTORY) or not (digits.isascii() and digits.isdigit()):
+        from dutyfree.validation import suggestion  # only for an error
+
         remedy = f"{suggestion(name, NAMES)} choose among {', '.join(NAMES)}".strip()
         raise UsageError(f"there is no workload {name!r}", remedy=remedy)
     if digits != str(int(digits)) or int(digits) < 1:

@@ -1,4 +1,4 @@
-"""File operations on the host itself. All of them block."""
+"""Blocking file operations on the host, for ``bare``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import errno
 import os
 import shutil
 import stat
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 from dutyfree.contract import Entry
 from dutyfree.contract.entries import KINDS, Links, entry
 from dutyfree.contract.errors import SpecialFile
+from dutyfree.contract.perform import edited
 
 
 def read(path: Path) -> bytes:
@@ -28,11 +30,11 @@ def write(path: Path, data: bytes, mode: int) -> None:
 
 
 def _opened(path: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of a regular file; what a task left in its place, such as a pipe, is not waited for."""
+    """Open a regular file. Anything else at that path, such as a pipe, is refused without waiting."""
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe that nobody reads, a socket
+        if error.errno != errno.ENXIO:  # a pipe without a reader, or a socket
             raise
         raise SpecialFile(str(path)) from error
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
@@ -42,6 +44,22 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> int:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise SpecialFile(str(path))
+
+
+def edit(path: Path, name: str, old: bytes, new: bytes) -> None:
+    """Replace the file as a whole, or not at all. Raises OSError, and EditError with ``name`` as the path."""
+    real = Path(os.path.realpath(path))
+    text = edited(name, read(real), old, new)
+    found = real.stat()
+    scratch = real.with_name(f".dutyfree-{os.getpid()}-{threading.get_ident()}")
+    try:
+        scratch.write_bytes(text)
+        os.chown(scratch, found.st_uid, found.st_gid)
+        scratch.chmod(stat.S_IMODE(found.st_mode))
+        scratch.replace(real)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def entries(path: Path) -> tuple[Entry, ...]:
@@ -58,7 +76,7 @@ def remove(path: Path) -> None:
 
 
 def copy(source: Path, target: Path, links: Links) -> None:
-    """Copy to exactly ``target``: a link that stands there, or below, is replaced and not followed."""
+    """Copy to exactly ``target``. A link at ``target`` or below it is replaced, not followed."""
     found = source.lstat()
     kind = stat.S_IFMT(found.st_mode)
     if kind not in KINDS:
@@ -67,7 +85,7 @@ def copy(source: Path, target: Path, links: Links) -> None:
         if os.path.samestat(found, target.lstat()):
             raise shutil.SameFileError(f"{source} is {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    _make_way(target)
+    _unlink_file(target)
     if kind == stat.S_IFDIR:
         _copy_tree(source, target, "", links)
     elif target.is_dir():
@@ -81,7 +99,7 @@ def copy(source: Path, target: Path, links: Links) -> None:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Never set-id, for the copy is the caller's; nor through a link that has taken the source's place."""
+    """Copy one file without set-id bits, and without following a link that has replaced the source."""
     with open(_opened(Path(source), os.O_RDONLY | os.O_NOFOLLOW), "rb") as content:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(target, flags, 0o600), "wb") as copied:
@@ -90,13 +108,13 @@ def _copy_file(source: str, target: str) -> None:
 
 
 def _copy_tree(source: Path, target: Path, name: str, links: Links) -> None:
-    """Pipes, sockets and devices are left out."""
+    """Copy a directory tree without its pipes, sockets and devices."""
     target.mkdir(exist_ok=True)
     with os.scandir(source) as items:
         for item in items:
             kind = stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)
             below, there = os.path.join(name, item.name), target / item.name
-            _make_way(there)
+            _unlink_file(there)
             if kind == stat.S_IFDIR:
                 _copy_tree(source / item.name, there, below, links)
             elif kind == stat.S_IFREG:
@@ -106,7 +124,8 @@ def _copy_tree(source: Path, target: Path, name: str, links: Links) -> None:
     target.chmod(stat.S_IMODE(source.stat().st_mode) & 0o1777)
 
 
-def _make_way(target: Path) -> None:
+def _unlink_file(target: Path) -> None:
+    """Remove what is at ``target`` unless it is a directory."""
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(target.lstat().st_mode):
             target.unlink()

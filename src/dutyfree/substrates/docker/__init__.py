@@ -5,8 +5,8 @@
 creates, ``leftovers`` cleans up.
 """
 
+from dutyfree.substrates.docker.engine import socket_path
 from dutyfree.substrates.docker.images import import_study
-from dutyfree.substrates.docker.reaching import socket_path
 from dutyfree.substrates.docker.substrate import Docker, DockerConfig, adopt_image
 
 __all__ = ["Docker", "DockerConfig", "adopt_image", "import_study", "socket_path"]

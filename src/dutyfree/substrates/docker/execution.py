@@ -32,7 +32,7 @@ from dutyfree.contract.errors import (
     SubstrateError,
 )
 from dutyfree.contract.output import Collector
-from dutyfree.substrates.docker.http import CHUNK, Connection, Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.engine import CHUNK, Connection, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.processes import KEEPER, kill_tree
 
 MARK = "DUTYFREE_EXEC"
@@ -64,7 +64,7 @@ done
 """Arguments: the mark; and, if processes without any are to go too, what the container's own is known by."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be run."""
 
     command: str | tuple[str, ...]
@@ -80,9 +80,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution:
-    """Runs one Request; used once."""
+    """Runs one ExecRequest; used once."""
 
-    def __init__(self, engine: Engine, container: str, request: Request) -> None:
+    def __init__(self, engine: Engine, container: str, request: ExecRequest) -> None:
         self._engine = engine
         self._container = container
         self._request = request

@@ -11,9 +11,8 @@ from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.engine.images import find
 from dutyfree.engine.images.pull import LeasedImage, Progress
 from dutyfree.engine.store.store import Store
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.engine import API, Engine, EngineError, EngineLost, socket_path
 from dutyfree.substrates.docker.images import identify
-from dutyfree.substrates.docker.reaching import API, socket_path
 
 
 async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> LeasedImage:

@@ -16,14 +16,12 @@ from dutyfree import study_image as study
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import ActionError, CreateError, SubstrateError, Unavailable
 from dutyfree.engine.layers import run_stage as stages
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIGEST_LABEL = "dutyfree.digest"
 RECIPES = "dutyfree/recipe"
-REMOVE_SECONDS = 30.0
-"""How long the engine may take to remove a container or an image."""
 TAIL = 800
 """Bytes of a failed command's output that its error tells."""
 
@@ -31,7 +29,7 @@ Builder = Callable[[str], AbstractAsyncContextManager[DockerSandbox]]
 """Gives a container from an image, to build a stage in."""
 
 
-class Images:
+class RecipeImages:
     """Finds or makes the image that a recipe asks for; each at most once at a time."""
 
     def __init__(self, engine: Engine, default: str, builder: Builder, owner: str) -> None:
@@ -141,7 +139,7 @@ async def remove(engine: Engine, images: Sequence[str]) -> None:
         refused = []
         for image in left:
             try:
-                await engine.request("DELETE", f"/images/{image}", deadline=REMOVE_SECONDS)
+                await engine.request("DELETE", f"/images/{image}", deadline=engine.remove_seconds)
             except EngineError:
                 refused.append(image)
         if len(refused) == len(left):
@@ -190,7 +188,7 @@ async def import_study(engine: Engine, progress: study.Progress | None = None) -
     return found
 
 
-def _stays(held: dict[str, Any], built: study.Image) -> bool:
+def _stays(held: dict[str, Any], built: study.StudyImage) -> bool:
     digest = ((held.get("Config") or {}).get("Labels") or {}).get(DIGEST_LABEL)
     return not study.chosen() if digest is None else bool(digest == built.digest)
 

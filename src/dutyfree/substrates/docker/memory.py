@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
 
 _HIERARCHIES = (("/sys/fs/cgroup/memory", "memory.oom_control"), ("/sys/fs/cgroup", "memory.events"))
 """Of both versions of control groups: where they are mounted, and the file with the count."""

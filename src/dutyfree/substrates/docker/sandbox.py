@@ -19,10 +19,11 @@ from dutyfree.contract import Command, Limits, Observation, Span
 from dutyfree.contract.arguments import Unrunnable, check_command, check_runnable, encoded_path
 from dutyfree.contract.entries import Links
 from dutyfree.contract.errors import CollectError, DispatchError, SandboxClosed, SandboxGone, file_error
-from dutyfree.substrates.docker import files
-from dutyfree.substrates.docker.execution import Execution, Request, refusal
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.execution import ExecRequest, Execution, refusal
 from dutyfree.substrates.docker.memory import OutOfMemory
+from dutyfree.substrates.local.archive import pack, unpack
+from dutyfree.substrates.local.command_files import FilesByCommands
 
 WORKDIR = "/workspace"
 _ARCHIVE_ERRORS = {
@@ -47,7 +48,7 @@ SPOOL = 8 << 20
 """Archives above this size go through a file on disk."""
 
 
-class DockerSandbox(files.FilesByCommands):
+class DockerSandbox(FilesByCommands):
     """One running container."""
 
     def __init__(
@@ -104,7 +105,7 @@ class DockerSandbox(files.FilesByCommands):
             self._require_open()
             return error.observation
         seen = await self._run(
-            Request(
+            ExecRequest(
                 command=command if isinstance(command, str) else tuple(command),
                 cwd=self._absolute(cwd or "."),
                 env={**self._variables, **(env or {})},
@@ -123,7 +124,7 @@ class DockerSandbox(files.FilesByCommands):
         # From the root on, so that the engine makes missing parents and takes links that lead upwards.
         name = posixpath.normpath(self._absolute(path)).lstrip("/")
         async with _spool() as spool:
-            await anyio.to_thread.run_sync(files.pack, source, name, spool)
+            await anyio.to_thread.run_sync(pack, source, name, spool)
             size = spool.tell()
             spool.seek(0)
             query = {"path": "/", "noOverwriteDirNonDir": "1"}
@@ -150,7 +151,7 @@ class DockerSandbox(files.FilesByCommands):
                 raise CollectError(str(error)) from error
             spool.seek(0)
             try:
-                await anyio.to_thread.run_sync(files.unpack, spool, target, links)
+                await anyio.to_thread.run_sync(unpack, spool, target, links)
             except tarfile.TarError as error:
                 raise CollectError(f"the archive of {path!r} is broken: {error}") from error
         return tuple(links.left_out)
@@ -175,9 +176,9 @@ class DockerSandbox(files.FilesByCommands):
             raise DispatchError(str(error)) from error
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        return await self._run(Request(command=argv, cwd="/", stdin=stdin, output=TOOL_OUTPUT))
+        return await self._run(ExecRequest(command=argv, cwd="/", stdin=stdin, output=TOOL_OUTPUT))
 
-    async def _run(self, request: Request) -> Observation:
+    async def _run(self, request: ExecRequest) -> Observation:
         self._require_open()
         self._running += 1
         try:

@@ -18,16 +18,24 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree import study_image as study
-from dutyfree.contract import Availability, Limits, Recipe, Span, Substrate, limited
+from dutyfree.contract import Availability, Limits, Recipe, Span, limited
 from dutyfree.contract.errors import CleanupError, CreateError, Unavailable
+from dutyfree.contract.substrate import refuse_second_entry
 from dutyfree.engine.layers import run_stage
-from dutyfree.substrates.docker import images, reaching
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.leftovers import OWNER, PROCESS, ROLE, listed, remove, remove_leftovers
+from dutyfree.substrates.docker import images
+from dutyfree.substrates.docker.engine import (
+    ANSWER_SECONDS,
+    REMEDY,
+    REMOVE_SECONDS,
+    Engine,
+    EngineError,
+    EngineLost,
+    meet,
+    socket_path,
+)
+from dutyfree.substrates.docker.gc import OWNER, PROCESS, ROLE, listed, remove, remove_leftovers
 from dutyfree.substrates.docker.processes import KEEPER
-from dutyfree.substrates.docker.reaching import REMEDY, meet, socket_path
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
-from dutyfree.substrates.local.lifecycle import refuse_second_entry
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import Reaper
 
@@ -47,6 +55,15 @@ class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of the engine's runtimes, such as runsc; None is its default."""
     init: bool = True
     """A tiny init as PID 1, which reaps what commands leave behind."""
+    answer_seconds: float = ANSWER_SECONDS
+    """How long the engine may take to answer a question."""
+    remove_seconds: float = REMOVE_SECONDS
+    """How long the engine may take to remove a container or an image."""
+
+    def engine(self) -> Engine:
+        """The client of the engine. Raises Unavailable for an address that is no Unix socket."""
+        path = socket_path(self.host)
+        return Engine(path, answer_seconds=self.answer_seconds, remove_seconds=self.remove_seconds)
 
 
 class Docker:
@@ -60,7 +77,7 @@ class Docker:
         self._stack = AsyncExitStack()
         self._is_open = False
 
-    async def __aenter__(self) -> Substrate:
+    async def __aenter__(self) -> DockerSubstrate:
         refuse_second_entry(self._is_open, "docker")
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(_opened(self._config))
@@ -75,8 +92,8 @@ class Docker:
     @classmethod
     async def probe(cls, config: DockerConfig) -> Availability:
         try:
-            async with Engine(socket_path(config.host)) as engine:
-                with anyio.fail_after(reaching.LOOK_SECONDS):
+            async with config.engine() as engine:
+                with anyio.fail_after(config.answer_seconds):
                     facts = await meet(engine)
                     held = await images.identify(engine, config.image)
         except Unavailable as error:
@@ -109,7 +126,7 @@ class DockerSubstrate:
         self._version = version
         self._gateway = gateway
         self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: process}
-        self._images = images.Images(engine, config.image, self._builder, self.owner)
+        self._images = images.RecipeImages(engine, config.image, self._builder, self.owner)
 
     @property
     def owner(self) -> str:
@@ -269,17 +286,18 @@ class DockerSubstrate:
 
 @contextlib.asynccontextmanager
 async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
-    path = socket_path(config.host)
-    async with Engine(path) as engine:
+    async with config.engine() as engine:
         version = await meet(engine)
         try:
             await remove_leftovers(engine)
             gateway = await _gateway(engine, config.network)
         except (EngineError, EngineLost) as error:
-            raise Unavailable(f"the Docker engine at {path} does not work: {error}", remedy=REMEDY) from error
+            raise Unavailable(
+                f"the Docker engine at {engine.path} does not work: {error}", remedy=REMEDY
+            ) from error
         process = await anyio.to_thread.run_sync(identity) or ""
         substrate = DockerSubstrate(engine, config, version=version, gateway=gateway, process=process)
-        reaper = await anyio.to_thread.run_sync(lambda: Reaper(docker=path, label=substrate.owner))
+        reaper = await anyio.to_thread.run_sync(lambda: Reaper(docker=engine.path, label=substrate.owner))
         try:
             yield substrate
         finally:
@@ -303,7 +321,7 @@ async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) ->
 async def _gateway(engine: Engine, network: str) -> str | None:
     """This host's address on the network, as its containers see it."""
     try:
-        facts = await engine.request("GET", f"/networks/{network}", deadline=reaching.LOOK_SECONDS)
+        facts = await engine.request("GET", f"/networks/{network}", deadline=engine.answer_seconds)
     except EngineError:
         return None
     for part in (facts.get("IPAM") or {}).get("Config") or ():

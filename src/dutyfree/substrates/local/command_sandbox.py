@@ -19,8 +19,8 @@ from dutyfree.contract.arguments import (
     not_started,
 )
 from dutyfree.contract.errors import ActionError, DispatchError, ExecError, SandboxClosed
-from dutyfree.substrates.docker.files import FilesByCommands
 from dutyfree.substrates.local.command import Commands
+from dutyfree.substrates.local.command_files import FilesByCommands
 
 
 class EnteredSandbox(FilesByCommands):

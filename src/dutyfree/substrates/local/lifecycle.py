@@ -9,29 +9,13 @@ from typing import Protocol
 import anyio
 
 from dutyfree.contract import Availability
-from dutyfree.contract.errors import CleanupError, SubstrateError, Unavailable, UsageError
+from dutyfree.contract.errors import CleanupError, SubstrateError, Unavailable
 
 
 def require(found: Availability, substrate: str) -> None:
     """Raises Unavailable, with the remedy, unless the probe found that it can be used."""
     if not found.available:
         raise Unavailable(f"{substrate}: {found.detail}", remedy=found.remedy)
-
-
-def refuse_second_entry(is_open: bool, substrate: str) -> None:
-    """Raises UsageError for a substrate that is open: entering it again would lose what it holds."""
-    if is_open:
-        raise UsageError(
-            f"{substrate} is open already", remedy="enter it once and share it, or open another one"
-        )
-
-
-def require_open(is_open: bool) -> None:
-    """Raises UsageError for a substrate that was not entered yet, or is left already."""
-    if not is_open:
-        raise UsageError(
-            "the substrate is not open", remedy="use it inside of: async with dutyfree.open(…) as substrate"
-        )
 
 
 class Closable(Protocol):

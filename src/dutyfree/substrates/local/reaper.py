@@ -127,7 +127,7 @@ def kill_marked(marker: str, since: Moment = BEGINNING, strays: str = "") -> int
     )
 
 
-class Found(NamedTuple):
+class LiveProcess(NamedTuple):
     """A living process."""
 
     pid: int
@@ -152,7 +152,7 @@ class Census:
         self._guard = threading.Lock()
         self._turn = threading.Lock()
 
-    def take(self, since: Moment) -> Sequence[Found]:
+    def take(self, since: Moment) -> Sequence[LiveProcess]:
         """The processes that are newer, and maybe others; blocking. Raises OSError."""
         with self._guard:
             look = self._next
@@ -170,13 +170,13 @@ class Census:
 class _Look:
     def __init__(self) -> None:
         self.since = END
-        self.found: Sequence[Found] | None = None
+        self.found: Sequence[LiveProcess] | None = None
 
 
 CENSUS = Census()
 
 
-def _newer(since: Moment) -> Iterator[Found]:
+def _newer(since: Moment) -> Iterator[LiveProcess]:
     # Reading the start of every process costs ten times as much as comparing pids.
     by_pid = since.told_by_pids()
     for name in os.listdir("/proc"):
@@ -188,7 +188,7 @@ def _newer(since: Moment) -> Iterator[Found]:
             with open(f"/proc/{name}/environ", "rb") as file:
                 environment = file.read()
             marked = b"DUTYFREE_" in environment
-            yield Found(int(name), environment, "" if marked else _place(name))
+            yield LiveProcess(int(name), environment, "" if marked else _place(name))
 
 
 def _place(pid: str) -> str:

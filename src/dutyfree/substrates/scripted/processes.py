@@ -1,23 +1,30 @@
-"""Commands under way in a scripted sandbox."""
+"""Processes, shells and terminals of a scripted sandbox."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import posixpath
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
-from dutyfree.contract import KILLED, Command, Observation
-from dutyfree.contract.abilities import Piece
+from dutyfree.contract import KILLED, Command, Observation, Sandbox
+from dutyfree.contract.abilities import Piece, Process
 from dutyfree.contract.errors import ArgumentError, InputClosed, LimitError
+from dutyfree.substrates.scripted.files import MemoryFiles
 
 
-class Collecting(Protocol):
+class ProcessOwner(Protocol):
+    """The sandbox of a process, as the process sees it."""
+
     id: str
 
-    async def awake(self) -> None: ...
+    async def awake(self) -> None:
+        """Wait while the sandbox is paused. Raises SandboxClosed."""
+        ...
 
     async def collect(
         self, process: ScriptedProcess, answer: Observation, dispatch: float
@@ -25,11 +32,11 @@ class Collecting(Protocol):
 
 
 class ScriptedProcess:
-    """A command under way; it "runs" whether or not somebody waits."""
+    """A command that "runs" for the seconds of its answer, whether or not a caller waits for it."""
 
     def __init__(
         self,
-        sandbox: Collecting,
+        sandbox: ProcessOwner,
         command: Command,
         answer: Observation,
         dispatch: float,
@@ -74,7 +81,7 @@ class ScriptedProcess:
             self._wake()
 
     async def output(self, after: int = 0) -> AsyncIterator[Piece]:
-        """All at its end, as the whole answer is known only then."""
+        """Yield everything at the end, because the whole answer is known only then."""
         seen = await self.wait()
         for position, stream, data in (
             (0, "stdout", seen.stdout),
@@ -107,3 +114,98 @@ class ScriptedProcess:
 
 def killed(answer: Observation, number: int = 9) -> Observation:
     return msgspec.structs.replace(answer, exit_code=KILLED + number, signal=number)
+
+
+class ScriptedShell:
+    """A shell that keeps its working directory and variables between commands."""
+
+    def __init__(self, sandbox: Sandbox, files: MemoryFiles) -> None:
+        self._files = files
+        self._sandbox = sandbox
+        self._cwd = sandbox.workdir
+        self._env: dict[str, str] = {}
+
+    async def run(self, command: str, *, timeout: float | None = None) -> Observation:
+        match command.split(maxsplit=1):
+            case ["cd", path]:
+                try:
+                    self._cwd = self._files.directory(posixpath.join(self._cwd, path))
+                except OSError as error:
+                    return Observation(exit_code=1, stderr=f"cd: {error}\n".encode())
+                command = "true"
+            case ["export", assignment]:
+                name, _, value = shlex.split(assignment)[0].partition("=")
+                self._env[name] = value
+                command = "true"
+        return await self._sandbox.exec(command, cwd=self._cwd, env=self._env, timeout=timeout)
+
+
+class ScriptedTerminal:
+    """A terminal of one command, or of a shell that echoes its input and runs each whole line."""
+
+    def __init__(
+        self, sandbox: Sandbox, started: Process | None, cwd: str | None, env: Mapping[str, str] | None
+    ) -> None:
+        self.id = f"{sandbox.id}-terminal-{id(self):x}"
+        self._sandbox = sandbox
+        self._started = started
+        self._cwd = cwd
+        self._env = env
+        self._typed = b""
+        self._output = b""
+        self._changed = anyio.Event()
+        self._end: Observation | None = None
+
+    async def _run(self, line: str) -> None:
+        self._say(await self._sandbox.exec(line, cwd=self._cwd, env=self._env), line.split()[0] == "exit")
+
+    def _say(self, seen: Observation, last: bool) -> None:
+        self._output += (seen.stdout + seen.stderr).replace(b"\n", b"\r\n")
+        if last:
+            self._end = Observation(exit_code=seen.exit_code, signal=seen.signal)
+        self._wake()
+
+    async def _finished(self) -> None:
+        if self._started is not None and self._end is None:
+            self._say(await self._started.wait(), last=True)
+
+    async def read(self) -> bytes:
+        await self._finished()
+        while not self._output and self._end is None:
+            await self._changed.wait()
+        said, self._output = self._output, b""
+        return said
+
+    async def write(self, data: bytes) -> None:
+        if self._end is not None:
+            raise InputClosed("the command has ended")
+        self._output += data.replace(b"\n", b"\r\n")
+        self._typed += data
+        self._wake()
+        while b"\n" in self._typed and self._end is None:
+            line, _, self._typed = self._typed.partition(b"\n")
+            words = line.decode(errors="surrogateescape")
+            if words.strip():
+                await self._run(words)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if not (0 < rows < 1 << 16 and 0 < columns < 1 << 16):
+            raise LimitError(f"a terminal cannot have {rows} rows and {columns} columns")
+        self.size = (rows, columns)
+
+    async def wait(self) -> Observation:
+        await self._finished()
+        while self._end is None:
+            await self._changed.wait()
+        return self._end
+
+    async def kill(self) -> None:
+        if self._started is not None:
+            await self._started.kill()
+        elif self._end is None:
+            self._end = Observation(exit_code=KILLED + 9, signal=9)
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

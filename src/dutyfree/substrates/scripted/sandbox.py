@@ -1,46 +1,60 @@
-"""A sandbox of the scripted substrate: its files, what runs in it, and a shell that remembers."""
+"""A sandbox of the scripted substrate."""
 
 from __future__ import annotations
 
 import functools
 import posixpath
-import shlex
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio.abc import ByteStream
 
 from dutyfree.contract import (
+    Action,
     Command,
     Cut,
     Entry,
     Exec,
+    Found,
     Limits,
     NetworkPolicy,
     Observation,
     Recipe,
+    Result,
+    Search,
     Span,
+    perform,
 )
-from dutyfree.contract.abilities import Chunk
-from dutyfree.contract.arguments import Unrunnable, check_bytes, check_command, check_mode, check_runnable
+from dutyfree.contract.abilities import Change, Chunk
+from dutyfree.contract.arguments import (
+    Unrunnable,
+    check_bytes,
+    check_command,
+    check_mode,
+    check_runnable,
+    check_search,
+)
 from dutyfree.contract.entries import Links
-from dutyfree.contract.errors import PortClosed, SandboxClosed, UsageError
+from dutyfree.contract.errors import PortClosed, SandboxClosed, UnknownProcess, UsageError
 from dutyfree.contract.output import Collector
-from dutyfree.substrates.scripted.actions import ScriptedActions
-from dutyfree.substrates.scripted.files import WORKDIR, Files, Node, load, store
-from dutyfree.substrates.scripted.ports import ScriptedStream
-from dutyfree.substrates.scripted.processes import ScriptedProcess, killed
+from dutyfree.substrates.scripted.files import WORKDIR, MemoryFiles, MemoryNode, load, store
+from dutyfree.substrates.scripted.processes import ScriptedProcess, ScriptedShell, ScriptedTerminal, killed
 
 if TYPE_CHECKING:
-    from dutyfree.substrates.scripted import Scripted
+    from dutyfree.substrates.scripted.substrate import Scripted
 
 
-class ScriptedSandbox(ScriptedActions):
-    """A sandbox in memory, with every ability."""
+Server: TypeAlias = Callable[[bytes], bytes]
+"""Maps what a client sends to what it gets back."""
+
+
+class ScriptedSandbox:
+    """A sandbox in memory, with every ability: real for its files, scripted for its commands."""
 
     workdir = WORKDIR
 
@@ -50,14 +64,14 @@ class ScriptedSandbox(ScriptedActions):
         number: int,
         limits: Limits,
         spans: tuple[Span, ...],
-        nodes: Mapping[str, Node],
+        nodes: Mapping[str, MemoryNode],
     ) -> None:
         self.id = f"scripted-{number}"
         self.spans = spans
-        self.files = Files(nodes)
-        self.initial: Mapping[str, Node] = {}
+        self.files = MemoryFiles(nodes)
+        self.initial: Mapping[str, MemoryNode] = {}
         self.recipe = Recipe()
-        """With the variables that commands get, once the stages have run."""
+        """Its variables go to the commands, once the stages have run."""
         self._owner = owner
         self._limits = limits
         self.network: NetworkPolicy = limits.network or "off"
@@ -94,7 +108,7 @@ class ScriptedSandbox(ScriptedActions):
         check_mode(mode)
         check_bytes(data)
         await self.touch()
-        self.files.write(path, Node("file", mode, bytes(data)))
+        self.files.write(path, MemoryNode("file", mode, bytes(data)))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         await self.touch()
@@ -119,7 +133,7 @@ class ScriptedSandbox(ScriptedActions):
         await self.touch()
         self.end()
         self.started.clear()
-        self.files = Files(self.initial)
+        self.files = MemoryFiles(self.initial)
 
     async def snapshot(self) -> Recipe:
         await self.touch()
@@ -156,7 +170,7 @@ class ScriptedSandbox(ScriptedActions):
     @asynccontextmanager
     async def shell(self) -> AsyncIterator[ScriptedShell]:
         await self.touch()
-        yield ScriptedShell(self)
+        yield ScriptedShell(self, self.files)
 
     async def start(
         self,
@@ -191,8 +205,76 @@ class ScriptedSandbox(ScriptedActions):
             yield Chunk("stderr", result.stderr)
         yield msgspec.structs.replace(result, stdout=b"", stderr=b"")
 
+    async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        await self.touch()
+        text = perform.edited(path, self.files.read(path), old, new)
+        self.files.write(path, MemoryNode("file", self.files.mode(path), text))
+
+    async def search(
+        self,
+        path: str = ".",
+        text: str | None = None,
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        names: Sequence[str] = (),
+        skip: Sequence[str] = (".git",),
+        binary: bool = False,
+        limit: int = 1000,
+        width: int = 500,
+        timeout: float | None = 60.0,
+    ) -> Found:
+        request = Search(
+            path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout
+        )
+        check_search(request)
+        await self.touch()
+        return self.files.search(request)
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AsyncIterator[AsyncIterator[Change]]:
+        await self.touch()
+        with self.files.watch(path, recursive=recursive) as changes:
+            yield changes
+
+    async def batch(
+        self, actions: Sequence[Action], *, stop_on_failure: bool = True
+    ) -> tuple[Result | Exception, ...]:
+        return await perform.in_order(self, actions, stop_on_failure=stop_on_failure)
+
+    async def processes(self) -> tuple[ScriptedProcess, ...]:
+        await self.touch()
+        return tuple(self.started.values())
+
+    async def attach(self, id: str) -> ScriptedProcess:  # noqa: A002
+        await self.touch()
+        if id not in self.started:
+            raise UnknownProcess(id)
+        return self.started[id]
+
+    @asynccontextmanager
+    async def terminal(
+        self,
+        command: Command | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[ScriptedTerminal]:
+        started = None if command is None else await self.start(command, cwd=cwd, env=env)
+        terminal = ScriptedTerminal(self, started, cwd, env)
+        await terminal.resize(rows, columns)
+        try:
+            yield terminal
+        finally:
+            await terminal.kill()
+
     def end(self, *, closed: bool = False) -> None:
-        """Kill all that runs."""
+        """Kill all processes."""
         self._closed = self._closed or closed
         self._awake.set()
         for process in self._processes:
@@ -230,7 +312,7 @@ class ScriptedSandbox(ScriptedActions):
         dispatch = await self._owner.spend("dispatch")
         self._refuse_if_closed()
         self._owner.check("exec")
-        if stdin:  # what it answers may depend on what is written to it
+        if stdin:  # the answer may depend on what is written to it
             answer = Observation(exit_code=0, seconds=float("inf"))
             answered: Callable[[bytes], Observation] | None = lambda data: self._owner.answer(  # noqa: E731
                 msgspec.structs.replace(asked, stdin=data), self.files
@@ -244,6 +326,7 @@ class ScriptedSandbox(ScriptedActions):
         return process
 
     async def touch(self) -> None:
+        """Spend the latency of an action on files, and fail if it is its turn."""
         self._refuse_if_closed()
         await anyio.sleep(self._owner.latency("file"))
         self._owner.check("dispatch")
@@ -254,28 +337,32 @@ class ScriptedSandbox(ScriptedActions):
             raise SandboxClosed(f"sandbox {self.id} is closed")
 
 
-class ScriptedShell:
-    """Holds a working directory and variables between the commands."""
-
-    def __init__(self, sandbox: ScriptedSandbox) -> None:
-        self._sandbox = sandbox
-        self._cwd = sandbox.workdir
-        self._env: dict[str, str] = {}
-
-    async def run(self, command: str, *, timeout: float | None = None) -> Observation:
-        match command.split(maxsplit=1):
-            case ["cd", path]:
-                try:
-                    self._cwd = self._sandbox.files.directory(posixpath.join(self._cwd, path))
-                except OSError as error:
-                    return Observation(exit_code=1, stderr=f"cd: {error}\n".encode())
-                command = "true"
-            case ["export", assignment]:
-                name, _, value = shlex.split(assignment)[0].partition("=")
-                self._env[name] = value
-                command = "true"
-        return await self._sandbox.exec(command, cwd=self._cwd, env=self._env, timeout=timeout)
-
-
 def _plain(command: Command) -> str | tuple[str, ...]:
     return command if isinstance(command, str) else tuple(command)
+
+
+class ScriptedStream(ByteStream):
+    """A connection to a scripted server. It answers each piece, and ends its answers after ``send_eof``."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._answers, self._taken = anyio.create_memory_object_stream[bytes](1024)
+        self._rest = b""
+
+    async def send(self, item: bytes) -> None:
+        """Raises ClosedResourceError after the end."""
+        if answer := self._server(item):
+            await self._answers.send(answer)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Raises EndOfStream."""
+        data = self._rest or await self._taken.receive()
+        self._rest = data[max_bytes:]
+        return data[:max_bytes]
+
+    async def send_eof(self) -> None:
+        await self._answers.aclose()
+
+    async def aclose(self) -> None:
+        await self._answers.aclose()
+        await self._taken.aclose()

@@ -10,8 +10,8 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract.errors import CleanupError
-from dutyfree.substrates.docker import images, reaching
-from dutyfree.substrates.docker.http import Engine, EngineError, EngineLost, EngineSilent
+from dutyfree.substrates.docker import images
+from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost, EngineSilent
 from dutyfree.substrates.local.owner import is_dead
 
 OWNER = "dutyfree.owner"
@@ -26,7 +26,7 @@ async def listed(engine: Engine, kind: Literal["containers", "images"], label: s
     if kind == "containers":
         query["all"] = "1"
     found: list[dict[str, Any]] = await engine.request(
-        "GET", f"/{kind}/json", query=query, deadline=reaching.LOOK_SECONDS
+        "GET", f"/{kind}/json", query=query, deadline=engine.answer_seconds
     )
     return found
 
@@ -61,7 +61,7 @@ async def remove(engine: Engine, container: str) -> None:
     for attempt in range(1, REMOVE_ATTEMPTS + 1):
         try:
             await engine.request(
-                "DELETE", f"/containers/{container}", query=query, deadline=images.REMOVE_SECONDS
+                "DELETE", f"/containers/{container}", query=query, deadline=engine.remove_seconds
             )
             return
         except (EngineError, EngineLost) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode
@@ -16,10 +17,22 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from dutyfree.contract.errors import Unavailable
+
 BUFFER = 1 << 20
 CHUNK = 256 << 10
 IDLE = 64
 """Connections kept for later requests."""
+API = (1, 41)
+"""The version of the Engine API that this speaks (Docker 20.10); later engines still know it."""
+
+ANSWER_SECONDS = 20.0
+"""How long the engine may take to answer a question. One that hangs accepts requests and never answers."""
+
+REMOVE_SECONDS = 30.0
+"""How long the engine may take to remove a container or an image."""
+
+REMEDY = "start Docker: `sudo scripts/docker-engine start` on Debian, or as its documentation says"
 
 
 class EngineError(Exception):
@@ -39,7 +52,7 @@ class EngineSilent(EngineLost):
     """It took the request, and gave no answer in time."""
 
 
-class Response:
+class EngineResponse:
     """The head of an answer, and the way to its body."""
 
     def __init__(self, status: int, headers: Mapping[str, str], connection: Connection) -> None:
@@ -119,7 +132,7 @@ class Connection:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
-    async def send_file(self, file: BinaryIO) -> Response:
+    async def send_file(self, file: BinaryIO) -> EngineResponse:
         """Send a body once the engine wants it (Expect: 100-continue); the answer's head.
 
         An engine that refuses answers in the middle, and closes: the answer counts, not the broken pipe.
@@ -145,7 +158,7 @@ class Connection:
                 self.writer.write(piece)
                 await self.writer.drain()
 
-    async def head(self) -> Response:
+    async def head(self) -> EngineResponse:
         """The head of the answer; can be asked for again after a cancellation."""
         text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status_line, *rest = text.rstrip("\r\n").split("\r\n")
@@ -153,7 +166,7 @@ class Connection:
         if not protocol.startswith("HTTP/1.") or not status.isdigit():
             raise ConnectionError(f"what answers speaks no HTTP: {status_line[:80]!r}")
         fields = (line.partition(":") for line in rest)
-        return Response(int(status), {name.lower(): value.strip() for name, _, value in fields}, self)
+        return EngineResponse(int(status), {name.lower(): value.strip() for name, _, value in fields}, self)
 
 
 class Engine:
@@ -162,8 +175,16 @@ class Engine:
     Every request raises EngineError for the engine's refusals and EngineLost when it does not answer.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
+        remove_seconds: float = REMOVE_SECONDS,
+    ) -> None:
         self.path = path
+        self.answer_seconds = answer_seconds
+        self.remove_seconds = remove_seconds
         self.prefix = ""
         """The API version that requests name, such as ``/v1.41``; none until negotiated."""
         self._idle: list[Connection] = []
@@ -205,7 +226,7 @@ class Engine:
         json: object = None,
         content: BinaryIO | None = None,
         size: int = 0,
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncIterator[EngineResponse]:
         """A request whose answer's body is read piece by piece."""
         target = self.prefix + quote(path)
         if query:
@@ -269,3 +290,43 @@ class Engine:
 def _version(text: str | None) -> tuple[int, int] | None:
     major, dot, minor = (text or "").partition(".")
     return (int(major), int(minor)) if dot else None
+
+
+def socket_path(host: str | None) -> str:
+    """The engine's Unix socket. Raises Unavailable for an address of another kind."""
+    address = host or os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
+    path = address.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise Unavailable(
+            f"the Docker engine's address {address!r} is no Unix socket",
+            remedy="give host= or DOCKER_HOST as unix:///path; forward a remote engine's socket with ssh -L",
+        )
+    return path
+
+
+async def meet(engine: Engine) -> dict[str, Any]:
+    """The engine's version facts. Raises Unavailable when nothing answers, or no Docker engine."""
+    try:
+        with anyio.fail_after(engine.answer_seconds):
+            return await engine.negotiate(API)
+    except EngineLost as error:
+        cause = error.__cause__
+        if isinstance(cause, PermissionError):
+            remedy = "run as root, or as a member of the group docker"
+        else:
+            remedy = REMEDY
+        raise Unavailable(str(error), remedy=remedy) from error
+    except TimeoutError as error:
+        raise Unavailable(f"the Docker engine at {engine.path} does not answer", remedy=REMEDY) from error
+    except (EngineError, msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+        raise Unavailable(
+            f"what answers at {engine.path} is no Docker engine: {error}", remedy=REMEDY
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def connected(host: str | None = None) -> AsyncIterator[Engine]:
+    """The engine alone, to look at. Raises Unavailable."""
+    async with Engine(socket_path(host)) as engine:
+        await meet(engine)
+        yield engine
