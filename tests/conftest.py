@@ -21,6 +21,8 @@ from blockbuster import BlockBuster
 import dutyfree
 from dutyfree import substrates
 from dutyfree.contract import Availability, Substrate
+from dutyfree.engine.launcher.timeouts import Timeouts
+from dutyfree.substrates.native import Native, NativeConfig
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,7 +97,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "native" in getattr(item, "fixturenames", ()) or item.get_closest_marker("native"):
+    if {"native", "impatient", "patient"} & {*getattr(item, "fixturenames", ())} or item.get_closest_marker(
+        "native"
+    ):
         found = probed("native")
         if not found.available:
             pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
@@ -118,6 +122,20 @@ async def bare() -> AsyncIterator[Substrate]:
 @pytest.fixture(scope="module")
 async def native() -> AsyncIterator[Substrate]:
     async with dutyfree.open("native") as substrate:
+        yield substrate
+
+
+@pytest.fixture
+async def impatient() -> AsyncIterator[Substrate]:
+    """``native`` that gives up an init which does not answer for 1.5 s."""
+    async with Native(NativeConfig(), Timeouts(answer=1.5)) as substrate:
+        yield substrate
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Substrate]:
+    """``native`` that waits a minute for an init: in an overloaded sandbox processes end slowly."""
+    async with Native(NativeConfig(), Timeouts(answer=60.0)) as substrate:
         yield substrate
 
 

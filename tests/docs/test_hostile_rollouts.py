@@ -16,7 +16,6 @@ import pytest
 import dutyfree
 from dutyfree import Edit, Limits, Recipe, Stage
 from dutyfree.contract.errors import UsageError
-from dutyfree.engine.sandbox import pending
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 from tests.engine import counts
@@ -204,16 +203,13 @@ class Counted:
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda one: one.__name__)
 async def test_a_hostile_agent_gets_no_reward_and_no_second_try(
-    loop: dict[str, Any],
-    native: Any,
-    hostile: Callable[[Any], Awaitable[float]],
-    monkeypatch: pytest.MonkeyPatch,
+    loop: dict[str, Any], impatient: Any, patient: Any, hostile: Callable[[Any], Awaitable[float]]
 ) -> None:
-    monkeypatch.setattr(pending, "PATIENCE", 1.5 if hostile is stops_its_init else 20.0)
+    substrate = impatient if hostile is stops_its_init else patient
     loop["rollout"] = rollout = Counted(hostile)
     with anyio.fail_after(200):
-        async with native.sandbox() as sandbox:
-            assert await loop["attempt"](native, Recipe(), sandbox) == 0.0
+        async with substrate.sandbox() as sandbox:
+            assert await loop["attempt"](substrate, Recipe(), sandbox) == 0.0
     assert rollout.times == 1
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
-from dutyfree.engine.sandbox import pending
 from dutyfree.substrates.native import Native
 
 pytestmark = pytest.mark.anyio
@@ -378,17 +377,16 @@ BOMBS = {
 }
 
 
-async def test_bombs_beside_a_neighbour(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bombs_beside_a_neighbour(patient: Substrate) -> None:
     """Every kind at once, and the neighbour answers."""
-    monkeypatch.setattr(pending, "PATIENCE", 60.0)  # with a fifth of a processor they take long to end
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
 
     async def explode(command: str) -> None:
-        async with native.sandbox(limits=limits) as sandbox:
+        async with patient.sandbox(limits=limits) as sandbox:
             await sandbox.exec(command, timeout=4)
             assert (await sandbox.exec("true", timeout=100)).exit_code in (0, 1, 2)
 
-    async with native.sandbox() as neighbour, anyio.create_task_group() as tasks:
+    async with patient.sandbox() as neighbour, anyio.create_task_group() as tasks:
         for command in BOMBS.values():
             tasks.start_soon(explode, command)
         for _ in range(20):

@@ -23,7 +23,6 @@ from dutyfree.contract import Sandbox, Substrate
 from dutyfree.contract.errors import ActionError
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
-from dutyfree.engine.sandbox import pending
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
@@ -114,15 +113,12 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
         assert (await sandbox.list(".")) == ()
 
 
-async def test_the_kernel_out_of_memory_spares_init(
-    native: Substrate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pending, "PATIENCE", 60.0)  # for want of memory they take long to end, too
-    limited = getattr(native, "features").controllers  # noqa: B009 (native's own)
+async def test_the_kernel_out_of_memory_spares_init(patient: Substrate) -> None:
+    limited = getattr(patient, "features").controllers  # noqa: B009 (native's own)
     if "memory" not in limited:
         pytest.skip("memory cannot be limited here; to enable it: see `dutyfree doctor`")
     eat = "import os\nwhile True: os.fork() or [bytearray(1 << 20) for _ in range(64)]"
-    async with native.sandbox(limits=Limits(memory=96 << 20, pids=64)) as sandbox:
+    async with patient.sandbox(limits=Limits(memory=96 << 20, pids=64)) as sandbox:
         for _ in range(3):
             await sandbox.exec(["python3", "-c", eat], timeout=3)
             assert (await sandbox.exec("echo alive")).stdout == b"alive\n"

@@ -20,7 +20,7 @@ import pytest
 from dutyfree import Limits
 from dutyfree.contract import NetworkPolicy, Sandbox
 from dutyfree.contract.abilities import Chunk, NetworkControl
-from dutyfree.engine.launcher import protocol
+from dutyfree.engine.host import census
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
@@ -377,7 +377,7 @@ def _limit_descriptors(process: int) -> None:
             break
         assert time.monotonic() < until, used
         time.sleep(0.02)
-    user = protocol.FIRST_ID - 1
+    user = census.FIRST_ID - 1
     command = ["prlimit", "--pid", str(process), f"--nofile={len(used)}:"]
     subprocess.run(command, check=True, user=user, group=user, extra_groups=[])
 

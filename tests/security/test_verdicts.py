@@ -30,13 +30,13 @@ from dutyfree.contract.errors import (
     SpecialFile,
     verdict,
 )
-from dutyfree.engine.launcher import network
+from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.engine.layers import run_stage
-from dutyfree.engine.sandbox import pending
 from dutyfree.engine.sandbox.channel import SetupError
 from dutyfree.engine.sandbox.snapshot import _unusable
 from dutyfree.substrates.docker import images
 from dutyfree.substrates.docker import sandbox as container
+from dutyfree.substrates.native import Native, NativeConfig
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 
@@ -176,7 +176,8 @@ FOREGROUND = {
 
 @pytest.fixture(scope="module")
 async def shared() -> AsyncIterator[Any]:
-    async with dutyfree.open("native") as native:
+    """It waits longer than usual for an init: this machine may do other work."""
+    async with Native(NativeConfig(), Timeouts(answer=20.0)) as native:
         yield native
 
 
@@ -278,11 +279,6 @@ async def all_judged(sandbox: Any, local: Path, attack: str) -> None:
     assert (await sandbox.exec("echo on")).stdout == b"on\n"
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "PATIENCE", 20.0)  # for machines that do other work
-
-
 @pytest.mark.native
 @pytest.mark.parametrize("attack", list(BACKGROUND))
 async def test_left_in_the_background(shared: Any, tmp_path: Path, attack: str) -> None:
@@ -313,10 +309,9 @@ async def run_until_it_fails(sandbox: Any) -> None:
 
 
 @pytest.mark.native
-async def test_an_init_that_is_held_up(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_init_that_is_held_up(impatient: Any) -> None:
     """The launcher answers, so it is what runs in the sandbox that keeps its init from answering."""
-    monkeypatch.setattr(pending, "PATIENCE", 1.5)
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with impatient.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("script.py", STOPPER.encode())
         await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
         await appeared(sandbox, "ready")
@@ -412,9 +407,11 @@ time.sleep(1000)
 
 
 @pytest.mark.native
-async def test_a_server_that_accepts_nobody(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PATIENCE", 0.5)
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+async def test_a_server_that_accepts_nobody() -> None:
+    async with (
+        Native(NativeConfig(), Timeouts(connect=0.5)) as native,
+        native.sandbox(limits=LIMITS) as sandbox,
+    ):
         await sandbox.write("script.py", QUEUE.encode())
         await sandbox.start(["python3", "script.py"])
         await appeared(sandbox, "ready")

@@ -14,7 +14,6 @@ from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.contract.abilities import ShellSessions
 from dutyfree.contract.errors import ActionError, SandboxGone
-from dutyfree.engine.sandbox import pending, shell
 from tests.awaiting import appeared, overrun
 
 pytestmark = pytest.mark.anyio
@@ -56,11 +55,10 @@ async def cancel_until_it_fails(sandbox: Sandbox) -> None:
 
 
 async def test_an_init_that_is_held_up_ends_the_sandbox(
-    native: Substrate, monkeypatch: pytest.MonkeyPatch
+    impatient: Substrate,
 ) -> None:
-    async with native.sandbox(limits=LIMITS) as sandbox:
+    async with impatient.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
-        monkeypatch.setattr(pending, "PATIENCE", 1.5)
         with anyio.fail_after(200):
             with pytest.raises(SandboxGone, match="stopped answering because of what runs in it"):
                 await run_until_it_fails(sandbox)
@@ -68,14 +66,13 @@ async def test_an_init_that_is_held_up_ends_the_sandbox(
                 await sandbox.exec("true")
             with pytest.raises(SandboxGone):
                 await sandbox.read("/etc/passwd")
-    async with native.sandbox() as sandbox:
+    async with impatient.sandbox() as sandbox:
         assert (await sandbox.exec("true")).ok
 
 
-async def test_a_cancelled_action_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with native.sandbox(limits=LIMITS) as sandbox:
+async def test_a_cancelled_action_comes_back(impatient: Substrate) -> None:
+    async with impatient.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
-        monkeypatch.setattr(pending, "PATIENCE", 1.5)
         with anyio.fail_after(200), pytest.raises(SandboxGone):
             await cancel_until_it_fails(sandbox)
 
@@ -144,15 +141,13 @@ async def test_a_tracer_does_not_hide_an_end_that_takes_long(native: Substrate) 
         assert (await sandbox.exec("true", timeout=60)).ok
 
 
-async def test_a_shell_comes_back(native: Substrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with native.sandbox(limits=LIMITS) as sandbox:
+async def test_a_shell_comes_back(impatient: Substrate) -> None:
+    async with impatient.sandbox(limits=LIMITS) as sandbox:
         assert isinstance(sandbox, ShellSessions)
         with anyio.fail_after(200), contextlib.suppress(ActionError):
             async with sandbox.shell() as held:
                 await held.run("true")
                 await background(sandbox, STOPPER)
-                monkeypatch.setattr(pending, "PATIENCE", 1.5)
-                monkeypatch.setattr(shell, "PATIENCE", 1.5)
                 for _ in range(20):
                     with anyio.move_on_after(0.2):
                         await sandbox.exec("true")

@@ -12,11 +12,10 @@ import anyio.to_thread
 
 from dutyfree.contract.errors import DutyfreeError
 from dutyfree.doctor.finding import Finding
-from dutyfree.engine.host import limits
+from dutyfree.engine.host import capacity
 from dutyfree.engine.host.features import HostFeatures
-from dutyfree.engine.host.namespaces import setting
+from dutyfree.engine.host.proc import sysctl
 from dutyfree.engine.host.requirements import KERNEL
-from dutyfree.engine.launcher.requests import host_memory
 from dutyfree.substrates.native import Native, NativeConfig
 
 CONFIG = NativeConfig(ready=0)
@@ -74,9 +73,9 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _namespaces() -> Iterator[Finding]:
-    most = setting("user/max_user_namespaces") or "none"
-    clone = setting("kernel/unprivileged_userns_clone")
-    confined = setting("kernel/apparmor_restrict_unprivileged_userns")
+    most = sysctl("user/max_user_namespaces") or "none"
+    clone = sysctl("kernel/unprivileged_userns_clone")
+    confined = sysctl("kernel/apparmor_restrict_unprivileged_userns")
     words = [f"up to {most}"]
     words += [f"unprivileged_userns_clone={clone}"] if clone else []
     words += [f"apparmor_restrict_unprivileged_userns={confined}"] if confined else []
@@ -136,7 +135,7 @@ def _limits(features: HostFeatures) -> Iterator[Finding]:
 
 
 def _capacity() -> Iterator[Finding]:
-    bounds = {"memory": host_memory() * 9 // 10 // IDLE_BYTES} | limits.bounds()
+    bounds = {"memory": capacity.host_memory() * 9 // 10 // IDLE_BYTES} | capacity.bounds()
     least = min(bounds, key=lambda name: bounds[name])
     every = ", ".join(f"{name} {count}" for name, count in bounds.items())
     yield Finding(
@@ -148,15 +147,15 @@ def _capacity() -> Iterator[Finding]:
 
 
 def _host() -> Iterator[Finding]:
-    pattern = setting("kernel/core_pattern")
+    pattern = sysctl("kernel/core_pattern")
     yield Finding(
         "native: core files",
         not pattern.startswith(("|", "@")),
         pattern or "none",
         "sandboxes leave none, but the program that it names runs as root for crashes outside of them",
     )
-    files = int(setting("fs/file-max") or 0)
-    memory = host_memory()
+    files = int(sysctl("fs/file-max") or 0)
+    memory = capacity.host_memory()
     yield Finding(
         "native: open files of the whole host",
         files >= memory // FILE_BYTES,

@@ -10,8 +10,7 @@ import anyio
 
 from dutyfree.contract import Limits, NetworkPolicy, Recipe
 from dutyfree.contract.errors import ActionError, CreateError, DispatchError, UsageError
-from dutyfree.engine.host import limits as exhaustion
-from dutyfree.engine.launcher.requests import share_of_memory
+from dutyfree.engine.host import capacity
 from dutyfree.engine.pool.native_source import SANDBOX, NativeSource
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
@@ -22,8 +21,8 @@ POLICY = Policy(starting=64, idle_seconds=600.0)
 
 
 def default_budget() -> Budget:
-    memory = share_of_memory()
-    most = min(memory // SANDBOX, exhaustion.room_by_files())
+    memory = capacity.share_of_memory()
+    most = min(memory // SANDBOX, capacity.room_by_files())
     return Budget(sandboxes=most, memory=memory, sandbox_memory=SANDBOX)
 
 

@@ -32,16 +32,17 @@ from dutyfree.contract.served import Served, ServedKind
 from dutyfree.contract.substrate import refuse_second_entry, require_open
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerSet, PeerStats
-from dutyfree.engine.host import features, requirements, sandbox_labels
+from dutyfree.engine.host import capacity, features, requirements, sandbox_labels
 from dutyfree.engine.host.sandbox_labels import LabelFile
 from dutyfree.engine.images import mirrors
-from dutyfree.engine.launcher import create, protocol, requests
+from dutyfree.engine.launcher import create, protocol
 from dutyfree.engine.launcher import network_policy as policy
 from dutyfree.engine.launcher.client import BINARY, Launcher, LauncherError
 from dutyfree.engine.launcher.create import SandboxCreator
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Request, Tree
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.build import BuildTrace, FilesChanged, LayerBuilder, StageResult
 from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState
@@ -120,9 +121,10 @@ class Native(Pooled):
     name = "native"
     host_address = policy.HOST
 
-    def __init__(self, config: NativeConfig) -> None:
-        requests.check_limits(config.limits)
+    def __init__(self, config: NativeConfig, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
+        create.check_limits(config.limits)
         self._config = config
+        self._timeouts = timeouts
         self._numbers = itertools.count(1)
         self._keys = RecipeKeys()
         self._alive: set[str] = set()
@@ -137,7 +139,7 @@ class Native(Pooled):
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
-        return await anyio.to_thread.run_sync(requirements.met, Path(config.program))
+        return await anyio.to_thread.run_sync(requirements.check, Path(config.program), Launcher.trial)
 
     async def __aenter__(self) -> Self:
         refuse_second_entry(self._is_open, self.name)
@@ -149,7 +151,7 @@ class Native(Pooled):
         self._launcher = Launcher(process, connected)
         self._labelling = LabelFile(process.pid)
         self._layers = MemoryLayers(
-            self._launcher, requests.share_of_memory() if self._config.kept is None else self._config.kept
+            self._launcher, capacity.share_of_memory() if self._config.kept is None else self._config.kept
         )
         self._snapshots = MemorySnapshots(self._layers)
         self._disk = DiskLayers(self._launcher)
@@ -168,7 +170,8 @@ class Native(Pooled):
                     remedy="install dutyfree again",
                 )
             self.features = features.parse(hello.text.decode())
-            self._creator = SandboxCreator(self._launcher, self.features)
+            open_channel = partial(Channel, answer_timeout=self._timeouts.answer)
+            self._creator = SandboxCreator(self._launcher, self.features, open_channel, self._timeouts)
             self._images.rootless = self.features.mode == "rootless"
             self.host_address = policy.HOST if self.features.mode == "root" else "127.0.0.1"
             if self.features.mode == "root":  # without, some files in the store could not be removed again
@@ -300,7 +303,7 @@ class Native(Pooled):
         except ValueError as error:
             raise CreateError(str(error)) from error
         reach = SandboxNetwork(
-            self._launcher, b"" if requests.shares_network(self.features, limits) else encoded
+            self._launcher, b"" if create.shares_network(self.features, limits) else encoded, self._timeouts
         )
         begun = perf_counter()
         if not pooled:
@@ -323,7 +326,7 @@ class Native(Pooled):
             try:
                 if recipe.services and not pooled:  # the pool looks at it before
                     await sandbox.serve()
-                    sandbox.spans += (create.following(asked, sandbox.spans, "services"),)
+                    sandbox.spans += (create.next_span(asked, sandbox.spans, "services"),)
                 yield sandbox
             except BaseException:
                 with contextlib.suppress(CleanupError):

@@ -26,11 +26,11 @@ from dutyfree.contract.errors import (
     LimitError,
     UsageError,
 )
-from dutyfree.engine.launcher import handle as boxes
 from dutyfree.engine.launcher.client import Launcher, Reply
 from dutyfree.engine.launcher.protocol import Request
+from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
-from dutyfree.substrates.native import Native
+from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import appeared
 from tests.engine import counts
 
@@ -512,8 +512,7 @@ async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
 # --- The end -----------------------------------------------------------------------------------------
 
 
-async def test_an_end_that_takes_too_long_is_told(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxes, "PATIENCE", 0.2)
+async def test_an_end_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Launcher.ask
 
     async def slow(self: Launcher, kind: Request, number: int = 0, body: bytes = b"") -> Reply:
@@ -522,9 +521,10 @@ async def test_an_end_that_takes_too_long_is_told(native: Native, monkeypatch: p
         return await ask(self, kind, number, body)
 
     monkeypatch.setattr(Launcher, "ask", slow)
-    with pytest.raises(CleanupError, match=r"native-\d+-\d+ is not gone after 0.2 s"):
-        async with native.sandbox():
-            pass
+    async with Native(NativeConfig(), Timeouts(end=0.2)) as native:
+        with pytest.raises(CleanupError, match=r"native-\d+-\d+ is not gone after 0.2 s"):
+            async with native.sandbox():
+                pass
 
 
 async def test_processes_are_found_again_and_forgotten(native: Substrate) -> None:

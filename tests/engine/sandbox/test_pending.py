@@ -14,7 +14,6 @@ from dutyfree.contract import Substrate
 from dutyfree.contract.errors import DutyfreeError, ExecError
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
-from dutyfree.engine.sandbox import pending
 from dutyfree.engine.sandbox.channel import Channel
 from tests.engine import virtual
 
@@ -78,7 +77,7 @@ def test_a_silent_init_is_given_up() -> None:
             begun = anyio.current_time()
             with pytest.raises(ExecError, match="stopped answering"):
                 await running.ended
-            assert anyio.current_time() - begun == pytest.approx(pending.PATIENCE)
+            assert anyio.current_time() - begun == pytest.approx(owner.answer_timeout)
             assert destroyed == ["test"]
 
     virtual.run(main)
@@ -90,7 +89,7 @@ def test_a_slow_init_is_waited_for() -> None:
             identity, running = owner.exec(b"")
             owner.kill(identity)
             async with speaking(owner, init):
-                await anyio.sleep(3 * pending.PATIENCE)
+                await anyio.sleep(3 * owner.answer_timeout)
                 init.send(protocol.frame(Frame.EXIT, identity, bytes(protocol.EXIT.size)))
                 await running.ended
             assert not destroyed

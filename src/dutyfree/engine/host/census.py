@@ -1,12 +1,13 @@
-"""Which launchers and sandboxes live on this machine, of any owner: as /proc and the control groups tell.
+"""List the launchers and sandboxes on this machine, of any owner, from /proc and the control groups.
 
-Nothing is asked of anybody. A launcher is known by its name, its program in memory and its user, and by not
-descending from another; a sandbox is its child. What runs in a sandbox can call itself anything, and so can
-other users: all texts here are theirs, to be shown with care.
+It sends no requests. A launcher is a process with the launcher's name, program and user id range, and with no
+other launcher among its ancestors. A sandbox is a child of a launcher. Processes in a sandbox, and other
+users, choose their own names and command lines: escape all text from here before you print it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -14,20 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from dutyfree.engine.host import sandbox_labels
-from dutyfree.engine.launcher.protocol import FIRST_ID
+from dutyfree.engine.host import proc, sandbox_labels
+from dutyfree.engine.host.proc import Stat
 
 LAUNCHER = "dutyfree-engine"
 OTHERS = ("dutyfree-egress", "dutyfree-blank")
-"""The launcher's other children; none of them can be renamed by others."""
+"""Names of the launcher's other children. No other process can rename these."""
 _PROGRAM = "/memfd:dutyfree-init"
 
+FIRST_ID = 1 << 30
+"""The first user id of sandboxes, as in ``init/launcher/slot.c``."""
 PAYLOAD_FD = 6
-"""As in ``init/init.h``."""
+"""As in ``init/pid1/init.h``: a descriptor of init for the control group of its commands."""
 
 
 class LauncherProcess(msgspec.Struct, frozen=True):
-    """One open substrate. ``numbers`` are its pids in all pid namespaces that it is in."""
+    """One open substrate. ``numbers`` are the launcher's pids in all its pid namespaces."""
 
     pid: int
     numbers: tuple[int, ...]
@@ -36,7 +39,7 @@ class LauncherProcess(msgspec.Struct, frozen=True):
 
 
 class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One sandbox. What cannot be seen without root is None."""
+    """One sandbox. A value is None if only root can see it."""
 
     id: str
     image: str
@@ -48,67 +51,58 @@ class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     processes: int
     memory: int | None
-    """Bytes, of its processes and of what they wrote."""
+    """Bytes of its processes and of the files that they wrote."""
     labels: dict[str, str] = {}
     state: str
-    """idle: no process; running; paused: all are frozen, or stopped; starting; ending."""
-
-
-class _Process(msgspec.Struct, frozen=True):
-    pid: int
-    parent: int
-    name: str
-    state: str
-    started: int
-    """Clock ticks after the boot."""
+    """idle (no process), running, paused (all processes frozen or stopped), starting or ending."""
 
 
 def launchers() -> list[LauncherProcess]:
-    """Those that live now, in the pid namespaces that can be seen from here."""
+    """The live launchers in the pid namespaces that are visible from here."""
     return _launchers(_processes())
 
 
 def sandboxes() -> list[SandboxStatus]:
-    """Those that live now; takes some milliseconds for each thousand processes of the machine."""
+    """The live sandboxes. Takes some milliseconds for each thousand processes of the machine."""
     processes = _processes()
     found = {launcher.pid: launcher for launcher in _launchers(processes)}
     children = [process for process in processes.values() if process.parent in found]
     inits = [child for child in children if child.name not in OTHERS]
     inside = _inside(processes, {process.pid for process in inits})
-    groups = _mounts()
+    groups = _memory_groups()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     parents = {found[init.parent].pid: found[init.parent] for init in inits}
-    told = {pid: sandbox_labels.read(parent.owner, parent.numbers) for pid, parent in parents.items()}
+    labels = {pid: sandbox_labels.read(parent.owner, parent.numbers) for pid, parent in parents.items()}
     return [
-        _living(found[init.parent], init, inside[init.pid], groups, boot, told[init.parent])
+        _status(found[init.parent], init, inside[init.pid], groups, boot, labels[init.parent])
         for init in sorted(inits, key=lambda init: (init.parent, init.started, init.pid))
     ]
 
 
-def _launchers(processes: dict[int, _Process]) -> list[LauncherProcess]:
-    """Those that descend from no other: in a sandbox, whoever poses as one descends from its launcher."""
-    posing = {process.pid for process in processes.values() if process.name == LAUNCHER}
-    found = _likely(processes[pid] for pid in sorted(posing) if processes[pid].state != "Z")
+def _launchers(processes: dict[int, Stat]) -> list[LauncherProcess]:
+    """Processes that look like launchers and descend from no launcher: an impostor in a sandbox does."""
+    named = {process.pid for process in processes.values() if process.name == LAUNCHER}
+    found = _candidates(processes[pid] for pid in sorted(named) if processes[pid].state != "Z")
     pids = {launcher.pid for launcher in found}
     return [
         launcher for launcher in found if not any(pid in pids for pid in _ancestors(processes, launcher.pid))
     ]
 
 
-def _likely(processes: Iterable[_Process]) -> list[LauncherProcess]:
+def _candidates(processes: Iterable[Stat]) -> list[LauncherProcess]:
     found = []
     for process in processes:
-        status = _text(f"/proc/{process.pid}/status")
-        user = _field(status, "Uid", "0").split()[0]
-        if int(user) >= FIRST_ID or not _link(f"/proc/{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
+        status = proc.text(f"{process.pid}/status")
+        user = proc.field(status, "Uid", "0").split()[0]
+        if int(user) >= FIRST_ID or not _link(f"{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
             continue
-        numbers = tuple(int(number) for number in _field(status, "NSpid", str(process.pid)).split())
+        numbers = tuple(int(number) for number in proc.field(status, "NSpid", str(process.pid)).split())
         found.append(LauncherProcess(process.pid, numbers, process.parent, _command_line(process.parent)))
     return found
 
 
-def _ancestors(processes: dict[int, _Process], pid: int) -> Iterator[int]:
-    """Parent, grandparent and so on; they were not all looked at in the same moment, so none comes twice."""
+def _ancestors(processes: dict[int, Stat], pid: int) -> Iterator[int]:
+    """Parent, grandparent and so on. We read them at different moments, so stop at a cycle."""
     seen = {pid}
     while (process := processes.get(pid)) is not None and process.parent not in seen:
         pid = process.parent
@@ -116,18 +110,18 @@ def _ancestors(processes: dict[int, _Process], pid: int) -> Iterator[int]:
         yield pid
 
 
-def _living(
+def _status(
     launcher: LauncherProcess,
-    init: _Process,
-    inside: list[_Process],
+    init: Stat,
+    inside: list[Stat],
     groups: dict[str, tuple[str, str]],
     boot: float,
     labels: dict[int, dict[str, str]],
 ) -> SandboxStatus:
-    words = _text(f"/proc/{init.pid}/cmdline").strip("\0").split("\0")
-    label = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
-    number, since, image = (*label.split(" ", 2), "", "")[:3]
-    state = "starting" if not label else "ending" if init.state in "ZX" else "running"
+    words = proc.text(f"{init.pid}/cmdline").strip("\0").split("\0")
+    title = words[2] if len(words) > 2 and words[1] == "sandbox" else ""
+    number, since, image = (*title.split(" ", 2), "", "")[:3]
+    state = "starting" if not title else "ending" if init.state in "ZX" else "running"
     if state == "running" and (init.state == "T" or _is_frozen(init.pid, groups)):
         state = "paused"
     elif state == "running":
@@ -139,7 +133,7 @@ def _living(
         program=launcher.program,
         launcher=launcher.pid,
         init=init.pid,
-        # Its process may have waited for long to become a sandbox.
+        # Its process may have been parked long before it became a sandbox.
         since=int(since) if since.isdigit() else boot + init.started / os.sysconf("SC_CLK_TCK"),
         processes=len(inside),
         memory=_memory(init.pid, groups),
@@ -148,9 +142,9 @@ def _living(
     )
 
 
-def _inside(processes: dict[int, _Process], inits: set[int]) -> dict[int, list[_Process]]:
-    """By init, what descends from it: all that its pid namespace holds, and anybody may know of parents."""
-    found: dict[int, list[_Process]] = {init: [] for init in inits}
+def _inside(processes: dict[int, Stat], inits: set[int]) -> dict[int, list[Stat]]:
+    """The descendants of each init: all processes of its pid namespace. Any user may read parents."""
+    found: dict[int, list[Stat]] = {init: [] for init in inits}
     for process in processes.values():
         if process.state != "Z":
             init = next((pid for pid in _ancestors(processes, process.pid) if pid in found), None)
@@ -159,10 +153,10 @@ def _inside(processes: dict[int, _Process], inits: set[int]) -> dict[int, list[_
     return found
 
 
-def _mounts() -> dict[str, tuple[str, str]]:
-    """Where memory is counted: the controller's name in /proc/PID/cgroup → the mount point and the file."""
+def _memory_groups() -> dict[str, tuple[str, str]]:
+    """Where the kernel counts memory: controller in /proc/PID/cgroup → mount point and file name."""
     found = {}
-    for line in _text("/proc/self/mountinfo").splitlines():
+    for line in proc.text("self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split()[:3]
         if kind == "cgroup" and "memory" in options.split(","):
@@ -173,12 +167,12 @@ def _mounts() -> dict[str, tuple[str, str]]:
 
 
 def _memory(init: int, groups: dict[str, tuple[str, str]]) -> int | None:
-    """Of the control group of init's working thread: its first thread stays outside on version 1."""
+    """Memory of the group of init's worker thread: on cgroup v1 its first thread is in no group."""
     try:
         thread = max(int(name) for name in os.listdir(f"/proc/{init}/task"))
     except (OSError, ValueError):
         return None
-    for line in _text(f"/proc/{init}/task/{thread}/cgroup").splitlines():
+    for line in proc.text(f"{init}/task/{thread}/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         path = _own(init, path)
         for name, (mount, file) in groups.items():
@@ -189,50 +183,42 @@ def _memory(init: int, groups: dict[str, tuple[str, str]]) -> int | None:
 
 def _is_frozen(init: int, groups: dict[str, tuple[str, str]]) -> bool:
     mount, _ = groups.get("", ("", ""))
-    for line in _text(f"/proc/{init}/cgroup").splitlines():
+    for line in proc.text(f"{init}/cgroup").splitlines():
         if mount and line.startswith("0::"):
             return "frozen 1" in _text(f"{mount}{_own(init, line[3:])}/cgroup.events")
     return False
 
 
 def _own(init: int, path: str) -> str:
-    """On version 2 all inits are in one group, and each holds that of its commands."""
+    """The group of a sandbox's commands. On v2 all inits share one group, and each holds its own open."""
     if not path.endswith("/init"):
         return path
-    return path[: -len("init")] + _link(f"/proc/{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
+    return path[: -len("init")] + _link(f"{init}/fd/{PAYLOAD_FD}").rpartition("/")[2]
 
 
-def _processes() -> dict[int, _Process]:
+def _processes() -> dict[int, Stat]:
     found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (line := _text(f"/proc/{name}/stat")):
-            command, _, rest = line.partition("(")[2].rpartition(")")
-            words = rest.split()
-            found[int(name)] = _Process(int(name), int(words[1]), command, words[0], int(words[19]))
+    for pid in proc.pids():
+        with contextlib.suppress(OSError):  # it has ended
+            found[pid] = proc.stat(pid)
     return found
 
 
 def _command_line(pid: int) -> str:
-    return _text(f"/proc/{pid}/cmdline").strip("\0").replace("\0", " ") or _text(f"/proc/{pid}/comm").strip()
-
-
-def _field(status: str, name: str, default: str) -> str:
-    return next(
-        (line.partition(":")[2] for line in status.splitlines() if line.startswith(f"{name}:")), default
-    )
+    return proc.text(f"{pid}/cmdline").strip("\0").replace("\0", " ") or proc.text(f"{pid}/comm").strip()
 
 
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace")
-    except OSError:  # gone, or not ours to see
+    except OSError:  # it is gone, or we may not read it
         return ""
 
 
-def _link(path: str, hidden: str = "") -> str:
-    """Where it leads; ``hidden`` if that is not ours to see."""
+def _link(name: str, hidden: str = "") -> str:
+    """The target of a link in /proc; ``hidden`` if we may not read it."""
     try:
-        return os.readlink(path)
+        return os.readlink(f"/proc/{name}")
     except PermissionError:
         return hidden
     except OSError:

@@ -1,20 +1,25 @@
-"""What the native engine needs of a host."""
+"""Check that this host meets the requirements of the native engine."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from dutyfree.contract import Availability
-from dutyfree.engine.host import namespaces
-from dutyfree.engine.launcher.client import Launcher
+from dutyfree.engine.host import proc
 
 KERNEL = (6, 3)
-"""The first whose tmpfs takes mapped ids."""
+"""The first Linux whose tmpfs supports id-mapped mounts."""
+
+ISOLATION = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
 
 
-def met(program: Path) -> Availability:
-    """Whether it can be used here, by what the host says and, without root, by trying. Blocks."""
+def check(program: Path, start: Callable[[Path], str]) -> Availability:
+    """Whether the engine works here. Blocks.
+
+    Without root, ``start`` tries to start a launcher, and returns its error or an empty string.
+    """
     if not program.exists():
         return Availability(
             False,
@@ -27,15 +32,39 @@ def met(program: Path) -> Availability:
         return Availability(
             False, f"Linux {release} is too old", f"boot Linux {KERNEL[0]}.{KERNEL[1]} or newer"
         )
-    if "overlay" not in Path("/proc/filesystems").read_text():
+    if "overlay" not in proc.text("filesystems"):
         return Availability(False, "the kernel has no overlay file system", "modprobe overlay")
-    closed = namespaces.closed()
-    if closed:
-        return Availability(False, *closed)
-    isolation = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
+    disabled = _disabled_namespaces()
+    if disabled:
+        return Availability(False, *disabled)
     if os.geteuid() == 0:
-        return Availability(True, isolation)
-    refused = Launcher.trial(program)
-    if refused:
-        return Availability(False, *namespaces.explain(refused))
-    return Availability(True, f"{isolation}; without root: `dutyfree doctor` says what is lost")
+        return Availability(True, ISOLATION)
+    error = start(program)
+    if error:
+        return Availability(False, *_explain(error))
+    return Availability(True, f"{ISOLATION}; without root: `dutyfree doctor` says what is lost")
+
+
+def _disabled_namespaces() -> tuple[str, str] | None:
+    """The reason and the remedy if a kernel setting disables user namespaces."""
+    if proc.sysctl("user/max_user_namespaces") == "0":
+        return "user namespaces are switched off", "sysctl user.max_user_namespaces=16384"
+    if os.geteuid() != 0 and proc.sysctl("kernel/unprivileged_userns_clone") == "0":
+        return (
+            "user namespaces are for root only",
+            "sysctl kernel.unprivileged_userns_clone=1, or run as root",
+        )
+    return None
+
+
+def _explain(error: str) -> tuple[str, str]:
+    """The reason and the remedy after the launcher failed without root."""
+    if proc.sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return (
+            f"AppArmor keeps user namespaces for root ({error})",
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0, a profile with `userns,`, or root",
+        )
+    return (
+        f"user namespaces cannot be made here ({error})",
+        "run as root, or outside of the container that forbids them",
+    )

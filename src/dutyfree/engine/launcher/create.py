@@ -1,88 +1,123 @@
-"""How a sandbox comes into being: the launcher is asked for one, and its first sign of life is awaited."""
+"""Create a sandbox: check the limits, send the request to the launcher, wait until init is ready."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 
 from dutyfree.contract import Limits, Span
-from dutyfree.contract.errors import CleanupError, CreateError, SubstrateError
-from dutyfree.engine.host import limits as exhaustion
+from dutyfree.contract.errors import CleanupError, CreateError, LimitError, SubstrateError
+from dutyfree.engine.host import capacity
 from dutyfree.engine.host.features import HostFeatures
-from dutyfree.engine.launcher import requests
+from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
-from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.launcher.protocol import Create, Request, Tree
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-BODIES = 256
-"""Requests that are kept ready."""
+DEFAULT_PIDS = 2048
+"""Limit on processes by default: enough for builds, and a fork bomb does not reach the host's limit."""
+LEAST_MEMORY = 1 << 20
+"""Bytes that the smallest program needs."""
+LEAST_CPUS = 0.01
+"""The smallest share of a CPU that the kernel can enforce."""
+
+CACHED_REQUESTS = 256
 
 
-class SandboxCreator:
-    """Of one launcher."""
+class InitChannel(Protocol):
+    """The connection to a sandbox's init, as far as creation uses it."""
 
-    def __init__(self, launcher: Launcher, features: HostFeatures) -> None:
+    @property
+    def ready(self) -> asyncio.Future[tuple[int, ...]]: ...
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=InitChannel)
+
+OpenChannel: TypeAlias = Callable[[socket.socket, str, Callable[[], None], Callable[[], Awaitable[bool]]], C]
+"""Takes the socket, the sandbox's id, ``SandboxHandle.give_up`` and ``SandboxHandle.responds``."""
+
+
+class SandboxCreator(Generic[C]):
+    """Creates the sandboxes of one launcher."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        features: HostFeatures,
+        open_channel: OpenChannel[C],
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
         self._launcher = launcher
         self._features = features
-        self._bodies: dict[tuple[tuple[Tree, ...], Limits], bytes] = {}
+        self._open_channel = open_channel
+        self._timeouts = timeouts
+        self._requests: dict[tuple[tuple[Tree, ...], Limits], bytes] = {}
 
     def body(self, trees: tuple[Tree, ...], limits: Limits) -> bytes:
-        """The request for a sandbox upon these layers, without who it is."""
-        asking = (trees, limits)
-        body = self._bodies.get(asking)
+        """The request for a sandbox on these layers, without its label. Raises LimitError, CreateError."""
+        key = (trees, limits)
+        body = self._requests.get(key)
         if body is None:
-            body = requests.create(self._features, trees, limits)
-            # Snapshots come and go, and are asked for a few times each.
-            if len(self._bodies) >= BODIES:
-                self._bodies.clear()
-            self._bodies[asking] = body
+            body = encode_request(self._features, trees, limits)
+            # Snapshots come and go, and each is used a few times only.
+            if len(self._requests) >= CACHED_REQUESTS:
+                self._requests.clear()
+            self._requests[key] = body
         return body
 
-    async def make(self, identity: str, body: bytes, reach: SandboxNetwork) -> tuple[Channel, SandboxHandle]:
-        """A sandbox that stands, and how to remove it. Raises CreateError."""
+    async def make(self, identity: str, body: bytes, network: SandboxNetwork) -> tuple[C, SandboxHandle]:
+        """A sandbox whose init is ready, and the handle that ends it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
             raise CreateError(
-                f"no sandbox could be made: {error.message}", remedy=exhaustion.remedy(error.number)
+                f"no sandbox could be made: {error.message}", remedy=capacity.remedy(error.number)
             ) from error
-        if len(reply.descriptors) < 2:  # the kernel drops what we have no room for
+        if len(reply.descriptors) < 2:  # the kernel drops descriptors above our limit
             for descriptor in reply.descriptors:
                 os.close(descriptor)
             self._launcher.tell(Request.DESTROY, reply.value)
             raise CreateError(
-                f"no sandbox could be made: this process has too many open files, {exhaustion.open_files()}",
-                remedy=exhaustion.OWN_FILES,
+                f"no sandbox could be made: this process has too many open files, {capacity.open_files()}",
+                remedy=capacity.RAISE_OPEN_FILES,
             )
         connected, pidfd = reply.descriptors
-        os.close(pidfd)  # the launcher has it, and is the one to wait
-        box = SandboxHandle(self._launcher, reply.value, identity, freezer=self._features.freezer)
-        channel = Channel(socket.socket(fileno=connected), identity, box.give_up, box.responds)
-        former = reach.number
+        os.close(pidfd)  # the launcher has one too, and reaps the process
+        handle = SandboxHandle(
+            self._launcher, reply.value, identity, freezer=self._features.freezer, timeouts=self._timeouts
+        )
+        channel = self._open_channel(
+            socket.socket(fileno=connected), identity, handle.give_up, handle.responds
+        )
+        former = network.number
         try:
-            await reach.enter(reply.value)
+            await network.enter(reply.value)
             await channel.ready
         except BaseException as error:
-            reach.number = former
+            network.number = former
             channel.close()
             with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await box.destroy()
+                await handle.destroy()
             if isinstance(error, LauncherError):
                 raise CreateError(f"the sandbox has no network: {error.message}") from error
             if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
                 raise CreateError(f"the sandbox died while it was made: {error.message}") from error
             raise
-        return channel, box
+        return channel, handle
 
 
 def spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
-    """Where the time of a creation went, by what PID 1 tells of its own."""
+    """The spans of a creation; ``times`` are those that init reports."""
     _, ordered, mounted = times
     at = [max(0.0, moment / 1e9 - asked) for moment in (ordered, mounted)]
     done = perf_counter() - asked
@@ -94,7 +129,62 @@ def spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...
     )
 
 
-def following(asked: float, spans: tuple[Span, ...], name: str) -> Span:
-    """From the end of the last one until now."""
+def next_span(asked: float, spans: tuple[Span, ...], name: str) -> Span:
+    """A span from the end of the last one until now."""
     start = spans[-1].start + spans[-1].seconds
     return Span(name, start, perf_counter() - asked - start)
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises LimitError for limits that no host can enforce."""
+    if limits.memory is not None and limits.memory < LEAST_MEMORY:
+        raise LimitError(f"no program runs in {limits.memory} bytes", remedy="allow at least 1M")
+    if limits.cpus is not None and limits.cpus < LEAST_CPUS:
+        raise LimitError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
+    if limits.disk is not None and limits.memory is not None and limits.disk > limits.memory // 2:
+        raise LimitError(
+            f"a disk of {limits.disk} bytes does not fit into a memory of {limits.memory}",
+            remedy="written files are kept in memory: allow at least twice as much memory as disk",
+        )
+
+
+def encode_request(features: HostFeatures, trees: tuple[Tree, ...], limits: Limits) -> bytes:
+    """The body of a Request.CREATE, without its label. Raises LimitError, CreateError."""
+    check_limits(limits)
+    _check_enforceable(features, limits)
+    # Without a limit, one sandbox could take all memory. Its files count as memory too.
+    memory = (
+        max(capacity.share_of_memory(), 2 * (limits.disk or 0)) if limits.memory is None else limits.memory
+    )
+    return protocol.create(
+        Create.SHARED_NETWORK if shares_network(features, limits) else 0,
+        trees,
+        memory=memory if "memory" in features.controllers else 0,
+        disk=memory // 2 if limits.disk is None else limits.disk,
+        pids=limits.pids if limits.pids is not None else DEFAULT_PIDS,
+        cpu_quota=0 if limits.cpus is None else int(limits.cpus * 100_000),
+    )
+
+
+def shares_network(features: HostFeatures, limits: Limits) -> bool:
+    """Whether it uses the host's network: without root, its own has no way out. Raises CreateError."""
+    if features.mode == "root" or limits.network in (None, "off"):
+        return False
+    if limits.network != "on":
+        raise CreateError(
+            "native cannot enforce a list of allowed hosts without root",
+            remedy='run as root, or let the sandbox reach nothing ("off") or everything ("on")',
+        )
+    return True
+
+
+def _check_enforceable(features: HostFeatures, limits: Limits) -> None:
+    """Raises CreateError for a limit that this host cannot enforce."""
+    enforced = {
+        "cpus": (limits.cpus, "cpu" in features.controllers),
+        "memory": (limits.memory, "memory" in features.controllers),
+        "pids": (limits.pids, features.counts_processes),
+    }
+    for name, (limit, possible) in enforced.items():
+        if limit is not None and not possible:
+            raise CreateError(f"native cannot limit {name} here", remedy="see `dutyfree doctor`")

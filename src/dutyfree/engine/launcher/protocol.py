@@ -133,8 +133,6 @@ FRAME_COST = 128
 """What a frame of output costs beyond its bytes, where these are counted: they may come one by one."""
 FOREVER = 1e9
 """Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
-FIRST_ID = 1 << 30
-"""The ids of users in sandboxes begin here (``slot.c``)."""
 MOUNTPOINT_MAX = 64
 LABEL_MAX = 128
 LAYERS_MAX = 32

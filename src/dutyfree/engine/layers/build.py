@@ -24,7 +24,7 @@ import anyio.to_thread
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, SubstrateError
 from dutyfree.engine.exchange.peers import PeerSet
-from dutyfree.engine.host import limits
+from dutyfree.engine.host import capacity
 from dutyfree.engine.layers.build_request import BuildRequest, ParentPrefix, name
 from dutyfree.engine.layers.disk_bridge import DEEPEST, DiskLayers, StartState, in_loop, measure, upon
 from dutyfree.engine.layers.memory_layers import MemoryLayers
@@ -330,7 +330,7 @@ class LayerBuilder:
         self.ready.put(key, base, max(1, self.sizes[key]))
         busy = {key, *self._making}
         self.ready.trim(busy)
-        for other in self.ready.beyond(limits.spare_files(), busy):
+        for other in self.ready.beyond(capacity.spare_files(), busy):
             self._let_go(other)
         return base
 

@@ -26,6 +26,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.host import fork_guard
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME, Frame
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
 from dutyfree.engine.sandbox import transit
 from dutyfree.engine.sandbox.pending import Answer, Running, Unanswered, W, refused
 
@@ -53,9 +54,10 @@ class Channel(Unanswered):
         name: str,
         destroy: Callable[[], None],
         responds: Callable[[], Awaitable[bool]] | None = None,
+        answer_timeout: float = DEFAULT_TIMEOUTS.answer,
     ) -> None:
         """``responds`` tells whether the launcher, and so this machine, is at work."""
-        super().__init__()
+        super().__init__(answer_timeout)
         connected.setblocking(False)
         self._socket = connected
         self._name = name

@@ -291,7 +291,7 @@ class CommandSandbox:
         """See that it is as it was before its first command. Raises ExecError, saying what is left."""
         closed = protocol.NUMBER.pack(self._born_closed and not self._reach.policy)
         answer = await self._usable().ask(Frame.VERIFY, closed, timeout=0.0)
-        _, left = await self._box.look()
+        _, left = await self._box.audit()
         if answer.done.result():
             said = b"".join(answer.data)[:1000].decode(errors="replace") or os.strerror(answer.done.result())
             left = f"{said}, {left}" if left else said

@@ -9,7 +9,7 @@ import os
 import stat
 
 from dutyfree.contract.errors import CollectError, DispatchError, FileError, file_error
-from dutyfree.engine.host import limits
+from dutyfree.engine.host import capacity
 
 LARGEST = 1 << 30
 """No larger file is read whole: a few bytes can claim to be any size. Download it instead."""
@@ -69,7 +69,9 @@ def pipe() -> tuple[int, int]:
 
 
 def _own(error: OSError) -> DispatchError:
-    return DispatchError(f"this process cannot hand data over: {error.strerror}", remedy=limits.OWN_FILES)
+    return DispatchError(
+        f"this process cannot hand data over: {error.strerror}", remedy=capacity.RAISE_OPEN_FILES
+    )
 
 
 def _close(made: asyncio.Future[int]) -> None:

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dutyfree.contract.errors import MACHINERY, ActionError, DispatchError, file_error
-
-PATIENCE = 5.0
-"""So long after its time, or after it was to be killed, an action may go unanswered. What runs in a sandbox
-can make its init wait for ever: then the sandbox is destroyed from outside."""
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
 
 LENIENCE = 6
 """So many times as long if init says other things meanwhile: then it is slow, but at work."""
@@ -86,7 +83,8 @@ W = TypeVar("W", Running, Answer)
 class Unanswered(ABC):
     """What was asked and is not answered yet, by its number. If an answer takes too long, all is given up."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_timeout: float = DEFAULT_TIMEOUTS.answer) -> None:
+        self.answer_timeout = answer_timeout
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, Running | Answer] = {}
         self._held: dict[Running | Answer, float] | None = None
@@ -102,10 +100,10 @@ class Unanswered(ABC):
     def expect(self, waiting: Running | Answer, seconds: float) -> None:
         """It must be done after so many seconds; if init is silent then, the sandbox is given up."""
         if self._held is not None:
-            left = seconds + PATIENCE - _LAST
+            left = seconds + self.answer_timeout - _LAST
             self._held[waiting] = min(left, self._held.get(waiting, left))
             return
-        when = self._loop.time() + seconds + PATIENCE - _LAST
+        when = self._loop.time() + seconds + self.answer_timeout - _LAST
         if waiting.overdue is not None:
             if waiting.overdue.when() <= when:
                 return
@@ -118,7 +116,7 @@ class Unanswered(ABC):
 
     def _judge(self, waiting: Running | Answer) -> None:
         waiting.doubts += 1
-        left = self._heard + PATIENCE - self._loop.time()
+        left = self._heard + self.answer_timeout - self._loop.time()
         if left > 0 and waiting.doubts < LENIENCE:
             waiting.overdue = self._loop.call_later(max(0.0, left - _LAST), self._doubt, waiting)
         else:

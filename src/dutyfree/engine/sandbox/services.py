@@ -63,7 +63,7 @@ class ServingSandbox(ForkingSandbox):
     async def weigh(self) -> None:
         """Find out what its services take, from outside: no program of theirs is asked. Raises ExecError."""
         if self._services:
-            self.weight, _ = await self._box.look()
+            self.weight, _ = await self._box.audit()
 
     @property
     def alive(self) -> bool:

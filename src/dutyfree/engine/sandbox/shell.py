@@ -30,7 +30,6 @@ from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.observation import final_code
 from dutyfree.engine.sandbox.output_credit import Debt
-from dutyfree.engine.sandbox.pending import PATIENCE
 
 GRACE = 2.0
 """So long the shell has to come back after what it waits for was killed."""
@@ -80,7 +79,9 @@ class NativeShell:
         async with self._busy:
             self._check()
             # With a timeout, nothing here waits for ever: an operation cancelled ends, or its sandbox does.
-            with anyio.move_on_after(None if timeout is None else timeout + PATIENCE) as waiting:
+            with anyio.move_on_after(
+                None if timeout is None else timeout + self._channel.answer_timeout
+            ) as waiting:
                 await self._write(self._script, text + b"\n")
             if waiting.cancelled_caught:
                 return Observation(
@@ -177,7 +178,10 @@ class NativeShell:
                 self._channel.kill(self._identity)
                 await asyncio.wait([self._running.ended])
             if not self._channel.closed:
-                with anyio.move_on_after(PATIENCE), contextlib.suppress(ActionError, SubstrateError):
+                with (
+                    anyio.move_on_after(self._channel.answer_timeout),
+                    contextlib.suppress(ActionError, SubstrateError),
+                ):
                     await self._remove(self._script)
 
 

@@ -20,7 +20,6 @@ from dutyfree.contract.errors import FileError
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox import contents, observation, tree_stream
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.pending import PATIENCE
 
 
 async def upload(channel: Channel, source: Path, located: bytes, path: str) -> None:
@@ -48,7 +47,7 @@ async def download(channel: Channel, located: bytes, path: str, target: Path, li
     except BaseException:
         # The other end is closed by now, or soon: the thread ends, and what it made can go.
         with anyio.CancelScope(shield=True):
-            await asyncio.wait([unpacking], timeout=2 * PATIENCE)
+            await asyncio.wait([unpacking], timeout=2 * channel.answer_timeout)
             if not existed:
                 await anyio.to_thread.run_sync(tree_stream.discard, target)
         raise

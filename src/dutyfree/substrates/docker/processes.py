@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from dutyfree.engine.host import proc
 from dutyfree.substrates.local.reaper import kill_all
 
 KEEPER = ("sleep", "2147483647")
@@ -24,17 +25,15 @@ def kill_tree(variable: str, pid: int, container: str, *, strays: bool) -> int:
 def _tree(variable: bytes, roots: set[int], container: str) -> set[int]:
     children: dict[int, list[int]] = {}
     found = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or (pid := int(name)) == os.getpid():
+    for pid in proc.pids():
+        if pid == os.getpid():
             continue
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if state in b"ZX":
+            seen = proc.stat(pid)
+            if seen.state in "ZX":
                 continue
-            children.setdefault(int(parent), []).append(pid)
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read()
+            children.setdefault(seen.parent, []).append(pid)
+            environment = proc.environment(pid)
             if pid in roots or variable in environment.split(b"\0") or _stray(pid, environment, container):
                 found.add(pid)
         except OSError:
@@ -51,13 +50,8 @@ def _tree(variable: bytes, roots: set[int], container: str) -> set[int]:
 def _stray(pid: int, environment: bytes, container: str) -> bool:
     if not container or b"DUTYFREE_EXEC=" in environment or not _belongs(pid, container):
         return False
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return not file.read().rstrip(b"\0").endswith("\0".join(KEEPER).encode())
+    return not proc.read(f"{pid}/cmdline").rstrip(b"\0").endswith("\0".join(KEEPER).encode())
 
 
 def _belongs(pid: int, container: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/cgroup") as file:
-            return container in file.read()
-    except OSError:
-        return False
+    return container in proc.text(f"{pid}/cgroup")

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from dutyfree.engine.host import limits
+from dutyfree.engine.host import capacity
 
 GREEDY = textwrap.dedent(
     """
@@ -90,5 +90,5 @@ def test_what_is_kept_idle_leaves_open_files_for_who_asks() -> None:
     ],
 )
 def test_every_limit_has_a_remedy(number: int, word: str) -> None:
-    assert word in limits.remedy(number)
-    assert not limits.remedy(errno.EPERM)
+    assert word in capacity.remedy(number)
+    assert not capacity.remedy(errno.EPERM)
