@@ -131,7 +131,7 @@ def test_what_poses_in_a_sandbox_is_no_launcher(posing_inside: subprocess.Popen[
 
 OTHERS = """
 import json, sys
-from dutyfree.engine import census
+from dutyfree.engine.host import census
 print(json.dumps([[one.state, one.processes] for one in census.sandboxes() if one.init == int(sys.argv[1])]))
 """
 
