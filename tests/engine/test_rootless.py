@@ -60,7 +60,9 @@ def test_the_conformance_suite_passes(ranges: bool) -> None:
     assert found["failed"] == 0
     # A single id allows no other user; a network that leads out is root's, and so may be a limit of memory.
     memory = {"out_of_memory", "out_of_memory_in_the_background"}
-    users = "no_processes_left" if ranges else "user"  # a limit of processes for several users takes a control group
+    users = (
+        "no_processes_left" if ranges else "user"
+    )  # a limit of processes for several users takes a control group
     assert skipped <= {"network_changes", "network_nonsense", users, *memory}
 
 

@@ -107,3 +107,47 @@ def test_an_owner_that_cannot_send_descriptors_blames_no_sandbox() -> None:
     assert list(found) == ["write"]
     assert found["write"].startswith("DispatchError: ")
     assert "too many descriptors in transit" in found["write"]
+
+
+def test_users_of_a_sandbox_share_its_limit_of_processes() -> None:
+    """Without a control group the kernel counts processes by user, and a sandbox can have 65,536 of them."""
+    body = '''
+import anyio, dutyfree, json
+
+BOMB = """
+import os, time
+for user in (0, 1, 65535):
+    if os.fork() == 0:
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        count = 0
+        try:
+            while count < 800:
+                if os.fork() == 0:
+                    time.sleep(1000)
+                count += 1
+        except BlockingIOError:
+            pass
+        open(f"/dev/shm/{user}", "w").write(f"{count}")
+        time.sleep(1000)
+time.sleep(1000)
+"""
+
+async def main():
+    async with dutyfree.open("native") as substrate:
+        async with substrate.sandbox() as attacker, substrate.sandbox() as neighbour:
+            await attacker.start(["python3", "-c", BOMB])
+            counts = []
+            with anyio.fail_after(60):
+                while not all(counts) or len(counts) < 3:
+                    await anyio.sleep(0.1)
+                    names = sorted(entry.name for entry in await attacker.list("/dev/shm"))
+                    counts = [await attacker.read(f"/dev/shm/{name}") for name in names]
+            beside = await neighbour.exec("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait", user="1")
+            print(json.dumps([sum(map(int, counts)), beside.ok]))
+
+anyio.run(main)
+'''
+    count, beside = json.loads(unprivileged.run("-c", body, ranges=True))
+    assert 1800 < count < 2048
+    assert beside

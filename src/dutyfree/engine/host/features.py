@@ -29,7 +29,7 @@ class HostFeatures(msgspec.Struct, frozen=True):
         """What a sandbox lacks here of what docs/security.md promises to root's."""
         lost = [f"no limit of {name}" for name in ("cpu", "memory") if name not in self.controllers]
         if not self.counts_processes:
-            lost.append("no exact limit of processes")
+            lost.append("no limit of processes but the default")
         if not self.freezer:
             lost.append("pauses by signals, which processes can see")
         if self.mode == "rootless":

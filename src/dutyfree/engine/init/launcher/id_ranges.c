@@ -73,3 +73,25 @@ void id_range_release(unsigned first)
 	taken[range] = false;
 	lock(F_UNLCK, range);
 }
+
+static bool makers[IDS]; /* without root: ids of the launcher's own range that have made a namespace */
+
+unsigned id_maker_claim(unsigned first)
+{
+	static unsigned last;
+
+	for (unsigned attempt = 1; host.rootless && attempt < host.ids; attempt++) {
+		last = last % (host.ids - 1) + 1;
+		if (!makers[last]) {
+			makers[last] = true;
+			return last;
+		}
+	}
+	return first;
+}
+
+void id_maker_release(unsigned maker)
+{
+	if (host.rootless)
+		makers[maker] = false;
+}

@@ -19,10 +19,13 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define PROCESSES (2048 + 2) /* of all users of a sandbox together, and init's two threads; as requests.py has it */
 
 static struct slot *idle, *parked; /* without a process, and with one */
 static unsigned idle_count, parked_count, last_number;
@@ -52,16 +55,18 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 }
 
 /* The process that a namespace is born in: it says so, waits for the end of our socket, and is gone. The
- * namespace belongs to the sandbox's own id, so what the kernel counts by user (watches, signals that are
- * pending, …) is counted there and not as root's. */
-static _Noreturn void userns_child(unsigned first, int socket)
+ * namespace belongs to an id of the sandbox's own, so what the kernel counts by user (watches, signals that are
+ * pending, …) is counted there and not as root's. Where no control group counts processes, this id may have so many,
+ * whichever users of the sandbox they belong to. */
+static _Noreturn void userns_child(unsigned maker, bool counted, int socket)
 {
+	const struct rlimit processes = {PROCESSES, PROCESSES};
 	char byte = 0;
 
 	/* With its capabilities: some hosts let nobody else make one. */
 	prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
-	if (syscall(SYS_setresgid, first, first, first) < 0 || syscall(SYS_setresuid, first, first, first) < 0 ||
-	    unshare(CLONE_NEWUSER) < 0)
+	if (syscall(SYS_setresgid, maker, maker, maker) < 0 || syscall(SYS_setresuid, maker, maker, maker) < 0 ||
+	    (counted && setrlimit(RLIMIT_NPROC, &processes) < 0) || unshare(CLONE_NEWUSER) < 0)
 		byte = (char)errno;
 	/* Without root, the maps of a process that nobody may look into cannot be written. */
 	if (host.rootless)
@@ -71,7 +76,7 @@ static _Noreturn void userns_child(unsigned first, int socket)
 	_exit(read(socket, &byte, 1) == 0 ? 0 : 1);
 }
 
-static int create_userns(unsigned first)
+static int create_userns(unsigned first, unsigned maker, bool counted)
 {
 	char path[64], byte = EPERM;
 	int pair[2], fd = -1, error;
@@ -81,7 +86,7 @@ static int create_userns(unsigned first)
 	pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (pid == 0) {
 		close(pair[1]);
-		userns_child(first, pair[0]);
+		userns_child(maker, counted, pair[0]);
 	}
 	error = pid < 0 ? -errno : 0;
 	close(pair[0]);
@@ -241,7 +246,9 @@ struct slot *slot_create(void)
 	if (!error)
 		error = cgroup_create(&slot->cgroup, slot->number, slot->first_id);
 	if (!error) {
-		slot->user_namespace = create_userns(slot->first_id);
+		slot->maker = id_maker_claim(slot->first_id);
+		bool counted = slot->maker != slot->first_id && slot->cgroup.v2_dir < 0 && slot->cgroup.tasks[CGROUP_PIDS] < 0;
+		slot->user_namespace = create_userns(slot->first_id, slot->maker, counted);
 		slot->netns = slot->user_namespace < 0 ? -1 : create_netns();
 		error = slot->user_namespace < 0 ? slot->user_namespace : slot->netns < 0 ? slot->netns : 0;
 	}
@@ -304,6 +311,7 @@ void slot_destroy(struct slot *slot)
 	close_fd(&slot->netns);
 	cgroup_remove(&slot->cgroup);
 	id_range_release(slot->first_id);
+	id_maker_release(slot->maker);
 	free(slot);
 }
 

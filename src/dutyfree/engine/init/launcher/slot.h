@@ -12,6 +12,7 @@ struct slot {
 	struct slot *next;
 	unsigned number;
 	unsigned first_id;  /* what is user 0 inside is this one outside */
+	unsigned maker;     /* who made the namespace, as the launcher sees it */
 	int user_namespace; /* maps 0… to first_id… */
 	int netns;        /* a namespace with nothing but a loopback */
 	struct cgroup cgroup;
