@@ -272,7 +272,7 @@ async def run(substrate):
     async with substrate.sandbox() as sandbox:
         for user in ("", "1000", "65535")[: 3 if substrate.features.ids > 1 else 1]:
             await sandbox.exec("sleep 1000 & sleep 0.1", user=user or None)
-        print(os.getpid(), substrate._launcher._process.pid, flush=True)
+        print(os.getpid(), substrate.node.launcher.pid, flush=True)
         await anyio.sleep(60)
 """
     process = unprivileged.start("-c", SESSION.format(body=body), ranges=ranges)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 def launcher_of(substrate: object) -> int:
     assert isinstance(substrate, Native)
-    return substrate._launcher._process.pid
+    return substrate.node.launcher.pid
 
 
 def maps(launcher: int) -> list[int]:

@@ -122,7 +122,7 @@ async def test_verification_sees_limits_that_are_others(
 ) -> None:
     async with pooled.sandbox() as sandbox:
         await sandbox.verify()
-        found = await anyio.to_thread.run_sync(group_files, pooled._launcher._process.pid, files)
+        found = await anyio.to_thread.run_sync(group_files, pooled.node.launcher.pid, files)
         assert found
         for path in found:
             await anyio.to_thread.run_sync(path.write_text, wrong)

@@ -24,7 +24,7 @@ import json, pathlib, sys, anyio, dutyfree
 def tell(**facts): print(json.dumps(facts), flush=True)
 async def main():
     async with dutyfree.open("native", ready=0) as native, native.sandbox() as sandbox:
-        launcher = native._launcher._process.pid
+        launcher = native.node.launcher.pid
         (init,) = [
             stat.parent for stat in pathlib.Path("/proc").glob("[0-9]*/stat")
             if int(stat.read_text().rpartition(")")[2].split()[1]) == launcher

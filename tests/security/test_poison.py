@@ -73,7 +73,7 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
     async with opened() as native:
         with pytest.raises(CreateError, match="files changed while it was made"):
             await native.prepare(recipe)
-        assert native._layers.size == 0
+        assert native.node.layers.size == 0
     monkeypatch.setattr(run_stage, "apply", apply)
     await anyio.to_thread.run_sync((source / "file").write_text, "honest")
     async with opened() as native, native.sandbox(recipe) as sandbox:

@@ -37,7 +37,7 @@ async def python(sandbox: Sandbox, script: str) -> str:
 
 def launcher_of(native: Any) -> int:
     """There may be those of others too."""
-    return int(native._launcher._process.pid)
+    return int(native.node.launcher.pid)
 
 
 async def test_what_is_counted_by_user(native: Substrate) -> None:

@@ -48,7 +48,7 @@ async def look() -> list[Finding]:
     try:
         async with Native(CONFIG) as substrate:
             findings += await _in_thread(partial(_rights, substrate.features))
-            findings += _tried(await substrate.tried(), substrate.features)
+            findings += _tried(await substrate.probe_kernel(), substrate.features)
             findings += _limits(substrate.features)
             async with substrate.sandbox() as sandbox:
                 seen = await sandbox.exec(["/bin/true"])

@@ -1,8 +1,8 @@
-"""The native engine at one warmth, to measure what each is worth.
+"""The native engine at one fixed warmth, so that a study can measure what each warmth saves.
 
-``native-cold`` has nothing but files on the disk, ``native-base`` besides what all sandboxes have alike. The
-others hold sandboxes ready: on the image, with the repository, with the dependencies, or wholly as the recipe
-wants them. What comes after that is run for each sandbox anew.
+``native-cold`` starts with files on disk only; ``native-base`` also has the parts that all sandboxes share.
+The others keep idle sandboxes: on the image, with the repository, with the dependencies, or with the whole
+recipe. The stages after that run for each sandbox.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers import memory_layers
 from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.node import EMPTY_RECIPE
 from dutyfree.engine.pool.native_source import Warmth, spans
 from dutyfree.engine.pool.scheduler.values import Policy
-from dutyfree.engine.pooled import OPEN
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.snapshot import entered
-from dutyfree.substrates.native import NO_STAGES, Native, NativeConfig, Ready
+from dutyfree.substrates.native import Native, NativeConfig, Ready
 
-# --- Nothing is kept ----------------------------------------------------------------------------------------
+# --- Without idle sandboxes -------------------------------------------------------------------------------
 
 
 class ColdConfig(NativeConfig, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class ColdConfig(NativeConfig, frozen=True, forbid_unknown_fields=True):
 
 
 class BaseWarm(Native):
-    """The image is opened, and every stage run, for each sandbox."""
+    """Opens the image and runs every stage for each sandbox."""
 
     summary: ClassVar[str] = "native with its namespaces ready: image and stages anew for each sandbox"
     Config: ClassVar[type[msgspec.Struct]] = NativeConfig
@@ -43,7 +43,7 @@ class BaseWarm(Native):
     warmth: ClassVar[str] = "base"
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        """Nothing can be done before a sandbox is wanted."""
+        """Do nothing: at this warmth, all work belongs to the request."""
 
     def sandbox(
         self,
@@ -53,7 +53,7 @@ class BaseWarm(Native):
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[NativeSandbox]:
         del labels
-        return self._anew(recipe or NO_STAGES, limited(limits, self._options.limits))
+        return self._create(recipe or EMPTY_RECIPE, limited(limits, self._config.limits))
 
     @asynccontextmanager
     async def group(
@@ -64,21 +64,22 @@ class BaseWarm(Native):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[tuple[NativeSandbox, ...]]:
-        made = [self.sandbox(recipe, limits=limits, labels=labels) for _ in range(count)]
-        async with entered(made) as sandboxes:
+        members = [self.sandbox(recipe, limits=limits, labels=labels) for _ in range(count)]
+        async with entered(members) as sandboxes:
             yield tuple(sandboxes)
 
     @asynccontextmanager
-    async def _anew(self, recipe: Recipe, limits: Limits) -> AsyncIterator[NativeSandbox]:
-        asked = perf_counter()
+    async def _create(self, recipe: Recipe, limits: Limits) -> AsyncIterator[NativeSandbox]:
+        asked, node = perf_counter(), self.node
         async with AsyncExitStack() as stack:
-            image = base = await self._opened(recipe.image, stack)
+            state = await self._open_image(recipe.image, stack)
             took: list[float] = []
             if recipe.stages:
-                async with self._made(NO_STAGES, OPEN, base=image, pooled=True) as builder:
-                    base, took = await self._supply.run(builder, recipe, 1, len(recipe.stages) + 1, stack)
-            made = self._made(msgspec.structs.replace(recipe, stages=()), limits, base=base)
-            sandbox = await stack.enter_async_context(made)
+                async with node.factory.builder(state) as builder:
+                    last = len(recipe.stages) + 1
+                    state, took = await node.source.run_stages(builder, recipe, 1, last, stack)
+            created = node.create(msgspec.structs.replace(recipe, stages=()), limits, state=state)
+            sandbox = await stack.enter_async_context(created)
             seconds = perf_counter() - asked
             sandbox.staged = tuple(zip((stage.kind for stage in recipe.stages), took, strict=True))
             sandbox.spans = spans(seconds, sandbox.staged)
@@ -86,23 +87,23 @@ class BaseWarm(Native):
             sandbox.served = Served("cold", "none", seconds, seconds, sandbox.id, key)
             yield sandbox
 
-    async def _opened(self, name: str | None, stack: AsyncExitStack) -> StartState:
-        """An image for as long as somebody stands on it, and no longer."""
-        name = name or self._options.image
+    async def _open_image(self, name: str | None, stack: AsyncExitStack) -> StartState:
+        """Open the image for one sandbox, and close it with that sandbox."""
+        name, node = name or self._config.image, self.node
         if name.startswith(memory_layers.PREFIX):
-            return await self._images.opened(name)
-        base, held = await self._images.load(name)
-        layers = [layer for _, tree in base.trees for layer in tree]
+            return await node.images.opened(name)
+        state, held = await node.images.load(name)
+        layers = [layer for _, tree in state.trees for layer in tree]
 
-        def unused(layer: int) -> None:
+        def close_image(layer: int) -> None:
             if layer == layers[0]:
                 for one in held:
                     one.close()
 
-        self._layers.lend(layers, unused)
-        self._layers.hold(base.trees)
-        stack.callback(self._layers.release, base.trees)
-        return base
+        node.layers.lend(layers, close_image)
+        node.layers.hold(state.trees)
+        stack.callback(node.layers.release, state.trees)
+        return state
 
 
 class Cold(BaseWarm):
@@ -112,17 +113,17 @@ class Cold(BaseWarm):
     warmth: ClassVar[str] = "none"
 
 
-# --- Sandboxes are ready ------------------------------------------------------------------------------------
+# --- With idle sandboxes ----------------------------------------------------------------------------------
 
 
 class WarmConfig(NativeConfig, frozen=True, forbid_unknown_fields=True):
     policy: Policy = Policy(starting=64, refill=False)
     stock: Annotated[int, msgspec.Meta(ge=0)] = 4
-    """Sandboxes that are kept ready of each recipe that was prepared."""
+    """The number of idle sandboxes to keep of each prepared recipe."""
 
 
-class Warm(Native):
-    """The whole recipe is ready, in sandboxes that were made before anybody asked."""
+class RecipeWarm(Native):
+    """Keeps idle sandboxes with the whole recipe."""
 
     summary: ClassVar[str] = "native with sandboxes ready before the request, in the state that it wants"
     Config: ClassVar[type[msgspec.Struct]] = WarmConfig
@@ -135,35 +136,35 @@ class Warm(Native):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        await self._keeping.started()
+        await self.pooled()
         return self
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        """Layers, and sandboxes upon them, up to the warmth; back when they are ready. Raises CreateError."""
-        part = self._supply.warm_part(recipe or NO_STAGES)
-        await super().prepare(part)
+        """Build the layers and fill the pool, up to the warmth. Raises StageError and CreateError."""
+        prefix = self.node.source.warm_prefix(recipe or EMPTY_RECIPE)
+        await super().prepare(prefix)
         try:
-            await self._keeping.stocked(part, self._stock)
+            await self.node.pool.keep_idle(prefix, self._stock)
         except TimeoutError as error:
             raise CreateError(f"{self._stock} sandboxes were not ready in time: {self.pool}") from error
 
 
-class ImageWarm(Warm):
+class ImageWarm(RecipeWarm):
     summary: ClassVar[str] = "native with sandboxes ready on the image: every stage is run on request"
     name = "native-image"
     warmth: ClassVar[str] = "image"
-    _warmth: ClassVar[Warmth | None] = "image"
+    pool_warmth: ClassVar[Warmth | None] = "image"
 
 
-class RepositoryWarm(Warm):
+class RepositoryWarm(RecipeWarm):
     summary: ClassVar[str] = "native with sandboxes ready up to the repository: the rest is run on request"
     name = "native-repository"
     warmth: ClassVar[str] = "repository"
-    _warmth: ClassVar[Warmth | None] = "repository"
+    pool_warmth: ClassVar[Warmth | None] = "repository"
 
 
-class DependencyWarm(Warm):
+class DependencyWarm(RecipeWarm):
     summary: ClassVar[str] = "native with sandboxes ready up to the dependencies: set-up is run on request"
     name = "native-dependencies"
     warmth: ClassVar[str] = "dependencies"
-    _warmth: ClassVar[Warmth | None] = "dependencies"
+    pool_warmth: ClassVar[Warmth | None] = "dependencies"

@@ -43,7 +43,7 @@ BUILT_IN = {
     "native-image": "dutyfree.substrates.native_warmth:ImageWarm",
     "native-repository": "dutyfree.substrates.native_warmth:RepositoryWarm",
     "native-dependencies": "dutyfree.substrates.native_warmth:DependencyWarm",
-    "native-warm": "dutyfree.substrates.native_warmth:Warm",
+    "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }

@@ -532,7 +532,7 @@ async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nod
             assert native.peers[source].failures == 1
             server = nodes.listening(nodes.here, port=port)
             await anyio.to_thread.run_sync(stack.enter_context, server)
-            native._stages.peers._peers[0].retry_at = 0.0  # as if time had passed
+            native.node.builder.peers._peers[0].retry_at = 0.0  # as if time had passed
             async with native.sandbox(RECIPE) as sandbox:
                 assert await seen(sandbox) == before
                 assert sandbox.served.kind == "fetched"

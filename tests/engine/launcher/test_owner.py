@@ -64,7 +64,7 @@ from dutyfree.contract.errors import SandboxClosed
 
 async def main():
     async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
-        print(substrate._launcher._process.pid, flush=True)
+        print(substrate.node.launcher.pid, flush=True)
         process = await sandbox.start("cat", stdin=True)
         child = os.fork()
         if child == 0:
@@ -93,7 +93,7 @@ import dutyfree.sync, os, sys
 from dutyfree.contract.errors import SandboxClosed
 
 with dutyfree.sync.open("native") as substrate, substrate.sandbox() as sandbox:
-    print(substrate._inner._launcher._process.pid, flush=True)
+    print(substrate._inner.node.launcher.pid, flush=True)
     child = os.fork()
     if child == 0:
         try:
@@ -155,7 +155,7 @@ def test_a_fork_does_not_keep_the_launcher_alive() -> None:
     async def main():
         async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
             async with sandbox.terminal("sleep 100"):
-                print(substrate._launcher._process.pid, flush=True)
+                print(substrate.node.launcher.pid, flush=True)
                 if os.fork() == 0:
                     time.sleep(1000)
                     os._exit(0)

@@ -103,7 +103,7 @@ async def test_memory_goes_when_the_disk_has_it() -> None:
     async with opened() as native:
         await native.prepare(recipe)
         await settled(native)
-        assert native._layers.size == 0
+        assert native.node.layers.size == 0
         async with native.sandbox(recipe) as sandbox:
             assert (await sandbox.exec("cat a b | wc -c")).stdout == b"18000000\n"
             await sandbox.reset()
@@ -257,7 +257,7 @@ async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
         await settled(native)
         making = asyncio.create_task(native.prepare(recipe))
         (sleeper,) = await sleepers()
-        native._stages.ready.forget(shorter.key(1))
+        native.node.builder.ready.forget(shorter.key(1))
         os.kill(sleeper, signal.SIGKILL)
         await making
         await settled(native)
@@ -273,7 +273,7 @@ async def test_who_asks_at_the_same_time_shares_what_the_disk_has() -> None:
         async with anyio.create_task_group() as group:
             for _ in range(16):
                 group.start_soon(native.prepare, recipe)
-        assert len(native._stages._leases) == 2
+        assert len(native.node.builder._leases) == 2
 
 
 # --- The budget ---------------------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ async def host() -> str:
 async def settled(native: Any) -> None:
     """Nothing is on its way to the disk, or from there."""
     with anyio.fail_after(60):
-        while waited := [making.task for making in native._stages._making.values()]:
+        while waited := [making.task for making in native.node.builder._making.values()]:
             await asyncio.wait(waited)
-        while native._stages._removing:
-            await asyncio.wait(native._stages._removing)
+        while native.node.builder._removing:
+            await asyncio.wait(native.node.builder._removing)
 
 
 async def later(cache: Path) -> None:
@@ -331,7 +331,7 @@ async def test_what_lies_in_memory_alone_is_bounded_too() -> None:
         async with native.sandbox(recipes[0]) as held:
             for recipe in recipes:
                 await native.prepare(recipe)
-                assert native._layers.size < 1_400_000
+                assert native.node.layers.size < 1_400_000
             assert len((await held.exec("cat 0")).stdout) == 300_000
         async with native.sandbox(recipes[1]) as sandbox:
             assert len((await sandbox.exec("cat 1")).stdout) == 300_000
@@ -349,7 +349,7 @@ async def test_a_chain_is_shortened_from_its_end(cache: Path) -> None:
         wanted = [name(Recipe(stages=stages).key(number), await host()) for number in (1, 2)]
         assert sorted(await _layers()) == sorted(wanted)
         await native.prepare(Recipe(stages=stages[:1]))
-        native._stages.ready.forget(Recipe(stages=stages).key(1))
+        native.node.builder.ready.forget(Recipe(stages=stages).key(1))
         await settled(native)
     assert sorted(await _layers()) == sorted(wanted)  # the second needs the first
 
@@ -366,7 +366,7 @@ async def test_many_recipes_need_few_open_files() -> None:
             for recipe in recipes:
                 await native.prepare(recipe)
             await settled(native)
-            assert len(native._stages._leases) <= most // 4 + 2
+            assert len(native.node.builder._leases) <= most // 4 + 2
             async with native.sandbox(recipes[0]) as sandbox:
                 assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "setup")
                 assert (await sandbox.exec("cat a b")).stdout == b"1\n0\n"

@@ -65,12 +65,12 @@ async def test_it_outlives_the_process_with_every_file_as_it_was(how: str) -> No
         assert taken == Recipe("snapshot:good-1")
         async with native.sandbox(taken) as copy:
             assert before == (await _said(copy, DESCRIBE), await _said(copy, SEE_OVER_LAYERS))
-        assert native._layers.size > 0  # the sandbox's own
+        assert native.node.layers.size > 0  # the sandbox's own
         assert native.snapshots() == ()
     async with dutyfree.open("native") as native, native.sandbox(taken) as copy:
         assert before == (await _said(copy, DESCRIBE), await _said(copy, SEE_OVER_LAYERS))
         assert b"new/deep/g" in before[0]
-        assert native._layers.size == 0
+        assert native.node.layers.size == 0
 
 
 async def test_names_are_checked_before_anything_is_done() -> None:

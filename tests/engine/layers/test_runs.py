@@ -211,7 +211,7 @@ async def test_copies_for_a_group_are_of_the_run_of_their_first(cache: Path) -> 
         await anyio.to_thread.run_sync(disk.fill)
         await native.prefetch([recipe(1)], 1)
         await native.pool.until_idle(recipe(1), 1)
-        native._stages.ready.forget(recipe(1).keys()[-1])
+        native.node.builder.ready.forget(recipe(1).keys()[-1])
         async with native.group(recipe(1), 3) as group:
             assert len({await sandbox.read("s1") for sandbox in group}) == 1
 
@@ -228,7 +228,7 @@ async def test_what_a_killed_process_left_unsettled_is_settled_by_who_uses_it() 
     await anyio.to_thread.run_sync((path / "settled").unlink)
     async with opened() as native:
         assert await runs(native, recipe(1)) == former
-        await anyio.to_thread.run_sync(native._stages.store.wait_for_sync)
+        await anyio.to_thread.run_sync(native.node.builder.store.wait_for_sync)
     assert await anyio.to_thread.run_sync((path / "settled").exists)
 
 
@@ -237,7 +237,7 @@ async def test_a_snapshot_is_whole_after_a_crash() -> None:
     await seen(recipe(1))
     below = Store().path(key_of(recipe(1)))
     async with opened() as native, native.sandbox(recipe(1)) as sandbox:
-        await anyio.to_thread.run_sync(native._stages.store.wait_for_sync)
+        await anyio.to_thread.run_sync(native.node.builder.store.wait_for_sync)
         await anyio.to_thread.run_sync((below / "settled").unlink)
         await sandbox.snapshot("kept")
         assert await anyio.to_thread.run_sync((below / "settled").exists)
@@ -281,7 +281,7 @@ def mounted(cache: Path) -> Iterator[SmallDisk]:
 
 async def quiet(native: Any) -> None:
     """Nothing is on its way to the disk."""
-    while tasks := [making.task for making in native._stages._making.values()]:
+    while tasks := [making.task for making in native.node.builder._making.values()]:
         for task in tasks:
             with contextlib.suppress(Exception):
                 await task

@@ -191,9 +191,9 @@ async def test_memory_is_given_back_with_the_last_user(native: Any) -> None:
         recipe = await sandbox.snapshot()
         async with native.sandbox(recipe) as copy:
             native.forget(recipe)
-            assert native._layers.size > 20_000_000
+            assert native.node.layers.size > 20_000_000
             assert len(await copy.read("large")) == 20_000_000
-    assert native._layers.size == 0
+    assert native.node.layers.size == 0
 
 
 async def test_nothing_may_be_kept() -> None:
@@ -305,7 +305,7 @@ async def test_a_fork_that_fails_leaves_nothing(native: Any) -> None:
         assert list(await native.sandboxes()) == [sandbox.id]
         assert native.snapshots() == ()
         assert (await sandbox.exec("echo usable")).stdout == b"usable\n"
-    assert native._layers.size == 0
+    assert native.node.layers.size == 0
 
 
 async def test_marks_of_the_overlay_cannot_be_forged(native: Any) -> None:
@@ -348,7 +348,7 @@ async def test_nothing_is_left_when_the_owner_is_killed_while_copying(tmp_path: 
         "        await s.exec('head -c 200000000 /dev/zero > large'); await s.start('sleep 1000')\n"
         "        async with anyio.create_task_group() as g:\n"
         "            g.start_soon(s.snapshot)\n"
-        "            await anyio.sleep(0.01); print(n._launcher._process.pid, flush=True)\n"
+        "            await anyio.sleep(0.01); print(n.node.launcher.pid, flush=True)\n"
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
         "anyio.run(main)\n"
     )

@@ -263,7 +263,7 @@ async def test_a_shorter_prefix_is_promoted_by_what_is_missing() -> None:
 
 
 async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) -> None:
-    pool, supply = await pooled.pooled(), pooled._supply
+    pool, supply = await pooled.pooled(), pooled.node.source
     wanted, stamps, kinds = recipe(seconds=0.3), set(), []
     create = supply.create
 
@@ -400,7 +400,7 @@ DIRT = {
 @pytest.mark.parametrize("dirt", DIRT)
 async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str) -> None:
     """As if a reset had left something: what is found is named, and nobody gets the sandbox."""
-    pool, supply = await pooled.pooled(), pooled._supply
+    pool, supply = await pooled.pooled(), pooled.node.source
     reset = supply.reset
 
     async def half_done(sandbox: Any) -> Any:
@@ -482,7 +482,7 @@ async def test_leased_sandboxes_are_counted_with_all_others(pooled: Any) -> None
 async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
     async with opened(name, policy={"deepest_layer": 1, "park": False}) as substrate:
         async with substrate.group(recipe(), 4) as group:
-            assert substrate._layers.size > 0
+            assert substrate.node.layers.size > 0
             assert await group[3].read("log") == b"clone\none\n"
         with pytest.raises(StageError):
             async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
@@ -493,7 +493,7 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
             ):
                 await substrate.pool._moved.wait()
         with anyio.fail_after(60):
-            while substrate._layers.size:  # noqa: ASYNC110 (no event tells)
+            while substrate.node.layers.size:  # noqa: ASYNC110 (no event tells)
                 await anyio.sleep(0.01)
 
 

@@ -74,6 +74,10 @@ class Launcher:
         self._loop.add_reader(self._descriptor, self._receive)
         fork_guard.bind(self)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     @staticmethod
     def spawn(program: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start the process; blocks for a moment. Raises Unavailable."""

@@ -11,28 +11,27 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import anyio
 import msgspec
 
-from dutyfree.contract import Recipe, Sandbox, Span, Stage
+from dutyfree.contract import Limits, Recipe, Sandbox, Span
 from dutyfree.contract.errors import CleanupError, CreateError, StageError, SubstrateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers.build import BuildTrace
 from dutyfree.engine.layers.disk_bridge import StartState
-from dutyfree.engine.layers.keys import RecipeKeys
-from dutyfree.engine.layers.memory_layers import MemoryLayers
+from dutyfree.engine.layers.recipe_layers import RecipeLayers
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.pool.source import NewSandbox
+from dutyfree.engine.sandbox.factory import SandboxFactory, background
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 
-SANDBOX = Budget().sandbox_memory
+SANDBOX_MEMORY = Budget().sandbox_memory
 """Bytes of memory that an idle sandbox takes without what it wrote, where there are thousands of them."""
 
 FIRST = ("/bin/sh", "-c", ":")
@@ -43,48 +42,6 @@ PATIENCE = 60.0
 
 Warmth: TypeAlias = Literal["image", "repository", "dependencies"]
 """A stage up to which state is kept, and no further."""
-
-
-class Maker(Protocol):
-    """What the engine does for the pool."""
-
-    @property
-    def layers(self) -> MemoryLayers: ...
-
-    @property
-    def keys(self) -> RecipeKeys: ...
-
-    async def state(self, recipe: Recipe, urgency: Urgency, trace: BuildTrace) -> StartState:
-        """Layers with the recipe's state, shared by all. Raises StageError and CreateError."""
-        ...
-
-    def seconds(self, recipe: Recipe) -> Sequence[float]:
-        """What reaching each depth, from the image on, took from the one before, when it was done last."""
-        ...
-
-    def sizes(self, recipe: Recipe) -> Sequence[int]:
-        """Bytes of the layers, likewise."""
-        ...
-
-    def forget(self, layer: str) -> None: ...
-
-    def label(self, sandbox: str, labels: Mapping[str, str]) -> None:
-        """Show them, as long as it lives, to who looks at this machine."""
-        ...
-
-    def made(
-        self,
-        base: StartState,
-        recipe: Recipe,
-        *,
-        open_network: bool = False,
-    ) -> AbstractAsyncContextManager[NativeSandbox]:
-        """A sandbox of the pool upon these layers, whose services do not run yet. Raises CreateError."""
-        ...
-
-    async def apply(self, builder: NativeSandbox, stage: Stage, number: int) -> None:
-        """Run a stage in a sandbox. Raises StageError."""
-        ...
 
 
 @dataclass
@@ -102,16 +59,18 @@ class _Unit:
 class NativeSource:
     """A ``ForkingSource``; with a ``warmth`` every stage after that is run for each sandbox anew."""
 
-    def __init__(self, maker: Maker, warmth: Warmth | None = None) -> None:
-        self._maker = maker
+    def __init__(
+        self, recipes: RecipeLayers, factory: SandboxFactory, limits: Limits, warmth: Warmth | None = None
+    ) -> None:
+        self.keys = recipes.keys
+        self._recipes = recipes
+        self._factory = factory
+        self._layers = factory.layers
+        self._limits = limits
         self._warmth = warmth
         self._units: dict[str, _Unit] = {}
         self.on_lost: Callable[[Sandbox], None] | None = None
         """Told of sandboxes that end by themselves."""
-
-    @property
-    def keys(self) -> RecipeKeys:
-        return self._maker.keys
 
     # --- NewSandbox -----------------------------------------------------------------------------------------
 
@@ -121,23 +80,22 @@ class NativeSource:
         shared = self._shared(recipe, max(1, start, keep), depth)
         trace = BuildTrace()
         below = self.keys.cut(recipe, shared)
-        base = await self._maker.state(below, urgency, trace)
+        base = await self._recipes.state(below, urgency=urgency, trace=trace)
         own: StartState | None = None
         took: list[float] = []
         async with AsyncExitStack() as held:
             if depth > shared:
-                async with self._maker.made(base, Recipe(recipe.image), open_network=True) as builder:
-                    builder.give_way(urgency.background)
-                    with urgency.notify(partial(builder.give_way, False)):
-                        own, took = await self.run(builder, recipe, shared, depth, held)
-            made = await self._made(recipe, depth, base, own, took, background=urgency.background)
+                async with self._factory.builder(base, recipe.image) as builder:
+                    with background(builder, urgency):
+                        own, took = await self.run_stages(builder, recipe, shared, depth, held)
+            made = await self._made(recipe, depth, base, own, took, touch=urgency.background)
         there = max(trace.found, trace.fetched)
         found = min(1 + there, shared) if trace.image or there else 0
         joined = depth == shared and trace.number > there and not trace.ran
         return msgspec.structs.replace(
             made,
-            stage_seconds=[*self._maker.seconds(below)[start:], *took],
-            layers=self._layers(below),
+            stage_seconds=[*self._recipes.seconds(below)[start:], *took],
+            layers=self._layer_sizes(below),
             found=found,
             joined=joined,
             fetched=trace.fetched > 0,
@@ -151,20 +109,19 @@ class NativeSource:
             made = await self.create(recipe, start, depth, keep=keep, urgency=urgency)
             return msgspec.structs.replace(made, create_seconds=None)
         idle = self._held(sandbox)
-        idle.give_way(urgency.background)
-        if isinstance(idle, NetworkedSandbox):
-            await idle.set_network("on")
         async with AsyncExitStack() as held:
-            with urgency.notify(partial(idle.give_way, False)):
-                own, took = await self.run(idle, recipe, start, depth, held)
+            with background(idle, urgency):
+                if isinstance(idle, NetworkedSandbox):
+                    await idle.set_network("on")
+                own, took = await self.run_stages(idle, recipe, start, depth, held)
             await self.destroy(idle)
-            made = await self._made(recipe, depth, own, own, took, background=urgency.background)
+            made = await self._made(recipe, depth, own, own, took, touch=urgency.background)
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
         unit, base = self._units[sandbox.id], self._held(sandbox).base  # not those of a later run
         begun = perf_counter()
-        self._maker.layers.hold(base.trees)
+        self._layers.hold(base.trees)
         tasks = [
             asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
             for _ in range(count)
@@ -180,7 +137,7 @@ class NativeSource:
                         await self._discard(came)
             raise
         finally:
-            self._maker.layers.release(base.trees)
+            self._layers.release(base.trees)
         each = (perf_counter() - begun) / max(1, count)
         return [NewSandbox(child, each, memory=self._memory(child, unit.base)) for child in children]
 
@@ -192,12 +149,12 @@ class NativeSource:
         own: StartState | None,
         took: list[float],
         *,
-        background: bool,
+        touch: bool,
     ) -> NewSandbox:
         begun = perf_counter()
         sandbox = await self._served(self.keys.cut(recipe, depth), depth, own or base, own=own is not None)
         create_seconds = perf_counter() - begun
-        if background:
+        if touch:
             await self._touch(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
         sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
@@ -225,25 +182,27 @@ class NativeSource:
 
     async def _enter(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
         stack = AsyncExitStack()
-        sandbox = await stack.enter_async_context(self._maker.made(base, recipe))
+        sandbox = await stack.enter_async_context(
+            self._factory.create(recipe, self._limits, base, pooled=True)
+        )
         if own:
-            self._maker.layers.hold(base.trees)
-            stack.callback(self._maker.layers.release, base.trees)
+            self._layers.hold(base.trees)
+            stack.callback(self._layers.release, base.trees)
         self._units[sandbox.id] = _Unit(recipe, depth, base if own else None, stack)
         sandbox.on_death(lambda: self.on_lost(sandbox) if self.on_lost is not None else None)
         return sandbox
 
-    async def run(
+    async def run_stages(
         self, builder: NativeSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
     ) -> tuple[StartState, list[float]]:
         """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
         seconds = []
         for number in range(start, depth):
             begun = perf_counter()
-            await self._maker.apply(builder, recipe.stages[number - 1], number)
+            await self._factory.apply(builder, recipe.stages[number - 1], number)
             seconds.append(perf_counter() - begun)
         base = await builder.final()
-        held.callback(self._maker.layers.release, base.trees)
+        held.callback(self._layers.release, base.trees)
         return base, seconds
 
     # --- Used again -----------------------------------------------------------------------------------
@@ -253,14 +212,14 @@ class NativeSource:
         recipe, depth, own = unit.recipe, unit.depth, unit.base
         async with AsyncExitStack() as held:
             if own is not None:
-                self._maker.layers.hold(own.trees)
-                held.callback(self._maker.layers.release, own.trees)
+                self._layers.hold(own.trees)
+                held.callback(self._layers.release, own.trees)
             await unit.stack.aclose()
             kept = self._shared(recipe, depth, depth)
             if own is not None and kept == depth:
                 return await self._enter(recipe, depth, own, own=True), depth
             recipe = self.keys.cut(recipe, kept)
-            base = await self._maker.state(recipe, Urgency(background=True), BuildTrace())
+            base = await self._recipes.state(recipe, urgency=Urgency(background=True))
             return await self._enter(recipe, kept, base, own=False), kept
 
     async def verify(self, sandbox: Sandbox) -> None:
@@ -288,7 +247,7 @@ class NativeSource:
         held.be_of(recipe)
         held.served, held.spans = served, spans(served.seconds, held.staged)
         if labels:
-            self._maker.label(sandbox.id, labels)
+            self._factory.label(sandbox.id, labels)
 
     # --- Gone -----------------------------------------------------------------------------------------
 
@@ -304,9 +263,9 @@ class NativeSource:
             return  # there is another error to tell
 
     def forget(self, layer: str) -> None:
-        self._maker.forget(layer)
+        self._recipes.forget(layer)
 
-    def warm_part(self, recipe: Recipe) -> Recipe:
+    def warm_prefix(self, recipe: Recipe) -> Recipe:
         """As much of it as sandboxes can be warm with."""
         depth = len(recipe.stages) + 1
         return self.keys.cut(recipe, self._shared(recipe, depth, depth))
@@ -317,16 +276,16 @@ class NativeSource:
         """Up to what depth layers serve all, of a sandbox at ``depth``."""
         return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
 
-    def _layers(self, recipe: Recipe) -> dict[int, int]:
+    def _layer_sizes(self, recipe: Recipe) -> dict[int, int]:
         """What the pool may make sandboxes on: at a fixed warmth it is to use those that wait."""
         if self._warmth is not None:
             return {}
-        return dict(enumerate(self._maker.sizes(recipe), 1))
+        return dict(enumerate(self._recipes.sizes(recipe), 1))
 
     def _memory(self, sandbox: NativeSandbox, own: StartState | None) -> int | None:
         if own is None and not sandbox.weight:
             return None
-        return SANDBOX + sandbox.weight + (0 if own is None else self._maker.layers.size_of(own.trees))
+        return SANDBOX_MEMORY + sandbox.weight + (0 if own is None else self._layers.size_of(own.trees))
 
     def _held(self, sandbox: Sandbox) -> NativeSandbox:
         if not isinstance(sandbox, NativeSandbox) or sandbox.id not in self._units:

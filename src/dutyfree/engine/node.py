@@ -1,0 +1,304 @@
+"""One host that runs sandboxes: its launcher, images, layers, sandbox factory and pool, wired together.
+
+Read a request from here. A recipe that the pool can serve goes to ``NodePool.lease``, then through the
+scheduler to ``NativeSource``. Every other request goes to ``Node.create``. Both take the recipe's layers from
+``RecipeLayers`` and the sandbox from ``SandboxFactory``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import Limits, Recipe, limited
+from dutyfree.contract.arguments import check_count
+from dutyfree.contract.errors import OptionError, Unavailable
+from dutyfree.contract.recipe import checked
+from dutyfree.contract.served import Served, ServedKind
+from dutyfree.engine.exchange.peers import PeerSet
+from dutyfree.engine.host import capacity, features, sandbox_labels
+from dutyfree.engine.host.features import HostFeatures
+from dutyfree.engine.images import mirrors
+from dutyfree.engine.launcher import create, network_policy, protocol
+from dutyfree.engine.launcher.client import Launcher, LauncherError
+from dutyfree.engine.launcher.protocol import Request
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from dutyfree.engine.layers import memory_layers
+from dutyfree.engine.layers.build import BuildTrace, LayerBuilder
+from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState
+from dutyfree.engine.layers.memory_layers import MemoryLayers, MemorySnapshots
+from dutyfree.engine.layers.open_image import OpenImages
+from dutyfree.engine.layers.recipe_layers import RecipeLayers
+from dutyfree.engine.node_pool import NodePool
+from dutyfree.engine.pool.native_source import NativeSource, Warmth
+from dutyfree.engine.pool.scheduler.values import Budget, Policy
+from dutyfree.engine.sandbox.factory import SandboxFactory
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.engine.sandbox.snapshot import entered
+from dutyfree.engine.store.store import Store
+
+EMPTY_RECIPE = Recipe()
+
+_log = logging.getLogger(__name__)
+
+
+class NodeOptions(Protocol):
+    """The options of a node. ``substrates.native.NativeConfig`` explains them and has the defaults."""
+
+    @property
+    def image(self) -> str: ...
+    @property
+    def mirrors(self) -> Mapping[str, tuple[str, ...]]: ...
+    @property
+    def insecure(self) -> tuple[str, ...]: ...
+    @property
+    def ready(self) -> int: ...
+    @property
+    def resolvers(self) -> tuple[str, ...]: ...
+    @property
+    def kept(self) -> int | None: ...
+    @property
+    def program(self) -> str: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def budget(self) -> Budget: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def patience(self) -> float: ...
+    @property
+    def peers(self) -> tuple[str, ...]: ...
+    @property
+    def peer_seconds(self) -> float: ...
+    @property
+    def longest_stage(self) -> float: ...
+
+
+class Node:
+    """The native engine on this host, while it is open: made by ``Node.open``, ended by ``close``."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        launcher: Launcher,
+        host: HostFeatures,
+        resolvers: tuple[network_policy.Resolver, ...],
+        warmth: Warmth | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self.options = options
+        self.launcher = launcher
+        self.features = host
+        # Without root, some files in the store could not be removed again.
+        store = Store() if host.mode == "root" else None
+        if store is None and options.peers:
+            _log.warning("without root, no layers are kept on disk, so peers are not asked for layers")
+        self.layers = MemoryLayers(
+            launcher, capacity.share_of_memory() if options.kept is None else options.kept
+        )
+        self.snapshots = MemorySnapshots(self.layers)
+        self._disk = DiskLayers(launcher)
+        registries = partial(mirrors.options, options.mirrors, options.insecure)
+        self.images = OpenImages(launcher, self._disk, self.snapshots, options.image, registries)
+        self.images.rootless = host.mode == "rootless"
+        self.images.named.store = store
+        self.factory = SandboxFactory(
+            launcher,
+            host,
+            self.snapshots,
+            self.images.named,
+            resolvers,
+            default_image=options.image,
+            stage_timeout=options.longest_stage,
+            timeouts=timeouts,
+        )
+        peers = PeerSet(options.peers, options.peer_seconds) if options.peers else None
+        self.builder = LayerBuilder(
+            self._disk, self.layers, self.factory.build, store, options.budget.disk, peers
+        )
+        self.recipes = RecipeLayers(self.images, self.builder, options.image)
+        self.source = NativeSource(self.recipes, self.factory, options.limits, warmth)
+        self.pool = NodePool(self.source, options.budget, options.policy, options.limits, options.patience)
+
+    @classmethod
+    async def open(
+        cls, options: NodeOptions, warmth: Warmth | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ) -> Node:
+        """Start the launcher, and prepare the parts of ``options.ready`` sandboxes.
+
+        Raises Unavailable, and OptionError for resolvers that cannot be used.
+        """
+        resolvers = await anyio.to_thread.run_sync(_resolvers, options.resolvers)
+        launcher = Launcher(*await anyio.to_thread.run_sync(Launcher.spawn, Path(options.program)))
+        try:
+            host = await _greet(launcher, options.program)
+            node = cls(options, launcher, host, resolvers, warmth, timeouts)
+            await launcher.ask(Request.SLOTS, options.ready)
+        except LauncherError as error:
+            await _end(launcher)
+            raise Unavailable(f"native: {error.message}", remedy="see `dutyfree doctor`") from error
+        except BaseException:
+            await _end(launcher)
+            raise
+        return node
+
+    async def close(self, *, finish: bool = False) -> None:
+        """End the pool and the launcher. With ``finish``, wait until layers in progress are on disk."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.pool.close()
+            finally:
+                await self.builder.close(finish=finish)
+                self._disk.close()
+                await _end(self.launcher)
+                self.factory.close()
+                self.images.close()
+
+    # --- Requests -------------------------------------------------------------------------------------
+
+    def sandbox(
+        self, recipe: Recipe | None, limits: Limits | None, labels: Mapping[str, str] | None
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
+        """One sandbox: from the pool if that has been started and can serve it, else a new one.
+
+        Raises UsageError; the context raises PoolError, StageError and CreateError.
+        """
+        recipe, limits = checked(recipe or EMPTY_RECIPE), limited(limits, self.options.limits)
+        if self.pool.pool is not None and self._fits_pool(recipe, limits):
+            return self._lease_one(recipe, limits, labels)
+        sandbox_labels.check(labels)
+        return self.create(recipe, limits, labels)
+
+    @asynccontextmanager
+    async def _lease_one(
+        self, recipe: Recipe, limits: Limits, labels: Mapping[str, str] | None
+    ) -> AsyncIterator[NativeSandbox]:
+        async with self.pool.lease(recipe, 1, limits, labels) as (sandbox,):
+            yield sandbox
+
+    @asynccontextmanager
+    async def group(
+        self, recipe: Recipe, count: int, limits: Limits | None, labels: Mapping[str, str] | None
+    ) -> AsyncIterator[tuple[NativeSandbox, ...]]:
+        """``count`` sandboxes in the same state, all or none: the first is prepared, the others are copies.
+
+        Raises UsageError, PoolError, StageError and CreateError.
+        """
+        recipe, count = checked(recipe), check_count(count, 1)
+        limits = limited(limits, self.options.limits)
+        if self._fits_pool(recipe, limits):
+            async with self.pool.lease(recipe, count, limits, labels) as leased:
+                yield leased
+            return
+        sandbox_labels.check(labels)
+        asked, trace = perf_counter(), BuildTrace()
+        state = await self.recipes.state(recipe, trace=trace)
+        async with entered([self.create(recipe, limits, labels, state) for _ in range(count)]) as sandboxes:
+            seconds = perf_counter() - asked
+            for sandbox in sandboxes:
+                served = self._served(recipe, trace, sandbox.id, seconds)
+                sandbox.served = served if sandbox is sandboxes[0] else _copied(served, recipe)
+            yield tuple(sandboxes)
+
+    def _fits_pool(self, recipe: Recipe, limits: Limits) -> bool:
+        """Whether an idle sandbox can serve it: only network and output limits can change after creation."""
+        if recipe.image is not None and recipe.image.startswith(memory_layers.PREFIX):
+            return False
+        default = self.options.limits
+        if limits is default:
+            return True
+        if self.features.mode != "root" and (limits.network or "off") != (default.network or "off"):
+            return False
+        same = (limits.cpus, limits.memory, limits.pids, limits.disk)
+        return same == (default.cpus, default.memory, default.pids, default.disk)
+
+    @asynccontextmanager
+    async def create(
+        self,
+        recipe: Recipe,
+        limits: Limits,
+        labels: Mapping[str, str] | None = None,
+        state: StartState | None = None,
+    ) -> AsyncIterator[NativeSandbox]:
+        """A new sandbox that no pool knows, with its services. Raises StageError and CreateError."""
+        asked, trace = perf_counter(), BuildTrace()
+        state = state or await self.recipes.state(recipe, trace=trace)
+        async with self.factory.create(recipe, limits, state, asked=asked, labels=labels) as sandbox:
+            sandbox.served = self._served(recipe, trace, sandbox.id, perf_counter() - asked)
+            if recipe.services:
+                await sandbox.serve()
+                sandbox.spans += (create.next_span(asked, sandbox.spans, "services"),)
+            yield sandbox
+
+    def _served(self, recipe: Recipe, trace: BuildTrace, sandbox: str, seconds: float) -> Served:
+        """How a sandbox was served that came from no pool."""
+        keys = self.recipes.keys.known(recipe) or ("",)
+        there = max(trace.found, trace.fetched)
+        ready = trace.image or there > 0
+        kind: ServedKind = "layer" if ready else "cold"
+        if trace.number > there and not trace.ran:
+            kind = "joined"
+        return Served(
+            kind="fetched" if trace.fetched else kind,
+            stage="none" if not ready else recipe.stages[there - 1].kind if there else "image",
+            seconds=seconds,
+            # A cold start would have taken at least as long; the seconds of an image are not always known.
+            cold_seconds=max(seconds, math.fsum(self.recipes.seconds(recipe))),
+            sandbox=sandbox,
+            recipe=recipe.served_key(keys[-1]),
+        )
+
+    # --- What there is --------------------------------------------------------------------------------
+
+    def sandbox_ids(self) -> list[str]:
+        """The ids of all sandboxes that callers hold, also by a lease; not of those that are idle."""
+        leases = self.pool.pool.leases if self.pool.pool is not None else ()
+        return sorted(self.factory.held.union(one.id for lease in leases for one in lease.sandboxes))
+
+    async def probe_kernel(self) -> dict[str, int]:
+        """Try each kernel feature that sandboxes use: its errno, or 0 if it works. Raises Unavailable."""
+        try:
+            said = (await self.launcher.ask(Request.PROBE)).text.decode()
+        except LauncherError as error:
+            raise Unavailable(f"native: {error.message}") from error
+        return {name: int(error) for name, error in (word.split("=") for word in said.split())}
+
+
+def _copied(served: Served, recipe: Recipe) -> Served:
+    """How the other members of a group were served: on the layers that the first one waited for."""
+    stage = recipe.stages[-1].kind if recipe.stages else "image"
+    return msgspec.structs.replace(served, kind="forked", stage=stage)
+
+
+async def _greet(launcher: Launcher, program: str) -> HostFeatures:
+    """Ask the launcher what this host offers. Raises LauncherError, and Unavailable for another version."""
+    hello = await launcher.ask(Request.HELLO)
+    if hello.value != protocol.VERSION:
+        raise Unavailable(
+            f"native: {program} speaks version {hello.value} of the protocol, not {protocol.VERSION}",
+            remedy="install dutyfree again",
+        )
+    return features.parse(hello.text.decode())
+
+
+async def _end(launcher: Launcher) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(launcher.disconnect().wait)
+
+
+def _resolvers(addresses: tuple[str, ...]) -> tuple[network_policy.Resolver, ...]:
+    try:
+        return network_policy.servers(addresses) if addresses else network_policy.host_resolvers()
+    except ValueError as error:
+        raise OptionError(f"native: resolvers: {error}") from error

@@ -1,0 +1,194 @@
+"""Create sandboxes on layers: for callers, for the pool, for forks, and to build a stage in."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+from dutyfree.contract import Limits, Recipe, Stage
+from dutyfree.contract.errors import CleanupError, CreateError
+from dutyfree.contract.served import Served
+from dutyfree.engine.host.features import HostFeatures
+from dutyfree.engine.host.sandbox_labels import LabelFile
+from dutyfree.engine.launcher import create, network_policy, protocol
+from dutyfree.engine.launcher.client import Launcher
+from dutyfree.engine.launcher.create import SandboxCreator
+from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.network import SandboxNetwork
+from dutyfree.engine.launcher.protocol import Tree
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from dutyfree.engine.layers import run_stage
+from dutyfree.engine.layers.build import StageResult
+from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.memory_layers import MemorySnapshots
+from dutyfree.engine.layers.named_snapshots import NamedSnapshots
+from dutyfree.engine.layers.urgency import Urgency
+from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
+
+BUILD_LIMITS = Limits(network="on")
+"""Stages run with a network, as in an image build."""
+
+
+class SandboxFactory:
+    """Creates the sandboxes of one node, and knows those that callers hold."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        features: HostFeatures,
+        snapshots: MemorySnapshots,
+        named: NamedSnapshots,
+        resolvers: tuple[network_policy.Resolver, ...],
+        *,
+        default_image: str,
+        stage_timeout: float,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self.layers = snapshots.layers
+        self.held: set[str] = set()
+        """Ids of the sandboxes that callers hold and no pool made."""
+        self._launcher = launcher
+        self._features = features
+        self._snapshots = snapshots
+        self._named = named
+        self._resolvers = resolvers
+        self._default_image = default_image
+        self._stage_timeout = stage_timeout
+        self._timeouts = timeouts
+        self._labels = LabelFile(launcher.pid)
+        self._numbers = itertools.count(1)
+        open_channel = partial(Channel, answer_timeout=timeouts.answer)
+        self._creator = SandboxCreator(launcher, features, open_channel, timeouts)
+        self._kind = NetworkedSandbox if features.mode == "root" else NativeSandbox
+
+    def close(self) -> None:
+        self._labels.close()
+
+    @asynccontextmanager
+    async def create(
+        self,
+        recipe: Recipe,
+        limits: Limits,
+        state: StartState,
+        *,
+        asked: float | None = None,
+        policy: bytes | None = None,
+        pooled: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[NativeSandbox]:
+        """A sandbox of the recipe on the layers of ``state``. Its services do not run yet.
+
+        ``asked`` is when the caller asked for it; ``policy`` an encoded network policy instead of that of the
+        limits. Raises CreateError, and CleanupError at the end.
+        """
+        asked = perf_counter() if asked is None else asked
+        number = next(self._numbers)
+        identity = f"native-{os.getpid()}-{number}"
+        label = protocol.label(number, recipe.image or self._default_image)
+        network = self._network(limits, policy)
+
+        async def make(trees: tuple[Tree, ...] = state.trees) -> tuple[Channel, SandboxHandle]:
+            return await self._creator.make(identity, self._creator.body(trees, limits) + label, network)
+
+        begun = perf_counter()
+        if not pooled:
+            self.held.add(identity)
+        if labels:
+            self._labels.put(number, labels)
+        self.layers.hold(state.trees)
+        try:
+            channel, handle = await make()
+            sandbox = self._kind(
+                identity, limits, state.defaults.with_recipe(recipe), make, channel, handle, network,
+                self._resolvers, keeper=_Keeper(self, limits, network, make), base=state, recipe=recipe,
+            )  # fmt: skip
+            sandbox.spans = create.spans(asked, begun, channel.ready.result())
+            try:
+                yield sandbox
+            except BaseException:
+                with contextlib.suppress(CleanupError):
+                    await sandbox.close()
+                raise
+            await sandbox.close()
+        finally:
+            self.held.discard(identity)
+            self._labels.drop(number)
+            self.layers.release(state.trees)
+
+    def _network(self, limits: Limits, policy: bytes | None) -> SandboxNetwork:
+        """Raises CreateError."""
+        try:
+            encoded = network_policy.encode(limits.network, self._resolvers) if policy is None else policy
+        except ValueError as error:
+            raise CreateError(str(error)) from error
+        shared = create.shares_network(self._features, limits)
+        return SandboxNetwork(self._launcher, b"" if shared else encoded, self._timeouts)
+
+    @asynccontextmanager
+    async def fork_child(self, recipe: Recipe, limits: Limits, policy: bytes) -> AsyncIterator[NativeSandbox]:
+        """A sandbox on a snapshot in memory. Raises CreateError, and UsageError for a forgotten snapshot."""
+        asked = perf_counter()
+        state = self._snapshots.base(recipe.image or "")
+        async with self.create(recipe, limits, state, asked=asked, policy=policy) as child:
+            seconds = perf_counter() - asked
+            child.served = Served("forked", "snapshot", seconds, seconds, child.id, recipe.key())
+            yield child
+
+    def label(self, sandbox: str, labels: Mapping[str, str]) -> None:
+        """Show these labels in ``dutyfree ps`` while the sandbox lives."""
+        self._labels.put(int(sandbox.rpartition("-")[2]), labels)
+
+    # --- Stages ---------------------------------------------------------------------------------------
+
+    def builder(
+        self, state: StartState, image: str | None = None
+    ) -> AbstractAsyncContextManager[NativeSandbox]:
+        """A sandbox in which stages run."""
+        return self.create(Recipe(image), BUILD_LIMITS, state, pooled=True)
+
+    async def apply(self, builder: NativeSandbox, stage: Stage, number: int) -> str:
+        """Run a stage in a sandbox. Returns the commit of a cloned repository. Raises StageError."""
+        return await run_stage.apply(builder, stage, number, self._stage_timeout)
+
+    async def build(self, below: StartState, stage: Stage, number: int, urgency: Urgency) -> StageResult:
+        """Run a stage in a new sandbox, and keep what it wrote. Raises StageError and CreateError."""
+        async with self.builder(below) as builder:
+            with background(builder, urgency):
+                commit = await self.apply(builder, stage, number)
+            return StageResult(await builder.final(), commit)
+
+
+class _Keeper(NamedTuple):
+    """What one sandbox needs of its factory to be snapshotted and forked."""
+
+    factory: SandboxFactory
+    limits: Limits
+    network: SandboxNetwork
+    succeed: Callable[[tuple[Tree, ...]], Awaitable[tuple[Channel, SandboxHandle]]]
+
+    @property
+    def snapshots(self) -> MemorySnapshots:
+        return self.factory._snapshots
+
+    @property
+    def named(self) -> NamedSnapshots:
+        return self.factory._named
+
+    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
+        # With the parent's present network policy, which may have changed since its creation.
+        return self.factory.fork_child(recipe, self.limits, self.network.policy)
+
+
+@contextmanager
+def background(sandbox: NativeSandbox, urgency: Urgency) -> Iterator[None]:
+    """Give the sandbox's commands the lowest CPU priority while nobody waits for this work."""
+    sandbox.give_way(urgency.background)
+    with urgency.notify(partial(sandbox.give_way, False)):
+        yield
