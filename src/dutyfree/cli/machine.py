@@ -8,6 +8,7 @@ import msgspec
 
 from dutyfree.cli import standard
 from dutyfree.cli.running import run
+from dutyfree.printable import printable_line
 
 
 def substrates(*, json: bool = False) -> int:
@@ -65,7 +66,7 @@ def _show(findings: Iterable[tuple[str, standard.Colour, str, str, str]]) -> Non
     found = list(findings)
     width = max(len(what) for _, _, what, _, _ in found)
     for mark, colour, what, detail, remedy in found:
-        said = standard.line(f"{what:<{width}}  {detail}").rstrip()
+        said = printable_line(f"{what:<{width}}  {detail}").rstrip()
         print(f"{standard.coloured(mark, colour)} {said}")  # noqa: T201 (the command's output)
         if remedy:
             standard.show(f"  → {remedy}")

@@ -18,8 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from dutyfree.cli import standard
-from dutyfree.contract.errors import plain
+from dutyfree.printable import printable, printable_line
 from dutyfree.study.records import Trial
 
 QUIET_SECONDS = 30.0
@@ -63,10 +62,10 @@ class Watcher:
     def detail(self, text: str) -> None:
         """What long work is at just now; only worth seeing while it lasts."""
         if self._bar and self._task is not None:
-            self._bar.update(self._task, description=standard.line(text)[:60])
+            self._bar.update(self._task, description=printable_line(text)[:60])
 
     def note(self, text: str) -> None:
-        self._console.print(plain(text), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, done: int, total: int) -> None:
         if self._bar and self._task is not None:

@@ -14,7 +14,8 @@ from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.analysis.verdicts import Comparison
 from dutyfree.cli import standard
 from dutyfree.cli.interrupts import loading
-from dutyfree.contract.errors import UsageError, plain
+from dutyfree.contract.errors import UsageError
+from dutyfree.printable import printable, printable_line
 from dutyfree.report.wording import groups, signed
 
 
@@ -150,7 +151,7 @@ def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
         rows.append((*_row(cell), _tax(rate), _trials(cell)))
     standard.table(headings, rows, right=range(2, 7))
     for group in groups(summary.cautions, len(summary.cells)):
-        text = standard.line(f"caution, {group.line}")
+        text = printable_line(f"caution, {group.line}")
         print(standard.coloured(text, "yellow"))  # noqa: T201 (the command's output)
     standard.show(f"report: {directory / 'report.html'}")
 
@@ -183,6 +184,6 @@ def _print_markdown(text: str) -> None:
 
     console = Console()
     if console.is_terminal:
-        console.print(Markdown(plain(text)))
+        console.print(Markdown(printable(text)))
     else:
-        print(plain(text))  # noqa: T201 (the command's output)
+        print(printable(text))  # noqa: T201 (the command's output)

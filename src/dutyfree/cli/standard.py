@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Literal, TextIO
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract.errors import plain
+from dutyfree.printable import printable, printable_json, printable_line
 
 CHUNK = 1 << 16
 
@@ -65,23 +64,12 @@ def _write(descriptor: int, data: bytes) -> None:
 def tell(value: object) -> None:
     """One JSON document on standard output, with control characters escaped."""
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
-    print(_UNPRINTABLE.sub(_spelt, text))  # noqa: T201 (the command's output)
-
-
-_UNPRINTABLE = re.compile(r"[^\n\x20-\x7e]")
-
-
-def _spelt(found: re.Match[str]) -> str:
-    """As JSON spells what is not printed, in units of UTF-16."""
-    if found[0].isprintable():
-        return found[0]
-    units = found[0].encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    print(printable_json(text))  # noqa: T201 (the command's output)
 
 
 def show(text: str) -> None:
     """One line of a command's output, whole: a terminal wraps it so that it can still be copied."""
-    print(line(text))  # noqa: T201 (the command's output)
+    print(printable_line(text))  # noqa: T201 (the command's output)
 
 
 def table(
@@ -95,7 +83,7 @@ def table(
 
     With ``cut`` the last column yields to the width of a terminal, if there is one.
     """
-    lines = [tuple(map(line, row)) for row in (heads, *rows)]
+    lines = [tuple(map(printable_line, row)) for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     room = _columns() if cut else 0
     for cells in lines:
@@ -132,10 +120,5 @@ Colour = Literal["red", "green", "yellow"]
 _COLOURS: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33}
 
 
-def line(text: str) -> str:
-    """Text from elsewhere as one line, with control characters spelt out."""
-    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
-
-
 def say(text: str) -> None:
-    print(plain(text), file=sys.stderr)  # noqa: T201 (the command line speaks)
+    print(printable(text), file=sys.stderr)  # noqa: T201 (the command line speaks)

@@ -52,6 +52,8 @@ import shutil
 from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias
 
+from dutyfree.printable import printable
+
 Phase = Literal["pool", "create", "ready", "dispatch", "exec", "collect", "cleanup"]
 
 Verdict: TypeAlias = Literal["task", "infrastructure", "program"]
@@ -83,24 +85,11 @@ ActionKind: TypeAlias = Literal[
 """Why an action failed through the agent's doing: docs/contract.md has a row for each."""
 
 
-def plain(text: str) -> str:
-    """The text with nothing in it that a terminal would take for an order: such characters are spelt out.
-
-    Sandboxes, servers and peers say what they like.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() or one in "\n\t\N{NO-BREAK SPACE}" else one.encode("unicode_escape").decode()
-        for one in text
-    )
-
-
 class DutyfreeError(Exception):
     """An error with one clear sentence, and what to do about it; it can be printed, whoever it cites."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
-        message, remedy = plain(message), plain(remedy)
+        message, remedy = printable(message), printable(remedy)
         super().__init__(message)
         self.message = message
         self.remedy = remedy

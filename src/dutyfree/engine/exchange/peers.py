@@ -25,6 +25,7 @@ from dutyfree.engine.exchange.fetcher import Fetcher, FetchResult, LayerBusy
 from dutyfree.engine.exchange.messages import PATIENCE
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.store import Store
+from dutyfree.printable import printable_line
 
 QUICK = 0.25
 """Seconds of building in which hardly anything is fetched."""
@@ -285,16 +286,11 @@ class PeerSet:
             pause = min(LONGEST, BACKOFF * 2 ** min(peer.in_a_row - 1, 60))
             peer.retry_at = monotonic() + pause
             peer.count(failures=1)
-            told = _printable(str(error) or type(error).__name__)
+            told = printable_line((str(error) or type(error).__name__)[:SAID])
             peer.figures = msgspec.structs.replace(peer.figures, failure=told)
             first = peer.in_a_row == 1
         if first:
             _log.warning("no layers from %s, they are built here: %s", peer.source, told)
-
-
-def _printable(told: str) -> str:
-    """What a stranger says, for a log: no orders to a terminal, and no flood."""
-    return "".join(one if one.isprintable() else " " for one in told[:SAID])
 
 
 def best(store: Store, missing: MissingLayers, offered: Sequence[LayerChain]) -> LayerChain | None:
