@@ -289,7 +289,7 @@ async def test_holes_stay_holes(native: Substrate, tmp_path: Path) -> None:
 async def test_a_command_that_ends_as_it_is_cancelled(native: Native) -> None:
     """Its end is heard after the cancellation, before whoever is cancelled: there is none to wait for."""
     async with native.sandbox() as sandbox:
-        channel = sandbox._channel
+        channel = sandbox._lifecycle.channel()
         task = asyncio.create_task(sandbox.exec(["/bin/true"]))
         await asyncio.sleep(0)
         channel._loop.remove_reader(channel._descriptor)

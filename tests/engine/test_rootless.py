@@ -125,7 +125,7 @@ async def run(substrate):
     assert isinstance(found, list)
     assert len(found) == 2
     for said in found:
-        assert "cannot run a command as 'nobody': the sandbox has no such id" in said
+        assert "cannot run a command as 'nobody': the sandbox does not have this user id" in said
         assert "/etc/subuid" in said
         assert "dutyfree doctor" in said
 

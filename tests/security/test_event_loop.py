@@ -18,8 +18,8 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import EXIT
 from dutyfree.engine.sandbox import batch, contents, observation, search
 from dutyfree.engine.sandbox.observation import PART
-from dutyfree.engine.sandbox.pending import Answer, Running
-from dutyfree.engine.sandbox.pipes import Descriptor
+from dutyfree.engine.sandbox.pending import PendingCommand, PendingOperation
+from dutyfree.engine.sandbox.pipes import AsyncDescriptor
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +69,7 @@ async def test_directories_of_any_size(count: int) -> None:
 async def test_a_large_search() -> None:
     match = protocol.MATCH.pack(1, 3, 5, 0) + b"a/bline1"
     last = protocol.MATCH.pack(2, 0, 0, protocol.Match.LAST)
-    found, had = await turns(search.found(Search("below", "x"), match * MANY + last))
+    found, had = await turns(search.decode(Search("below", "x"), match * MANY + last))
     assert (len(found.matches), found.matches[-1].path, found.unseen) == (MANY, "below/a/b", 2)
     assert had >= MANY // PART
 
@@ -78,13 +78,13 @@ async def test_many_answers_at_once() -> None:
     loop = asyncio.get_running_loop()
     answers = []
     for _ in range(64):
-        answer = Answer(loop, 0)
+        answer = PendingOperation(loop, 0)
         answer.data.append(listed([b"%d" % number for number in range(500)]))
         answer.done.set_result(0)
         answers.append(answer)
     found, had = await turns(batch.results([List("x")] * 64, answers))
     assert len(found) == 64
-    assert had >= 64 // batch.AT_ONCE
+    assert had >= 64 // batch.RESULTS_AT_ONCE
 
 
 async def test_in_a_sandbox(native: Substrate) -> None:
@@ -115,7 +115,7 @@ async def test_lists_that_make_no_sense(nonsense: str) -> None:
 
 @pytest.mark.parametrize("status", [0x137F, -1, 0x7F, 0xFFFF])
 async def test_ends_that_make_no_sense(status: int) -> None:
-    running = Running(asyncio.get_running_loop(), 0)
+    running = PendingCommand(asyncio.get_running_loop(), 0)
     ended = EXIT.unpack(EXIT.pack(status, *[0] * 12))
     with pytest.raises(CollectError):
         observation.observe("x", None, None, running, ended, 0.0)
@@ -137,7 +137,7 @@ async def test_a_terminal_that_others_make_wait() -> None:
     """Whoever has a copy of it can: it is given up, and not read."""
     ours, other = os.openpty()
     copy = os.dup(ours)
-    side = Descriptor(ours)
+    side = AsyncDescriptor(ours)
     try:
         os.set_blocking(copy, True)
         with anyio.fail_after(30):

@@ -17,8 +17,8 @@ from dutyfree.contract.services import Service
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME_COST, Frame
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.pending import Unstarted
-from dutyfree.engine.sandbox.warm import Warm
+from dutyfree.engine.sandbox.pending import CommandNotStarted
+from dutyfree.engine.sandbox.services import ServiceProcess
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def test_output_without_end(size: int) -> None:
         frame = protocol.frame(Frame.OUTPUT, identity, bytes(size), 1)
         taken = await init.say(frame)
         assert taken < MUCH
-        with pytest.raises(CollectError, match="more than it was asked for"):
+        with pytest.raises(CollectError, match="more than it was allowed to"):
             await running.ended
         assert len(running.stdout) * (size + FRAME_COST) < 8 * OUTPUT
         assert init.destroyed == 1
@@ -89,7 +89,7 @@ async def test_an_answer_without_end(kind: Frame) -> None:
         answer.on_output = None  # as of what is asked for as a whole
         taken = await init.say(protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1))
         assert taken < MUCH
-        with pytest.raises(CollectError, match="more than it was asked for"):
+        with pytest.raises(CollectError, match="more than it was allowed to"):
             await answer.done
         assert sum(map(len, answer.data)) < 2 * protocol.LISTING_MAX
         assert init.destroyed == 1
@@ -102,7 +102,7 @@ async def test_a_stream_that_nobody_takes() -> None:
         kept: list[bytes] = []
         running.on_output = lambda _, data: kept.append(data)
         await init.say(protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1))
-        with pytest.raises(CollectError, match="more than it was asked for"):
+        with pytest.raises(CollectError, match="more than it was allowed to"):
             await running.ended
         assert sum(map(len, kept)) < 8 * OUTPUT
 
@@ -150,7 +150,7 @@ async def test_what_nobody_asked_for_ends_the_sandbox(violation: str) -> None:
         _, other = init.owner.exec(EXEC)
         identity, _ = init.owner.exec(EXEC)
         init.socket.sendall(VIOLATIONS[violation](identity))
-        with anyio.fail_after(60), pytest.raises(CollectError, match=r"sent (a frame|output of no stream)"):
+        with anyio.fail_after(60), pytest.raises(CollectError, match=r"sent (a frame|output of stream)"):
             await other.ended
         assert init.destroyed == 1
         assert init.owner.closed
@@ -173,7 +173,7 @@ async def test_files_that_nobody_asked_for(kind: Frame) -> None:
         identity, answer = init.owner.begin(kind, b"/\0", lambda _: None)
         frame = protocol.frame(Frame.DONE, identity, protocol.ERROR.pack(0), protocol.WITH_FD)
         socket.send_fds(init.socket, [frame], [0])
-        with anyio.fail_after(60), pytest.raises(CollectError, match="a file that nobody asked for"):
+        with anyio.fail_after(60), pytest.raises(CollectError, match="a file that it was not asked for"):
             await answer.done
         assert init.destroyed == 1
         assert len(os.listdir("/proc/self/fd")) < before
@@ -187,7 +187,7 @@ async def test_an_init_that_speaks_and_does_not_listen() -> None:
         frame = protocol.frame(Frame.OUTPUT, identity, b"x", 1)
         taken = await init.say(frame)
         assert taken < MUCH
-        with pytest.raises(CollectError, match="more than it was asked for"):
+        with pytest.raises(CollectError, match="more than it was allowed to"):
             await running.ended
         assert len(init.owner._unsent) < 10
 
@@ -195,24 +195,24 @@ async def test_an_init_that_speaks_and_does_not_listen() -> None:
 async def test_a_service_that_cannot_be_started() -> None:
     """Its state is told, in words."""
     with hostile() as init:
-        warm = Warm(Service("server", "true"))
-        warm.began(init.owner, *init.owner.exec(EXEC))
-        init.socket.send(protocol.frame(Frame.DONE, warm.identity, protocol.ERROR.pack(errno.EAGAIN)))
-        with anyio.fail_after(60), pytest.raises(Unstarted):
-            await warm.wait()
-        assert warm.state().exit_code == 126
-        assert "no processes left" in warm.said()
+        service = ServiceProcess(Service("server", "true"))
+        service.started(init.owner, *init.owner.exec(EXEC))
+        init.socket.send(protocol.frame(Frame.DONE, service.identity, protocol.ERROR.pack(errno.EAGAIN)))
+        with anyio.fail_after(60), pytest.raises(CommandNotStarted):
+            await service.wait()
+        assert service.state().exit_code == 126
+        assert "no processes left" in service.output()
 
 
 @pytest.mark.parametrize("status", [0x7F, 0x137F, 0xFFFF])
 async def test_an_end_that_no_command_has(status: int) -> None:
     """Of a shell or a service too, that is the sandbox's failure."""
     with hostile() as init:
-        warm = Warm(Service("server", "true"))
-        warm.began(init.owner, *init.owner.exec(EXEC))
+        service = ServiceProcess(Service("server", "true"))
+        service.started(init.owner, *init.owner.exec(EXEC))
         said = protocol.EXIT.pack(status, *[0] * 12)
-        init.socket.send(protocol.frame(Frame.EXIT, warm.identity, said))
+        init.socket.send(protocol.frame(Frame.EXIT, service.identity, said))
         with anyio.fail_after(60):
-            await warm.wait()
-        with pytest.raises(CollectError, match="as the end of a command"):
-            warm.state()
+            await service.wait()
+        with pytest.raises(CollectError, match="as the exit status of a command"):
+            service.state()

@@ -7,7 +7,7 @@ import pytest
 from dutyfree import Limits
 from dutyfree.contract import Substrate
 from dutyfree.engine.launcher.protocol import FRAME_COST
-from dutyfree.engine.sandbox.processes import MOST, Log, Shelf
+from dutyfree.engine.sandbox.processes import SHARED_OUTPUT, OutputBudget, OutputLog
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ async def test_processes_that_have_ended_keep_little(native: Substrate) -> None:
             processes.append(await sandbox.start(f"head -c {size} /dev/zero"))
             seen = await processes[-1].wait()
             assert (len(seen.stdout), seen.cut.stdout) == (size, 0)
-        assert 0 < sandbox._registry.shelf.kept <= 2 * OUTPUT + MOST
+        assert 0 < sandbox._processes.budget.kept <= 2 * OUTPUT + SHARED_OUTPUT
         ended = [await process.wait() for process in processes]
         assert all(len(seen.stdout) + seen.cut.stdout == size for seen in ended)
         assert ended[0].cut.stdout == size, "the oldest"
@@ -43,7 +43,7 @@ async def test_those_that_run_share_what_there_is(native: Substrate) -> None:
             async for piece in process.output():
                 if piece.data.endswith(b"all\n"):
                     break
-        assert 0 < sandbox._registry.shelf.kept <= 2 * OUTPUT + MOST
+        assert 0 < sandbox._processes.budget.kept <= 2 * OUTPUT + SHARED_OUTPUT
         for process in processes:
             await process.kill()
             seen = await process.wait()
@@ -53,11 +53,11 @@ async def test_those_that_run_share_what_there_is(native: Substrate) -> None:
 
 async def test_bytes_that_come_one_by_one() -> None:
     """A piece costs more than its byte."""
-    shelf = Shelf()
-    logs = [Log(OUTPUT, shelf) for _ in range(4)]
+    shelf = OutputBudget()
+    logs = [OutputLog(OUTPUT, shelf) for _ in range(4)]
     for number in range(100_000):
         logs[number % 4].add("stdout" if number % 8 < 4 else "stderr", b"x")
-    assert shelf.kept == sum(log.kept for log in logs) <= 2 * OUTPUT + MOST
+    assert shelf.kept == sum(log.kept for log in logs) <= 2 * OUTPUT + SHARED_OUTPUT
     assert sum(len(log.following(0)) for log in logs) * FRAME_COST <= shelf.kept
     for log in logs:
         (out, out_cut), (err, err_cut) = log.of("stdout"), log.of("stderr")

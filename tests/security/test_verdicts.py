@@ -33,7 +33,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.sandbox.channel import SetupError
-from dutyfree.engine.sandbox.snapshot import _unusable
+from dutyfree.engine.sandbox.snapshot import unusable
 from dutyfree.substrates.docker import images
 from dutyfree.substrates.docker import sandbox as container
 from dutyfree.substrates.native import Native, NativeConfig
@@ -499,15 +499,15 @@ async def test_a_service_that_the_machinery_cannot_start_again(
             async def fail(_: object, cause: Exception | None = cause) -> None:
                 raise CreateError("it does not start") from cause
 
-            monkeypatch.setattr(sandbox, "_begin", fail)
+            monkeypatch.setattr(sandbox._services, "_start", fail)
             with pytest.raises(wanted):
                 await sandbox.restart("sleeper")
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.EAGAIN, errno.EIO])
 def test_a_host_without_room_for_a_fork_is_not_the_agents_fault(number: int) -> None:
-    assert verdict(_unusable(SetupError("mount", number))) == "infrastructure"
-    assert verdict(_unusable(SetupError("mount", errno.ENOTDIR))) == "task"
+    assert verdict(unusable(SetupError("mount", number))) == "infrastructure"
+    assert verdict(unusable(SetupError("mount", errno.ENOTDIR))) == "task"
 
 
 # --- Containers ---------------------------------------------------------------------------------------

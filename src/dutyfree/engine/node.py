@@ -44,7 +44,7 @@ from dutyfree.engine.pool.native_source import NativeSource, Warmth
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.sandbox.factory import SandboxFactory
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
-from dutyfree.engine.sandbox.snapshot import entered
+from dutyfree.engine.sandbox.snapshot import enter_all
 from dutyfree.engine.store.store import Store
 
 EMPTY_RECIPE = Recipe()
@@ -204,7 +204,7 @@ class Node:
         sandbox_labels.check(labels)
         asked, trace = perf_counter(), BuildTrace()
         state = await self.recipes.state(recipe, trace=trace)
-        async with entered([self.create(recipe, limits, labels, state) for _ in range(count)]) as sandboxes:
+        async with enter_all([self.create(recipe, limits, labels, state) for _ in range(count)]) as sandboxes:
             seconds = perf_counter() - asked
             for sandbox in sandboxes:
                 served = self._served(recipe, trace, sandbox.id, seconds)
@@ -237,7 +237,7 @@ class Node:
         async with self.factory.create(recipe, limits, state, asked=asked, labels=labels) as sandbox:
             sandbox.served = self._served(recipe, trace, sandbox.id, perf_counter() - asked)
             if recipe.services:
-                await sandbox.serve()
+                await sandbox.start_services()
                 sandbox.spans += (create.next_span(asked, sandbox.spans, "services"),)
             yield sandbox
 

@@ -77,7 +77,7 @@ class NodePool:
         sandboxes = tuple(one for one in lease.sandboxes if isinstance(one, NativeSandbox))
         try:
             for sandbox in sandboxes:
-                sandbox.keep_output(limits.output)
+                sandbox.limit_output(limits.output)
                 await self._set_network(sandbox, limits.network or "off")
             yield sandboxes
         finally:

@@ -24,7 +24,7 @@ from dutyfree.engine.node import EMPTY_RECIPE
 from dutyfree.engine.pool.native_source import Warmth, spans
 from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
-from dutyfree.engine.sandbox.snapshot import entered
+from dutyfree.engine.sandbox.snapshot import enter_all
 from dutyfree.substrates.native import Native, NativeConfig, Ready
 
 # --- Without idle sandboxes -------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class BaseWarm(Native):
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[tuple[NativeSandbox, ...]]:
         members = [self.sandbox(recipe, limits=limits, labels=labels) for _ in range(count)]
-        async with entered(members) as sandboxes:
+        async with enter_all(members) as sandboxes:
             yield tuple(sandboxes)
 
     @asynccontextmanager
@@ -81,8 +81,8 @@ class BaseWarm(Native):
             created = node.create(msgspec.structs.replace(recipe, stages=()), limits, state=state)
             sandbox = await stack.enter_async_context(created)
             seconds = perf_counter() - asked
-            sandbox.staged = tuple(zip((stage.kind for stage in recipe.stages), took, strict=True))
-            sandbox.spans = spans(seconds, sandbox.staged)
+            sandbox.own_stages = tuple(zip((stage.kind for stage in recipe.stages), took, strict=True))
+            sandbox.spans = spans(seconds, sandbox.own_stages)
             key = await anyio.to_thread.run_sync(recipe.key)
             sandbox.served = Served("cold", "none", seconds, seconds, sandbox.id, key)
             yield sandbox

@@ -195,7 +195,7 @@ async def test_a_chain_of_sixty_stays_short_and_as_fast(named: bool) -> None:
         depths = []
         for turn in range(60):
             async with native.sandbox(recipe) as sandbox:
-                depths.append(max(len(layers) for _, layers in sandbox._trees))
+                depths.append(max(len(layers) for _, layers in sandbox.trees))
                 steps = f"mkdir d{turn}; echo {turn} > d{turn}/f; rm -rf d{turn - 3}; echo {turn} >> log"
                 await sandbox.exec(steps)
                 former, recipe = recipe, await sandbox.snapshot(f"at-{turn}" if named else None)
@@ -204,7 +204,7 @@ async def test_a_chain_of_sixty_stays_short_and_as_fast(named: bool) -> None:
         async with native.sandbox(recipe) as last, native.sandbox() as first:
             assert await _said(last, "cat log") == "".join(f"{n}\n" for n in range(60)).encode()
             assert await _said(last, "ls -d d*") == b"d57\nd58\nd59\n"
-            depths.append(max(len(layers) for _, layers in last._trees))
+            depths.append(max(len(layers) for _, layers in last.trees))
             assert max(depths) <= min(LAYERS, DEEPEST + 8)
             # No clock is judged here: bench/layers.py does that. What counts is how many layers are asked.
             assert await _said(first, "ls") == b""

@@ -102,7 +102,7 @@ async def test_chains_are_flattened_and_show_the_same(native: Any) -> None:
                     sandbox, f"sha256sum < /usr/bin/n{turn}"
                 )
             native.forget(recipe)
-        assert max(len(layers) for _, layers in sandbox._trees) < 16
+        assert max(len(layers) for _, layers in sandbox.trees) < 16
 
 
 def test_large_layers_are_not_copied_again_and_again() -> None:

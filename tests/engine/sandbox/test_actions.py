@@ -29,6 +29,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.launcher.client import Launcher, Reply
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import Timeouts
+from dutyfree.engine.sandbox import watch
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import appeared
@@ -88,16 +89,16 @@ async def test_numbers_that_no_frame_can_carry(native: Native) -> None:
 async def test_a_batch_wakes_its_owner_once(native: Native) -> None:
     async with native.sandbox() as sandbox:
         woken = 0
-        receive = sandbox._channel._receive
+        channel = sandbox._lifecycle.channel()
+        receive = channel._receive
 
         def counting() -> None:
             nonlocal woken
             woken += 1
             receive()
 
-        loop, channel = sandbox._channel._loop, sandbox._channel
-        loop.remove_reader(channel._socket)
-        loop.add_reader(channel._socket, counting)
+        channel._loop.remove_reader(channel._socket)
+        channel._loop.add_reader(channel._socket, counting)
         results = await sandbox.batch([Exec(("/bin/true",)) for _ in range(20)])
         assert len(results) == 20
         assert woken <= 2
@@ -345,10 +346,9 @@ async def test_a_watch_ends_with_what_it_watches(native: Native) -> None:
         assert int(processes) <= 5
 
 
-async def test_too_many_directories_are_told(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dutyfree.engine.sandbox.search.DIRECTORIES", 20)
+async def test_too_many_directories_are_told(native: Native) -> None:
     async with native.sandbox() as sandbox:
-        await sandbox.exec("mkdir $(seq 40)")
+        assert (await sandbox.exec(f"mkdir $(seq {watch.DIRECTORIES_MAX + 1})")).ok
         async with sandbox.watch(".", recursive=True) as changes:
             with anyio.fail_after(60):
                 assert (await anext(changes)).kind == "lost"
@@ -492,7 +492,7 @@ async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> 
 
 async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
     async with native.sandbox() as sandbox:
-        sandbox._box.freezer = False
+        sandbox._lifecycle.handle.freezer = False
         for turns in (20, 300):  # of a tenth of a second; once more if it was over before it could be paused
             process = await sandbox.start(
                 f"touch begun; for i in $(seq {turns}); do echo $i; sleep 0.1; done"

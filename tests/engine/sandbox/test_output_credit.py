@@ -6,49 +6,47 @@ from collections import Counter
 from functools import partial
 
 import anyio
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.engine.sandbox import output_credit
-from dutyfree.engine.sandbox.output_credit import Debt, Share
+from dutyfree.engine.sandbox.output_credit import RATE, OutputCredit, OutputRate
 from tests.engine import virtual
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 1)), min_size=1))
 def test_all_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> None:
-    share, now, moments = Share(), 0.0, []
+    share, now, moments = OutputRate(), 0.0, []
     for size, later in asked:
         now += later
         moments.append((now + share.wait(size, now), size))
     for number, (begin, _) in enumerate(moments):
         for end, size in moments[number:]:
             given_out = sum(other for at, other in moments if begin <= at <= end) - size
-            assert given_out <= output_credit.RATE * (end - begin) * 1.001 + 1
+            assert given_out <= RATE * (end - begin) * 1.001 + 1
 
 
-def test_who_prints_little_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_credit, "RATE", float(4 << 20))
+def test_who_prints_little_is_not_held_up() -> None:
     virtual.run(_print_much_and_little)
 
 
 async def _print_much_and_little() -> None:
-    share = Share()
+    rate = float(4 << 20)
+    share = OutputRate(rate)
     paid: Counter[int] = Counter()
 
     def pay(who: int, size: int) -> None:
         paid[who] += size
         if who:  # these use up at once what they are given
-            debts[who].add(size)
+            debts[who].use(size)
 
-    debts = [Debt(partial(pay, who), share) for who in range(9)]
+    debts = [OutputCredit(partial(pay, who), share) for who in range(9)]
     for who in range(1, 9):
-        debts[who].add(1 << 20)
+        debts[who].use(1 << 20)
     used, begun = 0, anyio.current_time()
     while anyio.current_time() < begun + 60:
         await anyio.sleep(0.05)
-        debts[0].add(1000)
+        debts[0].use(1000)
         used += 1000
         assert used - paid[0] < 1 << 20  # what it may print without being given more
-    most = output_credit.RATE * (anyio.current_time() - begun + 1)
+    most = rate * (anyio.current_time() - begun + 1)
     assert most / 2 <= sum(paid[who] for who in range(1, 9)) <= most

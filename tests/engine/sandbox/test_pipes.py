@@ -71,8 +71,8 @@ async def test_a_sandbox_that_died_unheard_keeps_none(native: Native) -> None:
     for _ in range(5):
         async with native.sandbox() as sandbox:
             await sandbox.exec("true")
-            sandbox._box.give_up()
-            _until_hung_up(sandbox._channel._socket.fileno())
+            sandbox._lifecycle.handle.give_up()
+            _until_hung_up(sandbox._lifecycle.channel()._socket.fileno())
             with pytest.raises(SubstrateError):
                 await sandbox.exec("true", stdin=b"in")
     assert await counts.descriptors(before) <= before

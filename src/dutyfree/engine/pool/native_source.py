@@ -119,7 +119,7 @@ class NativeSource:
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
-        unit, base = self._units[sandbox.id], self._held(sandbox).base  # not those of a later run
+        unit, base = self._units[sandbox.id], self._held(sandbox).start_state  # not those of a later run
         begun = perf_counter()
         self._layers.hold(base.trees)
         tasks = [
@@ -157,7 +157,7 @@ class NativeSource:
         if touch:
             await self._touch(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
-        sandbox.staged = tuple(zip((stage.kind for stage in ran), took, strict=True))
+        sandbox.own_stages = tuple(zip((stage.kind for stage in ran), took, strict=True))
         return NewSandbox(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
 
     async def _served(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
@@ -170,8 +170,8 @@ class NativeSource:
         """Raises StageError if one does not become ready: the last thing that the recipe wants."""
         recipe = self._units[sandbox.id].recipe
         try:
-            await sandbox.serve()
-            await sandbox.weigh()
+            await sandbox.start_services()
+            await sandbox.measure_services()
         except BaseException as error:
             alive = sandbox.alive
             with anyio.CancelScope(shield=True):
@@ -201,7 +201,7 @@ class NativeSource:
             begun = perf_counter()
             await self._factory.apply(builder, recipe.stages[number - 1], number)
             seconds.append(perf_counter() - begun)
-        base = await builder.final()
+        base = await builder.final_state()
         held.callback(self._layers.release, base.trees)
         return base, seconds
 
@@ -244,8 +244,8 @@ class NativeSource:
 
     def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
         held = self._held(sandbox)
-        held.be_of(recipe)
-        held.served, held.spans = served, spans(served.seconds, held.staged)
+        held.use_recipe(recipe)
+        held.served, held.spans = served, spans(served.seconds, held.own_stages)
         if labels:
             self._factory.label(sandbox.id, labels)
 
@@ -283,9 +283,11 @@ class NativeSource:
         return dict(enumerate(self._recipes.sizes(recipe), 1))
 
     def _memory(self, sandbox: NativeSandbox, own: StartState | None) -> int | None:
-        if own is None and not sandbox.weight:
+        if own is None and not sandbox.services_memory:
             return None
-        return SANDBOX_MEMORY + sandbox.weight + (0 if own is None else self._layers.size_of(own.trees))
+        return (
+            SANDBOX_MEMORY + sandbox.services_memory + (0 if own is None else self._layers.size_of(own.trees))
+        )
 
     def _held(self, sandbox: Sandbox) -> NativeSandbox:
         if not isinstance(sandbox, NativeSandbox) or sandbox.id not in self._units:

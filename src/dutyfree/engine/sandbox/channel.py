@@ -1,6 +1,6 @@
-"""The way to one sandbox: frames to its init and back, on a socket of its own.
+"""The channel to one sandbox: a socket on which we send frames to its init, and read its answers.
 
-Answers arrive by a reader callback and resolve futures: no task and no thread per sandbox.
+A reader callback reads the answers and resolves futures: a sandbox needs no task and no thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+import anyio
+
 from dutyfree.contract.errors import (
     CollectError,
     CreateError,
@@ -28,25 +30,25 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME, Frame
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
 from dutyfree.engine.sandbox import transit
-from dutyfree.engine.sandbox.pending import Answer, Running, Unanswered, W, refused
+from dutyfree.engine.sandbox.pending import P, PendingCommand, PendingOperation, PendingRequests, rejection
 
-_CHUNK = 1 << 16  # of the heap: more would be mapped, and unmapped, each time
+_CHUNK = 1 << 16  # from the heap; larger buffers would be mapped and unmapped each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
 
-_TOLD = 200  # bytes of a reason that init gives
+_REASON_MAX = 200  # bytes of a reason from init
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
 
 class SetupError(CreateError):
-    """Init could not make a sandbox of the files that it found; ``number`` is an errno."""
+    """Init could not set up the sandbox on the files that it starts from; ``number`` is an errno."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.number = number
 
 
-class Channel(Unanswered):
-    """Frames of one sandbox. Belongs to the event loop that it was made in."""
+class Channel(PendingRequests):
+    """Requests to one init, and its answers. It belongs to the event loop in which it was created."""
 
     def __init__(
         self,
@@ -56,24 +58,24 @@ class Channel(Unanswered):
         responds: Callable[[], Awaitable[bool]] | None = None,
         answer_timeout: float = DEFAULT_TIMEOUTS.answer,
     ) -> None:
-        """``responds`` tells whether the launcher, and so this machine, is at work."""
+        """``responds`` says whether the launcher answers, so that this machine works."""
         super().__init__(answer_timeout)
         connected.setblocking(False)
         self._socket = connected
         self._name = name
         self._destroy = destroy
         self._responds = responds
-        self._judging: asyncio.Task[None] | None = None
+        self._conclusion: asyncio.Task[None] | None = None
         self._identities = itertools.count(1)
         self._received = bytearray()
         self._arrived: deque[int] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
-        self._detained = False
+        self._queued = False
         self.on_death: Callable[[], None] | None = None
-        """Told once, if the sandbox ends by itself."""
+        """Called once if the sandbox ends by itself."""
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
-        # By its number: of a socket, the loop would make a description each time.
+        # The number, because the event loop would format a description of a socket each time.
         self._descriptor = connected.fileno()
         self._loop.add_reader(self._descriptor, self._receive)
         fork_guard.bind(self)
@@ -83,13 +85,13 @@ class Channel(Unanswered):
         return self._closed is not None
 
     def check(self) -> None:
-        """Raises SandboxClosed, SandboxGone or CreateError if nothing can be asked any more."""
+        """Raises SandboxClosed, SandboxGone or CreateError if the channel is closed."""
         if isinstance(self._closed, CreateError | SandboxGone):
             raise self._closed
         if self._closed is not None:
             raise SandboxClosed(str(self._closed))
 
-    # --- To init ------------------------------------------------------------------------------------
+    # --- Requests ------------------------------------------------------------------------------------
 
     def exec(
         self,
@@ -97,19 +99,20 @@ class Channel(Unanswered):
         stdin: int | None = None,
         timeout: float | None = None,
         kind: Frame = Frame.EXEC,
-    ) -> tuple[int, Running]:
-        """Start a command; its descriptor of stdin is closed here. Raises DispatchError."""
+    ) -> tuple[int, PendingCommand]:
+        """Start a command. Closes our copy of the descriptor ``stdin``. Raises DispatchError."""
         identity, running = self._post(
-            kind, payload, stdin, Running(self._loop, protocol.room(kind, payload))
+            kind, payload, stdin, PendingCommand(self._loop, protocol.room(kind, payload))
         )
         if timeout is not None:
             self.expect(running, timeout)
         return identity, running
 
     def kill(self, identity: int) -> bool:
-        """Kill a command's tree, or end a file operation. Its answer comes, or the sandbox is given up.
+        """Kill a command with all its children, or stop a file operation.
 
-        False if it came before, or never will.
+        If the answer does not come soon, the sandbox is given up. False if the answer is here already, or the
+        channel is closed.
         """
         waiting = self._waiting.get(identity)
         if self._closed is not None or waiting is None:
@@ -118,26 +121,42 @@ class Channel(Unanswered):
         self.expect(waiting, 0.0)
         return True
 
-    async def detain(self) -> bool:
-        """Whether nothing runs in the sandbox; then what is asked of it waits, until ``carry_on``."""
+    async def kill_and_wait(self, identity: int, running: PendingCommand) -> None:
+        """Kill a command whose caller was cancelled, and wait until it is dead."""
+        if running.ended.done() and not running.ended.cancelled():
+            return
+        if self.held:  # the sandbox is frozen: init kills the command when it is thawed
+            self.kill(identity)
+            return
+        running.ended = self._loop.create_future()
+        if not self.kill(identity):  # it ended between the cancellation and now
+            return
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([running.ended])
+            running.ended.exception()
+
+    async def hold_if_idle(self) -> bool:
+        """If nothing runs in the sandbox, queue all further requests until ``proceed``, and return True."""
         if self._waiting or self._unsent or self._closed is not None:
             return False
         nothing = protocol.NUMBER.pack(0)
-        _, answer = self._post(Frame.SIGNAL_ALL, nothing, None, Answer(self._loop, protocol.INLINE_MAX))
+        _, answer = self._post(
+            Frame.SIGNAL_ALL, nothing, None, PendingOperation(self._loop, protocol.INLINE_MAX)
+        )
         self.expect(answer, 0.0)
-        self._detained = True
+        self._queued = True
         try:
             quiet = await answer.done == errno.ESRCH
         except BaseException:
-            self.carry_on()
+            self.proceed()
             raise
         if not quiet:
-            self.carry_on()
+            self.proceed()
         return quiet
 
-    def carry_on(self, successor: Channel | None = None) -> None:
-        """Go on, with what has waited: in another sandbox, whose channel is used up by this."""
-        self._detained = False
+    def proceed(self, successor: Channel | None = None) -> None:
+        """Send the queued requests: to this sandbox, or to that of ``successor``, whose socket it takes."""
+        self._queued = False
         if self._closed is not None:
             if successor is not None:
                 successor.abandon()
@@ -148,7 +167,7 @@ class Channel(Unanswered):
             self._socket.close()
             self._socket, self._descriptor = successor._socket, successor._descriptor
             self._destroy = successor._destroy
-            successor._closed = SandboxClosed(f"sandbox {self._name} has another channel")
+            successor._closed = SandboxClosed(f"sandbox {self._name} continues on another channel")
             self._loop.add_reader(self._descriptor, self._receive)
         if self._unsent:
             self._loop.add_writer(self._descriptor, self._flush)
@@ -156,21 +175,21 @@ class Channel(Unanswered):
             self._pay_all()
 
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
-        """Say something about a command that needs no answer. Ignored once the sandbox is gone."""
+        """Send a frame that has no answer. Does nothing once the channel is closed."""
         if self._closed is None:
             self._send(protocol.frame(kind, identity, payload, flags), None)
 
     def credit(self, identity: int, size: int) -> None:
-        """So much more of its output may be sent: what was taken of it, with FRAME_COST for each frame."""
+        """Let init send ``size`` more bytes of output: what was taken, plus FRAME_COST for each frame."""
         waiting = self._waiting.get(identity)
         if waiting is None:
             return
         waiting.owed += size
-        # While init does not read, it gets no credit: else these frames would pile up here.
-        if not self._unsent and not self._detained:
+        # No credit while init does not read: else these frames would pile up here.
+        if not self._unsent and not self._queued:
             self._pay(identity, waiting)
 
-    def _pay(self, identity: int, waiting: Running | Answer) -> None:
+    def _pay(self, identity: int, waiting: PendingCommand | PendingOperation) -> None:
         size, waiting.owed = waiting.owed, 0
         waiting.room += size
         self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
@@ -182,10 +201,13 @@ class Channel(Unanswered):
 
     async def ask(
         self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
-    ) -> Answer:
-        """A file operation; its error number is in ``done``. Raises DispatchError, ExecError."""
+    ) -> PendingOperation:
+        """Send a request and wait for the answer; ``done`` has the errno. Raises DispatchError, ExecError."""
         identity, answer = self._post(
-            kind, payload, descriptor, Answer(self._loop, protocol.room(kind, payload), kind == Frame.READ)
+            kind,
+            payload,
+            descriptor,
+            PendingOperation(self._loop, protocol.room(kind, payload), kind == Frame.READ),
         )
         if timeout is not None:
             self.expect(answer, timeout)
@@ -193,43 +215,45 @@ class Channel(Unanswered):
             await answer.done
         except asyncio.CancelledError:
             self.kill(identity)
-            if answer.descriptor is not None:  # it came in the same moment
+            if answer.descriptor is not None:  # the answer came at the same moment
                 os.close(answer.descriptor)
             raise
         return answer
 
-    def begin(self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]) -> tuple[int, Answer]:
-        """An operation that says much before it is done. Raises DispatchError."""
-        answer = Answer(self._loop, protocol.room(kind, payload))
+    def begin(
+        self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]
+    ) -> tuple[int, PendingOperation]:
+        """Start an operation that sends data before it is done. Raises DispatchError."""
+        answer = PendingOperation(self._loop, protocol.room(kind, payload))
         answer.on_output = on_output
         return self._post(kind, payload, None, answer)
 
     def post_all(
         self, frames: Sequence[tuple[Frame, bytes, int | None, int]]
-    ) -> list[tuple[int, Running | Answer]]:
-        """Ask for several things at once: kind, payload, descriptor, flags of each. Raises DispatchError."""
-        too_large = max((len(payload) for _, payload, _, _ in frames), default=0) > protocol.FRAME_MAX
-        if self._closed is not None or too_large:
+    ) -> list[tuple[int, PendingCommand | PendingOperation]]:
+        """Send several requests at once (kind, payload, descriptor, flags). Raises DispatchError."""
+        largest = max((len(payload) for _, payload, _, _ in frames), default=0)
+        if self._closed is not None or largest > protocol.FRAME_MAX:
             for _, _, descriptor, _ in frames:
                 if descriptor is not None:
                     os.close(descriptor)
             self.check()
-            raise DispatchError("an action has more bytes than can be handed over at once")
-        posted: list[tuple[int, Running | Answer]] = []
+            raise _too_large(largest)
+        posted: list[tuple[int, PendingCommand | PendingOperation]] = []
         parts: list[bytes] = []
         rider: int | None = None
         for kind, payload, descriptor, flags in frames:
             identity = next(self._identities) & 0xFFFFFFFF
             room = protocol.room(kind, payload)
             waiting = (
-                Running(self._loop, room)
+                PendingCommand(self._loop, room)
                 if kind == Frame.EXEC
-                else Answer(self._loop, room, kind == Frame.READ)
+                else PendingOperation(self._loop, room, kind == Frame.READ)
             )
             self._waiting[identity] = waiting
             posted.append((identity, waiting))
             if descriptor is not None:
-                # It travels with the first byte of what is sent: so that is this frame's.
+                # A descriptor arrives with the first byte of a write, so this frame begins a new write.
                 if parts:
                     self._send(b"".join(parts), rider)
                 parts, rider, flags = [], descriptor, flags | protocol.WITH_FD
@@ -237,12 +261,12 @@ class Channel(Unanswered):
         self._send(b"".join(parts), rider)
         return posted
 
-    def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: W) -> tuple[int, W]:
+    def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: P) -> tuple[int, P]:
         if self._closed is not None or len(payload) > protocol.FRAME_MAX:
             if descriptor is not None:
                 os.close(descriptor)
             self.check()
-            raise DispatchError(f"{len(payload)} bytes are more than can be handed over at once")
+            raise _too_large(len(payload))
         identity = next(self._identities) & 0xFFFFFFFF
         self._waiting[identity] = waiting
         flags = 0 if descriptor is None else protocol.WITH_FD
@@ -250,7 +274,7 @@ class Channel(Unanswered):
         return identity, waiting
 
     def _send(self, data: bytes, descriptor: int | None) -> None:
-        if self._unsent or self._detained:
+        if self._unsent or self._queued:
             self._unsent.append((data, descriptor))
             return
         try:
@@ -290,7 +314,7 @@ class Channel(Unanswered):
         try:
             sent = transit.send(self._socket, data, descriptor)
         except BlockingIOError:
-            raise  # it goes with the next try
+            raise  # the next try sends it
         except OSError:
             os.close(descriptor)
             raise
@@ -305,7 +329,7 @@ class Channel(Unanswered):
             )
             self._destroy()
 
-    # --- From init ----------------------------------------------------------------------------------
+    # --- Answers ----------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         try:
@@ -330,7 +354,7 @@ class Channel(Unanswered):
             size, what, flags, identity = FRAME.unpack_from(buffer, at)
             begin = at + FRAME.size
             if size > protocol.FRAME_MAX:
-                self._violated("a frame that cannot be")
+                self._violated(f"a frame of {size} bytes")
                 return
             if end - begin < size:
                 break
@@ -340,90 +364,92 @@ class Channel(Unanswered):
             del self._received[:at]
         elif at < end:
             self._received += memoryview(buffer)[at:]
-        # At most that of a frame that is not all here yet; more would fill our table of descriptors.
+        # One may belong to a frame that is incomplete; more would fill our descriptor table.
         if len(self._arrived) > 1:
-            self._violated("descriptors that nobody asked for")
+            self._violated("descriptors that it was not asked for")
 
     def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
         waiting = self._waiting.get(identity)
         if waiting is not None:
             waiting.room -= len(payload) + protocol.FRAME_COST
             if waiting.room < 0:
-                self._violated("more than it was asked for")
+                self._violated("more than it was allowed to")
                 return
-        if kind == _OUTPUT and isinstance(waiting, Running):
+        if kind == _OUTPUT and isinstance(waiting, PendingCommand):
             if flags not in (1, 2):
-                self._violated("output of no stream")
+                self._violated(f"output of stream {flags}")
             elif waiting.on_output is not None:
                 waiting.on_output(flags, payload)
             else:
                 (waiting.stdout if flags == 1 else waiting.stderr).append(payload)
-        elif kind == _EXIT and isinstance(waiting, Running) and len(payload) == protocol.EXIT.size:
+        elif kind == _EXIT and isinstance(waiting, PendingCommand) and len(payload) == protocol.EXIT.size:
             self._forget(identity)
             if not waiting.ended.done():
                 waiting.ended.set_result(protocol.EXIT.unpack(payload))
         elif kind == Frame.DONE and waiting is not None and len(payload) >= protocol.ERROR.size:
             self._done(waiting, flags, identity, payload)
-        elif kind == _OUTPUT and isinstance(waiting, Answer):
+        elif kind == _OUTPUT and isinstance(waiting, PendingOperation):
             self._hear(waiting, identity, payload)
-        elif kind == Frame.STARTED and isinstance(waiting, Running):
+        elif kind == Frame.STARTED and isinstance(waiting, PendingCommand):
             self._started(waiting, flags, identity)
         elif kind == Frame.READY and len(payload) == protocol.READY.size and not self.ready.done():
             self.ready.set_result(protocol.READY.unpack(payload))
         elif kind == Frame.FATAL and len(payload) >= protocol.ERROR.size:
             (error,) = protocol.ERROR.unpack_from(payload)
-            step = payload[protocol.ERROR.size :][:_TOLD].decode(errors="replace")
+            step = payload[protocol.ERROR.size :][:_REASON_MAX].decode(errors="replace")
             self._fail(SetupError(f"the sandbox could not be set up: {step}: {os.strerror(error)}", error))
         else:
-            self._violated("a frame that nobody asked for")
+            self._violated("a frame that it was not asked for")
 
     def _violated(self, what: str) -> None:
-        """Init is not ours any more: whatever runs in its place is heard no further."""
+        """Destroy the sandbox: init broke the protocol, so a process in the sandbox has taken it over."""
         if self._closed is None:
             self._fail(CollectError(f"sandbox {self._name} sent {what}, and was destroyed"))
             self._destroy()
 
-    def _started(self, waiting: Running, flags: int, identity: int) -> None:
+    def _started(self, waiting: PendingCommand, flags: int, identity: int) -> None:
         if not (flags & protocol.WITH_FD and self._arrived):
-            self.kill(identity)  # its terminal could not be handed over
+            self.kill(identity)  # its terminal did not arrive
         elif waiting.on_started is not None:
             waiting.on_started(self._arrived.popleft())
         else:
             os.close(self._arrived.popleft())
 
-    def _hear(self, waiting: Answer, identity: int, payload: bytes) -> None:
+    def _hear(self, waiting: PendingOperation, identity: int, payload: bytes) -> None:
         if waiting.on_output is not None:
             waiting.on_output(payload)
         else:
             waiting.data.append(payload)
             self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload) + protocol.FRAME_COST))
 
-    def _done(self, waiting: Running | Answer, flags: int, identity: int, payload: bytes) -> None:
+    def _done(
+        self, waiting: PendingCommand | PendingOperation, flags: int, identity: int, payload: bytes
+    ) -> None:
         descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
         (error,) = protocol.ERROR.unpack_from(payload)
-        if descriptor is not None and not (isinstance(waiting, Answer) and waiting.with_file):
+        if descriptor is not None and not (isinstance(waiting, PendingOperation) and waiting.with_file):
             os.close(descriptor)
-            self._violated("a file that nobody asked for")
+            self._violated("a file that it was not asked for")
             return
         self._forget(identity)
-        if isinstance(waiting, Answer) and not waiting.done.cancelled():
+        if isinstance(waiting, PendingOperation) and not waiting.done.cancelled():
             waiting.descriptor = descriptor
             waiting.data.append(payload[protocol.ERROR.size :])
             waiting.done.set_result(error)
             return
         if descriptor is not None:
             os.close(descriptor)
-        if isinstance(waiting, Running) and not waiting.ended.done():
-            waiting.ended.set_exception(refused(error))
+        if isinstance(waiting, PendingCommand) and not waiting.ended.done():
+            waiting.ended.set_exception(rejection(error))
 
-    # --- The end ------------------------------------------------------------------------------------
+    # --- End ------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        if self._closed is None and self._judging is None:
-            self._judging = self._loop.create_task(self._conclude())
+        if self._closed is None and self._conclusion is None:
+            self._conclusion = self._loop.create_task(self._conclude())
 
     async def _conclude(self) -> None:
-        """Init is silent. If the launcher answers, this machine works: what runs in there is the reason."""
+        """Decide why init does not answer: if the launcher does, because of processes in the sandbox."""
         what = f"sandbox {self._name} stopped answering"
         if self._responds is not None and await self._responds():
             self._fail(SandboxGone(f"{what} because of what runs in it, and was destroyed"))
@@ -432,18 +458,19 @@ class Channel(Unanswered):
         self._destroy()
 
     def orphan(self) -> None:
+        """Close it in a forked child of this process (see ``fork_guard``)."""
         self._closed = SandboxClosed(f"sandbox {self._name}: {fork_guard.FORKED}", remedy=fork_guard.REMEDY)
         with contextlib.suppress(OSError):
             self._socket.close()
         for waiting in self._waiting.values():
-            future = waiting.ended if isinstance(waiting, Running) else waiting.done
+            future = waiting.ended if isinstance(waiting, PendingCommand) else waiting.done
             if not future.done():
                 future.set_exception(self._closed)
                 future.exception()
         self._waiting.clear()
 
     def abandon(self) -> None:
-        """Close, and have the sandbox destroyed, without waiting for its end."""
+        """Close, and destroy the sandbox without waiting for its end."""
         self.close()
         self._destroy()
 
@@ -451,7 +478,7 @@ class Channel(Unanswered):
         self._fail(SandboxClosed(f"sandbox {self._name} is closed"))
 
     def _fail(self, error: Exception) -> None:
-        """Nothing more comes: everybody who waits is told, and the socket closed."""
+        """Close the socket, and let all pending requests fail with ``error``."""
         if self._closed is not None:
             return
         self._closed = error
@@ -461,13 +488,13 @@ class Channel(Unanswered):
         self._socket.close()
         futures: list[asyncio.Future[tuple[int, ...]] | asyncio.Future[int]] = [self.ready]
         futures += [
-            waiting.ended if isinstance(waiting, Running) else waiting.done
+            waiting.ended if isinstance(waiting, PendingCommand) else waiting.done
             for waiting in self._waiting.values()
         ]
         for future in futures:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # there may be nobody left to hear of it
+                future.exception()  # marks it as retrieved: its caller may be gone
         for waiting in self._waiting.values():
             if waiting.overdue is not None:
                 waiting.overdue.cancel()
@@ -481,3 +508,9 @@ class Channel(Unanswered):
         self._arrived.clear()
         if self.on_death is not None and not isinstance(error, SandboxClosed):
             self.on_death()
+
+
+def _too_large(size: int) -> DispatchError:
+    return DispatchError(
+        f"the request has {size} bytes, and at most {protocol.FRAME_MAX} can be sent at once"
+    )

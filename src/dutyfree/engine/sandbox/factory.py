@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
@@ -31,6 +31,7 @@ from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
+from dutyfree.engine.sandbox.snapshot import Create
 
 BUILD_LIMITS = Limits(network="on")
 """Stages run with a network, as in an image build."""
@@ -94,7 +95,7 @@ class SandboxFactory:
         label = protocol.label(number, recipe.image or self._default_image)
         network = self._network(limits, policy)
 
-        async def make(trees: tuple[Tree, ...] = state.trees) -> tuple[Channel, SandboxHandle]:
+        async def create_on(trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
             return await self._creator.make(identity, self._creator.body(trees, limits) + label, network)
 
         begun = perf_counter()
@@ -104,11 +105,9 @@ class SandboxFactory:
             self._labels.put(number, labels)
         self.layers.hold(state.trees)
         try:
-            channel, handle = await make()
-            sandbox = self._kind(
-                identity, limits, state.defaults.with_recipe(recipe), make, channel, handle, network,
-                self._resolvers, keeper=_Keeper(self, limits, network, make), base=state, recipe=recipe,
-            )  # fmt: skip
+            channel, handle = await create_on(state.trees)
+            host = _SandboxHost(self, limits, network, create_on)
+            sandbox = self._kind(identity, recipe, limits, state, channel, handle, network, host)
             sandbox.spans = create.spans(asked, begun, channel.ready.result())
             try:
                 yield sandbox
@@ -162,16 +161,16 @@ class SandboxFactory:
         async with self.builder(below) as builder:
             with background(builder, urgency):
                 commit = await self.apply(builder, stage, number)
-            return StageResult(await builder.final(), commit)
+            return StageResult(await builder.final_state(), commit)
 
 
-class _Keeper(NamedTuple):
-    """What one sandbox needs of its factory to be snapshotted and forked."""
+class _SandboxHost(NamedTuple):
+    """What the factory does for one of its sandboxes. See ``sandbox.SandboxHost``."""
 
     factory: SandboxFactory
     limits: Limits
     network: SandboxNetwork
-    succeed: Callable[[tuple[Tree, ...]], Awaitable[tuple[Channel, SandboxHandle]]]
+    create: Create
 
     @property
     def snapshots(self) -> MemorySnapshots:
@@ -181,6 +180,10 @@ class _Keeper(NamedTuple):
     def named(self) -> NamedSnapshots:
         return self.factory._named
 
+    @property
+    def resolvers(self) -> tuple[network_policy.Resolver, ...]:
+        return self.factory._resolvers
+
     def child(self, recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
         # With the parent's present network policy, which may have changed since its creation.
         return self.factory.fork_child(recipe, self.limits, self.network.policy)
@@ -189,6 +192,6 @@ class _Keeper(NamedTuple):
 @contextmanager
 def background(sandbox: NativeSandbox, urgency: Urgency) -> Iterator[None]:
     """Give the sandbox's commands the lowest CPU priority while nobody waits for this work."""
-    sandbox.give_way(urgency.background)
-    with urgency.notify(partial(sandbox.give_way, False)):
+    sandbox.set_background(urgency.background)
+    with urgency.notify(partial(sandbox.set_background, False)):
         yield

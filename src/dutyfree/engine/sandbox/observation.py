@@ -1,4 +1,4 @@
-"""What comes back from a sandbox, in the contract's words: observations, entries, errors."""
+"""Turn the answers of init into values of the contract: observations, directory entries, errors."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from dutyfree.contract.entries import entry
 from dutyfree.contract.errors import CollectError, SpecialFile, file_error
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Exit
-from dutyfree.engine.sandbox.pending import Running
+from dutyfree.engine.sandbox.pending import PendingCommand
 
-# Plain numbers: arithmetic with those of an enumeration takes microseconds.
+# Plain integers, because arithmetic with enum flags takes microseconds.
 REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
 _TIMED_OUT, _OOM = int(Exit.TIMED_OUT), int(Exit.OOM)
 
 PART = 2000
 """Records of an answer that are decoded before other tasks of the event loop may run."""
 
+REASON_MAX = 1000
+"""Bytes of a reason from init that an error message may contain."""
+
 
 def observe(
     command: Command,
     user: str | None,
     cwd: str | None,
-    running: Running,
+    running: PendingCommand,
     ended: tuple[int, ...],
     asked: float,
 ) -> Observation:
-    """``ended`` is what the last frame of the command said."""
+    """The observation of a command that has ended; ``ended`` has the fields of its EXIT frame."""
     status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
     if flags & REFUSED:
         return refusal(command, user, cwd, status, flags, asked)
@@ -67,15 +70,15 @@ _NO_CUT = Cut()
 
 
 def _exit_code(status: int) -> int:
-    """Below 0 for a signal. Raises CollectError for a number that no command ends with."""
+    """The exit code, or below 0 the signal. Raises CollectError for a status that no process can have."""
     try:
         return os.waitstatus_to_exitcode(status)
     except ValueError as error:
-        raise CollectError(f"the sandbox sent {status} as the end of a command") from error
+        raise CollectError(f"the sandbox sent {status} as the exit status of a command") from error
 
 
 def final_code(status: int, flags: int) -> int:
-    """The exit code as shells have it, also of a command that was not run. Raises CollectError."""
+    """The exit code as a shell reports it, also for a command that did not start. Raises CollectError."""
     if flags & REFUSED:
         return NOT_FOUND if status == errno.ENOENT and not flags & Exit.NO_USER else NOT_RUNNABLE
     code = _exit_code(status)
@@ -85,7 +88,7 @@ def final_code(status: int, flags: int) -> int:
 def refusal(
     command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
 ) -> Observation:
-    """Of a command that was not run."""
+    """The observation of a command that did not start."""
     reason = _reason(command, user, cwd, number, flags)
     return not_started(reason, final_code(number, flags), perf_counter() - asked)
 
@@ -95,7 +98,7 @@ def _reason(command: Command, user: str | None, cwd: str | None, number: int, fl
         return f"cannot start a process in the sandbox: {os.strerror(number)}"
     if flags & Exit.NO_USER and number == errno.EINVAL:
         remedy = "ids below 65536 need root, or newuidmap and a range in /etc/subuid: see `dutyfree doctor`"
-        return f"cannot run a command as {user!r}: the sandbox has no such id ({remedy})"
+        return f"cannot run a command as {user!r}: the sandbox does not have this user id ({remedy})"
     if flags & Exit.NO_USER:
         return f"cannot run a command as {user!r}: there is no such user in the sandbox"
     if flags & Exit.NO_DIRECTORY:
@@ -104,7 +107,7 @@ def _reason(command: Command, user: str | None, cwd: str | None, number: int, fl
 
 
 def check(number: int, path: str) -> None:
-    """Raises what the errno of a file operation says."""
+    """Raise the error for the errno of a file operation, unless it is 0."""
     if number == protocol.ERROR_SPECIAL:
         raise SpecialFile(path)
     if number:
@@ -112,7 +115,10 @@ def check(number: int, path: str) -> None:
 
 
 async def entries(data: bytes) -> tuple[Entry, ...]:
-    """By name, in parts: others have their turn between them. Raises CollectError for what makes no sense."""
+    """The entries of a directory, sorted by name. Other tasks of the event loop run in between.
+
+    Raises CollectError for data that makes no sense.
+    """
     found: list[Entry] = []
     at = 0
     while at < len(data):
@@ -121,12 +127,12 @@ async def entries(data: bytes) -> tuple[Entry, ...]:
         try:
             size, mode, length = protocol.ENTRY.unpack_from(data, at)
         except struct.error as error:
-            raise CollectError("the sandbox sent a list that has no end") from error
+            raise CollectError("the sandbox sent an incomplete directory listing") from error
         at += protocol.ENTRY.size
         name = os.fsdecode(data[at : at + length])
         at += length
         if at > len(data) or not name or "/" in name or "\0" in name:
-            raise CollectError(f"the sandbox sent a list with the name {name[:80]!r}")
+            raise CollectError(f"the sandbox sent a directory listing with the name {name[:80]!r}")
         found.append(entry(name, mode, size))
     return await _ordered(found)
 
@@ -135,12 +141,12 @@ _NAME = attrgetter("name")
 
 
 async def _ordered(found: list[Entry]) -> tuple[Entry, ...]:
-    """Sorted in parts: one sort of all would keep the event loop, and every thread, until it is done."""
+    """Sort in parts, because one large sort would block the event loop and all threads."""
     if len(found) <= PART:
         return tuple(sorted(found, key=_NAME))
-    # What stands where in a directory is up to whoever fills it: these are drawn by lot.
-    drawn = sorted(one.name for one in random.sample(found, 8 * (len(found) // PART)))
-    bounds = drawn[::8]
+    # Random samples as bounds: the order in a directory is up to processes in the sandbox.
+    samples = sorted(one.name for one in random.sample(found, 8 * (len(found) // PART)))
+    bounds = samples[::8]
     parts: list[list[Entry]] = [[] for _ in range(len(bounds) + 1)]
     for begin in range(0, len(found), PART):
         for one in found[begin : begin + PART]:

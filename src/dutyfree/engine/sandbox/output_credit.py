@@ -1,8 +1,8 @@
-"""Output that is streamed without anybody asking for it: how fast, so that printing costs the owner little.
+"""Limit how fast processes print, so that reading their output costs the owner little.
 
-A process prints within its credit, which is given back a while after it was used: to one at most a MiB each
-20 ms, and to all together at most ``RATE``, however many sandboxes there are. Who prints little has credit
-left meanwhile, and is not held up by those who print without end.
+A process may print as much as it has credit. It gets used credit back a while later: one process at most a
+MiB per 20 ms, and all processes together at most ``RATE``. A process that prints little always has credit
+left, so processes that print without end do not slow it down.
 """
 
 from __future__ import annotations
@@ -11,48 +11,49 @@ import asyncio
 from collections.abc import Callable
 
 PACE = 0.02
-"""Seconds until credit is given back, at the least."""
+"""Seconds until used credit is given back, at least."""
 
 RATE = float(128 << 20)
-"""Bytes a second of all processes of an owner: a sixth of a processor's time."""
+"""Bytes per second for all processes of an owner. Reading them takes about a sixth of a CPU."""
 
 
-class Share:
-    """Of time, taken by one after the other."""
+class OutputRate:
+    """A rate limit that several processes share."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = RATE) -> None:
+        self._rate = rate
         self._taken = 0.0
 
     def wait(self, size: int, now: float) -> float:
-        """Seconds until so many bytes more are within the rate."""
+        """Take ``size`` bytes; the seconds until they are within the rate."""
         begin = max(self._taken, now)
-        self._taken = begin + size / RATE
+        self._taken = begin + size / self._rate
         return begin - now
 
 
-_everybodys = Share()
+_owner_rate = OutputRate()
 
 
-class Debt:
-    """What one process has printed, and shall be allowed to print again."""
+class OutputCredit:
+    """The credit that one process has used, and gets back in time."""
 
-    def __init__(self, give: Callable[[int], None], share: Share = _everybodys) -> None:
+    def __init__(self, give: Callable[[int], None], rate: OutputRate = _owner_rate) -> None:
         self._give = give
-        self._share = share
-        self._owed = 0
+        self._rate = rate
+        self._used = 0
         self._loop = asyncio.get_running_loop()
 
-    def add(self, size: int) -> None:
-        if not self._owed:
-            self._loop.call_later(PACE, self._settle)
-        self._owed += size
+    def use(self, size: int) -> None:
+        if not self._used:
+            self._loop.call_later(PACE, self._schedule)
+        self._used += size
 
-    def _settle(self) -> None:
-        size = self._owed
-        self._loop.call_later(self._share.wait(size, self._loop.time()), self._pay, size)
+    def _schedule(self) -> None:
+        size = self._used
+        self._loop.call_later(self._rate.wait(size, self._loop.time()), self._give_back, size)
 
-    def _pay(self, size: int) -> None:
-        self._owed -= size
+    def _give_back(self, size: int) -> None:
+        self._used -= size
         self._give(size)
-        if self._owed:
-            self._loop.call_later(PACE, self._settle)
+        if self._used:
+            self._loop.call_later(PACE, self._schedule)

@@ -1,4 +1,4 @@
-"""What is asked of a sandbox and not answered yet; and how long an answer may take."""
+"""Requests to init that have no answer yet, and how long an answer may take."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from dutyfree.contract.errors import MACHINERY, ActionError, DispatchError, file
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
 
 LENIENCE = 6
-"""So many times as long if init says other things meanwhile: then it is slow, but at work."""
+"""How many times ``answer_timeout`` an answer may be late while init sends other frames: it works slowly."""
 
-_LAST = 1.0  # second of it
+_FINAL_WAIT = 1.0  # the last seconds of the timeout, in which we read what has arrived
 
 
-class Refused(DispatchError):  # noqa: N818 (names the answer)
-    """Init did not take a command, for a reason that has nothing to do with what runs in the sandbox."""
+class CommandRejected(DispatchError):  # noqa: N818 (names the answer)
+    """Init did not take a command, and processes in the sandbox are not the cause."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"the command could not be handed over: {os.strerror(number)}")
+        super().__init__(f"the sandbox did not take the command: {os.strerror(number)}")
         self.number = number
 
 
-class Unstarted(ActionError):  # noqa: N818 (names the answer)
-    """Init could not take a command, because of what runs in the sandbox."""
+class CommandNotStarted(ActionError):  # noqa: N818 (names the answer)
+    """Init could not start a command because of what runs in the sandbox."""
 
     def __init__(self, number: int) -> None:
         cause = file_error(number, "")
@@ -36,94 +36,105 @@ class Unstarted(ActionError):  # noqa: N818 (names the answer)
         self.number = number
 
 
-def refused(number: int) -> Refused | Unstarted:
-    return Refused(number) if number in MACHINERY or number == errno.ESRCH else Unstarted(number)
+def rejection(number: int) -> CommandRejected | CommandNotStarted:
+    """The error for a command that init answered with an errno instead of an exit."""
+    is_ours = number in MACHINERY or number == errno.ESRCH
+    return CommandRejected(number) if is_ours else CommandNotStarted(number)
 
 
-class Running:
-    """A command under way, as its frames tell."""
+class PendingCommand:
+    """A command that has not ended, and its output so far."""
 
     __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "owed", "room", "stderr", "stdout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
         self.room = room
-        """So many bytes init may still say about it."""
+        """Bytes that init may still send for it."""
         self.owed = 0
-        """Credit that it shall have when it listens."""
+        """Credit that we have not sent yet, because init does not read."""
         self.stdout: list[bytes] = []
         self.stderr: list[bytes] = []
         self.ended: asyncio.Future[tuple[int, ...]] = loop.create_future()
+        """The fields of its EXIT frame."""
         self.on_output: Callable[[int, bytes], None] | None = None
+        """Gets the output, by stream (1 or 2), instead of ``stdout`` and ``stderr``."""
         self.on_started: Callable[[int], None] | None = None
+        """Gets the descriptor of its terminal."""
         self.overdue: asyncio.TimerHandle | None = None
         self.doubts = 0
 
 
-class Answer:
-    """A file operation under way."""
+class PendingOperation:
+    """A file operation, or another request that is not a command, without an answer yet."""
 
     __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue", "owed", "room", "with_file")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, room: int, with_file: bool = False) -> None:
-        """``with_file`` if a descriptor may come with it."""
         self.room = room
+        """Bytes that init may still send for it."""
         self.owed = 0
+        """Credit that we have not sent yet, because init does not read."""
         self.with_file = with_file
+        """Whether the answer may have a descriptor."""
         self.data: list[bytes] = []
         self.descriptor: int | None = None
         self.done: asyncio.Future[int] = loop.create_future()
+        """The errno of the operation; 0 if it worked."""
         self.on_output: Callable[[bytes], None] | None = None
+        """Gets the data, instead of ``data``."""
         self.overdue: asyncio.TimerHandle | None = None
         self.doubts = 0
 
 
-W = TypeVar("W", Running, Answer)
+P = TypeVar("P", PendingCommand, PendingOperation)
 
 
-class Unanswered(ABC):
-    """What was asked and is not answered yet, by its number. If an answer takes too long, all is given up."""
+class PendingRequests(ABC):
+    """All requests to one init without an answer, by number. If an answer is too late, init is given up."""
 
     def __init__(self, answer_timeout: float = DEFAULT_TIMEOUTS.answer) -> None:
         self.answer_timeout = answer_timeout
+        """Seconds that an answer may be late, after the timeout of its action or after a kill."""
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, Running | Answer] = {}
-        self._held: dict[Running | Answer, float] | None = None
-        self._heard = 0.0  # when init last said something
+        self._waiting: dict[int, PendingCommand | PendingOperation] = {}
+        self._held: dict[PendingCommand | PendingOperation, float] | None = None
+        self._heard = 0.0  # when init last sent something
 
     @abstractmethod
     def _give_up(self) -> None: ...
 
     @property
     def held(self) -> bool:
+        """Whether deadlines stand still, between ``hold`` and ``release``."""
         return self._held is not None
 
-    def expect(self, waiting: Running | Answer, seconds: float) -> None:
-        """It must be done after so many seconds; if init is silent then, the sandbox is given up."""
+    def expect(self, waiting: PendingCommand | PendingOperation, seconds: float) -> None:
+        """Expect the answer within ``seconds``, plus ``answer_timeout``. An earlier deadline stays."""
         if self._held is not None:
-            left = seconds + self.answer_timeout - _LAST
+            left = seconds + self.answer_timeout - _FINAL_WAIT
             self._held[waiting] = min(left, self._held.get(waiting, left))
             return
-        when = self._loop.time() + seconds + self.answer_timeout - _LAST
+        when = self._loop.time() + seconds + self.answer_timeout - _FINAL_WAIT
         if waiting.overdue is not None:
             if waiting.overdue.when() <= when:
                 return
             waiting.overdue.cancel()
         waiting.overdue = self._loop.call_at(when, self._doubt, waiting)
 
-    def _doubt(self, waiting: Running | Answer) -> None:
-        # It may be us who did not listen: what has come in the meantime is heard first.
-        waiting.overdue = self._loop.call_later(_LAST, self._judge, waiting)
+    def _doubt(self, waiting: PendingCommand | PendingOperation) -> None:
+        # Perhaps we did not read: first handle what has arrived in the meantime.
+        waiting.overdue = self._loop.call_later(_FINAL_WAIT, self._judge, waiting)
 
-    def _judge(self, waiting: Running | Answer) -> None:
+    def _judge(self, waiting: PendingCommand | PendingOperation) -> None:
         waiting.doubts += 1
         left = self._heard + self.answer_timeout - self._loop.time()
         if left > 0 and waiting.doubts < LENIENCE:
-            waiting.overdue = self._loop.call_later(max(0.0, left - _LAST), self._doubt, waiting)
+            waiting.overdue = self._loop.call_later(max(0.0, left - _FINAL_WAIT), self._doubt, waiting)
         else:
             self._give_up()
 
     def hold(self) -> None:
-        """Init is about to be frozen: that it does not answer is no fault of it, until ``release``."""
+        """Stop all deadlines until ``release``, because init is about to be frozen."""
         self._held = {}
         now = self._loop.time()
         for waiting in self._waiting.values():

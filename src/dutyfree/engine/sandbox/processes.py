@@ -1,52 +1,58 @@
-"""Commands in the background: what they print is kept within bounds, and they can be found again."""
+"""Background processes of one sandbox: their output is kept within a bound, and they can be found by id."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from time import perf_counter
 from typing import Literal
 
 import msgspec
 
 from dutyfree.contract import Command, Cut, Observation
 from dutyfree.contract.abilities import Piece
-from dutyfree.contract.arguments import check_bytes
+from dutyfree.contract.arguments import check_bytes, check_command
 from dutyfree.contract.errors import ArgumentError, LimitError, UnknownProcess
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.output_credit import Debt
-from dutyfree.engine.sandbox.pending import Running
-from dutyfree.engine.sandbox.pipes import Descriptor
+from dutyfree.engine.sandbox.commands import Commands
+from dutyfree.engine.sandbox.lifecycle import Lifecycle
+from dutyfree.engine.sandbox.observation import observe
+from dutyfree.engine.sandbox.output_credit import OutputCredit
+from dutyfree.engine.sandbox.pending import PendingCommand
+from dutyfree.engine.sandbox.pipes import AsyncDescriptor, create_pipe
 
-MOST = 1 << 20
-"""Bytes of output that all processes of a sandbox may have kept together, beyond twice what one may have."""
+SHARED_OUTPUT = 1 << 20
+"""Bytes of output that all processes of a sandbox may keep together, plus twice the limit of one process."""
 
-ENDED = 64
-"""So many processes that have ended can still be found."""
+ENDED_MAX = 64
+"""Processes that have ended and can still be found by id."""
 
 
-class Shelf:
-    """What the background processes of one sandbox printed, within a bound for all of them together.
+class OutputBudget:
+    """A bound on the kept output of all background processes of one sandbox.
 
-    If it is reached, those that have ended lose their output first, the oldest of them before others; then
-    whichever has the most.
+    Above the bound, processes that have ended lose output first, the oldest before the others; then the
+    process with the most.
     """
 
     def __init__(self) -> None:
-        self._limit = MOST
-        self._logs: list[Log] = []
+        self._limit = SHARED_OUTPUT
+        self._logs: list[OutputLog] = []
         self._kept = 0
 
     @property
     def kept(self) -> int:
-        """Bytes, with what each piece costs."""
+        """Bytes, with the overhead of each piece."""
         return self._kept
 
-    def add(self, log: Log) -> None:
+    def add(self, log: OutputLog) -> None:
         self._logs.append(log)
-        self._limit = 2 * log.limit + MOST
+        self._limit = 2 * log.limit + SHARED_OUTPUT
 
     def clear(self) -> None:
         self._logs.clear()
@@ -60,27 +66,27 @@ class Shelf:
     def shrank(self, size: int) -> None:
         self._kept -= size
 
-    def _victim(self) -> Log | None:
+    def _victim(self) -> OutputLog | None:
         self._logs = [log for log in self._logs if log.kept or not log.ended]
         ended = next((log for log in self._logs if log.ended), None)
         return ended or max(self._logs, key=lambda log: log.kept, default=None)
 
 
-class Log:
-    """The latest pieces of what was printed, in the order in which they came."""
+class OutputLog:
+    """The latest output of one process, in the order in which it arrived."""
 
-    def __init__(self, limit: int, shelf: Shelf) -> None:
+    def __init__(self, limit: int, budget: OutputBudget) -> None:
         self.limit = limit
-        """Bytes of both streams."""
-        self._shelf = shelf
+        """Bytes of both streams together."""
+        self._budget = budget
         self._pieces: deque[Piece] = deque()
         self._totals = {"stdout": 0, "stderr": 0}
         self.kept = 0
-        """Bytes, with what each piece costs."""
+        """Bytes, with the overhead of each piece."""
         self._position = 0
         self.ended = False
         self._more: asyncio.Future[None] | None = None
-        shelf.add(self)
+        budget.add(self)
 
     def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         self._pieces.append(Piece(self._position, stream, data))
@@ -89,31 +95,31 @@ class Log:
         self.kept += len(data) + protocol.FRAME_COST
         while self.kept - len(self._pieces) * protocol.FRAME_COST > self.limit and len(self._pieces) > 1:
             self.shorten()
-        self._shelf.grew(len(data) + protocol.FRAME_COST)
-        self._tell()
+        self._budget.grew(len(data) + protocol.FRAME_COST)
+        self._wake()
 
     def shorten(self) -> None:
         """Drop the oldest piece."""
         size = len(self._pieces.popleft().data) + protocol.FRAME_COST
         self.kept -= size
-        self._shelf.shrank(size)
+        self._budget.shrank(size)
 
     def of(self, stream: str) -> tuple[bytes, int]:
-        """What is kept of it, and how much is not."""
+        """The kept output of one stream, and the number of bytes that were dropped."""
         kept = b"".join(piece.data for piece in self._pieces if piece.stream == stream)
         return kept, self._totals[stream] - len(kept)
 
     def end(self) -> None:
         self.ended = True
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         self._more = None
 
     def following(self, after: int) -> list[Piece]:
-        """All that is kept from position ``after`` on."""
+        """The kept output from position ``after`` on."""
         found = []
         for piece in reversed(self._pieces):
             if piece.position + len(piece.data) <= after:
@@ -135,12 +141,12 @@ class Log:
                 return
             if self._more is None:
                 self._more = asyncio.get_running_loop().create_future()
-            # Several may wait for it.
+            # Shielded, because several readers may wait for it.
             await asyncio.shield(self._more)
 
 
 class NativeProcess:
-    """A command in the background."""
+    """A background process. See ``abilities.ManagedProcess``."""
 
     def __init__(
         self,
@@ -148,10 +154,10 @@ class NativeProcess:
         command: Command,
         channel: Channel,
         identity: int,
-        running: Running,
+        running: PendingCommand,
         observe: Callable[[tuple[int, ...]], Observation],
-        log: Log,
-        stdin: Descriptor | None,
+        log: OutputLog,
+        stdin: AsyncDescriptor | None,
     ) -> None:
         self.id = name
         self.command = command
@@ -161,22 +167,22 @@ class NativeProcess:
         self._observe = observe
         self._stdin = stdin
         self._log = log
-        self._debt = Debt(self._pay)
+        self._credit = OutputCredit(self._give_credit)
         self._seen: Observation | None = None
-        running.on_output = self._hear
+        running.on_output = self._add_output
         running.ended.add_done_callback(self._ended)
 
     @property
     def running(self) -> bool:
         return not self._running.ended.done()
 
-    def _hear(self, stream: int, data: bytes) -> None:
+    def _add_output(self, stream: int, data: bytes) -> None:
         self._log.add("stdout" if stream == 1 else "stderr", data)
-        self._debt.add(len(data) + protocol.FRAME_COST)
+        self._credit.use(len(data) + protocol.FRAME_COST)
 
-    def _pay(self, owed: int) -> None:
+    def _give_credit(self, size: int) -> None:
         if self.running:
-            self._channel.credit(self._identity, owed)
+            self._channel.credit(self._identity, size)
 
     def _ended(self, _: asyncio.Future[tuple[int, ...]]) -> None:
         self._log.end()
@@ -188,11 +194,11 @@ class NativeProcess:
 
     async def wait(self) -> Observation:
         if self._seen is None:
-            # Several may wait, and one that is cancelled must not cancel the others.
+            # Shielded, because several callers may wait, and one may be cancelled.
             ended = await asyncio.shield(self._running.ended)
             self._seen = self._seen or self._observe(ended)
         (out, out_cut), (err, err_cut) = self._log.of("stdout"), self._log.of("stderr")
-        if not (out or err or out_cut or err_cut):  # a refusal has its own words
+        if not (out or err or out_cut or err_cut):  # keeps the message of a command that did not start
             return self._seen
         return msgspec.structs.replace(self._seen, stdout=out, stderr=err, cut=Cut(out_cut, err_cut))
 
@@ -202,7 +208,7 @@ class NativeProcess:
             await asyncio.shield(self._running.ended)
 
     async def signal(self, number: int) -> None:
-        """Raises LimitError for a number that is no signal's."""
+        """Raises LimitError for a number that is not a signal."""
         if not 0 < number < 65:
             raise LimitError(f"there is no signal {number}")
         if self.running:
@@ -219,28 +225,59 @@ class NativeProcess:
             self._stdin.close()
 
 
-class Registry:
-    """The processes of one sandbox: all that run, and the latest that ended."""
+class ProcessTable:
+    """The background processes of one sandbox: all that run, and the latest that have ended."""
 
-    def __init__(self) -> None:
-        self._all: dict[str, NativeProcess] = {}
-        self.shelf = Shelf()
+    def __init__(self, lifecycle: Lifecycle, commands: Commands) -> None:
+        self._lifecycle = lifecycle
+        self._commands = commands
+        self._processes: dict[str, NativeProcess] = {}
+        self.budget = OutputBudget()
 
-    def add(self, process: NativeProcess) -> None:
-        ended = [name for name, one in self._all.items() if not one.running]
-        for name in ended[: max(0, len(ended) - ENDED + 1)]:
-            del self._all[name]
-        self._all[process.id] = process
+    async def start(
+        self, command: Command, *, cwd: str | None, env: Mapping[str, str] | None, stdin: bool
+    ) -> NativeProcess:
+        asked = perf_counter()
+        check_command(command, cwd=cwd, env=env)
+        channel = self._lifecycle.channel()
+        payload = self._commands.encode(command, cwd, env, None, None, protocol.EXEC_STREAM)
+        theirs, ours = create_pipe() if stdin else (None, None)
+        try:
+            identity, running = channel.exec(payload, theirs)
+        except BaseException:
+            if ours is not None:
+                os.close(ours)
+            raise
+        process = NativeProcess(
+            f"{self._lifecycle.name}-{identity}",
+            command,
+            channel,
+            identity,
+            running,
+            partial(observe, command, self._commands.defaults.user, cwd, running, asked=asked),
+            OutputLog(self._commands.output_limit, self.budget),
+            None if ours is None else AsyncDescriptor(ours),
+        )
+        self._add(process)
+        return process
+
+    def _add(self, process: NativeProcess) -> None:
+        ended = [name for name, one in self._processes.items() if not one.running]
+        for name in ended[: max(0, len(ended) - ENDED_MAX + 1)]:
+            del self._processes[name]
+        self._processes[process.id] = process
 
     def all(self) -> tuple[NativeProcess, ...]:
-        return tuple(self._all.values())
+        self._lifecycle.channel()
+        return tuple(self._processes.values())
 
     def get(self, name: str) -> NativeProcess:
         """Raises UnknownProcess."""
-        if name not in self._all:
+        self._lifecycle.channel()
+        if name not in self._processes:
             raise UnknownProcess(name)
-        return self._all[name]
+        return self._processes[name]
 
     def clear(self) -> None:
-        self._all.clear()
-        self.shelf.clear()
+        self._processes.clear()
+        self.budget.clear()

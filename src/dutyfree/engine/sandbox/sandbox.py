@@ -1,48 +1,249 @@
-"""What a sandbox of the engine can do beyond commands and files: see the abilities in the contract."""
+"""``NativeSandbox``: one sandbox of the native engine, as the contract and its abilities describe it.
+
+Its parts do the work, each in a module of its own: ``lifecycle``, ``commands``, ``files``, ``processes``,
+``services``, ``snapshot``, ``batch``, ``shell``, ``terminal``.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Protocol
 
-import anyio
+import msgspec
+from anyio.abc import SocketStream
 
-from dutyfree.contract import Action, Command, Found, NetworkPolicy, Result, Search
-from dutyfree.contract.abilities import Change
-from dutyfree.contract.arguments import check_actions, check_command
-from dutyfree.contract.errors import ActionError, CollectError, UsageError
+from dutyfree.contract import (
+    Action,
+    Command,
+    Entry,
+    Found,
+    Limits,
+    NetworkPolicy,
+    Observation,
+    Recipe,
+    Result,
+    Search,
+    Span,
+)
+from dutyfree.contract.abilities import Change, Chunk
+from dutyfree.contract.arguments import check_actions, check_command, check_count
+from dutyfree.contract.errors import ActionError, ExecError, UsageError
 from dutyfree.contract.perform import in_order
+from dutyfree.contract.served import Served
+from dutyfree.contract.services import ServiceState
 from dutyfree.engine.launcher import network_policy, protocol
-from dutyfree.engine.launcher.protocol import Frame
-from dutyfree.engine.sandbox import batch, contents
-from dutyfree.engine.sandbox import search as searching
-from dutyfree.engine.sandbox.observation import check, observe
-from dutyfree.engine.sandbox.pipes import Descriptor
-from dutyfree.engine.sandbox.processes import Log, NativeProcess, Registry
-from dutyfree.engine.sandbox.services import ServingSandbox
+from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.network import SandboxNetwork
+from dutyfree.engine.launcher.protocol import Frame, Tree
+from dutyfree.engine.layers.command_defaults import WORKDIR
+from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.memory_layers import MemorySnapshots
+from dutyfree.engine.layers.named_snapshots import NamedSnapshots
+from dutyfree.engine.sandbox import batch
+from dutyfree.engine.sandbox.channel import Channel, SetupError
+from dutyfree.engine.sandbox.commands import Commands
+from dutyfree.engine.sandbox.files import SandboxFiles
+from dutyfree.engine.sandbox.lifecycle import Lifecycle
+from dutyfree.engine.sandbox.observation import REASON_MAX, observe
+from dutyfree.engine.sandbox.processes import NativeProcess, ProcessTable
+from dutyfree.engine.sandbox.services import Services
+from dutyfree.engine.sandbox.shell import NativeShell
+from dutyfree.engine.sandbox.snapshot import Create, SandboxLayers, enter_all, served_fork, unusable
 from dutyfree.engine.sandbox.terminal import NativeTerminal, check_size
 
-EARLY = 1 << 16
-"""Changes that are kept until a watch has begun."""
+
+class SandboxHost(Protocol):
+    """What the engine does for one of its sandboxes."""
+
+    @property
+    def snapshots(self) -> MemorySnapshots: ...
+
+    @property
+    def named(self) -> NamedSnapshots: ...
+
+    @property
+    def resolvers(self) -> Sequence[network_policy.Resolver]:
+        """The name servers that sandboxes with a network use."""
+        ...
+
+    @property
+    def create(self) -> Create: ...
+
+    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
+        """A sandbox with the same limits and the same network, in the state of the recipe."""
+        ...
 
 
-class NativeSandbox(ServingSandbox):
-    """Terminals, background processes, edits, searches, watches and batches."""
+class NativeSandbox:
+    """A sandbox with all abilities that do not depend on the host. See ``dutyfree.contract.abilities``."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._registry = Registry()
+    def __init__(
+        self,
+        identity: str,
+        recipe: Recipe,
+        limits: Limits,
+        start: StartState,
+        channel: Channel,
+        handle: SandboxHandle,
+        network: SandboxNetwork,
+        host: SandboxHost,
+    ) -> None:
+        self.id = identity
+        self.workdir = start.defaults.directory or WORKDIR
+        self.program = start.defaults.program
+        """The entry point and command of the image. Nothing runs it, unless you pass it to ``exec``."""
+        self.spans: tuple[Span, ...] = ()
+        self.served: Served | None = None
+        """How it was served: from what, in how many seconds, and what a cold start would have cost."""
+        self.own_stages: tuple[tuple[str, float], ...] = ()
+        """The stages that ran for this sandbox alone: the kind and the seconds of each."""
+        self.services_memory = 0
+        """Bytes of memory that its services use, as last measured; 0 without control groups."""
+        self._recipe = recipe
+        self._born_offline = limits.network in (None, "off")
+        self._network = network
+        self._host = host
+        self._lifecycle = Lifecycle(identity, channel, handle)
+        self._commands = Commands(self._lifecycle, start.defaults.with_recipe(recipe), limits.output)
+        self._files = SandboxFiles(self._lifecycle, start.defaults.directory)
+        self._processes = ProcessTable(self._lifecycle, self._commands)
+        self._services = Services(
+            self._lifecycle, self._commands, self._files.encode_path, self.workdir, recipe.services
+        )
+        self._layers = SandboxLayers(self._lifecycle, start, host.snapshots.layers, host.create)
+
+    def __repr__(self) -> str:
+        state = ""
+        if self._lifecycle.closed:
+            state = ", closed"
+        elif not self.alive:
+            state = ", dead"
+        elif self._lifecycle.paused:
+            state = ", paused"
+        return f"<sandbox {self.id}{state}>"
+
+    # --- Commands -----------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        return await self._commands.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+
+    def stream(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterable[bytes] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[Chunk | Observation]:
+        return self._commands.stream(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+
+    async def batch(
+        self, actions: Sequence[Action], *, stop_on_failure: bool = True
+    ) -> tuple[Result | Exception, ...]:
+        check_actions(actions)
+        channel = self._lifecycle.channel()
+        if not actions:
+            return ()
+        try:
+            encoded = await batch.encode(
+                actions, self._commands.encode, self._files.encode_path, stop_on_failure=stop_on_failure
+            )
+        except ActionError:  # an action that cannot be sent: those before it run all the same
+            return await in_order(self, actions, stop_on_failure=stop_on_failure)
+        return await batch.run(channel, actions, encoded)
+
+    @asynccontextmanager
+    async def shell(self) -> AsyncIterator[NativeShell]:
+        channel = self._lifecycle.channel()
+        payload = self._commands.encode(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
+        shell = NativeShell(channel, payload, self.write, self.remove, self._commands.output_limit)
+        try:
+            yield shell
+        finally:
+            await shell.close()
+
+    @asynccontextmanager
+    async def terminal(
+        self,
+        command: Command | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[NativeTerminal]:
+        check_size(rows, columns)
+        asked = perf_counter()
+        command = ["/bin/sh", "-i"] if command is None else command
+        check_command(command, cwd=cwd, env=env, user=user)
+        channel = self._lifecycle.channel()
+        env = {"TERM": self._recipe.env.get("TERM", "xterm-256color"), **(env or {})}
+        payload = self._commands.encode(command, cwd, env, None, user, protocol.EXEC_STREAM)
+        identity, running = channel.exec(protocol.WINDOW.pack(rows, columns) + payload, kind=Frame.TERMINAL)
+        user = user or self._commands.defaults.user
+        observed = partial(observe, command, user, cwd, running, asked=asked)
+        terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observed)
+        try:
+            await terminal.wait_open()
+            yield terminal
+        finally:
+            await terminal.close()
+
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+    ) -> NativeProcess:
+        return await self._processes.start(command, cwd=cwd, env=env, stdin=stdin)
+
+    async def processes(self) -> tuple[NativeProcess, ...]:
+        return self._processes.all()
+
+    async def attach(self, id: str) -> NativeProcess:  # noqa: A002
+        return self._processes.get(id)
 
     # --- Files --------------------------------------------------------------------------------------
 
+    async def read(self, path: str) -> bytes:
+        return await self._files.read(path)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._files.write(path, data, mode)
+
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
-        answer = await self._usable().ask(Frame.EDIT, batch.edit_payload(self._path(path), old, new))
-        batch.check_edit(answer, path)
+        await self._files.edit(path, old, new)
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        return await self._files.list(path)
+
+    async def remove(self, path: str) -> None:
+        await self._files.remove(path)
+
+    async def upload(self, source: Path, path: str) -> None:
+        await self._files.upload(Path(source), path)
+
+    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
+        return await self._files.download(path, Path(target), outside_links=outside_links)
 
     async def search(
         self,
@@ -58,172 +259,186 @@ class NativeSandbox(ServingSandbox):
         width: int = 500,
         timeout: float | None = 60.0,
     ) -> Found:
-        asked = Search(
-            path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout
+        return await self._files.search(
+            Search(path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout)
         )
-        answer = await self._usable().ask(
-            Frame.SEARCH, searching.payload(asked, self._path(path)), timeout=timeout
-        )
-        return await batch.search_result(asked, answer)
 
-    @asynccontextmanager
-    async def watch(
+    def watch(
         self, path: str = ".", *, recursive: bool = False
-    ) -> AsyncIterator[AsyncIterator[Change]]:
-        channel = self._usable()
-        flags = protocol.Watch.RECURSIVE if recursive else 0
-        arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
-        payload = protocol.WATCH.pack(flags, searching.DIRECTORIES) + self._path(path)
-        identity, answer = channel.begin(Frame.WATCH, payload, arrived.put_nowait)
-        answer.done.add_done_callback(lambda _: arrived.put_nowait(None))
-        records = searching.Changes()
-        early: list[Change] = []
+    ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        return self._files.watch(path, recursive=recursive)
 
-        async def take() -> tuple[list[Change], bool] | None:
-            data = await arrived.get()
-            if data is None:
-                return None
-            # Only what was taken makes room for more: a slow reader's changes wait in the sandbox.
-            channel.credit(identity, len(data) + protocol.FRAME_COST)
-            return records.add(data)
+    # --- Services -----------------------------------------------------------------------------------
 
-        async def changes() -> AsyncIterator[Change]:
-            for change in early:
-                yield change
-            while (taken := await take()) is not None:
-                for change in taken[0]:
-                    yield change
+    async def services(self) -> tuple[ServiceState, ...]:
+        return self._services.states()
 
-        try:
-            begun = False
-            while not begun:
-                taken = await take()
-                if taken is None:
-                    check(answer.done.result(), path)
-                    return
-                early += taken[0]
-                if len(early) > EARLY:
-                    raise CollectError("the sandbox reports changes of a watch that has not begun")
-                begun = taken[1]
-            yield changes()
-        finally:
-            if not answer.done.done():
-                channel.kill(identity)
+    async def restart(self, service: str) -> None:
+        await self._services.restart(service)
 
-    # --- Processes ----------------------------------------------------------------------------------
-
-    async def start(
+    async def call(
         self,
-        command: Command,
+        service: str,
+        arguments: Sequence[str],
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bool = False,
-    ) -> NativeProcess:
-        asked = perf_counter()
-        check_command(command, cwd=cwd, env=env)
-        channel = self._usable()
-        payload = self._payload(command, cwd, env, None, None, protocol.EXEC_STREAM)
-        theirs, ours = contents.pipe() if stdin else (None, None)
-        try:
-            identity, running = channel.exec(payload, theirs)
-        except BaseException:
-            if ours is not None:
-                os.close(ours)
-            raise
-        process = NativeProcess(
-            f"{self.id}-{identity}",
-            command,
-            channel,
-            identity,
-            running,
-            partial(observe, command, self._usual.user, cwd, running, asked=asked),
-            Log(self._head + self._tail, self._registry.shelf),
-            None if ours is None else Descriptor(ours),
-        )
-        self._registry.add(process)
-        return process
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Observation:
+        return await self._services.call(service, arguments, cwd=cwd, env=env, stdin=stdin, timeout=timeout)
 
-    async def processes(self) -> tuple[NativeProcess, ...]:
-        self._usable()
-        return self._registry.all()
+    # --- Network ------------------------------------------------------------------------------------
 
-    async def attach(self, id: str) -> NativeProcess:  # noqa: A002
-        self._usable()
-        return self._registry.get(id)
+    async def connect(self, port: int) -> SocketStream:
+        if not 0 < port < 65536:
+            raise UsageError(f"there is no port {port}")
+        with self._lifecycle.launcher_request():
+            return await self._network.connect(port)
+
+    # --- Pause, snapshot, fork, reset ---------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Freeze all processes, also init. Without cgroup v2 by signals, which the processes can see."""
+        await self._lifecycle.pause()
+
+    async def resume(self) -> None:
+        await self._lifecycle.resume()
+
+    async def snapshot(self, name: str | None = None) -> Recipe:
+        """Keep the present files, and return a recipe that starts from them.
+
+        Without a name they stay in memory, until ``Native.forget`` or the end of the substrate; with a name
+        they are stored on disk. Sandboxes of the recipe have the same variables and start the same services.
+
+        Raises ExecError if there is no room or the sandbox cannot be frozen; UsageError for a name that is
+        not valid, or is taken.
+        """
+        if name is not None:
+            await self._host.named.check(name)
+        state = await self._layers.capture()
+        if name is None:
+            kept = self._host.snapshots.add(state)
+        else:
+            try:
+                kept = await self._host.named.keep(name, state)
+            finally:
+                self._host.snapshots.layers.release(state.trees)
+        mine = self._recipe
+        return msgspec.structs.replace(kept, services=mine.services, env=mine.env, path=mine.path)
 
     @asynccontextmanager
-    async def terminal(
-        self,
-        command: Command | None = None,
-        *,
-        rows: int = 24,
-        columns: int = 80,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-    ) -> AsyncIterator[NativeTerminal]:
-        check_size(rows, columns)
-        asked = perf_counter()
-        wanted: Command = ["/bin/sh", "-i"] if command is None else command
-        check_command(wanted, cwd=cwd, env=env, user=user)
-        channel = self._usable()
-        env = {"TERM": self._recipe.env.get("TERM", "xterm-256color"), **(env or {})}
-        payload = protocol.WINDOW.pack(rows, columns) + self._payload(
-            wanted, cwd, env, None, user, protocol.EXEC_STREAM
-        )
-        identity, running = channel.exec(payload, kind=Frame.TERMINAL)
-        observed = partial(observe, wanted, user or self._usual.user, cwd, running, asked=asked)
-        terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observed)
+    async def fork(self, count: int) -> AsyncIterator[Sequence[NativeSandbox]]:
+        """Start ``count`` sandboxes from the present files.
+
+        Raises UsageError; CreateError if one of them cannot be created, and then none exists; ActionError if
+        processes in this sandbox left files that no sandbox can start from.
+        """
+        count = check_count(count, 0)
+        recipe = await self.snapshot()
         try:
-            await terminal.opened()
-            yield terminal
+            async with AsyncExitStack() as stack:
+                entering = enter_all([self._host.child(recipe) for _ in range(count)])
+                try:
+                    children = await stack.enter_async_context(entering)
+                except SetupError as error:
+                    raise unusable(error) from error
+                for child in children:
+                    child.served = served_fork(child.served, self.served)
+                yield children
         finally:
-            await terminal.close()
-
-    # --- Batches ------------------------------------------------------------------------------------
-
-    async def batch(
-        self, actions: Sequence[Action], *, stop_on_failure: bool = True
-    ) -> tuple[Result | Exception, ...]:
-        check_actions(actions)
-        channel = self._usable()
-        if not actions:
-            return ()
-        try:
-            frames = await batch.frames(actions, self._payload, self._path, stop_on_failure)
-        except ActionError:  # one that cannot be asked for: those before it are carried out all the same
-            return await in_order(self, actions, stop_on_failure=stop_on_failure)
-        posted = channel.post_all(frames)  # which closes their descriptors, come what may
-        batch.expect(channel, actions, posted)
-        try:
-            await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
-        except asyncio.CancelledError:
-            # From the last on, so that none begins because the one before it was killed.
-            for identity, waiting in reversed(posted):
-                ending = batch.ending(waiting)
-                ending.add_done_callback(lambda ended: ended.exception())  # nobody else hears of it
-                if not ending.done():
-                    channel.kill(identity)
-            if not channel.held:
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait([batch.ending(waiting) for _, waiting in posted])
-            batch.discard([waiting for _, waiting in posted])
-            raise
-        return await batch.results(actions, [waiting for _, waiting in posted])
+            self._host.snapshots.forget(recipe)
 
     async def reset(self) -> None:
-        await super().reset()
-        self._registry.clear()
+        """Replace the sandbox by a new one in the state of the hand-out; nothing of the old one is kept.
+
+        The old one is killed first, and ends while the new one starts. Raises CreateError, and then the
+        sandbox is not usable any more.
+        """
+        self._lifecycle.channel().abandon()
+        self._lifecycle.replace(*await self._host.create(self._layers.start.trees))
+        self._layers.reset()
+        self._processes.clear()
+        await self._services.start_again()
+
+    async def verify(self) -> None:
+        """Check that it is as it was before its first command. Raises ExecError, which says what is left."""
+        offline = protocol.NUMBER.pack(self._born_offline and not self._network.policy)
+        answer = await self._lifecycle.channel().ask(Frame.VERIFY, offline, timeout=0.0)
+        _, left = await self._lifecycle.handle.audit()
+        if error := answer.done.result():
+            said = b"".join(answer.data)[:REASON_MAX].decode(errors="replace") or os.strerror(error)
+            left = f"{said}, {left}" if left else said
+        if left:
+            raise ExecError(f"sandbox {self.id} is not as new: {left}")
+
+    # --- For the pool and the substrate -------------------------------------------------------------
+
+    @property
+    def start_state(self) -> StartState:
+        """The state in which it was handed out."""
+        return self._layers.start
+
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """The layers that it stands on now."""
+        return self._layers.trees
+
+    @property
+    def alive(self) -> bool:
+        """Whether, as far as we know, it and all its services that became ready still run."""
+        return self._lifecycle.alive and self._services.alive
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` if the sandbox ends by itself before its first reset."""
+        self._lifecycle.channel().on_death = callback
+
+    def limit_output(self, limit: int) -> None:
+        """Keep at most ``limit`` bytes of each stream of a command, from now on."""
+        self._commands.limit_output(limit)
+
+    def use_recipe(self, recipe: Recipe) -> None:
+        """Use the variables of this recipe, which has the same files and services, from now on."""
+        if recipe is not self._recipe:
+            self._recipe = recipe
+            self._commands.defaults = self.start_state.defaults.with_recipe(recipe)
+
+    def set_background(self, background: bool) -> None:
+        """Give the processes of the sandbox the lowest CPU priority, or the normal one."""
+        self._lifecycle.channel().tell(Frame.BACKGROUND, 0, protocol.NUMBER.pack(background))
+
+    async def start_services(self) -> None:
+        """Start all services, each when the one before it is ready. Raises CreateError."""
+        await self._services.start()
+
+    async def measure_services(self) -> None:
+        """Measure the memory of the services, from outside the sandbox. Raises ExecError."""
+        if self._services:
+            self.services_memory, _ = await self._lifecycle.handle.audit()
+
+    async def final_state(self) -> StartState:
+        """Kill all processes and keep the files, as the last action on this sandbox. Raises ExecError."""
+        return await self._layers.final()
+
+    def abandon(self) -> None:
+        """Close the channel: the sandbox is not usable any more, and ends. ``close`` waits for the end."""
+        self._lifecycle.abandon()
+
+    async def close(self) -> None:
+        self._layers.reset()
+        await self._lifecycle.close()
 
 
 class NetworkedSandbox(NativeSandbox):
-    """One whose network can be opened and closed: made by root."""
+    """A sandbox whose network policy can change: the substrate runs as root.
 
-    async def set_network(self, wanted: NetworkPolicy) -> None:
+    A class of its own, because ``isinstance(sandbox, NetworkControl)`` only asks for the method.
+    """
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
         try:
-            body = network_policy.encode(wanted, self._resolvers)
+            body = network_policy.encode(policy, self._host.resolvers)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        with self._launcher_request():
-            await self._reach.change(body)
+        with self._lifecycle.launcher_request():
+            await self._network.change(body)

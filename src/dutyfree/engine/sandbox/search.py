@@ -1,63 +1,65 @@
-"""Searches and watches on the wire: what is asked, and what init's records say."""
+"""Searches of files: the request to init, and the matches that it sends."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import posixpath
-from typing import Final
 
 from dutyfree.contract import Found, Match, Search
-from dutyfree.contract.abilities import Change
 from dutyfree.contract.arguments import check_search, encoded
-from dutyfree.contract.errors import CollectError, RequestError
+from dutyfree.contract.errors import ActionTimeout, CollectError, RequestError
 from dutyfree.engine.launcher import protocol
-from dutyfree.engine.sandbox.observation import PART
-
-DIRECTORIES = 4096
-"""At most so many directories are watched at once."""
-
-_KINDS: Final = (
-    (0x002, "modified"),
-    (0x004, "attributes"),
-    (0x008, "closed"),
-    (0x040, "moved_from"),
-    (0x080, "moved_to"),
-    (0x100, "created"),
-    (0x200, "deleted"),
-    (0x400, "deleted"),
-    (0x800, "moved_from"),
-    (0x4000, "lost"),
-)
-_DIRECTORY = 0x40000000
+from dutyfree.engine.sandbox.observation import PART, REASON_MAX, check
+from dutyfree.engine.sandbox.pending import PendingOperation
 
 
-def payload(asked: Search, located: bytes) -> bytes:
-    """``located`` is the directory, as init takes it. Raises RequestError, UsageError."""
-    check_search(asked)
-    words = [encoded(word, "a search") for word in (asked.text or "", *asked.names, *asked.skip)]
+def encode(wanted: Search, located: bytes) -> bytes:
+    """The payload of a SEARCH frame; ``located`` is the directory as init takes it.
+
+    Raises RequestError, UsageError.
+    """
+    check_search(wanted)
+    words = [encoded(word, "a search") for word in (wanted.text or "", *wanted.names, *wanted.skip)]
     flags = (
-        (protocol.Search.REGEX if asked.regex else 0)
-        | (protocol.Search.NOCASE if asked.ignore_case else 0)
-        | (protocol.Search.BINARY if asked.binary else 0)
+        (protocol.Search.REGEX if wanted.regex else 0)
+        | (protocol.Search.NOCASE if wanted.ignore_case else 0)
+        | (protocol.Search.BINARY if wanted.binary else 0)
     )
     head = protocol.SEARCH.pack(
-        0 if asked.timeout is None else max(1, int(min(protocol.FOREVER, asked.timeout) * 1e9)),
+        0 if wanted.timeout is None else max(1, int(min(protocol.FOREVER, wanted.timeout) * 1e9)),
         flags,
-        min(asked.limit, 0xFFFFFFFF),
-        min(asked.width, 1 << 20),
-        len(asked.names),
-        len(asked.skip),
+        min(wanted.limit, 0xFFFFFFFF),
+        min(wanted.width, 1 << 20),
+        len(wanted.names),
+        len(wanted.skip),
         0,
     )
     payload = head + located + b"".join(word + b"\0" for word in words)
     if len(payload) > protocol.FRAME_MAX:
-        raise RequestError("the search has more bytes than can be handed over at once", kind="pattern")
+        raise RequestError(
+            f"the search takes {len(payload)} bytes, and at most {protocol.FRAME_MAX} can be sent",
+            kind="pattern",
+        )
     return payload
 
 
-async def found(asked: Search, data: bytes) -> Found:
-    """In parts: others have their turn between them. Raises CollectError if the records make no sense."""
+async def result(wanted: Search, answer: PendingOperation) -> Found:
+    """Raises ActionError, and CollectError for records that make no sense."""
+    error = answer.done.result()
+    said = b"".join(answer.data)
+    if error == protocol.ERROR_PATTERN:
+        reason = said[:REASON_MAX].decode(errors="replace")
+        raise RequestError(f"not a regular expression: {wanted.text!r}: {reason}", kind="pattern")
+    if error == errno.ETIMEDOUT:
+        raise ActionTimeout(f"the search took more than {wanted.timeout:g} s")
+    check(error, wanted.path)
+    return await decode(wanted, said)
+
+
+async def decode(wanted: Search, data: bytes) -> Found:
+    """The matches. Other tasks of the event loop run in between. Raises CollectError."""
     matches: list[Match] = []
     at, size = 0, protocol.MATCH.size
     while at + size <= len(data):
@@ -70,35 +72,7 @@ async def found(asked: Search, data: bytes) -> Found:
         path, text = data[at : at + path_size], data[at + path_size : at + path_size + text_size]
         at += path_size + text_size
         name = os.fsdecode(path)
-        if asked.path not in ("", "."):
-            name = posixpath.join(asked.path, name) if name else asked.path
+        if wanted.path not in ("", "."):
+            name = posixpath.join(wanted.path, name) if name else wanted.path
         matches.append(Match(name, line, text, bool(flags & protocol.Match.CUT)))
-    raise CollectError("the sandbox sent a search's result that has no end")
-
-
-class Changes:
-    """Records of a watch, which may come in any pieces."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def add(self, data: bytes) -> tuple[list[Change], bool]:
-        """The changes that are whole now, and whether the watch has begun among them."""
-        self._pending += data
-        changes, begun, at = [], False, 0
-        while at + protocol.CHANGE.size <= len(self._pending):
-            kind, size = protocol.CHANGE.unpack_from(self._pending, at)
-            if size > 1 << 14:
-                raise CollectError("the sandbox sent a change that cannot be")
-            end = at + protocol.CHANGE.size + size
-            if end > len(self._pending):
-                break
-            path = os.fsdecode(bytes(self._pending[at + protocol.CHANGE.size : end]))
-            at = end
-            if kind == 0:
-                begun = True
-            for bit, name in _KINDS:
-                if kind & bit:
-                    changes.append(Change(name, path, bool(kind & _DIRECTORY)))  # type: ignore[arg-type]
-        del self._pending[:at]
-        return changes, begun
+    raise CollectError("the sandbox sent a search result without an end")

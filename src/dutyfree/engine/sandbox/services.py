@@ -1,18 +1,19 @@
-"""Services of a sandbox: started when it stands, watched, started again; and calls, which fork them."""
+"""Services of one sandbox: start them, wait until they are ready, restart them, fork them for calls."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
-from typing import Any
 
-import msgspec
+import anyio
 
-from dutyfree.contract import Observation, Recipe
-from dutyfree.contract.arguments import Unrunnable, check_command, not_started
+from dutyfree.contract import Observation
+from dutyfree.contract.arguments import NOT_RUNNABLE, Unrunnable, check_command, not_started
 from dutyfree.contract.errors import (
     ActionError,
     CreateError,
@@ -21,198 +22,284 @@ from dutyfree.contract.errors import (
     SubstrateError,
     UsageError,
 )
-from dutyfree.contract.services import ServiceState
+from dutyfree.contract.services import Service, ServiceState
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Await, Frame
 from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.commands import _kill
-from dutyfree.engine.sandbox.observation import check, observe
-from dutyfree.engine.sandbox.pending import Refused, Unstarted
-from dutyfree.engine.sandbox.snapshot import ForkingSandbox
-from dutyfree.engine.sandbox.warm import Warm
+from dutyfree.engine.sandbox.commands import Commands
+from dutyfree.engine.sandbox.lifecycle import Lifecycle
+from dutyfree.engine.sandbox.observation import REFUSED, check, final_code, observe
+from dutyfree.engine.sandbox.output_credit import OutputCredit
+from dutyfree.engine.sandbox.pending import CommandNotStarted, CommandRejected, PendingCommand
 
-SHOWN = 40
-"""Characters of each word of a command that an error tells."""
+OUTPUT_MAX = 2000
+"""Bytes of the end of a service's output that we keep."""
 
-STARTS = 3
-"""So often a call has its service started, if that ends each time before it forks."""
+WORD_MAX = 40
+"""Characters of each word of a command that an error message shows."""
+
+CALL_STARTS = 3
+"""How often a call starts its service, if the service ends each time before it forks."""
 
 
-class ServingSandbox(ForkingSandbox):
-    """One whose recipe may have services."""
+class ServiceProcess:
+    """The process of one service in one sandbox: its output, and how it ended."""
 
-    def __init__(self, *arguments: Any, recipe: Recipe, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._recipe = recipe
-        self.weight = 0
-        """Bytes of memory that its services were found to take; 0 without control groups."""
-        self._services = {service.name: Warm(service) for service in recipe.services}
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.lock = anyio.Lock()
+        """Held while it is started."""
+        self.forget()
 
-    def be_of(self, recipe: Recipe) -> None:
-        """Run commands with the variables of this recipe from now on; it has the same files and services."""
-        if recipe is not self._recipe:
-            self._recipe = recipe
-            self._usual = self.base.defaults.with_recipe(recipe)
+    def forget(self) -> None:
+        """Start from zero, after a reset of the sandbox."""
+        self.identity = 0
+        self.was_ready = False
+        self._starts = 0
+        self._running: PendingCommand | None = None
+        self._tail = b""
 
-    async def serve(self) -> None:
-        """Start all services, each when the one before it is ready. Raises CreateError."""
-        for warm in self._services.values():
-            await self._begin(warm)
+    def started(self, channel: Channel, identity: int, running: PendingCommand) -> None:
+        self.identity, self._running, self._channel = identity, running, channel
+        self.was_ready = False
+        self._starts += 1
+        self._tail = b""
+        self._credit = OutputCredit(partial(self._give_credit, running))
+        self._unmatched = {1: b"", 2: b""}
+        self._line = (self.service.ready.line or "").encode()
+        self.printed = asyncio.get_running_loop().create_future()
+        """Done when it has printed the line of its readiness condition."""
+        running.on_output = self._add_output
 
-    async def weigh(self) -> None:
-        """Find out what its services take, from outside: no program of theirs is asked. Raises ExecError."""
-        if self._services:
-            self.weight, _ = await self._box.audit()
+    def _add_output(self, stream: int, data: bytes) -> None:
+        self._tail = (self._tail + data)[-OUTPUT_MAX:]
+        if not self.printed.done():
+            seen = self._unmatched[stream] + data
+            self._unmatched[stream] = seen[max(0, len(seen) - len(self._line) + 1) :]
+            if self._line in seen:
+                self.printed.set_result(None)
+        self._credit.use(len(data) + protocol.FRAME_COST)
+
+    def _give_credit(self, running: PendingCommand, size: int) -> None:
+        if running is self._running and self.running:
+            self._channel.credit(self.identity, size)
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None and not self._running.ended.done()
+
+    async def wait(self) -> None:
+        """Wait until it has ended. Raises SubstrateError if its sandbox ends."""
+        if self._running is not None:
+            await asyncio.shield(self._running.ended)
+
+    async def end(self) -> None:
+        if self.running:
+            self._channel.kill(self.identity)
+            await self.wait()
+
+    def output(self) -> str:
+        """The end of its output, or why it did not start."""
+        text = self._tail.decode(errors="replace").strip()
+        return text or self._refusal()
+
+    def _refusal(self) -> str:
+        if self._running is None or not self._running.ended.done():
+            return ""
+        if error := self._running.ended.exception():
+            return error.message if isinstance(error, CommandNotStarted) else ""
+        status, flags = self._running.ended.result()[:2]
+        return os.strerror(status) if flags & REFUSED else ""
+
+    def exit_code(self) -> int | None:
+        """127 or 126 if it could not be started; None while it runs, or if its sandbox has ended."""
+        if self._running is None or not self._running.ended.done():
+            return None
+        if error := self._running.ended.exception():
+            return NOT_RUNNABLE if isinstance(error, CommandNotStarted) else None
+        return final_code(*self._running.ended.result()[:2])
+
+    def state(self) -> ServiceState:
+        return ServiceState(self.service.name, self.running, self._starts, self.exit_code(), self._tail)
+
+
+class Services:
+    """The services of one sandbox, in the order of its recipe."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        commands: Commands,
+        encode_path: Callable[[str], bytes],
+        workdir: str,
+        services: Sequence[Service],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._commands = commands
+        self._encode_path = encode_path
+        self._workdir = workdir
+        self._processes = {service.name: ServiceProcess(service) for service in services}
+
+    def __len__(self) -> int:
+        return len(self._processes)
 
     @property
     def alive(self) -> bool:
-        """Whether nothing is known against it, nor against its services once they were ready."""
-        return super().alive and all(warm.running or not warm.settled for warm in self._services.values())
+        """Whether all services that became ready still run."""
+        return all(one.running or not one.was_ready for one in self._processes.values())
 
-    async def services(self) -> tuple[ServiceState, ...]:
-        self._usable()
-        return tuple(warm.state() for warm in self._services.values())
+    async def start(self) -> None:
+        """Start all services, each when the one before it is ready. Raises CreateError."""
+        for process in self._processes.values():
+            await self._start(process)
 
-    async def restart(self, service: str) -> None:
-        warm = self._named(service)
-        async with warm.lock:
-            await warm.end()
-            await self._again(warm)
+    async def start_again(self) -> None:
+        """Start all services in the new sandbox, after a reset. Raises CreateError."""
+        for process in self._processes.values():
+            process.forget()
+        await self.start()
+
+    def states(self) -> tuple[ServiceState, ...]:
+        self._lifecycle.channel()
+        return tuple(process.state() for process in self._processes.values())
+
+    async def restart(self, name: str) -> None:
+        process = self._named(name)
+        async with process.lock:
+            await process.end()
+            await self._restart(process)
 
     async def call(
         self,
-        service: str,
+        name: str,
         arguments: Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout: float | None = None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        stdin: bytes | None,
+        timeout: float | None,
     ) -> Observation:
         asked = perf_counter()
-        warm = self._named(service)
-        if not warm.service.forks:
-            raise UsageError(f"the service {service!r} does not fork: it cannot be called")
-        # Its own directory may be another than that of the sandbox.
-        directory = posixpath.join(self.workdir, cwd or "")
-        variables = {**warm.service.env, **(env or {})}
+        process = self._named(name)
+        if not process.service.forks:
+            raise UsageError(f"the service {name!r} does not fork: it cannot be called")
+        # An absolute directory, because the service may run in another one than the sandbox.
+        directory = posixpath.join(self._workdir, cwd or "")
+        variables = {**process.service.env, **(env or {})}
         check_command(arguments, cwd=cwd, env=env, stdin=stdin, timeout=timeout)
         try:
-            payload = self._payload([*arguments], directory, variables, timeout, None)
+            payload = self._commands.encode([*arguments], directory, variables, timeout, None)
         except Unrunnable as error:
             return error.observation
-        for _ in range(STARTS):
-            identity = await self._awake(warm)
+        for _ in range(CALL_STARTS):
+            identity = await self._running(process)
             given = None if stdin is None else await contents.memory_file(stdin)
-            channel = self._usable()
-            wanted = protocol.CALL_REQUEST.pack(identity) + payload
-            identity, running = channel.exec(wanted, given, timeout, Frame.CALL)
+            channel = self._lifecycle.channel()
+            call = protocol.CALL_REQUEST.pack(identity) + payload
+            identity, running = channel.exec(call, given, timeout, Frame.CALL)
             try:
                 ended = await running.ended
             except asyncio.CancelledError:
-                await _kill(channel, identity, running)
+                await channel.kill_and_wait(identity, running)
                 raise
-            except Refused as refused:
-                if refused.number != errno.ESRCH:
-                    raise DispatchError(f"the service {service!r} cannot fork: {refused.message}") from None
-                continue  # it ended before it forked, so nothing was done yet
-            except Unstarted as error:
+            except CommandRejected as rejected:
+                if rejected.number != errno.ESRCH:
+                    raise DispatchError(f"the service {name!r} cannot fork: {rejected.message}") from None
+                continue  # it ended before it forked, so the call had no effect
+            except CommandNotStarted as error:
                 return not_started(error.message, seconds=perf_counter() - asked)
             return observe(arguments, None, cwd, running, ended, asked)
-        raise ActionError(f"the service {service!r} ends whenever it is to fork: {warm.said()}", kind="ended")
+        raise ActionError(
+            f"the service {name!r} ended {CALL_STARTS} times before it forked: {process.output()}",
+            kind="ended",
+        )
 
-    async def snapshot(self, name: str | None = None) -> Recipe:
-        """As files alone: whoever starts from them has services and variables by the recipe."""
-        kept, mine = await super().snapshot(name), self._recipe
-        return msgspec.structs.replace(kept, services=mine.services, env=mine.env, path=mine.path)
+    def _named(self, name: str) -> ServiceProcess:
+        self._lifecycle.channel()
+        if name not in self._processes:
+            known = ", ".join(self._processes) or "none"
+            raise UsageError(f"the sandbox has no service {name!r}", remedy=f"its recipe has {known}")
+        return self._processes[name]
 
-    async def reset(self) -> None:
-        await super().reset()
-        for warm in self._services.values():
-            warm.forget()
-        await self.serve()
+    async def _running(self, process: ServiceProcess) -> int:
+        """Init's number of a service, which is started if it does not run. Raises ActionError."""
+        if not process.running:
+            async with process.lock:
+                if not process.running:
+                    await self._restart(process)
+        return process.identity
 
-    def _named(self, name: str) -> Warm:
-        self._usable()
-        if name not in self._services:
-            there = ", ".join(self._services) or "none"
-            raise UsageError(f"the sandbox has no service {name!r}", remedy=f"its recipe has {there}")
-        return self._services[name]
+    async def _restart(self, process: ServiceProcess) -> None:
+        """Start a service that was ready before.
 
-    async def _awake(self, warm: Warm) -> int:
-        """The number by which init knows the service, started again if it has ended. Raises ActionError."""
-        if not warm.running:
-            async with warm.lock:
-                if not warm.running:
-                    await self._again(warm)
-        return warm.identity
-
-    async def _again(self, warm: Warm) -> None:
-        """Start a service that was ready in this sandbox before.
-
-        Raises ActionError if it does not become ready: what ran here since is the reason. Raises ExecError if
-        the machinery failed.
+        Raises ActionError if it does not become ready: then what ran in the sandbox since is the cause.
+        Raises ExecError if the machinery fails.
         """
         try:
-            await self._begin(warm)
+            await self._start(process)
         except CreateError as error:
-            self._usable().check()
-            message = f"{error.message} (started again)"
+            self._lifecycle.channel().check()
+            message = f"{error.message} (restarted)"
             if isinstance(error.__cause__, SubstrateError):
                 raise ExecError(message, remedy=error.remedy) from error
             raise ActionError(message, kind="ended", remedy=error.remedy) from error
 
-    async def _begin(self, warm: Warm) -> None:
-        """Start it, and wait until it is ready. Raises CreateError, and then it does not run."""
-        service, channel = warm.service, self._usable()
+    async def _start(self, process: ServiceProcess) -> None:
+        """Start it, and wait until it is ready. If it raises CreateError, the service does not run."""
+        service, channel = process.service, self._lifecycle.channel()
         try:
-            payload = self._payload(
+            payload = self._commands.encode(
                 service.command, service.cwd, service.env, None, None, protocol.EXEC_STREAM
             )
-            warm.began(channel, *channel.exec(payload, kind=Frame.SERVICE if service.forks else Frame.EXEC))
-            await self._settle(warm, channel)
+            kind = Frame.SERVICE if service.forks else Frame.EXEC
+            process.started(channel, *channel.exec(payload, kind=kind))
+            await self._wait_ready(process, channel)
         except (ActionError, DispatchError, ExecError) as error:
             raise CreateError(f"service {service.name!r}: {error.message}") from error
         finally:
-            if not warm.settled:
-                channel.kill(warm.identity)
+            if not process.was_ready:
+                channel.kill(process.identity)
 
-    async def _settle(self, warm: Warm, channel: Channel) -> None:
-        service = warm.service
-        ready = asyncio.ensure_future(self._readiness(warm, channel))
-        ended = asyncio.ensure_future(warm.wait())
+    async def _wait_ready(self, process: ServiceProcess, channel: Channel) -> None:
+        service = process.service
+        ready = asyncio.ensure_future(self._condition(process, channel))
+        ended = asyncio.ensure_future(process.wait())
         try:
             await asyncio.wait([ready, ended], timeout=service.seconds, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 ended.result()
-                raise CreateError(_failure(warm, f"ended with {warm.exit_code()}"))
+                raise CreateError(_failure(process, f"ended with {process.exit_code()}"))
             if not ready.done():
                 raise CreateError(
-                    _failure(warm, f"was not ready within {service.seconds:g} s: {service.ready}")
+                    _failure(process, f"was not ready within {service.seconds:g} s: {service.ready}")
                 )
             ready.result()
-            warm.settled = True
+            process.was_ready = True
         finally:
             ready.cancel()
             ended.cancel()
             await asyncio.gather(ready, ended, return_exceptions=True)
 
-    async def _readiness(self, warm: Warm, channel: Channel) -> None:
-        ready = warm.service.ready
+    async def _condition(self, process: ServiceProcess, channel: Channel) -> None:
+        """Wait for the readiness condition of the service."""
+        ready = process.service.ready
         if ready.line is not None:
-            await warm.printed
+            await process.printed
         elif ready.file is not None or ready.socket is not None:
             kind = Await.FILE if ready.file is not None else Await.SOCKET
-            path = self._path(ready.file or ready.socket or "")
-            answer = await channel.ask(Frame.AWAIT, protocol.AWAIT_REQUEST.pack(kind) + path)
-            check(answer.done.result(), ready.file or ready.socket or "")
+            path = ready.file or ready.socket or ""
+            answer = await channel.ask(
+                Frame.AWAIT, protocol.AWAIT_REQUEST.pack(kind) + self._encode_path(path)
+            )
+            check(answer.done.result(), path)
         else:
-            await channel.ask(Frame.PING, b"")  # answered after a refusal to start it
+            await channel.ask(Frame.PING, b"")  # init answers it after it has tried to start the service
 
 
-def _failure(warm: Warm, what: str) -> str:
-    command, said = warm.service.command, warm.said()
+def _failure(process: ServiceProcess, what: str) -> str:
+    command, output = process.service.command, process.output()
     words = [command] if isinstance(command, str) else command
-    shown = " ".join(word if len(word) <= SHOWN else f"{word[:SHOWN]}…" for word in words)
-    return f"service {warm.service.name!r}: {shown!r} {what}" + (f"; its last output: {said}" if said else "")
+    shown = " ".join(word if len(word) <= WORD_MAX else f"{word[:WORD_MAX]}…" for word in words)
+    said = f"; its last output: {output}" if output else ""
+    return f"service {process.service.name!r}: {shown!r} {what}{said}"

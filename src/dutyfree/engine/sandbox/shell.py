@@ -1,8 +1,7 @@
-"""A held shell: one ``/bin/sh`` that reads commands, and says the end of each.
+"""A shell session: one ``/bin/sh`` that runs commands one after the other.
 
-Every command is written to a file and run by the shell itself, so that variables, functions and the
-working directory live on. After it, the shell writes a mark that nobody can guess, with the exit code, to
-both streams.
+Each command is written to a file that the shell sources, so that variables, functions and the working
+directory stay. After the command the shell prints a random token and the exit code to both streams.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from dutyfree.contract.errors import ActionError, SubstrateError
 from dutyfree.contract.output import Collector
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
-from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.observation import final_code
-from dutyfree.engine.sandbox.output_credit import Debt
+from dutyfree.engine.sandbox.output_credit import OutputCredit
+from dutyfree.engine.sandbox.pipes import create_pipe
 
 GRACE = 2.0
-"""So long the shell has to come back after what it waits for was killed."""
+"""Seconds that the shell has to continue after its command was killed."""
 
-_CODE = 16  # bytes of what stands for an exit code
+_CODE_MAX = 16  # bytes of an exit code
 
 Write = Callable[[str, bytes], Awaitable[None]]
 Remove = Callable[[str], Awaitable[None]]
 
 
 class NativeShell:
-    """Commands one after the other, in one shell."""
+    """A shell session. See ``abilities.Shell``."""
 
     def __init__(
         self,
@@ -59,29 +58,27 @@ class NativeShell:
         self._busy = asyncio.Lock()
         self._streams = (_Stream(self._token, limit), _Stream(self._token, limit))
         self._end = asyncio.Event()
-        theirs, self._input = contents.pipe()
+        theirs, self._input = create_pipe()
         os.set_blocking(self._input, False)
         try:
             self._identity, self._running = channel.exec(payload, theirs)
         except BaseException:
             os.close(self._input)
             raise
-        # What it prints is read, and for the most part dropped, at a pace that costs us little.
-        self._debt = Debt(partial(channel.credit, self._identity))
-        self._running.on_output = self._hear
+        self._credit = OutputCredit(partial(channel.credit, self._identity))
+        self._running.on_output = self._add_output
         self._running.ended.add_done_callback(self._ended)
 
     async def run(self, command: str, *, timeout: float | None = None) -> Observation:
-        """Raises ActionError if the shell has ended: by ``exit``, or killed because nothing else helped."""
+        """Raises ActionError if the shell has ended: by ``exit``, or because it had to be killed."""
         asked = perf_counter()
         check_command(command, timeout=timeout)
         text = encoded(command, "a command", "bad_request")
         async with self._busy:
             self._check()
-            # With a timeout, nothing here waits for ever: an operation cancelled ends, or its sandbox does.
-            with anyio.move_on_after(
-                None if timeout is None else timeout + self._channel.answer_timeout
-            ) as waiting:
+            # With a timeout nothing here waits forever: a cancelled write ends, or its sandbox does.
+            most = None if timeout is None else timeout + self._channel.answer_timeout
+            with anyio.move_on_after(most) as waiting:
                 await self._write(self._script, text + b"\n")
             if waiting.cancelled_caught:
                 return Observation(
@@ -92,19 +89,19 @@ class NativeShell:
             self._end.clear()
             mark = f"printf '\\n%s %d\\n' {self._token} $code"
             line = f"{{ . {self._script}; }} </dev/null; code=$?; {mark}; {mark} >&2\n"
-            # Less than a pipe holds: it never waits, unless something in the sandbox fills the pipe.
+            # Shorter than a pipe's buffer, so it fails only if a process in the sandbox has filled the pipe.
             try:
                 os.write(self._input, line.encode())
             except OSError as error:
-                raise ActionError("the shell reads no more commands", kind="ended") from error
+                raise ActionError("the shell does not read commands any more", kind="ended") from error
             began = perf_counter()
             timed_out = not await self._finished(timeout)
             done = perf_counter()
             self._channel.check()
             seen = self._observe(timed_out, asked, began, done)
             for stream in self._streams:
-                stream.begin()  # a shell that waits keeps nothing of its last command
-            # Only then: init is asked for nothing else after each command.
+                stream.begin()  # frees the output
+            # Ask init only if it may be an out-of-memory kill: other commands need no second round trip.
             killed = not timed_out and seen.exit_code == KILLED + signal.SIGKILL
             return msgspec.structs.replace(seen, oom=True) if killed and await self._oom() else seen
 
@@ -115,7 +112,7 @@ class NativeShell:
     def _observe(self, timed_out: bool, asked: float, began: float, done: float) -> Observation:
         out, err = self._streams
         code = out.code
-        if self._running.ended.done():  # by ``exit``, or because it had to be killed
+        if self._running.ended.done():  # by ``exit``, or killed
             for stream in self._streams:
                 stream.finish()
             code = final_code(*self._running.ended.result()[:2])
@@ -134,7 +131,7 @@ class NativeShell:
         )
 
     async def _finished(self, timeout: float | None) -> bool:
-        """Wait for both marks; False if the command had to be killed for its time."""
+        """Wait for both tokens; False if the timeout is over and the command was killed."""
         try:
             with anyio.move_on_after(timeout):
                 await self._end.wait()
@@ -146,10 +143,10 @@ class NativeShell:
                     await self._kill_command()
 
     async def _kill_command(self) -> None:
-        """Kill what the shell runs, but not the shell; if that does not free it, the shell too."""
+        """Kill the children of the shell. If it does not continue after that, kill the shell too."""
         with anyio.move_on_after(GRACE):
             while not self._end.is_set():
-                # Again and again: a shell goes on to the command's next line.
+                # Repeated, because the shell goes on to the next line of the command.
                 self._channel.tell(Frame.KILL, self._identity, flags=protocol.SPARE)
                 with anyio.move_on_after(0.02):
                     await self._end.wait()
@@ -157,8 +154,8 @@ class NativeShell:
             self._channel.kill(self._identity)
             await self._end.wait()
 
-    def _hear(self, stream: int, data: bytes) -> None:
-        self._debt.add(len(data) + protocol.FRAME_COST)
+    def _add_output(self, stream: int, data: bytes) -> None:
+        self._credit.use(len(data) + protocol.FRAME_COST)
         self._streams[stream - 1].add(data)
         if all(part.ended for part in self._streams):
             self._end.set()
@@ -169,7 +166,7 @@ class NativeShell:
     def _check(self) -> None:
         self._channel.check()
         if self._running.ended.done():
-            raise ActionError("the shell has ended", kind="ended", remedy="open another one")
+            raise ActionError("the shell has ended", kind="ended", remedy="open another shell")
 
     async def close(self) -> None:
         os.close(self._input)
@@ -186,12 +183,12 @@ class NativeShell:
 
 
 class _Stream:
-    """What comes on one stream, up to the mark."""
+    """The output of one stream, up to the token."""
 
     def __init__(self, token: str, limit: int) -> None:
-        # The command can redefine what prints the mark: its line has an end, or it is output as any other.
-        self._mark = re.compile(rb"\n%b ([^\n]{0,%d})\n" % (token.encode(), _CODE))
-        self._longest = len(token) + _CODE + 3
+        # A command can redefine printf, so a token without a short line after it is output.
+        self._pattern = re.compile(rb"\n%b ([^\n]{0,%d})\n" % (token.encode(), _CODE_MAX))
+        self._longest = len(token) + _CODE_MAX + 3
         self._limit = limit
         self.begin()
 
@@ -203,19 +200,19 @@ class _Stream:
 
     def add(self, data: bytes) -> None:
         self._pending += data
-        if found := self._mark.search(self._pending):
+        if found := self._pattern.search(self._pending):
             self.code = int(found[1]) & 0xFF if found[1].isdigit() and len(found[1]) < 4 else 1
             self.ended = True
             begin = found.start()
-            del found  # it holds the buffer
+            del found  # it references the buffer
             del self._pending[begin:]
             self.finish()
         elif len(self._pending) > self._longest:
-            # Its end may be the beginning of the mark.
+            # Keep the end: it may be the beginning of the token.
             self.kept.add(self._pending[: -self._longest])
             del self._pending[: -self._longest]
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """Keep the rest: no more output comes."""
         self.kept.add(self._pending)
         self._pending.clear()

@@ -1,4 +1,4 @@
-"""A command in a terminal of its own. Its other side is a descriptor of ours: init has no part in it."""
+"""A command in a terminal. The other side of the terminal is ours: its data does not go through init."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import anyio
 from dutyfree.contract import Observation
 from dutyfree.contract.errors import ActionError, InputClosed, LimitError, SubstrateError
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.pending import Running
-from dutyfree.engine.sandbox.pipes import Descriptor
+from dutyfree.engine.sandbox.pending import PendingCommand
+from dutyfree.engine.sandbox.pipes import AsyncDescriptor
 
 GRACE = 1.0
-"""So long a command may take to end by itself after its terminal was hung up."""
+"""Seconds that a command has to end by itself after its terminal was closed."""
 
 _SIZE_MAX = 0xFFFF
 
@@ -27,16 +27,18 @@ _SIZE_MAX = 0xFFFF
 def check_size(rows: int, columns: int) -> None:
     """Raises LimitError."""
     if not (0 < rows <= _SIZE_MAX and 0 < columns <= _SIZE_MAX):
-        raise LimitError(f"a terminal of {rows} rows and {columns} columns cannot be")
+        raise LimitError(f"a terminal of {rows} rows and {columns} columns: both must be 1 to {_SIZE_MAX}")
 
 
 class NativeTerminal:
+    """A terminal in a sandbox. See ``abilities.Terminal``."""
+
     def __init__(
         self,
         name: str,
         channel: Channel,
         identity: int,
-        running: Running,
+        running: PendingCommand,
         observe: Callable[[tuple[int, ...]], Observation],
     ) -> None:
         self.id = name
@@ -44,18 +46,18 @@ class NativeTerminal:
         self._identity = identity
         self._running = running
         self._observe = observe
-        self._side: Descriptor | None = None
+        self._side: AsyncDescriptor | None = None
         self._closed = False
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running.on_started = self._take
         running.ended.add_done_callback(self._ended)
 
     def _take(self, descriptor: int) -> None:
-        # It comes from the sandbox: it need not be what was asked for; or it comes too late.
+        # The sandbox sent it, so it may be something else than a terminal; or it comes too late.
         if self._closed or self._side is not None or not os.isatty(descriptor):
             os.close(descriptor)
             return
-        self._side = Descriptor(descriptor)
+        self._side = AsyncDescriptor(descriptor)
         if not self._started.done():
             self._started.set_result(None)
 
@@ -65,29 +67,30 @@ class NativeTerminal:
         if self._side is not None:
             self._side.wake()
 
-    async def opened(self) -> None:
-        """It stands. Raises ActionError, DispatchError, ExecError."""
+    async def wait_open(self) -> None:
+        """Wait until the terminal is there. Raises ActionError, DispatchError, ExecError."""
         await self._started
         if self._side is None:
             self._running.ended.result()
-            # Init opened one, but the kernel lets its user send no more descriptors: too many are under way.
+            # Init opened one, but the kernel does not let its user send more descriptors.
             raise ActionError(
-                "the sandbox gave no terminal: it has no descriptors left", kind="no_descriptors"
+                "the sandbox could not open a terminal: it has no descriptors left", kind="no_descriptors"
             )
 
     async def read(self) -> bytes:
-        return await self._open().read(self._running.ended.done)
+        return await self._open_side().read(self._running.ended.done)
 
     async def write(self, data: bytes) -> None:
         if self._running.ended.done():
             raise InputClosed("the command has ended")
-        await self._open().write(data)
+        await self._open_side().write(data)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Raises LimitError for a size that cannot be. Whoever runs there is told by SIGWINCH."""
+        """Change the size; the kernel sends SIGWINCH. Raises LimitError."""
         check_size(rows, columns)
-        with contextlib.suppress(OSError):  # it has ended: there is nobody to see it
-            fcntl.ioctl(self._open().number, termios.TIOCSWINSZ, struct.pack("=HHHH", rows, columns, 0, 0))
+        size = struct.pack("=HHHH", rows, columns, 0, 0)
+        with contextlib.suppress(OSError):  # the command has ended
+            fcntl.ioctl(self._open_side().number, termios.TIOCSWINSZ, size)
 
     async def wait(self) -> Observation:
         return self._observe(await asyncio.shield(self._running.ended))
@@ -98,7 +101,7 @@ class NativeTerminal:
             await asyncio.wait([self._running.ended])
 
     async def close(self) -> None:
-        """Hang up, and kill what does not end by that."""
+        """Close the terminal, so that the command gets SIGHUP, and kill it if it does not end."""
         self._closed = True
         if self._side is not None:
             self._side.close()
@@ -110,6 +113,6 @@ class NativeTerminal:
             if not self._channel.held:
                 await asyncio.wait([self._running.ended])
 
-    def _open(self) -> Descriptor:
-        assert self._side is not None, "used before it stood"
+    def _open_side(self) -> AsyncDescriptor:
+        assert self._side is not None, "used before wait_open"
         return self._side

@@ -1,0 +1,133 @@
+"""The life of one sandbox: its channel and its launcher handle, pause and resume, reset, end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import anyio
+
+from dutyfree.contract.errors import DispatchError, SandboxClosed, SubstrateError
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.protocol import Frame
+from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.observation import check
+
+
+class Lifecycle:
+    """Whether a sandbox is usable, and through which channel and handle.
+
+    A reset replaces both; a snapshot of an idle sandbox replaces the handle.
+    """
+
+    def __init__(self, name: str, channel: Channel, handle: SandboxHandle) -> None:
+        self.name = name
+        self.handle = handle
+        self.lock = anyio.Lock()
+        """Held while the sandbox is paused, resumed or captured: each of them freezes or thaws it."""
+        self.closed = False
+        self._channel = channel
+        self._destroyed = False
+        self._paused_at: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox is open, and init has not ended as far as we know."""
+        return not self.closed and not self._channel.closed
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at is not None
+
+    def channel(self) -> Channel:
+        """The channel to init. Raises SandboxClosed, and DispatchError while the sandbox is paused."""
+        if self.closed:
+            raise SandboxClosed(f"sandbox {self.name} is closed")
+        if self._paused_at is not None:
+            raise DispatchError(f"sandbox {self.name} is paused", remedy="resume it first")
+        return self._channel
+
+    @contextmanager
+    def launcher_request(self) -> Iterator[Channel]:
+        """Wrap a request to the launcher. If the request fails because the sandbox has ended, say that.
+
+        Raises SandboxGone, SandboxClosed.
+        """
+        channel = self.channel()
+        channel.check()
+        try:
+            yield channel
+        except SubstrateError:
+            channel.check()
+            raise
+
+    def replace(self, channel: Channel, handle: SandboxHandle) -> None:
+        """Continue with a new sandbox."""
+        self._channel, self.handle = channel, handle
+
+    # --- Pause --------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        async with self.lock:
+            with self.launcher_request() as channel:
+                self._paused_at = perf_counter()
+                try:
+                    await self.freeze(channel)
+                except BaseException:
+                    if not self.closed:
+                        await self._resume()
+                    raise
+
+    async def resume(self) -> None:
+        async with self.lock:
+            await self._resume()
+
+    async def _resume(self) -> None:
+        if self._paused_at is None or self.closed:
+            self.channel()
+            return
+        try:
+            await self.thaw(self._channel, self._paused_at)
+        finally:
+            self._paused_at = None
+
+    async def freeze(self, channel: Channel) -> None:
+        """Stop all processes. If this fails, some may have stopped: call ``thaw`` then too."""
+        channel.hold()
+        if not self.handle.freezer:
+            await self.signal(channel, signal.SIGSTOP)
+        await self.handle.freeze()
+
+    async def thaw(self, channel: Channel, since: float) -> None:
+        """Continue all processes; timeouts move by the time since ``since``."""
+        pause = int((perf_counter() - since) * 1e9)
+        # Sent before the thaw, so that init moves its deadlines before it checks them.
+        channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
+        self.handle.thaw()
+        if not self.handle.freezer:
+            with anyio.CancelScope(shield=True):
+                await self.signal(channel, signal.SIGCONT)
+        channel.release()
+
+    async def signal(self, channel: Channel, number: signal.Signals) -> None:
+        """Send a signal to all processes of the sandbox."""
+        answer = await channel.ask(Frame.SIGNAL_ALL, protocol.NUMBER.pack(number), timeout=0.0)
+        check(answer.done.result(), "/")
+
+    # --- End ----------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._channel.close()
+
+    async def close(self) -> None:
+        if self._destroyed:
+            return
+        self.closed = self._destroyed = True
+        self._channel.close()
+        with anyio.CancelScope(shield=True):
+            await self.handle.destroy()
