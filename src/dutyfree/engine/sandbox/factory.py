@@ -138,6 +138,9 @@ class SandboxFactory:
         async with self.create(recipe, limits, state, asked=asked, policy=policy) as child:
             seconds = perf_counter() - asked
             child.served = Served("forked", "snapshot", seconds, seconds, child.id, recipe.key())
+            if recipe.services:
+                await child.start_services()
+                child.spans += (create.next_span(asked, child.spans, "services"),)
             yield child
 
     def label(self, sandbox: str, labels: Mapping[str, str]) -> None:
