@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dutyfree.engine.exchange.chains import LayerChain
     from dutyfree.engine.exchange.fetcher import FetchResult
     from dutyfree.engine.exchange.protocol import Peer
-    from dutyfree.engine.images.pull import Progress
+    from dutyfree.engine.images.install import Progress
     from dutyfree.engine.store.cancel import CancelToken
     from dutyfree.engine.store.store import Store
 
@@ -146,7 +146,7 @@ def bring(
     """
     from dutyfree.engine.exchange import layout, sources
     from dutyfree.engine.exchange.fetcher import Fetcher
-    from dutyfree.engine.images.unpack import LARGEST
+    from dutyfree.engine.images.unpack import UNPACKED_MAX
     from dutyfree.engine.store.cancel import CancelToken
 
     store, cancel = _store(), cancel or CancelToken()
@@ -156,7 +156,7 @@ def bring(
             raise UsageError(f"{source} has many layers: say which", remedy="name recipes or snapshots")
         if digest and not (isinstance(peer, layout.LayoutPeer) and set(peer.digests.values()) == {digest}):
             raise CreateError(f"{source} is not the export with the digest {digest}")
-        fetcher = Fetcher(store, peer, progress, cancel, largest or LARGEST)
+        fetcher = Fetcher(store, peer, progress, cancel, largest or UNPACKED_MAX)
         offered = [_offered(peer, one) for one in what] if what else peer.offer(())
         if not offered:
             raise CreateError(f"{source} holds no layers of dutyfree")

@@ -116,7 +116,7 @@ def test_images_do_not_come_under_names_of_others(
     """Who gives layers upon one image cannot give it another name, which recipes may know already."""
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
     layout(tmp_path / "layout", Image([busybox()], {}))
-    anyio.run(find.bring, f"oci:{tmp_path / 'layout'}", "carried:1")
+    anyio.run(find.import_image, f"oci:{tmp_path / 'layout'}", "carried:1")
     upon = Recipe("carried:1", WANTED.stages)
     anyio.run(_take, upon, "upon")
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
@@ -160,4 +160,4 @@ def test_documents_that_are_nested_without_end(
     with pytest.raises(CreateError):
         layers.bring(tmp_path / "hostile.tar")
     with pytest.raises(CreateError):
-        anyio.run(find.bring, str(tmp_path / "hostile.tar"))
+        anyio.run(find.import_image, str(tmp_path / "hostile.tar"))

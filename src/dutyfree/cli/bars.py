@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from dutyfree.engine.images.pull import LayerProgress
+    from dutyfree.engine.images.install import LayerProgress
 
 
 class Bars:

@@ -15,7 +15,7 @@ from dutyfree.cli.bars import Bars
 from dutyfree.contract.errors import UsageError
 
 if TYPE_CHECKING:
-    from dutyfree.engine.images.pull import LeasedImage
+    from dutyfree.engine.images.install import LeasedImage
 
 image = App(name="image")
 
@@ -121,7 +121,7 @@ def import_(
     """
     from dutyfree.cli.running import run
     from dutyfree.engine.images import find, reference
-    from dutyfree.engine.images.pull import disk_error
+    from dutyfree.engine.images.install import disk_error
     from dutyfree.engine.store.store import Store
 
     if source.startswith(find.DAEMON):
@@ -130,7 +130,7 @@ def import_(
         kept = str(reference.parse(name or source.removeprefix(find.DAEMON)))
         bring = partial(export.bring, source, kept)
     else:
-        bring = partial(find.bring, source, name)
+        bring = partial(find.import_image, source, name)
     with Bars(quiet) as bars:
         held = run(partial(bring, progress=bars.show))
     try:

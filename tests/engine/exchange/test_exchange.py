@@ -63,7 +63,7 @@ async def with_image(nodes: Nodes) -> str:
         files = (member("etc/gone", b"1"), member("etc/passwd", b"root:x:0:0::/:/bin/sh\n"))
         image = Image([busybox(), tar(*files)], {"Env": ["A=b"], "WorkingDir": "/workspace"})
         await anyio.to_thread.run_sync(layout, root, image)
-    held = await find.bring(f"oci:{root}", IMAGE)
+    held = await find.import_image(f"oci:{root}", IMAGE)
     held.close()
     return IMAGE
 
@@ -158,7 +158,7 @@ async def test_an_export_is_an_image_to_others(nodes: Nodes) -> None:
     before = await said(recipe, SEE)
     source = await anyio.to_thread.run_sync(nodes.carried, "archive", recipe)
     nodes.use(nodes.there)
-    held = await find.bring(source, "imported:1")
+    held = await find.import_image(source, "imported:1")
     held.close()
     assert await said(Recipe("imported:1"), SEE) == before
     # One that is no image is not taken for one.
@@ -167,7 +167,7 @@ async def test_an_export_is_an_image_to_others(nodes: Nodes) -> None:
     host = staged(("echo 1 > a",))
     await anyio.to_thread.run_sync(layers.export, [host], nodes.root / "host.tar")
     with pytest.raises(CreateError, match="no image of a root file system"):
-        await find.bring(str(nodes.root / "host.tar"), "host:1")
+        await find.import_image(str(nodes.root / "host.tar"), "host:1")
 
 
 async def test_a_directory_takes_what_it_lacks(nodes: Nodes) -> None:

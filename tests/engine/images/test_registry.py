@@ -24,8 +24,9 @@ import pytest
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import registry as registries
+from dutyfree.engine.images.install import LayerProgress
 from dutyfree.engine.images.manifest import here
-from dutyfree.engine.images.pull import LayerProgress, Puller, PullOptions
+from dutyfree.engine.images.pull import Puller, PullOptions
 from dutyfree.engine.images.reference import parse
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.layer_lease import LayerLease
@@ -46,10 +47,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No login of this machine's; and short waits."""
+    """No login of this machine's."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     (tmp_path / "docker").mkdir()
-    monkeypatch.setattr(registries, "FIRST_WAIT", 0.01)
     return tmp_path / "docker"
 
 
@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def pull(store: Store, name: str, **options: Any) -> StoredImage:
-    held = Puller(store, PullOptions(**options)).pull(parse(name))
+    held = Puller(store, PullOptions(first_wait=0.01, **options)).pull(parse(name))
     held.close()
     return held.image
 

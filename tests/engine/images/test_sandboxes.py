@@ -229,7 +229,7 @@ async def test_layers_in_use_are_not_collected(fresh: Substrate, tmp_path: Path)
     ("name", "words"),
     [
         ("/no/such/directory", "no image at"),
-        ("Not A Name", "no name of an image"),
+        ("Not A Name", "not an image reference"),
         ("127.0.0.1:1/x", "cannot be reached"),
         pytest.param("docker-daemon:dutyfree/none", "no image", marks=pytest.mark.docker),
     ],

@@ -18,7 +18,7 @@ from backports import zstd
 from dutyfree.engine.images import streams
 from dutyfree.engine.images.streams import InvalidLayer
 from dutyfree.engine.images.tar_reader import ForwardReader, members
-from dutyfree.engine.images.unpack import Unpacked, unpack
+from dutyfree.engine.images.unpack import UnpackResult, unpack
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.overlay import OPAQUE
 from tests.engine.images.composing import digest, directory, hard, link, member, tar
@@ -26,11 +26,11 @@ from tests.engine.images.composing import digest, directory, hard, link, member,
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
 
 
-def into(root: Path, data: bytes, *, limit: int = 1 << 30, whiteouts: bool = True) -> Unpacked:
+def into(root: Path, data: bytes, *, limit: int = 1 << 30, whiteouts: bool = True) -> UnpackResult:
     root.mkdir(exist_ok=True)
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        pieces = streams.decompressed(io.BytesIO(data))
+        pieces = streams.decompress(io.BytesIO(data))
         return unpack(pieces, descriptor, limit=limit, whiteouts=whiteouts)
     finally:
         os.close(descriptor)

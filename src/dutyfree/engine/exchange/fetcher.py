@@ -24,9 +24,9 @@ from dutyfree.engine.exchange.chains import Blob, ChainLayer, LayerChain
 from dutyfree.engine.exchange.protocol import BlobRequest, Peer
 from dutyfree.engine.images import rootfs, streams
 from dutyfree.engine.images.archives import FileSlice
-from dutyfree.engine.images.pull import LayerProgress, Progress, disk_error
+from dutyfree.engine.images.install import LayerProgress, Progress, disk_error
 from dutyfree.engine.images.streams import CHUNK, Readable
-from dutyfree.engine.images.unpack import LARGEST, unpack
+from dutyfree.engine.images.unpack import UNPACKED_MAX, unpack
 from dutyfree.engine.store import provenance, squash
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.layer_lease import LayerLease
@@ -60,7 +60,7 @@ class Fetcher:
         peer: Peer,
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
-        largest: int = LARGEST,
+        largest: int = UNPACKED_MAX,
         *,
         eager: bool = False,
     ) -> None:
@@ -299,7 +299,7 @@ class Fetcher:
             with contextlib.closing(FileSlice(self._part(blob.digest), 0, blob.size)) as file:
                 try:
                     done = unpack(
-                        streams.decompressed(file), root, limit=blob.whole, cancel=self._cancel.child()
+                        streams.decompress(file), root, limit=blob.whole, cancel=self._cancel.child()
                     )
                 except streams.InvalidLayer as error:
                     raise CreateError(
@@ -313,7 +313,7 @@ class Fetcher:
                     remedy="it is broken or hostile",
                 )
             if layer.made is None:
-                squash.record_whiteouts(tree, done.hiding)
+                squash.record_whiteouts(tree, done.whiteout_directories)
             size, files, left_out = size + done.size, files + done.files, left_out + done.left_out
         if layer.made is not None:
             provenance.write(tree, msgspec.structs.replace(layer.made, mounted=mounted))
@@ -328,7 +328,7 @@ def _check_here(chain: LayerChain) -> None:
                 f"{chain.name} was made upon the software of another machine (the image `host`)",
                 remedy="make recipes that are to travel upon an image; see docs/layers.md",
             )
-    elif not (Path(chain.image).is_absolute() and rootfs.lies_at(Path(chain.image))):
+    elif not (Path(chain.image).is_absolute() and rootfs.is_rootfs(Path(chain.image))):
         raise CreateError(
             f"{chain.name} stands on {chain.image} ({chain.identity}), which is neither here nor in it",
             remedy=f"dutyfree image pull {chain.image}, or export it with its image",

@@ -13,7 +13,7 @@ import msgspec
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange.chains import Blob
 from dutyfree.engine.images.pack import pack
-from dutyfree.engine.images.streams import InvalidLayer, ahead, hashed, zstd
+from dutyfree.engine.images.streams import InvalidLayer, hash_pieces, read_ahead, zstd
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.layer_lease import LayerLease, boot_id
@@ -98,7 +98,7 @@ def _blob(part: Path, target: Path, cancel: CancelToken) -> Blob:
     root = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     scratch = target / "blob"
     try:
-        with open(scratch, "wb") as file, ahead(hashed(pack(root), plain), cancel) as pieces:
+        with open(scratch, "wb") as file, read_ahead(hash_pieces(pack(root), plain), cancel) as pieces:
             for piece in pieces:
                 cancel.check()
                 whole += len(piece)

@@ -1,7 +1,7 @@
-"""What a sandbox starts from.
+"""Images: from a name to layers in the store, and from layers to a sandbox's root file system.
 
-``reference`` reads names, ``registry`` and ``credentials`` speak to registries, ``manifest`` says what an
-image consists of; ``download`` fetches a blob, ``streams`` and ``unpack`` make a directory of it, ``squash``
-one of many. ``store`` keeps the directories for all; ``pull`` fills it from registries, ``archives`` from
-this machine; ``library`` does both for those who await. ``rootfs`` hands the layers to the launcher.
+``find`` gets an image by any kind of name. ``pull`` fetches it from a registry (``reference``, ``registry``,
+``http``, ``credentials``, ``mirrors``, ``manifest``, ``download``) or from a local file (``archives``).
+``install`` unpacks its layers into the store (``streams``, ``tar_reader``, ``unpack``); ``pack`` is the
+reverse. ``rootfs`` hands layers to the launcher. May import ``store``, ``launcher`` and ``host``.
 """

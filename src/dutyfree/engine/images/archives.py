@@ -1,4 +1,4 @@
-"""Images that lie on this machine: OCI layouts, what ``docker save`` writes, and tars of either."""
+"""Read images from local files: OCI layouts, archives of ``docker save``, and tars of either."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _REF_NAME = "org.opencontainers.image.ref.name"
 
 
 class ImageFiles(Protocol):
-    """Named pieces of an image."""
+    """The files of an image's layout, by name."""
 
     def size(self, name: str) -> int | None:
-        """Of the piece; None if there is none."""
+        """Bytes of a file; None if it is missing."""
 
     def open(self, name: str) -> FileSlice: ...
 
 
 class LayoutDirectory:
+    """A layout in a directory."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -47,11 +49,11 @@ class LayoutDirectory:
 
 
 class NotATar(CreateError):  # noqa: N818 (names the state)
-    pass
+    """The file is not an uncompressed tar."""
 
 
 class ImageTar:
-    """A tar that is not compressed, read at any place of it. Raises NotATar."""
+    """A layout in an uncompressed tar, with random access. Raises NotATar."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,14 +65,14 @@ class ImageTar:
                     name = posixpath.normpath(member.name)
                     if member.isreg():
                         self._members[name] = (member.offset_data, member.size)
-                    elif member.issym():  # older Dockers, for a layer that occurs twice
+                    elif member.issym():  # old Docker versions link a layer that occurs twice
                         links[name] = posixpath.normpath(
                             posixpath.join(posixpath.dirname(name), member.linkname)
                         )
                     elif member.islnk():
                         links[name] = posixpath.normpath(member.linkname)
         except (tarfile.TarError, OSError, ValueError) as error:
-            raise NotATar(f"{path} is no tar of an image: {error}") from error
+            raise NotATar(f"{path} is not a tar: {error}") from error
         self._members |= {name: self._members[to] for name, to in links.items() if to in self._members}
 
     def size(self, name: str) -> int | None:
@@ -82,7 +84,7 @@ class ImageTar:
 
 
 class FileSlice:
-    """A part of a file."""
+    """A range of bytes in a file."""
 
     def __init__(self, path: Path, offset: int, size: int) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (it is what close closes)
@@ -90,7 +92,7 @@ class FileSlice:
 
     @property
     def left(self) -> int:
-        """Bytes that are still to be read."""
+        """Bytes that were not read yet."""
         return max(0, self._end - self._at)
 
     def skip(self, size: int) -> None:
@@ -106,23 +108,27 @@ class FileSlice:
 
 
 class ArchiveLayer(NamedTuple):
+    """A layer in a layout."""
+
     name: str
-    """Of the piece that holds it."""
+    """Name of its file."""
     size: int
     digest: str
-    """Of it as it lies there, or "" where only the unpacked one is known."""
+    """Digest of the file; empty if only the digest of the unpacked tar is known."""
 
 
 class ArchivedImage(NamedTuple):
+    """An image in a layout."""
+
     digest: str
     configuration: Configuration
     layers: tuple[ArchiveLayer, ...]
 
 
 def holds_image(path: Path) -> bool:
-    """Whether a tar, compressed or not, holds an image rather than a root file system. Raises CreateError."""
+    """Whether a tar, compressed or not, contains an image's layout, and not files. Raises CreateError."""
     try:
-        with open(path, "rb") as file, contextlib.closing(streams.decompressed(file)) as pieces:
+        with open(path, "rb") as file, contextlib.closing(streams.decompress(file)) as pieces:
             stream = tar_reader.ForwardReader(pieces, 1 << 62, CancelToken())
             with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
                 first = tar.next()
@@ -131,7 +137,7 @@ def holds_image(path: Path) -> bool:
                     first = tar.next()
     except (tarfile.TarError, streams.InvalidLayer, OSError, ValueError) as error:
         raise CreateError(
-            f"{path} is no tar: {error}", remedy="name a tar of a root file system, or of `docker save`"
+            f"{path} is not a tar: {error}", remedy="use a tar of a root file system, or of `docker save`"
         ) from error
     return first is not None and _IMAGE_MEMBER.fullmatch(posixpath.normpath(first.name)) is not None
 
@@ -145,20 +151,23 @@ def is_compressed(path: Path) -> bool:
 
 
 def expand(path: Path, target: Path, cancel: CancelToken) -> None:
-    """Decompress a tar. Raises OSError, InvalidLayer, Cancelled."""
+    """Decompress a tar into a file. Raises OSError, InvalidLayer, Cancelled."""
     with open(path, "rb") as source, open(target, "wb") as file:
-        for piece in streams.decompressed(source):
+        for piece in streams.decompress(source):
             cancel.check()
             file.write(piece)
 
 
 def find(files: ImageFiles, what: str, tag: str = "") -> ArchivedImage:
-    """The one image in there, or the one of that tag. Raises CreateError."""
+    """Find the only image in a layout, or the one with the tag. ``what`` names the layout in errors.
+
+    Raises CreateError.
+    """
     if files.size("manifest.json") is not None:
         return _docker(files, what, tag)
     if files.size("index.json") is not None:
         return _oci(files, what, tag)
-    raise CreateError(f"{what} holds no image: neither index.json nor manifest.json is in it")
+    raise CreateError(f"{what} contains no image: it has neither index.json nor manifest.json")
 
 
 def _docker(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
@@ -168,13 +177,13 @@ def _docker(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
         if len(fitting) != 1:
             tags = sorted(t for e in listed for t in e.get("RepoTags") or ())
             raise CreateError(
-                f"{what} holds {len(fitting)} images that could be meant, of {', '.join(tags) or 'no name'}",
-                remedy="save one image alone",
+                f"{what} contains {len(fitting)} matching images; its tags are: {', '.join(tags) or 'none'}",
+                remedy="save a single image",
             )
         config = _document(files, str(fitting[0]["Config"]))
         names = [str(name) for name in fitting[0]["Layers"]]
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise CreateError(f"{what} is not as `docker save` writes it: {error!r}") from error
+        raise CreateError(f"{what} is not an archive of `docker save`: {error!r}") from error
     layers = tuple(ArchiveLayer(name, _size(files, name, what), "") for name in names)
     return ArchivedImage(manifest.digest_of(config), manifest.configuration(config, len(layers)), layers)
 
@@ -184,9 +193,9 @@ def _oci(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
     assert isinstance(read, tuple)
     named = [e for e in read if not tag or (e.annotations or {}).get(_REF_NAME, "").endswith(tag)]
     if not named:
-        raise CreateError(f"{what} holds no image with the tag {tag}")
+        raise CreateError(f"{what} contains no image with the tag {tag}")
     if len(named) > 1 and all(entry.platform is None for entry in named):
-        raise CreateError(f"{what} holds {len(named)} images", remedy="say which: oci:PATH:TAG")
+        raise CreateError(f"{what} contains {len(named)} images", remedy="name one: oci:PATH:TAG")
     found: manifest.Manifest | tuple[BlobDescriptor, ...] = tuple(named)
     for _ in range(4):
         if isinstance(found, manifest.Manifest):
@@ -194,12 +203,12 @@ def _oci(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
         entry = manifest.choose(found)
         found = manifest.read(_verified(files, entry), entry.media_type)
     if not isinstance(found, manifest.Manifest):
-        raise CreateError(f"{what} holds indexes of indexes, and no image")
+        raise CreateError(f"{what} contains nested indexes, but no image")
     config = _verified(files, found.config)
     layers = []
     for wanted in found.layers:
         if _size(files, _blob(wanted.digest), what) != wanted.size:
-            raise CreateError(f"{what}: the layer {wanted.digest} has not the size that the manifest tells")
+            raise CreateError(f"{what}: the size of the layer {wanted.digest} differs from the manifest")
         layers.append(ArchiveLayer(_blob(wanted.digest), wanted.size, wanted.digest))
     return ArchivedImage(found.digest, manifest.configuration(config, len(layers)), tuple(layers))
 
@@ -217,13 +226,13 @@ def _verified(files: ImageFiles, wanted: BlobDescriptor) -> bytes:
 def _size(files: ImageFiles, name: str, what: str) -> int:
     size = files.size(name)
     if size is None:
-        raise CreateError(f"{what} is not whole: {name} is missing in it")
+        raise CreateError(f"{what} is incomplete: {name} is missing")
     return size
 
 
 def _document(files: ImageFiles, name: str) -> bytes:
     size = files.size(name)
     if size is None or size > manifest.DOCUMENT_MAX:
-        raise CreateError(f"{name} is missing, or larger than such a document can be")
+        raise CreateError(f"{name} is missing, or too large")
     with contextlib.closing(files.open(name)) as source:
         return source.read(size)

@@ -1,4 +1,4 @@
-"""Who we are to a registry, from where ``docker login`` keeps it."""
+"""Read the login for a registry from where ``docker login`` stores it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ class Login(NamedTuple):
     name: str
     secret: str
     token: bool = False
-    """The secret is a refresh token of the token server, not a password."""
+    """Whether the secret is a refresh token and not a password."""
 
 
 def find(registry: str) -> Login | None:
-    """The login for a registry, or None for an anonymous visitor. Raises CreateError.
+    """The login for a registry, or None for anonymous access. Raises CreateError.
 
-    As Docker: a helper named for this registry, else the helper for all, else what the file itself holds.
+    Looks where Docker does: the credential helper of this registry, then the default helper, then the file.
     """
-    # Not by Path.home(): it raises for a user without a home directory, who is an anonymous visitor.
+    # Not Path.home(): it raises for a user without a home directory.
     path = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")) / "config.json"  # noqa: PTH111
     try:
         config = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise CreateError(f"{path} cannot be read: {error}", remedy="`docker login` writes it") from error
+        raise CreateError(
+            f"{path} cannot be read: {error}", remedy="write it again with `docker login`"
+        ) from error
     if not isinstance(config, dict):
         return None
     keys = [_HUB_KEY, "docker.io"] if registry == "docker.io" else [registry, f"https://{registry}"]
@@ -74,16 +76,16 @@ def _from_helper(helper: str, key: str) -> Login | None:
     if program is None:
         raise CreateError(
             f"the credential helper docker-credential-{helper} is not installed",
-            remedy="install it, or take it out of ~/.docker/config.json",
+            remedy="install it, or remove it from ~/.docker/config.json",
         )
     try:
         ended = subprocess.run(
             [program, "get"], input=key.encode(), capture_output=True, timeout=HELPER_SECONDS, check=False
         )
-        # Helpers tell that they know nothing by failing, and so go on as an anonymous visitor.
+        # A helper also fails if it has no login for the registry: then access is anonymous.
         found = msgspec.json.decode(ended.stdout) if ended.returncode == 0 else {}
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as error:
-        raise CreateError(f"the credential helper {program} does not answer: {error}") from error
+        raise CreateError(f"the credential helper {program} failed: {error}") from error
     if not isinstance(found, dict) or not found.get("Secret"):
         return None
     name = str(found.get("Username", ""))

@@ -1,4 +1,4 @@
-"""A blob on its way to the disk: taken up again where it was cut, verified, and read while it grows."""
+"""Download a blob: resume it after an interruption, verify it, and read it while it arrives."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images.manifest import BlobDescriptor
 from dutyfree.engine.images.registry import RangeError, RegistryClient, TransientError
 from dutyfree.engine.images.streams import Readable
-from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.cancel import POLL_SECONDS, CancelToken
 
-Told = Callable[[int], None]
-
-PATIENCE = 0.1
-"""Between two looks whether anybody still wants what is waited for."""
+OnBytes = Callable[[int], None]
+"""Receives the number of bytes that have arrived so far."""
 
 
 @contextlib.contextmanager
-def fetched(
-    registry: RegistryClient, wanted: BlobDescriptor, path: Path, told: Told, cancel: CancelToken
+def open_download(
+    registry: RegistryClient, wanted: BlobDescriptor, path: Path, on_bytes: OnBytes, cancel: CancelToken
 ) -> Iterator[Readable]:
-    """The blob to be read, while it comes; its end is read only once it is verified. ``path`` is removed.
+    """Download a blob to ``path``, and yield a file that can be read meanwhile. Removes ``path`` at the end.
 
-    Whoever leaves by an error halts the download. Raises as ``download``, here or where it is read.
+    The reader sees the end of the file only after the blob is verified. An exception in the caller cancels
+    the download. Raises the errors of ``download``, here or where the file is read.
     """
-    if path.exists():  # an earlier download may have left what is wrong: verified before anybody reads it
-        download(registry, wanted, path, told, cancel)
+    if path.exists():  # left by an earlier download: verify all of it before it is read
+        download(registry, wanted, path, on_bytes, cancel)
         with open(path, "rb", buffering=0) as file:
             yield file
     else:
         path.touch(mode=0o600)
         with (
             open(path, "rb", buffering=0) as file,
-            _growing(registry, wanted, path, told, cancel, file) as grown,
+            _growing(registry, wanted, path, on_bytes, cancel, file) as grown,
         ):
             yield grown
     path.unlink(missing_ok=True)
@@ -49,7 +48,7 @@ def _growing(
     registry: RegistryClient,
     wanted: BlobDescriptor,
     path: Path,
-    told: Told,
+    on_bytes: OnBytes,
     cancel: CancelToken,
     file: BinaryIO,
 ) -> Iterator[Readable]:
@@ -57,7 +56,7 @@ def _growing(
 
     def grown(at: int) -> None:
         growing.grow(at)
-        told(at)
+        on_bytes(at)
 
     def fetch() -> None:
         error: BaseException | None = None
@@ -81,7 +80,8 @@ def _growing(
 class _Growing:
     """A file that another thread appends to.
 
-    If that begins anew, what was read already must come again: the layer's own digest tells whether it did.
+    If the download starts again, the part that was read already is not read again. The layer's own digest
+    shows whether it was the same.
     """
 
     def __init__(self, file: BinaryIO, cancel: CancelToken) -> None:
@@ -107,56 +107,58 @@ class _Growing:
             with self._changed:
                 while self._there <= self._at and not self._ended:
                     self._cancel.check()
-                    self._changed.wait(PATIENCE)
+                    self._changed.wait(POLL_SECONDS)
                 if self._error:
                     raise self._error
                 left = self._there - self._at
             data = self._file.read(min(size, left)) if left > 0 else b""
             self._at += len(data)
-            if data or left <= 0:  # else it was cut off under our hands, to begin anew
+            if data or left <= 0:  # else the file was truncated to start again
                 return data
 
 
 def download(
-    registry: RegistryClient, wanted: BlobDescriptor, path: Path, told: Told, cancel: CancelToken
+    registry: RegistryClient, wanted: BlobDescriptor, path: Path, on_bytes: OnBytes, cancel: CancelToken
 ) -> None:
-    """The blob at ``path``, whole and verified; what is there of it already is not fetched again.
+    """Download a blob to ``path``, and verify it. Resumes from the bytes that are there.
 
-    One at a time for one path. Raises CreateError, Cancelled, and OSError of the disk.
+    Only one download per path at a time. Raises CreateError, Cancelled, and OSError of the disk.
     """
     with open(path, "a+b", buffering=0) as file:
-        part = _Part(file, wanted, told)
-        part.recall(cancel)
-        taken_up = part.at > 0
+        part = _Part(file, wanted, on_bytes)
+        part.read_existing(cancel)
+        is_resumed = part.at > 0
         while True:
             part.fill(registry, cancel)
-            if part.whole:
+            if part.is_complete:
                 return
             part.restart()
-            if not taken_up:
+            if not is_resumed:
                 break
-            taken_up = False  # the fault may be in what an earlier download left
+            is_resumed = False  # the bytes of the earlier download may have been wrong: try once more
     path.unlink(missing_ok=True)
     raise CreateError(
-        f"{registry.base} gives something else than {wanted.digest}",
-        remedy="the registry or what lies between is broken or hostile: use another, or a mirror",
+        f"{registry.base} sends something else than {wanted.digest}",
+        remedy="the registry or a proxy is broken or hostile: use another one, or a mirror",
     )
 
 
 class _Part:
-    def __init__(self, file: BinaryIO, wanted: BlobDescriptor, told: Told) -> None:
+    """A partial download."""
+
+    def __init__(self, file: BinaryIO, wanted: BlobDescriptor, on_bytes: OnBytes) -> None:
         self._file = file
         self._wanted = wanted
-        self._told = told
+        self._on_bytes = on_bytes
         self._hash = hashlib.sha256()
         self.at = 0
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.at == self._wanted.size and f"sha256:{self._hash.hexdigest()}" == self._wanted.digest
 
-    def recall(self, cancel: CancelToken) -> None:
-        """Read what an earlier download left."""
+    def read_existing(self, cancel: CancelToken) -> None:
+        """Hash the bytes that an earlier download left."""
         if os.fstat(self._file.fileno()).st_size > self._wanted.size:
             self.restart()
         self._file.seek(0)
@@ -164,13 +166,13 @@ class _Part:
             cancel.check()
             self._hash.update(piece)
             self.at += len(piece)
-        self._told(self.at)
+        self._on_bytes(self.at)
 
     def restart(self) -> None:
         self._file.truncate(0)
         self._hash = hashlib.sha256()
         self.at = 0
-        self._told(0)
+        self._on_bytes(0)
 
     def fill(self, registry: RegistryClient, cancel: CancelToken) -> None:
         attempt = 0
@@ -179,12 +181,12 @@ class _Part:
             try:
                 self._receive(registry, cancel)
                 if self.at < self._wanted.size:
-                    raise TransientError(f"it gave {self.at} of {self._wanted.size} bytes")
-            except TransientError as passing:
-                if isinstance(passing, RangeError):
+                    raise TransientError(f"it sent {self.at} of {self._wanted.size} bytes")
+            except TransientError as error:
+                if isinstance(error, RangeError):
                     self.restart()
                 attempt = 1 if self.at > before else attempt + 1
-                registry.pause(attempt, passing, cancel)
+                registry.pause(attempt, error, cancel)
 
     def _receive(self, registry: RegistryClient, cancel: CancelToken) -> None:
         with registry.blob(self._wanted.digest, self.at) as (start, pieces):
@@ -193,10 +195,12 @@ class _Part:
             for piece in pieces:
                 cancel.check()
                 if self.at + len(piece) > self._wanted.size:
-                    raise CreateError(f"{registry.base} gives more of {self._wanted.digest} than there is")
+                    raise CreateError(
+                        f"{registry.base} sends more bytes of {self._wanted.digest} than {self._wanted.size}"
+                    )
                 rest = memoryview(piece)
                 while rest:
                     rest = rest[self._file.write(rest) :]
                 self._hash.update(piece)
                 self.at += len(piece)
-                self._told(self.at)
+                self._on_bytes(self.at)

@@ -1,7 +1,6 @@
-"""HTTP as registries need it, and no more: kept connections, redirects, proxies. For several threads.
+"""A small HTTP client for registries: connection reuse, redirects, proxies. Thread-safe.
 
-The standard library's own client underneath: a pull in which nothing is to be fetched takes as long as its
-imports do.
+It uses the standard library's client, because imports dominate the time of a pull that finds nothing new.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-"""Without a byte, after which a connection counts as cut."""
-REDIRECTS = 10
+"""Timeout of one read."""
+REDIRECTS_MAX = 10
 PIECE = 256 << 10
 
 _MOVED = (301, 302, 303, 307, 308)
 
 
-class ConnectionLost(Exception):  # noqa: N818 (what became of the connection)
-    """The connection failed. ``reached`` tells whether there ever was one."""
+class ConnectionLost(Exception):  # noqa: N818 (names the state)
+    """The connection failed. ``reached`` says whether it was ever established."""
 
     def __init__(self, reason: str, *, reached: bool = True) -> None:
         super().__init__(reason)
         self.reached = reached
 
 
-class BadResponse(Exception):  # noqa: N818 (what was answered)
-    """The answer cannot be followed."""
+class BadResponse(Exception):  # noqa: N818 (names the state)
+    """The server's response is invalid."""
 
 
-class _Place(NamedTuple):
+class _Endpoint(NamedTuple):
     secure: bool
     host: str
     port: int
 
 
 class HttpResponse:
-    """An answer whose body is read as it comes."""
+    """A response whose body is read as a stream."""
 
     def __init__(self, url: str, inner: http.client.HTTPResponse) -> None:
         self.url = url
@@ -56,15 +55,15 @@ class HttpResponse:
         self.whole = self._left == 0
 
     def pieces(self) -> Iterator[bytes]:
-        """The body, each piece as soon as it is there. Raises ConnectionLost."""
+        """The body, each piece as soon as it arrives. Raises ConnectionLost."""
         while not self.whole:
             try:
                 piece = self._inner.read1(PIECE if self._left is None else min(PIECE, self._left))
             except (OSError, http.client.HTTPException) as error:
-                raise ConnectionLost(f"the connection was cut: {_reason(error)}") from error
+                raise ConnectionLost(f"the connection was lost: {_reason(error)}") from error
             if not piece:
                 if self._left:
-                    raise ConnectionLost("the connection was cut: it ended in the middle")
+                    raise ConnectionLost("the connection was closed before the end of the response")
                 self.whole = True
                 return
             if self._left is not None:
@@ -77,14 +76,14 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Kept connections, until ``close``. ``allowed`` sees every address before it is asked, and may raise."""
+    """Reuses connections until ``close``. Calls ``check_url`` before each request; it may raise."""
 
-    def __init__(self, headers: Mapping[str, str], allowed: Callable[[str], None]) -> None:
+    def __init__(self, headers: Mapping[str, str], check_url: Callable[[str], None]) -> None:
         self._headers = dict(headers)
-        self._allowed = allowed
-        self._idle: dict[_Place, list[http.client.HTTPConnection]] = {}
+        self._check_url = check_url
+        self._idle: dict[_Endpoint, list[http.client.HTTPConnection]] = {}
         self._lock = threading.Lock()
-        self._trust: ssl.SSLContext | None = None
+        self._tls_context: ssl.SSLContext | None = None
 
     def close(self) -> None:
         with self._lock:
@@ -94,46 +93,48 @@ class HttpClient:
             connection.close()
 
     @contextlib.contextmanager
-    def ask(self, url: str, headers: Mapping[str, str], form: bytes | None = None) -> Iterator[HttpResponse]:
+    def request(
+        self, url: str, headers: Mapping[str, str], form: bytes | None = None
+    ) -> Iterator[HttpResponse]:
         """GET a URL, or POST a form to it; follow redirects. Raises ConnectionLost, BadResponse."""
         own = {**self._headers, **headers}
         if form is not None:
             own["Content-Type"] = "application/x-www-form-urlencoded"
-        for _ in range(REDIRECTS):
-            self._allowed(url)
-            place = _place(url)
-            connection, response = self._send(place, url, own, form)
+        for _ in range(REDIRECTS_MAX):
+            self._check_url(url)
+            endpoint = _endpoint(url)
+            connection, response = self._send(endpoint, url, own, form)
             try:
                 if response.status not in _MOVED:
                     yield response
                     return
                 target = response.headers.get("location")
             finally:
-                self._give_back(place, connection, response)
+                self._release(endpoint, connection, response)
             if target is None or form is not None:
-                raise BadResponse("it leads nowhere")
+                raise BadResponse("it redirects without a location, or redirects a POST")
             url = urljoin(url, target)
-            if _place(url) != place:  # what we are is no business of others
+            if _endpoint(url) != endpoint:  # do not send the login to another host
                 own.pop("Authorization", None)
-        raise BadResponse("it leads in circles")
+        raise BadResponse(f"it redirects more than {REDIRECTS_MAX} times")
 
     # --- Connections --------------------------------------------------------------------------------
 
     def _send(
-        self, place: _Place, url: str, headers: dict[str, str], form: bytes | None
+        self, endpoint: _Endpoint, url: str, headers: dict[str, str], form: bytes | None
     ) -> tuple[http.client.HTTPConnection, HttpResponse]:
-        proxy = _proxy(place)
+        proxy = _proxy(endpoint)
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        if proxy and not place.secure:
+        if proxy and not endpoint.secure:
             target, headers = url, {**headers, **_proxy_login(proxy)}
         while True:
             with self._lock:
-                kept = self._idle.get(place)
+                kept = self._idle.get(endpoint)
                 connection = kept.pop() if kept else None
             used = connection is not None
             if connection is None:
-                connection = self._connect(place, proxy)
+                connection = self._connect(endpoint, proxy)
             try:
                 connection.request("GET" if form is None else "POST", target, form, headers)
                 return connection, HttpResponse(url, connection.getresponse())
@@ -142,21 +143,19 @@ class HttpClient:
                 raise BadResponse(str(error)) from error
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if not used:  # a kept connection may have ended while nobody looked
+                if not used:  # else the server may have closed an idle connection: try a new one
                     raise ConnectionLost(_reason(error)) from error
 
-    def _connect(self, place: _Place, proxy: str) -> http.client.HTTPConnection:
+    def _connect(self, endpoint: _Endpoint, proxy: str) -> http.client.HTTPConnection:
         where = urlsplit(proxy)
         if proxy and (where.scheme != "http" or not where.hostname):
-            raise BadResponse(f"the proxy {proxy} is of a kind that is not known: name it http://host:port")
-        host, port = (where.hostname or "", where.port or 80) if proxy else (place.host, place.port)
+            raise BadResponse(f"the proxy {proxy} is not supported: name it http://host:port")
+        host, port = (where.hostname or "", where.port or 80) if proxy else (endpoint.host, endpoint.port)
         connection: http.client.HTTPConnection
-        if place.secure:
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=CONNECT_SECONDS, context=self._trusted()
-            )
+        if endpoint.secure:
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_SECONDS, context=self._tls())
             if proxy:
-                connection.set_tunnel(place.host, place.port, _proxy_login(proxy))
+                connection.set_tunnel(endpoint.host, endpoint.port, _proxy_login(proxy))
         else:
             connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
         try:
@@ -167,16 +166,16 @@ class HttpClient:
         connection.sock.settimeout(READ_SECONDS)
         return connection
 
-    def _trusted(self) -> ssl.SSLContext:
+    def _tls(self) -> ssl.SSLContext:
         import ssl
 
         with self._lock:
-            if self._trust is None:
-                self._trust = ssl.create_default_context()
-            return self._trust
+            if self._tls_context is None:
+                self._tls_context = ssl.create_default_context()
+            return self._tls_context
 
-    def _give_back(
-        self, place: _Place, connection: http.client.HTTPConnection, response: HttpResponse
+    def _release(
+        self, endpoint: _Endpoint, connection: http.client.HTTPConnection, response: HttpResponse
     ) -> None:
         reusable = response.whole and connection.sock is not None
         response.close()
@@ -184,30 +183,30 @@ class HttpClient:
             connection.close()
             return
         with self._lock:
-            self._idle.setdefault(place, []).append(connection)
+            self._idle.setdefault(endpoint, []).append(connection)
 
 
-def _place(url: str) -> _Place:
+def _endpoint(url: str) -> _Endpoint:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
             secure = parts.scheme == "https"
-            return _Place(secure, parts.hostname, parts.port or (443 if secure else 80))
+            return _Endpoint(secure, parts.hostname, parts.port or (443 if secure else 80))
     except ValueError:
         pass
-    raise BadResponse(f"{url!r} is no address")
+    raise BadResponse(f"{url!r} is not a valid URL")
 
 
-def _proxy(place: _Place) -> str:
-    """The proxy that the environment tells for an address; none without one."""
+def _proxy(endpoint: _Endpoint) -> str:
+    """The proxy for a host from the environment, or an empty string."""
     if not any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
         return ""
     from urllib.request import getproxies, proxy_bypass
 
-    if proxy_bypass(f"{place.host}:{place.port}"):
+    if proxy_bypass(f"{endpoint.host}:{endpoint.port}"):
         return ""
     known = getproxies()
-    found = known.get("https" if place.secure else "http") or known.get("all") or ""
+    found = known.get("https" if endpoint.secure else "http") or known.get("all") or ""
     return found if "://" in found or not found else f"http://{found}"
 
 

@@ -1,4 +1,4 @@
-"""What an image consists of: manifests and configurations, of OCI and of Docker."""
+"""Parse manifests, indexes and configurations of images, in OCI's and Docker's formats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIGS = (
 )
 
 DOCUMENT_MAX = 4 << 20
-"""No manifest or configuration is larger: registries themselves refuse such."""
+"""Limit for the bytes of a manifest or configuration. Registries refuse larger ones too."""
 LAYERS_PER_IMAGE = 512
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -56,7 +56,7 @@ class BlobDescriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaTy
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """An image for one platform: what is to be fetched, and what must come of it."""
+    """An image for one platform: its configuration and its layers."""
 
     digest: str
     config: BlobDescriptor
@@ -81,17 +81,17 @@ def digest_of(data: bytes) -> str:
 
 
 def check(data: bytes, digest: str, what: str) -> None:
-    """Raises CreateError unless the digest is that of the data."""
+    """Verify the digest of ``data``. Raises CreateError."""
     found = digest_of(data)
     if found != digest:
         raise CreateError(
-            f"{what} is not what was asked for: it should be {digest}, and is {found}",
-            remedy="the registry or what lies between is broken or hostile: use another, or a mirror",
+            f"{what} does not match its digest: expected {digest}, got {found}",
+            remedy="the registry or a proxy is broken or hostile: use another one, or a mirror",
         )
 
 
 def read(data: bytes, media_type: str) -> Manifest | tuple[BlobDescriptor, ...]:
-    """A manifest; or, of an index, the manifests that it lists. Raises CreateError."""
+    """Parse a manifest; or an index, and return the manifests that it lists. Raises CreateError."""
     document = _decode(data)
     kind = str(document.get("mediaType") or media_type.partition(";")[0].strip())
     try:
@@ -99,7 +99,7 @@ def read(data: bytes, media_type: str) -> Manifest | tuple[BlobDescriptor, ...]:
             return tuple(_descriptor(entry) for entry in document["manifests"])
         if kind not in MANIFESTS and "layers" not in document:
             raise CreateError(
-                f"a manifest of the kind {kind or 'unknown'} is not an image that can be run here",
+                f"a manifest of the type {kind or 'unknown'} is not supported",
                 remedy="push the image again with a recent Docker, Podman or BuildKit",
             )
         config = _descriptor(document["config"])
@@ -107,20 +107,20 @@ def read(data: bytes, media_type: str) -> Manifest | tuple[BlobDescriptor, ...]:
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise CreateError(f"the image's manifest is malformed: {error}") from error
     if config.media_type not in ("", *CONFIGS):
-        raise CreateError(f"it holds {config.media_type}, which is no image of a root file system")
+        raise CreateError(f"its configuration is {config.media_type}: it is no image of a root file system")
     if len(layers) > LAYERS_PER_IMAGE:
-        raise CreateError(f"the image has {len(layers)} layers; at most {LAYERS_PER_IMAGE} are taken")
+        raise CreateError(f"the image has {len(layers)} layers; the limit is {LAYERS_PER_IMAGE}")
     for layer in layers:
         if layer.media_type not in LAYERS and layer.media_type:
-            foreign = " (a foreign layer, kept elsewhere)" if "foreign" in layer.media_type else ""
+            foreign = " (a foreign layer, which is stored elsewhere)" if "foreign" in layer.media_type else ""
             raise CreateError(
-                f"the image has a layer of the kind {layer.media_type}{foreign}, which cannot be unpacked"
+                f"the image has a layer of the kind {layer.media_type}{foreign}, which is not supported"
             )
     return Manifest(digest_of(data), config, layers)
 
 
 def choose(listed: tuple[BlobDescriptor, ...], wanted: Platform | None = None) -> BlobDescriptor:
-    """The entry of an index for this platform. Raises CreateError."""
+    """Select the entry of an index for this platform. Raises CreateError."""
     wanted = wanted or here()
     if len(listed) == 1 and listed[0].platform is None:
         return listed[0]
@@ -138,7 +138,7 @@ def choose(listed: tuple[BlobDescriptor, ...], wanted: Platform | None = None) -
 
 
 def configuration(data: bytes, layers: int) -> Configuration:
-    """An image's configuration, checked against the number of its layers. Raises CreateError."""
+    """Parse an image's configuration, and check it against the number of layers. Raises CreateError."""
     document = _decode(data)
     wanted = here()
     try:
@@ -153,7 +153,7 @@ def configuration(data: bytes, layers: int) -> Configuration:
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise CreateError(f"the image's configuration is malformed: {error!r}") from error
     if not all(DIGEST.fullmatch(identity) for identity in diff_ids) or len(diff_ids) != layers:
-        raise CreateError("the image's configuration does not fit to its layers")
+        raise CreateError("the image's configuration does not match its layers")
     return Configuration(settings, diff_ids, str(document.get("created") or ""))
 
 
@@ -181,14 +181,16 @@ def _decode(data: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CreateError(f"the registry's answer is no JSON: {error}") from error
+        raise CreateError(f"the document is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise CreateError("the registry's answer is not what an image is made of")
+        raise CreateError("the document is not a manifest or a configuration: it is not a JSON object")
     return document
 
 
 def _descriptor(entry: Any) -> BlobDescriptor:
     found = msgspec.convert(entry, BlobDescriptor)
     if not DIGEST.fullmatch(found.digest) or found.size < 0:
-        raise CreateError(f"{found.digest!r} with {found.size} bytes is nothing that could be verified")
+        raise CreateError(
+            f"the manifest has an invalid descriptor: digest {found.digest!r}, {found.size} bytes"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Where else images can be had, and where without TLS: from the configuration and the environment."""
+"""Mirrors of registries, and registries without TLS, from the configuration and the environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dutyfree.engine.images.reference import HUB
 def options(
     mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tuple[str, ...] = ()
 ) -> PullOptions:
-    """With what DUTYFREE_MIRRORS and DUTYFREE_INSECURE_REGISTRIES add. Raises CreateError.
+    """Add DUTYFREE_MIRRORS and DUTYFREE_INSECURE_REGISTRIES to the configured ones. Raises CreateError.
 
-    ``DUTYFREE_MIRRORS="ghcr.io=https://one.example,https://two.example"``: with a registry in front, or for
-    Docker Hub.
+    ``DUTYFREE_MIRRORS="ghcr.io=https://one.example,https://two.example"``: a mirror without a registry in
+    front is one of Docker Hub.
     """
     merged = {registry: tuple(addresses) for registry, addresses in (mirrors or {}).items()}
     for entry in _words("DUTYFREE_MIRRORS"):
@@ -26,7 +26,9 @@ def options(
         merged[registry] = (*merged.get(registry, ()), address)
     for address in (address for addresses in merged.values() for address in addresses):
         if "://" in address and not address.startswith(("https://", "http://")):
-            raise CreateError(f"{address!r} is no mirror's address", remedy="name it as https://host[:port]")
+            raise CreateError(
+                f"the mirror {address!r} is not a URL", remedy="write it as https://host[:port]"
+            )
     return PullOptions(merged, (*insecure, *_words("DUTYFREE_INSECURE_REGISTRIES")))
 
 

@@ -1,8 +1,8 @@
-"""A directory in overlayfs' form becomes a layer's tar: what ``unpack`` reads, and every OCI tool.
+"""Pack a layer's directory into a tar that ``unpack`` and every OCI tool can read.
 
-The same tree gives the same bytes, whenever and wherever: names in order, times to the nanosecond, nothing
-of the disk it lies on. Holes stay holes, files with several names are stored once. Whiteouts are written as
-OCI has them. Sockets are left out: without their process they are nothing.
+The same tree gives the same bytes on every machine: names are sorted, times have nanoseconds, and nothing
+depends on the disk. Sparse files stay sparse, hard links are stored once, and whiteouts become those of OCI.
+Sockets are left out: they are useless without their process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _WHITEOUT = WHITEOUT.encode()
 
 
 def pack(root: int) -> Iterator[bytes]:
-    """The tar of the directory that ``root`` is open at, in pieces of bounded size.
+    """The tar of the directory that the descriptor ``root`` has open, in pieces of bounded size.
 
-    Raises OSError, and InvalidLayer for what a tar cannot say: names of whiteouts, references to layers.
+    Raises OSError, and InvalidLayer for what a tar cannot express: files named like whiteouts, references to
+    lower layers.
     """
     yield from _Packer().tree(root)
 
 
-class _About(NamedTuple):
-    """What a member's header says; of a mark, nothing."""
+class _Metadata(NamedTuple):
+    """Metadata of a whiteout's header."""
 
     st_mode: int = 0o644
     st_uid: int = 0
@@ -46,7 +47,7 @@ class _About(NamedTuple):
 class _Entry(NamedTuple):
     name: bytes
     kind: bytes
-    info: os.stat_result | _About = _About()
+    info: os.stat_result | _Metadata = _Metadata()
     size: int = 0
     link: bytes = b""
     more: tuple[tuple[bytes, bytes], ...] = ()
@@ -75,7 +76,7 @@ class _Packer:
     def _member(self, parent: int, base: bytes, name: bytes) -> Iterator[bytes]:
         info = os.stat(base, dir_fd=parent, follow_symlinks=False)
         if base.startswith(_WHITEOUT):
-            raise InvalidLayer(f"{os.fsdecode(name)!r} would be taken for a mark that hides files: rename it")
+            raise InvalidLayer(f"{os.fsdecode(name)!r} would be read as a whiteout: rename it")
         if is_whiteout(info):
             above, _, last = name.rpartition(b"/")
             yield _header(_Entry((above + b"/" if above else b"") + _WHITEOUT + last, b"0"))
@@ -109,11 +110,11 @@ def _single(parent: int, base: bytes, name: bytes, info: os.stat_result) -> Iter
 
 def _file(file: int, name: bytes, info: os.stat_result) -> Iterator[bytes]:
     more = _attributes(file, name)
-    parts = _parts(file, info)
+    parts = _data_parts(file, info)
     if parts == [(0, info.st_size)] or not info.st_size:
         yield _header(_Entry(name, b"0", info, info.st_size, more=more))
     else:
-        # GNU's sparse format 1.0: a map of what there is, then that.
+        # GNU's sparse format 1.0: a map of the data, then the data.
         listed = "".join(f"{number}\n" for number in (len(parts), *(n for part in parts for n in part)))
         table = listed.encode() + bytes(-len(listed) % _BLOCK)
         sparse = (
@@ -133,8 +134,8 @@ def _file(file: int, name: bytes, info: os.stat_result) -> Iterator[bytes]:
     yield bytes(-written % _BLOCK)
 
 
-def _parts(file: int, info: os.stat_result) -> list[tuple[int, int]]:
-    """Where the file has data. A hole at the end is told by a last part of no length."""
+def _data_parts(file: int, info: os.stat_result) -> list[tuple[int, int]]:
+    """Where the file has data, as (offset, length). A hole at the end becomes a last part of length 0."""
     if info.st_blocks * 512 >= info.st_size:
         return [(0, info.st_size)]
     parts = []
@@ -142,7 +143,7 @@ def _parts(file: int, info: os.stat_result) -> list[tuple[int, int]]:
     while at < info.st_size:
         try:
             begin = os.lseek(file, at, os.SEEK_DATA)
-        except OSError:  # nothing but a hole is left
+        except OSError:  # only a hole is left
             break
         at = min(os.lseek(file, begin, os.SEEK_HOLE), info.st_size)
         parts.append((begin, at - begin))
@@ -155,7 +156,7 @@ def _read(file: int, offset: int, length: int) -> Iterator[bytes]:
     while length:
         piece = os.pread(file, min(CHUNK, length), offset)
         if not piece:
-            raise OSError(f"a file of a layer was cut while it was read, at {offset}")
+            raise OSError(f"a file of the layer was truncated at {offset} while it was packed")
         yield piece
         offset += len(piece)
         length -= len(piece)
@@ -166,7 +167,7 @@ def _attributes(file: int, name: bytes) -> tuple[tuple[bytes, bytes], ...]:
     for attribute in sorted(os.listxattr(file)):
         if attribute in _REFERENCES:
             raise InvalidLayer(
-                f"{os.fsdecode(name)!r} is of a layer that refers to others, and cannot travel alone"
+                f"{os.fsdecode(name)!r} refers to others in a lower layer, which the tar does not contain"
             )
         if attribute.startswith("user.") or attribute in ACL_ATTRIBUTES:
             kept.append((b"SCHILY.xattr." + os.fsencode(attribute), os.getxattr(file, attribute)))
@@ -220,7 +221,7 @@ def _octal(number: int, width: int) -> bytes:
 
 
 def _record(name: bytes, value: bytes) -> bytes:
-    """``LENGTH NAME=VALUE``, where the length counts itself."""
+    """``LENGTH NAME=VALUE``. The length includes its own digits."""
     rest = b" " + name + b"=" + value + b"\n"
     length = len(rest)
     while len(rest) + len(str(length)) != length:

@@ -1,4 +1,4 @@
-"""Names of images, read as Docker reads them."""
+"""Parse image references in Docker's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dutyfree.contract.errors import CreateError
 
 HUB = "docker.io"
-"""The registry of names that name none."""
+"""The registry of references without one."""
 
 _PART = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -23,16 +23,16 @@ class Reference(NamedTuple):
     repository: str
     tag: str
     digest: str = ""
-    """What it must have, whatever the tag says; "" for whatever the tag names now."""
+    """The manifest's digest. If it is empty, the tag decides."""
 
     @property
     def wanted(self) -> str:
-        """What the registry is asked for."""
+        """The tag or digest to request from the registry."""
         return self.digest or self.tag
 
     @property
     def origin(self) -> str:
-        """The host that answers for the registry."""
+        """The host that serves the registry."""
         return "registry-1.docker.io" if self.registry == HUB else self.registry
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Reference(NamedTuple):
 
 
 def parse(text: str) -> Reference:
-    """``debian:12`` → ``docker.io/library/debian:12``, and so on. Raises CreateError."""
+    """Parse and complete a reference: ``debian:12`` → ``docker.io/library/debian:12``. Raises CreateError."""
     name, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
         raise _bad(text, "its digest is not sha256: and 64 hexadecimal digits")
@@ -56,19 +56,19 @@ def parse(text: str) -> Reference:
         registry = HUB
     path, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise _bad(text, f"{tag!r} is no tag")
+        raise _bad(text, f"{tag!r} is not a tag")
     if not _HOST.fullmatch(registry):
-        raise _bad(text, f"{registry!r} is no registry's host")
+        raise _bad(text, f"{registry!r} is not a host name")
     if registry == HUB and "/" not in path:
         path = f"library/{path}"
     if len(path) > 255 or not all(_PART.fullmatch(part) for part in path.split("/")):
-        raise _bad(text, "repositories are named in small letters, digits and . _ - /")
+        raise _bad(text, "a repository may have lower-case letters, digits and . _ - /")
     return Reference(registry, path, "" if digest and not tag else tag or "latest", digest)
 
 
 def _bad(text: str, reason: str) -> CreateError:
     return CreateError(
-        f"{text!r} is no name of an image: {reason}",
+        f"{text!r} is not an image reference: {reason}",
         remedy="name one as Docker does (debian:12, ghcr.io/team/name:tag, host:5000/name@sha256:…), "
         "or the absolute path of a root file system or a tar",
     )

@@ -1,7 +1,4 @@
-"""A registry over HTTP: manifests and blobs, with its tokens, its mirrors and its moods.
-
-Blocking; to be used from threads, of which several may share one ``RegistryClient``.
-"""
+"""Client of a registry: manifests and blobs, with authentication and retries. Blocks."""
 
 from __future__ import annotations
 
@@ -22,22 +19,21 @@ from dutyfree.engine.images.reference import Reference
 from dutyfree.engine.store.cancel import CancelToken
 
 ATTEMPTS = 6
-FIRST_WAIT = 0.25
-LONGEST_WAIT = 30.0
-TOKENS = 3
-"""That one request may ask for: they end with time, or are used up by other threads."""
+WAIT_MAX = 30.0
+TOKENS_MAX = 3
+"""Tokens that one request may obtain: a token may expire, or another thread may replace it."""
 AGENT = "dutyfree"
 
 _ACCEPTED = ", ".join((*manifest.INDEXES, *manifest.MANIFESTS))
-_WORDS = 64 << 10
-"""Of a registry about an error."""
+_ERROR_MAX = 64 << 10
+"""Limit for the body of an error response."""
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _PAIRS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"|(\w+)=([^\s",]+)')
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 
 
 class TransientError(Exception):
-    """It may work in a moment."""
+    """A failure that may not happen again: retry."""
 
     def __init__(self, reason: str, wait: float = 0.0, *, reached: bool = True) -> None:
         super().__init__(reason)
@@ -46,27 +42,37 @@ class TransientError(Exception):
 
 
 class RangeError(TransientError):
-    """What is there of the blob already is no part of what the registry has."""
+    """The registry refuses the range: the partial download is not a part of its blob."""
 
     def __init__(self) -> None:
-        super().__init__("the registry knows no such range")
+        super().__init__("the registry does not have the requested range")
 
 
 class RegistryClient:
-    """One repository at one host. Use as a context manager."""
+    """One repository at one host, used as a context manager. Threads may share it.
+
+    ``first_wait`` is the pause before the first retry, in seconds. It doubles with each further one.
+    """
 
     def __init__(
-        self, base: str, reference: Reference, login: credentials.Login | None, cancel: CancelToken
+        self,
+        base: str,
+        reference: Reference,
+        login: credentials.Login | None,
+        cancel: CancelToken,
+        *,
+        first_wait: float = 0.25,
     ) -> None:
         self.base = base
+        self._first_wait = first_wait
         self._reference = reference
         self._login = login
         self._cancel = cancel
         self._authorization = ""
         self._lock = threading.Lock()
-        # As it was pushed: what the transport would unpack fits no digest.
+        # No transport compression: digests are of the stored bytes.
         headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
-        self._client = http.HttpClient(headers, self._refuse_downgrade)
+        self._client = http.HttpClient(headers, self._check_downgrade)
 
     def __enter__(self) -> RegistryClient:
         return self
@@ -75,30 +81,31 @@ class RegistryClient:
         self._client.close()
 
     def manifest(self, wanted: str) -> tuple[bytes, str]:
-        """A manifest or index by tag or digest, and its media type. Raises CreateError."""
+        """Fetch a manifest or index by tag or digest. Returns it with its media type. Raises CreateError."""
         data, kind = self._document(f"manifests/{wanted}", {"Accept": _ACCEPTED})
         if wanted.startswith("sha256:"):
             manifest.check(data, wanted, "the manifest")
         return data, kind
 
     def config(self, wanted: BlobDescriptor) -> bytes:
-        """An image's configuration, verified. Raises CreateError."""
+        """Fetch and verify an image's configuration. Raises CreateError."""
         data, _ = self._document(f"blobs/{wanted.digest}", {})
         manifest.check(data, wanted.digest, "the image's configuration")
         return data
 
     @contextlib.contextmanager
     def blob(self, digest: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """A blob's bytes from the offset on, or from 0 if the registry knows no ranges; one attempt.
+        """Request a blob once. Yields the offset at which it starts, and its pieces.
 
-        Raises CreateError, or TransientError for what is worth another attempt.
+        Starts at 0 if the registry does not support ranges. Raises CreateError, or TransientError if a retry
+        may help.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         with self._once(f"blobs/{digest}", headers) as response:
             ranged = response.status == 206
             if ranged and not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
-                raise TransientError("the registry answered with another range than it was asked for")
-            yield offset if ranged else 0, _passing(response)
+                raise TransientError("the registry sent another range than requested")
+            yield offset if ranged else 0, _pieces(response)
 
     # --- Requests -----------------------------------------------------------------------------------
 
@@ -107,36 +114,36 @@ class RegistryClient:
         while True:
             try:
                 with self._once(path, headers) as response:
-                    data = _whole(response, manifest.DOCUMENT_MAX)
+                    data = _body(response, manifest.DOCUMENT_MAX)
                     return data, response.headers.get("content-type", "")
-            except TransientError as passing:
+            except TransientError as error:
                 attempt += 1
-                self.pause(attempt, passing, self._cancel)
+                self.pause(attempt, error, self._cancel)
 
-    def pause(self, attempt: int, passing: TransientError, cancel: CancelToken) -> None:
-        """Wait before the next attempt. Raises CreateError after the last, Cancelled when nobody waits."""
-        # A host that does not even answer is given up sooner.
-        if attempt >= (ATTEMPTS if passing.reached else ATTEMPTS // 2):
+    def pause(self, attempt: int, error: TransientError, cancel: CancelToken) -> None:
+        """Wait before the next attempt. Raises CreateError after the last one, and Cancelled."""
+        # Give up sooner on a host that does not answer at all.
+        if attempt >= (ATTEMPTS if error.reached else ATTEMPTS // 2):
             raise CreateError(
-                f"{self.base} cannot be reached: {passing}"
-                if not passing.reached
-                else f"{self.base} does not give {self._reference}: {passing}",
-                remedy="check its name, the network and the proxy; or name a mirror (DUTYFREE_MIRRORS)",
-            ) from passing
-        wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
-        cancel.wait(min(LONGEST_WAIT, max(wait, passing.wait)))
+                f"{self.base} cannot be reached: {error}"
+                if not error.reached
+                else f"{self._reference} cannot be fetched from {self.base}: {error}",
+                remedy="check the host's name, the network and the proxy, or use a mirror (DUTYFREE_MIRRORS)",
+            ) from error
+        wait = min(WAIT_MAX, self._first_wait * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
+        cancel.wait(min(WAIT_MAX, max(wait, error.wait)))
 
     @contextlib.contextmanager
     def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.HttpResponse]:
         self._cancel.check()
         url = f"{self.base}/v2/{self._reference.repository}/{path}"
         try:
-            for renewals in range(TOKENS + 1):
+            for renewals in range(TOKENS_MAX + 1):
                 used = self._authorization
                 own = {**headers, "Authorization": used} if used else headers
-                with self._client.ask(url, own) as response:
-                    if response.status == 401 and renewals < TOKENS:
-                        said = _whole(response, _WORDS)
+                with self._client.request(url, own) as response:
+                    if response.status == 401 and renewals < TOKENS_MAX:
+                        said = _body(response, _ERROR_MAX)
                         if self._authorize(response.headers.get_all("www-authenticate", []), used):
                             continue
                         self._refuse(response, said)
@@ -146,15 +153,15 @@ class RegistryClient:
         except http.ConnectionLost as error:
             raise TransientError(str(error), reached=error.reached) from error
         except http.BadResponse as error:
-            raise CreateError(f"{self.base} answers with nonsense: {error}") from error
+            raise CreateError(f"{self.base} sent an invalid response: {error}") from error
 
     def _check(self, response: http.HttpResponse) -> None:
         if response.status not in (200, 206):
-            self._refuse(response, _whole(response, _WORDS))
+            self._refuse(response, _body(response, _ERROR_MAX))
 
     def _refuse(self, response: http.HttpResponse, body: bytes) -> NoReturn:
         status = response.status
-        said = _said(body) or f"status {status}"
+        said = _error_text(body) or f"status {status}"
         if status in _RETRIED:
             wait = response.headers.get("retry-after", "")
             raise TransientError(said, float(wait) if wait.isdigit() else 0.0)
@@ -164,22 +171,22 @@ class RegistryClient:
             known = f"as {self._login.name}" if self._login else "without a login"
             raise CreateError(
                 f"{self._reference.registry} refuses {self._reference} {known}: {said}",
-                remedy=f"`docker login {self._reference.registry}`; or the image does not exist",
+                remedy=f"run `docker login {self._reference.registry}`; or the image does not exist",
             )
         if status == 404:
             raise CreateError(
                 f"{self._reference.registry} has no {self._reference}: {said}",
                 remedy="check the name and the tag",
             )
-        raise CreateError(f"{self.base} does not give {self._reference}: {said}")
+        raise CreateError(f"{self._reference} cannot be fetched from {self.base}: {said}")
 
-    # --- Who we are ---------------------------------------------------------------------------------
+    # --- Authentication -----------------------------------------------------------------------------
 
     def _authorize(self, challenges: list[str], used: str) -> bool:
-        """Answer a challenge; whether that can help. Raises CreateError, TransientError."""
+        """Answer a challenge; return whether that may help. Raises CreateError, TransientError."""
         with self._lock:
             if used != self._authorization:
-                return True  # another thread was quicker
+                return True  # another thread has already renewed it
             for challenge in challenges:
                 scheme, _, rest = challenge.partition(" ")
                 fields = {a or c: b or d for a, b, c, d in _PAIRS.findall(rest)}
@@ -195,7 +202,7 @@ class RegistryClient:
         realm = fields["realm"]
         where = urlsplit(realm)
         if where.scheme != "https" and not (where.scheme == "http" and self.base.startswith("http:")):
-            raise CreateError(f"{self.base} wants a login at {realm}, where anybody could listen")
+            raise CreateError(f"{self.base} wants the login sent to {realm}, which is not encrypted")
         query = {"scope": fields.get("scope") or f"repository:{self._reference.repository}:pull"}
         if "service" in fields:
             query["service"] = fields["service"]
@@ -206,24 +213,24 @@ class RegistryClient:
         else:
             realm += f"{'&' if where.query else '?'}{urlencode(query)}"
             headers = {"Authorization": _basic(self._login)} if self._login else {}
-        with self._client.ask(realm, headers, form) as response:
+        with self._client.request(realm, headers, form) as response:
             self._check(response)
-            data = _whole(response, manifest.DOCUMENT_MAX)
+            data = _body(response, manifest.DOCUMENT_MAX)
         try:
             answer = msgspec.json.decode(data)
             return str(answer.get("token") or answer["access_token"])
         except (msgspec.DecodeError, RecursionError, KeyError, AttributeError) as error:
-            raise CreateError(f"{fields['realm']} gives no token: {error!r}") from error
+            raise CreateError(f"{fields['realm']} sent no token: {error!r}") from error
 
-    def _refuse_downgrade(self, url: str) -> None:
+    def _check_downgrade(self, url: str) -> None:
         if self.base.startswith("https:") and not url.startswith("https:"):
-            raise CreateError(f"{self.base} leads to {url}, where anybody could change what comes")
+            raise CreateError(f"{self.base} redirects to {url}, which is not encrypted")
 
 
 def bases(
     reference: Reference, mirrors: Mapping[str, tuple[str, ...]], insecure: tuple[str, ...]
 ) -> list[str]:
-    """Where a reference can be had: its mirrors, then its own registry. Plain HTTP only where told."""
+    """Base URLs for a reference: its mirrors, then its registry. Plain HTTP for loopback and ``insecure``."""
     found = [
         mirror.rstrip("/") if "://" in mirror else _base(mirror, insecure)
         for mirror in mirrors.get(reference.registry, ())
@@ -242,25 +249,25 @@ def _basic(login: credentials.Login) -> str:
     return "Basic " + base64.b64encode(f"{login.name}:{login.secret}".encode()).decode()
 
 
-def _whole(response: http.HttpResponse, limit: int) -> bytes:
-    """A small document. Raises CreateError if it is none, TransientError."""
+def _body(response: http.HttpResponse, limit: int) -> bytes:
+    """The body of a response. Raises CreateError if it exceeds the limit, and TransientError."""
     data = bytearray()
-    for piece in _passing(response):
+    for piece in _pieces(response):
         data += piece
         if len(data) > limit:
-            raise CreateError(f"{response.url} gives more than {limit} bytes, where a small document belongs")
+            raise CreateError(f"{response.url} sent more than {limit} bytes instead of a small document")
     return bytes(data)
 
 
-def _passing(response: http.HttpResponse) -> Iterator[bytes]:
+def _pieces(response: http.HttpResponse) -> Iterator[bytes]:
     try:
-        yield from response.pieces()  # as it comes: what a cut leaves of a piece would be lost
+        yield from response.pieces()
     except http.ConnectionLost as error:
         raise TransientError(str(error)) from error
 
 
-def _said(body: bytes) -> str:
-    """The registry's own words about an error."""
+def _error_text(body: bytes) -> str:
+    """The registry's own description of an error, or an empty string."""
     with contextlib.suppress(msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError):
         document: Any = msgspec.json.decode(body)
         if "errors" in document:

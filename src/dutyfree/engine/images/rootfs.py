@@ -1,8 +1,8 @@
-"""Layers in the launcher's hands: of this machine, of a directory, of an image in the store.
+"""Hand layers to the launcher: of this machine, of a directory, of an image in the store.
 
-``host`` is this machine's own ``/usr`` and what belongs to it, with an ``/etc`` made by a list of what is
-harmless: no home, no variable data, no keys, nothing of ``/opt`` or ``/run``. Of every other image all is its
-own, but for the three files in ``/etc`` that say where it runs.
+The image ``host`` is this machine's own ``/usr``, with an ``/etc`` that contains only a list of harmless
+files: no home directories, no variable data, no keys, nothing of ``/opt`` or ``/run``. Every other image is
+used as it is, except for three files in ``/etc`` that depend on where it runs.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ DIRECTORIES = {
 }
 
 SOFTWARE = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Links into ``usr`` on most systems, directories of their own on older ones."""
+"""Links into ``/usr`` on most systems, directories on older ones."""
 
-HARMLESS = (
+ETC_FILES = (
     "alternatives",
     "bash.bashrc",
     "ca-certificates.conf",
@@ -79,10 +79,10 @@ HARMLESS = (
     "terminfo",
     "timezone",
 )
-"""Of the host's ``/etc``; and ``python*``, where Debian keeps a part of Python itself."""
+"""What ``host`` has of the machine's ``/etc``; and ``python*``, which Debian's Python needs."""
 
-REACHED = ("/usr/", "/etc/alternatives/", "/etc/ssl/certs/", "/etc/pki/")
-"""Where links in it may lead."""
+LINK_TARGETS = ("/usr/", "/etc/alternatives/", "/etc/ssl/certs/", "/etc/pki/")
+"""Where symbolic links in it may point."""
 
 USERS = {"root": (0, 0, "/root"), "daemon": (1, 1, "/usr/sbin"), "nobody": (65534, 65534, "/nonexistent")}
 
@@ -91,40 +91,40 @@ ACCOUNTS = {
     "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nstaff:x:50:\nusers:x:100:\nnogroup:x:65534:\n",
 }
 
-PLACE = {
+HOST_FILES = {
     "etc/hostname": "sandbox\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
 }
-"""Where it runs; and ``resolv.conf``, which is the host's."""
+"""Files that depend on where an image runs; and ``resolv.conf``, which is made from the host's."""
 
 PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account", "password", "session"))
-"""For su, adduser and their like: in a sandbox there is no secret that they could guard."""
+"""Lets su, adduser and others work: a sandbox has no passwords to check."""
 
 USR = Path("/usr")
 
-_LARGEST = 4 << 20
-"""No file of configuration is larger."""
+_CONFIG_MAX = 4 << 20
+"""Limit for the bytes of a file from ``/etc``."""
 
 
 async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...]:
-    """This machine's own software. Raises CreateError.
+    """The layers of the image ``host``. Raises CreateError.
 
-    Where it all lies in ``/usr``, one overlay shows it, but for those without root, whose overlays follow no
-    marks. To them its files belong to nobody; its directories are laid over it once more, as the sandbox's
-    own, so that files can be added, replaced and removed there.
+    If all software is in ``/usr``, one overlay is enough. Without root this does not work: such overlays
+    ignore redirects. There the host's files have no owner in the sandbox, so a layer of empty directories,
+    which the sandbox owns, lies above them: files in these can be added, replaced and removed.
     """
     if not rootless and await anyio.to_thread.run_sync(host_trees) == 1:
-        return (("", (await _scratch(launcher, _fill_joined), await layer(launcher, USR))),)
+        return (("", (await _scratch(launcher, _fill_above_usr), await layer(launcher, USR))),)
     trees: list[Tree] = [("", (await _scratch(launcher, _fill_host),))]
     for name in await anyio.to_thread.run_sync(_directories):
         source = Path("/", name)
-        above = (await _scratch(launcher, partial(_repeat_directories, source)),) if rootless else ()
+        above = (await _scratch(launcher, partial(_copy_directories, source)),) if rootless else ()
         trees.append((name, (*above, await layer(launcher, source))))
     return tuple(trees)
 
 
 def host_identity() -> str:
-    """Another one whenever software was installed, removed or changed on this machine. Blocks."""
+    """Changes whenever software is installed, removed or changed on this machine. Blocks."""
     digest = hashlib.sha256(f"{os.uname().machine} {host_trees()}".encode())
     for listed in (
         "etc/os-release",
@@ -132,49 +132,49 @@ def host_identity() -> str:
         "var/lib/rpm/rpmdb.sqlite",
         "lib/apk/db/installed",
     ):
-        _note(digest, Path("/", listed))
+        _hash_file(digest, Path("/", listed))
     for root in (Path("/", name) for name in _directories()):
         for path in (root, *sorted(root.glob("*/")), *sorted(root.glob("local/*/"))):
-            _note(digest, path)
+            _hash_file(digest, path)
     return f"host {digest.hexdigest()}"
 
 
 def host_trees() -> int:
-    """Overlays that with root a sandbox upon this machine's software is put together from. Blocks."""
+    """The number of overlays of a sandbox on the image ``host``, with root. Blocks."""
     directories = _directories()
     return 1 if directories == [USR.name] else 1 + len(directories)
 
 
-def _note(digest: hashlib._Hash, path: Path) -> None:
+def _hash_file(digest: hashlib._Hash, path: Path) -> None:
     with contextlib.suppress(OSError):
         found = path.stat()
         digest.update(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n".encode())
 
 
-def lies_at(path: Path) -> bool:
-    """Whether a directory is to be taken as it is, and not for a layout with images in it."""
+def is_rootfs(path: Path) -> bool:
+    """Whether a directory is a root file system, and not an OCI layout."""
     return path.is_dir() and not (path / "oci-layout").is_file()
 
 
 async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
-    """A root file system that lies unpacked on this host. Raises CreateError."""
+    """The layers of a root file system in a directory of this machine. Raises CreateError."""
     if not await anyio.to_thread.run_sync((root / "bin").exists):
-        raise CreateError(f"{root} is no root file system: it has no /bin")
-    return await stacked(launcher, [root])
+        raise CreateError(f"{root} is not a root file system: it has no /bin")
+    return await stack(launcher, [root])
 
 
-async def stacked(launcher: Launcher, layers: Sequence[Path], workdir: str = "") -> tuple[Tree, ...]:
-    """Layers of an image, the uppermost first, under what is ours. Raises CreateError."""
+async def stack(launcher: Launcher, layers: Sequence[Path], workdir: str = "") -> tuple[Tree, ...]:
+    """The layers of an image, the uppermost first, below a layer of ours. Raises CreateError."""
     top = await _scratch(launcher, partial(_fill_top, layers=layers, workdir=workdir))
     return (("", (top, *[await layer(launcher, path) for path in layers])),)
 
 
 async def layer(launcher: Launcher, path: Path) -> int:
-    """A directory of this host in the launcher's hands. Raises CreateError."""
+    """Register a directory of this machine as a layer at the launcher. Raises CreateError."""
     try:
         return (await launcher.ask(Request.LAYER, 0, os.fsencode(path) + b"\0")).value
     except LauncherError as error:
-        raise CreateError(f"{path} cannot be a layer: {error.message}") from error
+        raise CreateError(f"{path} cannot be used as a layer: {error.message}") from error
 
 
 async def _scratch(launcher: Launcher, fill: Callable[[Path], None]) -> int:
@@ -185,23 +185,23 @@ async def _scratch(launcher: Launcher, fill: Callable[[Path], None]) -> int:
     (descriptor,) = reply.descriptors
     try:
         with anyio.CancelScope(shield=True):
-            # The way to it is the descriptor: the layer is in no mount namespace but the launcher's.
+            # Only reachable by its descriptor: it is in the launcher's mount namespace.
             await anyio.to_thread.run_sync(fill, Path(f"/proc/self/fd/{descriptor}"))
     except OSError as error:
-        raise CreateError(f"the image cannot be made: {error}") from error
+        raise CreateError(f"the image's own layer cannot be created: {error}") from error
     finally:
         os.close(descriptor)
     return reply.value
 
 
 def _directories() -> list[str]:
-    """Where the host's software lies: one directory on most systems."""
+    """The directories of the host's software; only ``usr`` on most systems."""
     paths = {name: Path("/", name) for name in ("usr", *SOFTWARE)}
     return [name for name, path in paths.items() if path.is_dir() and not path.is_symlink()]
 
 
-def _repeat_directories(source: Path, target: Path) -> None:
-    """Those that we may look into; the others stay as they are."""
+def _copy_directories(source: Path, target: Path) -> None:
+    """Create the same directories, without files. Skips those that we may not read."""
     waiting = [(str(source), str(target))]
     while waiting:
         theirs, ours = waiting.pop()
@@ -228,18 +228,18 @@ def _fill_host(root: Path) -> None:
             (root / name).mkdir()
     (root / "var/lock").symlink_to("/run/lock")
     (root / "var/run").symlink_to("/run")
-    for name in (*HARMLESS, *(path.name for path in Path("/etc").glob("python*"))):
+    for name in (*ETC_FILES, *(path.name for path in Path("/etc").glob("python*"))):
         _copy(Path("/etc", name), root / "etc" / name)
     _write(root / "etc/pam.d/other", PAM.encode())
-    for name, data in {**{n: t.encode() for n, t in ACCOUNTS.items()}, **_place()}.items():
+    for name, data in {**{n: t.encode() for n, t in ACCOUNTS.items()}, **_host_files()}.items():
         _write(root / name, data)
 
 
-def _fill_joined(root: Path) -> None:
-    """What belongs over ``/usr`` as the layer below, whose directories lie at its root.
+def _fill_above_usr(root: Path) -> None:
+    """Fill the layer above ``/usr``, whose directories appear at the root of the overlay.
 
-    They are hidden there; and in our own ``usr`` there is one of each name, marked as those are that were
-    renamed in an overlay: it shows what has the other name below.
+    They are hidden there. Our own ``usr`` has a directory of each name with a redirect to the hidden one, as
+    overlayfs writes it when a directory is renamed.
     """
     _fill_host(root)
     for ours in (root / name for name in DIRECTORIES if "/" not in name and name != USR.name):
@@ -253,24 +253,24 @@ def _fill_joined(root: Path) -> None:
         elif below.is_dir():
             shown.mkdir()
             os.setxattr(shown, REDIRECT, os.fsencode(f"/{below.name}"))
-            _imitate(shown, OverlayEntry((below,), is_directory=True))
+            _copy_metadata(shown, OverlayEntry((below,), is_directory=True))
         else:
             _copy(below, shown)
 
 
-def _place() -> dict[str, bytes]:
-    files = {name: text.encode() for name, text in PLACE.items()}
+def _host_files() -> dict[str, bytes]:
+    files = {name: text.encode() for name, text in HOST_FILES.items()}
     files["etc/resolv.conf"] = network_policy.resolver_settings()
     return files
 
 
 def _fill_top(root: Path, layers: Sequence[Path], workdir: str) -> None:
-    """What lies over an image's own layers; its directories look as they do below."""
+    """Fill the layer above an image's own layers. Its directories look like those below."""
     etc = lookup(layers, "etc")
-    if etc is None or etc.is_directory:  # of a link nothing is known, and it stays
-        for name, data in _place().items():
+    if etc is None or etc.is_directory:  # if /etc is a link, leave it alone
+        for name, data in _host_files().items():
             _write(root / name, data)
-        _imitate(root / "etc", etc)
+        _copy_metadata(root / "etc", etc)
     at = root
     parts = [part for part in os.path.normpath(f"/{workdir}").split("/") if part]
     missing = lookup(layers, "/".join(parts)) is None
@@ -280,22 +280,22 @@ def _fill_top(root: Path, layers: Sequence[Path], workdir: str) -> None:
             return
         at = at / part
         at.mkdir(exist_ok=True)
-        _imitate(at, below)
+        _copy_metadata(at, below)
 
 
-def _imitate(path: Path, below: OverlayEntry | None) -> None:
+def _copy_metadata(path: Path, below: OverlayEntry | None) -> None:
     if below is None:
         path.chmod(0o755)
         return
     found = below.paths[0].lstat()
-    with contextlib.suppress(PermissionError):  # without root all is ours anyway
+    with contextlib.suppress(PermissionError):  # without root everything is ours
         os.chown(path, found.st_uid, found.st_gid)
     path.chmod(stat.S_IMODE(found.st_mode))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A part of ``/etc``; links that stay within what a sandbox has are kept as links."""
+    """Copy a part of ``/etc``. Keeps symbolic links that point to what a sandbox has."""
     try:
         found = source.lstat()
     except OSError:
@@ -304,15 +304,15 @@ def _copy(source: Path, target: Path) -> None:
     if stat.S_ISLNK(found.st_mode):
         link = os.readlink(source)
         resolved = os.path.normpath(source.parent / link)
-        if resolved.startswith(REACHED):
+        if resolved.startswith(LINK_TARGETS):
             target.symlink_to(link)
         return
     if stat.S_ISDIR(found.st_mode):
         target.mkdir(exist_ok=True)
         for child in sorted(source.iterdir()):
             _copy(child, target / child.name)
-    # What is not for everybody on the host is not for a sandbox.
-    elif stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and found.st_size <= _LARGEST:
+    # A file that not every user of the host may read is not for a sandbox.
+    elif stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and found.st_size <= _CONFIG_MAX:
         _write(target, source.read_bytes(), stat.S_IMODE(found.st_mode) & 0o755)
 
 

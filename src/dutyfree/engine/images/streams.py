@@ -1,4 +1,4 @@
-"""A layer's bytes on their way: decompressed, hashed, and read forwards only."""
+"""The bytes of a layer as pieces: decompress and hash them, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 QUEUE_LENGTH = 8
-"""Pieces that the other thread may be ahead."""
+"""How many pieces ``read_ahead`` may be ahead."""
 
 
-class InvalidLayer(Exception):  # noqa: N818 (what became of the layer)
-    """The layer is broken or hostile; the message says how."""
+class InvalidLayer(Exception):  # noqa: N818 (names the layer's state)
+    """The layer is broken or hostile. The message says how, and reads on from "the layer is refused:"."""
 
 
 class Readable(Protocol):
@@ -39,7 +39,7 @@ class _Decompressor(Protocol):
 
 
 class _Gunzip:
-    """zlib's object with the interface of the other ones; that of isal, where it is installed, is faster."""
+    """zlib with the interface of the other decompressors. Uses isal, which is faster, if it is installed."""
 
     def __init__(self) -> None:
         try:
@@ -67,6 +67,7 @@ class _Gunzip:
 
 
 def zstd() -> Any:
+    """The zstd module, imported when it is first needed."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -82,11 +83,14 @@ _FORMATS: dict[bytes, Callable[[], Any]] = {
 }
 
 
-def decompressed(source: Readable) -> Generator[bytes, None, None]:
-    """What the source holds, told by its first bytes; in pieces of bounded size. Raises InvalidLayer."""
+def decompress(source: Readable) -> Generator[bytes, None, None]:
+    """The decompressed contents in pieces of bounded size. The first bytes say the format.
+
+    Raises InvalidLayer.
+    """
     head = source.read(CHUNK)
     make = next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
-    # A frame of zstd may be one to be skipped.
+    # A zstd file may begin with a skippable frame.
     if make is None and len(head) > 4 and head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:
         make = _FORMATS[b"\x28\xb5\x2f\xfd"]
     if make is None:
@@ -98,7 +102,7 @@ def decompressed(source: Readable) -> Generator[bytes, None, None]:
 
 
 def _expand(source: Readable, data: bytes, make: Callable[[], _Decompressor]) -> Iterator[bytes]:
-    """One compressed stream after another, as pigz, estargz and zstd:chunked write them."""
+    """Decompress several concatenated streams, as pigz, estargz and zstd:chunked write them."""
     while data:
         stream = make()
         while not stream.eof:
@@ -112,44 +116,44 @@ def _expand(source: Readable, data: bytes, make: Callable[[], _Decompressor]) ->
             if not stream.eof and stream.needs_input:
                 data = source.read(CHUNK)
                 if not data:
-                    raise InvalidLayer("it ends in the middle")
+                    raise InvalidLayer("it is truncated")
         data = stream.unused_data or source.read(CHUNK)
-        while data and not data.strip(b"\0"):  # padding, as tapes have it
+        while data and not data.strip(b"\0"):  # padding at the end
             data = source.read(CHUNK)
 
 
-def hashed(pieces: Iterator[bytes], digest: _Hash) -> Iterator[bytes]:
-    """The same pieces, and the digest of those that were taken."""
+def hash_pieces(pieces: Iterator[bytes], digest: _Hash) -> Iterator[bytes]:
+    """The same pieces. Updates the digest with each."""
     for piece in pieces:
         digest.update(piece)
         yield piece
 
 
 @contextlib.contextmanager
-def ahead(pieces: Iterator[bytes], cancel: CancelToken) -> Iterator[Iterator[bytes]]:
-    """The same pieces, made by another thread; what making them raises comes in their place.
+def read_ahead(pieces: Iterator[bytes], cancel: CancelToken) -> Iterator[Iterator[bytes]]:
+    """The same pieces, produced by another thread. Its exceptions are raised where the pieces are read.
 
-    Left before the last piece was taken, it halts whoever makes them, and waits for the thread.
+    If the caller leaves before the last piece, sets ``cancel`` and waits for the thread.
     """
     line: queue.Queue[Any] = queue.Queue(QUEUE_LENGTH)
     left = threading.Event()
 
-    def make() -> None:
+    def produce() -> None:
         last: BaseException | None = None
         try:
             for piece in pieces:
                 line.put(piece)
                 if left.is_set():
                     return
-        except BaseException as error:  # noqa: BLE001 (raised where the pieces are used)
+        except BaseException as error:  # noqa: BLE001 (raised where the pieces are read)
             last = error
         line.put(last)
 
-    thread = threading.Thread(target=make, name="dutyfree-ahead", daemon=True)
+    thread = threading.Thread(target=produce, name="dutyfree-read-ahead", daemon=True)
     thread.start()
     done = False
 
-    def taken() -> Iterator[bytes]:
+    def consume() -> Iterator[bytes]:
         nonlocal done
         while isinstance(piece := line.get(), bytes):
             yield piece
@@ -158,7 +162,7 @@ def ahead(pieces: Iterator[bytes], cancel: CancelToken) -> Iterator[Iterator[byt
             raise piece
 
     try:
-        yield taken()
+        yield consume()
     finally:
         if not done:
             left.set()

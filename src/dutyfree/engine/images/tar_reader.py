@@ -1,7 +1,7 @@
-"""The members of a tar, read forwards: those with plain headers by ourselves, all others by tarfile.
+"""Read the members of a tar from a stream.
 
-Nearly all members of nearly all layers are plain: a name, numbers in octal, no extended header. Reading them
-takes half of tarfile's time, which is a good part of an unpacking.
+Nearly all members have plain headers: a name, octal numbers, no extended header. This module parses those in
+half the time that tarfile needs, and leaves all others to tarfile.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from dutyfree.engine.images.streams import InvalidLayer
 from dutyfree.engine.store.cancel import CancelToken
 
+HEADER_MAX = 1 << 20
+"""Limit for the headers of one member. Contents are read in smaller pieces."""
+
 _BLOCK = 512
 _FIELDS = struct.Struct("100s8s8s8s12s12s8s1s100s6s82x155s12x")
 _PLAIN = (tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
 _MAGIC = (b"ustar\0", b"ustar ")
 
-HEADER_MAX = 1 << 20
-"""More than a member's headers may take. Contents are read in smaller pieces."""
-
 
 class ForwardReader:
-    """A file for tarfile, out of pieces: forwards only, and no longer than it may be.
+    """A file object for tarfile that reads pieces, forwards only, up to a limit.
 
-    Raises InvalidLayer for a header that would fill the memory, and for what grows beyond the limit.
+    Raises InvalidLayer for headers that would fill the memory, and for contents beyond the limit.
     """
 
     def __init__(self, pieces: Iterator[bytes], limit: int, cancel: CancelToken) -> None:
@@ -43,12 +43,11 @@ class ForwardReader:
             raise InvalidLayer(f"it grows beyond {self._limit} bytes when it is unpacked")
         return bool(piece)
 
-    def peek(self) -> bool:
-        """Whether anything is left."""
+    def has_more(self) -> bool:
         return bool(self._rest) or self._more()
 
-    def at_hand(self, size: int) -> bytes:
-        """What comes next, without taking it: so much, or less at the end of a piece."""
+    def peek(self, size: int) -> bytes:
+        """The next bytes, without consuming them; fewer at the end of a piece."""
         return bytes(self._rest[:size])
 
     def tell(self) -> int:
@@ -63,7 +62,7 @@ class ForwardReader:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= HEADER_MAX:
-            raise InvalidLayer("one of its headers is larger than any honest one")
+            raise InvalidLayer("one of its headers is too large")
         parts = []
         while size and (part := self.take(size)):
             size -= len(part)
@@ -71,25 +70,25 @@ class ForwardReader:
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def take(self, size: int) -> memoryview:
-        """What comes next, without a copy: so much, or less at the end of a piece; nothing at the end."""
+        """The next bytes, without a copy; fewer at the end of a piece, none at the end."""
         if not self._rest:
             self._more()
         part, self._rest = self._rest[:size], self._rest[size:]
         self._at += len(part)
         return part
 
-    def finish(self) -> None:
+    def drain(self) -> None:
         """Read to the end."""
         while self._rest or self._more():
             self.take(len(self._rest))
 
 
 def members(stream: ForwardReader) -> Iterator[tarfile.TarInfo]:
-    """One after another; what of a member's contents was not read is passed over. Raises as tarfile does."""
+    """The members of a tar. Skips contents that the caller did not read. Raises the errors of tarfile."""
     with tarfile.open(fileobj=stream, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
         member = tar.next()
         while member is not None:
-            tar.members.clear()  # tarfile would keep them all
+            tar.members.clear()  # tarfile would keep all of them in memory
             yield member
             stream.seek(tar.offset)
             member = None if tar.pax_headers else _plain(stream, tar)
@@ -97,8 +96,8 @@ def members(stream: ForwardReader) -> Iterator[tarfile.TarInfo]:
 
 
 def _plain(stream: ForwardReader, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
-    """The next member, if its header is plain and whole in what is at hand: else nothing is taken."""
-    block = stream.at_hand(_BLOCK)
+    """The next member, if its header is plain and complete in the current piece. Else consumes nothing."""
+    block = stream.peek(_BLOCK)
     if len(block) < _BLOCK:
         return None
     name, mode, uid, gid, size, mtime, checksum, kind, target, magic, prefix = _FIELDS.unpack(block)
@@ -110,7 +109,7 @@ def _plain(stream: ForwardReader, tar: tarfile.TarFile) -> tarfile.TarInfo | Non
             return None
         member.mode, member.uid, member.gid = _octal(mode), _octal(uid), _octal(gid)
         member.size, member.mtime = _octal(size), _octal(mtime)
-    except ValueError:  # not octal, or broken: tarfile knows
+    except ValueError:  # not octal, or broken: tarfile decides
         return None
     if member.size < 0:
         return None

@@ -1,9 +1,9 @@
-"""A layer's tar becomes a directory, in the form that overlayfs wants.
+"""Unpack a layer's tar into a directory that overlayfs can mount.
 
-Layers come from strangers. Every name is resolved by the kernel inside the directory (openat2), so neither
-``..`` nor links, nor links through links, lead out. What would give the layer a meaning of its own to the
-overlay or to the host does not survive: device nodes, attributes other than ``user.*``, those of overlayfs.
-Whiteouts become overlayfs' own: ``.wh.name`` a character device 0/0, ``.wh..wh..opq`` an attribute.
+Layers are untrusted. The kernel resolves every path inside the directory (openat2), so neither ``..`` nor
+links lead out of it. Device nodes are left out, and so are extended attributes other than ``user.*`` and
+ACLs: they could change what the overlay shows, or give rights on the host. Whiteouts are converted to those
+of overlayfs: ``.wh.name`` to a character device 0/0, ``.wh..wh..opq`` to an attribute.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from dutyfree.engine.images.archive_paths import DEPTH, DIRECTORY, NAME_BYTES, above, encode, inside, resolve
-from dutyfree.engine.images.streams import InvalidLayer, ahead, hashed
+from dutyfree.engine.images.archive_paths import (
+    DEPTH_MAX,
+    DIRECTORY,
+    PATH_BYTES_MAX,
+    encode,
+    normalize,
+    open_directory,
+    parents,
+)
+from dutyfree.engine.images.streams import InvalidLayer, hash_pieces, read_ahead
 from dutyfree.engine.images.tar_reader import ForwardReader, members
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.overlay import ACL_ATTRIBUTES, OPAQUE, is_whiteout
@@ -28,14 +36,14 @@ from dutyfree.engine.store.overlay import ACL_ATTRIBUTES, OPAQUE, is_whiteout
 WHITEOUT = ".wh."
 OPAQUE_MARK = ".wh..wh..opq"
 
-LARGEST = 64 << 30
-"""Bytes of one layer, unpacked."""
-MEMBERS = 1 << 22
-_IDS = 1 << 32
+UNPACKED_MAX = 64 << 30
+"""Default limit for the bytes of one unpacked layer."""
+MEMBERS_MAX = 1 << 22
+_ID_MAX = (1 << 32) - 1
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_NOWHERE = (
+_PATH_ERRORS = (
     errno.ELOOP,
     errno.ENOTDIR,
     errno.ENAMETOOLONG,
@@ -48,53 +56,57 @@ _NOWHERE = (
 T = TypeVar("T")
 
 
-class Unpacked(NamedTuple):
+class UnpackResult(NamedTuple):
     diff_id: str
+    """Digest of the tar."""
     size: int
-    """Bytes on the disk, roughly."""
+    """Bytes on disk, roughly."""
     files: int
     left_out: int
-    """Device nodes."""
-    hiding: tuple[str, ...] = ()
-    """Directories that hold whiteouts."""
+    """Device nodes that were left out."""
+    whiteout_directories: tuple[str, ...] = ()
+    """Directories that contain whiteouts."""
 
 
 def unpack(
     pieces: Iterator[bytes],
     root: int,
     *,
-    limit: int = LARGEST,
+    limit: int = UNPACKED_MAX,
     whiteouts: bool = True,
     cancel: CancelToken | None = None,
-) -> Unpacked:
-    """Unpack a tar into the empty directory that ``root`` is open at.
+) -> UnpackResult:
+    """Unpack a tar into the empty directory that the descriptor ``root`` has open.
 
-    The pieces are made by a thread of their own. Raises InvalidLayer for a layer that is broken or hostile,
-    OSError of the disk, Cancelled, and what making the pieces raises; ``cancel`` is set if not all were made.
+    Another thread produces the pieces; if unpacking fails before it has ended, ``cancel`` is set. Raises
+    InvalidLayer for a broken or hostile layer, OSError of the disk, Cancelled, and errors of the pieces.
     """
     cancel = cancel or CancelToken()
     digest = hashlib.sha256()
     target = _Target(root, whiteouts)
     try:
-        with ahead(hashed(pieces, digest), cancel) as made:
-            stream = ForwardReader(made, limit, cancel)
-            if stream.peek():  # layers that change nothing are sometimes no tar, but nothing at all
+        with read_ahead(hash_pieces(pieces, digest), cancel) as ahead:
+            stream = ForwardReader(ahead, limit, cancel)
+            if stream.has_more():  # a layer without changes may be an empty file instead of a tar
                 for member in members(stream):
                     target.add(member, stream)
-            stream.finish()
+            stream.drain()
         target.finish()
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
-        raise InvalidLayer(f"it is no tar that can be unpacked: {error}") from error
+        raise InvalidLayer(f"it is not a valid tar: {error}") from error
     except OSError as error:
-        if error.errno in _NOWHERE:
-            raise InvalidLayer(f"one of its names leads nowhere: {error}") from error
+        if error.errno in _PATH_ERRORS:
+            raise InvalidLayer(f"one of its paths cannot be used: {error}") from error
         raise
     finally:
         target.close()
-    return Unpacked(f"sha256:{digest.hexdigest()}", target.size, target.files, target.left_out, target.hiding)
+    diff_id = f"sha256:{digest.hexdigest()}"
+    return UnpackResult(diff_id, target.size, target.files, target.left_out, target.whiteout_directories)
 
 
 class _Target:
+    """The directory that is filled."""
+
     def __init__(self, root: int, whiteouts: bool) -> None:
         self._root = root
         self._whiteouts = whiteouts
@@ -102,7 +114,7 @@ class _Target:
         self._parent = -1
         self._times: dict[bytes, int] = {}
         self._opaque: set[str] = set()
-        self._whited: dict[str, None] = {}
+        self._whiteouts_made: dict[str, None] = {}
         self._count = 0
         self.size = self.files = self.left_out = 0
 
@@ -113,22 +125,22 @@ class _Target:
 
     def add(self, member: tarfile.TarInfo, stream: ForwardReader) -> None:
         self._count += 1
-        if self._count > MEMBERS:
-            raise InvalidLayer(f"it has more than {MEMBERS} members")
-        if not (0 <= member.uid < _IDS - 1 and 0 <= member.gid < _IDS - 1):
-            raise InvalidLayer(f"{member.name!r} belongs to no possible user")
-        name = inside(member.name)
+        if self._count > MEMBERS_MAX:
+            raise InvalidLayer(f"it has more than {MEMBERS_MAX} members")
+        if not (0 <= member.uid < _ID_MAX and 0 <= member.gid < _ID_MAX):
+            raise InvalidLayer(f"{member.name!r} has an invalid user or group id")
+        name = normalize(member.name)
         base = name.rpartition("/")[2]
         if self._whiteouts and base.startswith(WHITEOUT):
-            self._hide(name, base)
+            self._add_whiteout(name, base)
         elif not name:
             if member.isdir():
-                self._dress(self._root, member)
+                self._apply_metadata(self._root, member)
                 self._times[b"."] = _nanoseconds(member)
         else:
-            self._make(name, member, stream)
+            self._add_member(name, member, stream)
 
-    def _make(self, name: str, member: tarfile.TarInfo, stream: ForwardReader) -> None:
+    def _add_member(self, name: str, member: tarfile.TarInfo, stream: ForwardReader) -> None:
         parent, base = self._enter(name)
         if member.isdir():
             self._directory(parent, base, name, member)
@@ -137,7 +149,7 @@ class _Target:
             self.left_out += 1
             return
         if not (member.isreg() or member.issym() or member.islnk() or member.isfifo()):
-            raise InvalidLayer(f"{name!r} is of a kind that is not known")
+            raise InvalidLayer(f"{name!r} has an unknown type")
         source = self._link_source(member, name) if member.islnk() else None
         if source and source[2]:  # a link to itself
             os.close(source[0])
@@ -150,21 +162,21 @@ class _Target:
             finally:
                 os.close(source[0])
         elif member.issym():
-            self._anew(parent, base, lambda: os.symlink(encode(member.linkname), base, dir_fd=parent))
+            self._replace(parent, base, lambda: os.symlink(encode(member.linkname), base, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
-            self._stamp(base, parent, member)
+            self._set_time(base, parent, member)
         elif member.isfifo():
-            self._anew(parent, base, lambda: os.mkfifo(base, 0o600, dir_fd=parent))
+            self._replace(parent, base, lambda: os.mkfifo(base, 0o600, dir_fd=parent))
             os.chown(base, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             os.chmod(base, member.mode & 0o7777, dir_fd=parent)
-            self._stamp(base, parent, member)
+            self._set_time(base, parent, member)
         else:
             self._file(parent, base, member, stream)
 
     def _file(self, parent: int, base: bytes, member: tarfile.TarInfo, stream: ForwardReader) -> None:
-        file = self._anew(parent, base, lambda: os.open(base, _NEW, 0o600, dir_fd=parent))
+        file = self._replace(parent, base, lambda: os.open(base, _NEW, 0o600, dir_fd=parent))
         try:
-            # What typeshed takes for a number are the pieces of a file with holes.
+            # The parts of a sparse file; typeshed has the wrong type.
             holes: Any = member.sparse
             parts: list[tuple[int, int]] = [(0, member.size)] if holes is None else holes
             if stream.tell() != member.offset_data:
@@ -176,14 +188,14 @@ class _Target:
                 while size:
                     piece = stream.take(size)
                     if not piece:
-                        raise InvalidLayer("it ends in the middle")
+                        raise InvalidLayer("it is truncated")
                     _write(file, piece)
                     size -= len(piece)
                     written += len(piece)
             if holes is not None:
                 os.ftruncate(file, member.size)
             self.size += (written + 4095) & ~4095
-            self._dress(file, member)
+            self._apply_metadata(file, member)
             os.utime(file, ns=(_nanoseconds(member),) * 2)
         finally:
             os.close(file)
@@ -192,7 +204,7 @@ class _Target:
         opaque = False
         found = _lstat(base, parent)
         if found is None or not stat.S_ISDIR(found.st_mode):
-            # In the place of a whiteout it hides what lies below it.
+            # A directory in place of a whiteout hides the directory below it.
             opaque = found is not None and is_whiteout(found)
             self._clear(parent, base)
             os.mkdir(base, 0o755, dir_fd=parent)
@@ -200,14 +212,14 @@ class _Target:
             self.files += 1
         directory = os.open(base, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         try:
-            self._dress(directory, member)
+            self._apply_metadata(directory, member)
             if opaque:
                 os.setxattr(directory, OPAQUE, b"y")
         finally:
             os.close(directory)
         self._times[encode(name)] = _nanoseconds(member)
 
-    def _hide(self, name: str, base: str) -> None:
+    def _add_whiteout(self, name: str, base: str) -> None:
         parent, _ = self._enter(name)
         directory = name.rpartition("/")[0]
         if base == OPAQUE_MARK:
@@ -215,41 +227,41 @@ class _Target:
             self._opaque.add(directory)
             return
         if base.startswith(WHITEOUT * 2):
-            return  # the bookkeeping of aufs
+            return  # metadata of aufs
         hidden = encode(base.removeprefix(WHITEOUT))
         if hidden in (b"", b".", b".."):
-            raise InvalidLayer(f"{name!r} hides no possible name")
+            raise InvalidLayer(f"{name!r} is a whiteout of an invalid name")
         found = _lstat(hidden, parent)
         if found is None:
             os.mknod(hidden, stat.S_IFCHR, 0, dir_fd=parent)
-            self._whited[f"{directory}/{base.removeprefix(WHITEOUT)}".lstrip("/")] = None
+            self._whiteouts_made[f"{directory}/{base.removeprefix(WHITEOUT)}".lstrip("/")] = None
         elif stat.S_ISDIR(found.st_mode):
-            # Its own directory of that name stays, and what lies below it goes.
+            # The layer's own directory of that name stays, and hides the one below it.
             own = os.open(hidden, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.setxattr(own, OPAQUE, b"y")
             os.close(own)
 
     @property
-    def hiding(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name.rpartition("/")[0] for name in self._whited))
+    def whiteout_directories(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name.rpartition("/")[0] for name in self._whiteouts_made))
 
-    def _unhide(self) -> None:
-        """In a directory that hides all that lies below it, overlayfs would list a whiteout like a file."""
-        for name in [name for name in self._whited if not self._opaque.isdisjoint(above(name))]:
-            del self._whited[name]
+    def _remove_useless_whiteouts(self) -> None:
+        """Remove whiteouts from opaque directories: there overlayfs would list them as files."""
+        for name in [name for name in self._whiteouts_made if not self._opaque.isdisjoint(parents(name))]:
+            del self._whiteouts_made[name]
             parent, base = self._enter(name)
             found = _lstat(base, parent)
             if found is not None and is_whiteout(found):
                 os.unlink(base, dir_fd=parent)
 
     def _link_source(self, member: tarfile.TarInfo, name: str) -> tuple[int, bytes, bool]:
-        """The directory and the name of what a hard link names; and whether that is the link itself."""
-        target = inside(member.linkname)
+        """The target of a hard link: its open directory, its name, and whether it is the link itself."""
+        target = normalize(member.linkname)
         if not target:
             raise InvalidLayer(f"{name!r} is a link to the root")
         directory, base = posixpath.split(target)
         try:
-            source = resolve(self._root, encode(directory) or b".")
+            source = open_directory(self._root, encode(directory) or b".")
             found = os.stat(encode(base), dir_fd=source, follow_symlinks=False)
         except FileNotFoundError as error:
             raise InvalidLayer(f"{name!r} is a link to {target!r}, which is not in the layer") from error
@@ -258,16 +270,16 @@ class _Target:
         same = there is not None and (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino)
         if stat.S_ISDIR(found.st_mode) or stat.S_ISCHR(found.st_mode):
             os.close(source)
-            raise InvalidLayer(f"{name!r} is a link to {target!r}, which is no file")
+            raise InvalidLayer(f"{name!r} is a link to {target!r}, which is not a file")
         return source, encode(base), same
 
     def _enter(self, name: str) -> tuple[int, bytes]:
-        """The directory that a name lies in, made if need be, and the name's last part."""
+        """Open the parent directory of a path, and create it if need be. Returns it, and the last part."""
         directory, _, base = name.rpartition("/")
         wanted = encode(directory)
         if wanted != self._parent_name:
-            if name.count("/") > DEPTH or len(wanted) > NAME_BYTES:
-                raise InvalidLayer(f"{name[:200]!r}… lies too deep")
+            if name.count("/") > DEPTH_MAX or len(wanted) > PATH_BYTES_MAX:
+                raise InvalidLayer(f"the path {name[:200]!r}… is too deep")
             self.close()
             self._parent = self._open(wanted)
             self._parent_name = wanted
@@ -277,28 +289,28 @@ class _Target:
         if not wanted:
             return os.dup(self._root)
         try:
-            return resolve(self._root, wanted)
+            return open_directory(self._root, wanted)
         except (FileNotFoundError, NotADirectoryError):
             pass
-        above, _, base = wanted.rpartition(b"/")
-        parent = self._open(above)
+        directory_above, _, base = wanted.rpartition(b"/")
+        parent = self._open(directory_above)
         try:
             found = _lstat(base, parent)
             if found is not None and is_whiteout(found):
                 os.unlink(base, dir_fd=parent)
             os.mkdir(base, 0o755, dir_fd=parent)
             directory = os.open(base, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-            os.fchmod(directory, 0o755)  # whatever our umask is
+            os.fchmod(directory, 0o755)  # independent of our umask
             if found is not None:
                 os.setxattr(directory, OPAQUE, b"y")
             return directory
-        except FileExistsError as error:  # a link that leads nowhere
-            raise InvalidLayer(f"{wanted!r} is used as a directory, and is none") from error
+        except FileExistsError as error:  # a dangling link
+            raise InvalidLayer(f"{wanted!r} is used as a directory, but is not one") from error
         finally:
             os.close(parent)
 
-    def _anew(self, parent: int, base: bytes, make: Callable[[], T]) -> T:
-        """Make it, in the place of what an earlier member put there: rarely is there any."""
+    def _replace(self, parent: int, base: bytes, make: Callable[[], T]) -> T:
+        """Create an entry, in place of one that an earlier member may have created."""
         try:
             return make()
         except FileExistsError:
@@ -306,7 +318,7 @@ class _Target:
             return make()
 
     def _clear(self, parent: int, base: bytes) -> None:
-        """Remove what an earlier member put in the place of this one."""
+        """Remove an entry that an earlier member created."""
         found = _lstat(base, parent)
         if found is None:
             return
@@ -315,28 +327,30 @@ class _Target:
         else:
             os.unlink(base, dir_fd=parent)
 
-    def _dress(self, file: int, member: tarfile.TarInfo) -> None:
+    def _apply_metadata(self, file: int, member: tarfile.TarInfo) -> None:
         os.fchown(file, member.uid, member.gid)
         os.fchmod(file, member.mode & 0o7777)
         for key, value in member.pax_headers.items():
             name = key.removeprefix("SCHILY.xattr.")
             own = name.startswith("user.") and not name.startswith("user.overlay.")
             if name != key and (own or name in ACL_ATTRIBUTES):
-                with contextlib.suppress(OSError):  # too large for this file system, as tar forgives it
+                with contextlib.suppress(
+                    OSError
+                ):  # may be too large for this file system; tar ignores that too
                     os.setxattr(file, encode(name), encode(value))
 
     @staticmethod
-    def _stamp(base: bytes, parent: int, member: tarfile.TarInfo) -> None:
+    def _set_time(base: bytes, parent: int, member: tarfile.TarInfo) -> None:
         os.utime(base, ns=(_nanoseconds(member),) * 2, dir_fd=parent, follow_symlinks=False)
 
     def finish(self) -> None:
-        """Directories get their times last, when nothing is put into them any more."""
+        """Set the times of directories. Last, since adding an entry changes them."""
         if self._opaque:
-            self._unhide()
+            self._remove_useless_whiteouts()
         self.close()
         for name, when in self._times.items():
-            with contextlib.suppress(OSError):  # replaced by another member since
-                directory = resolve(self._root, name)
+            with contextlib.suppress(OSError):  # a later member may have replaced it
+                directory = open_directory(self._root, name)
                 try:
                     os.utime(directory, ns=(when, when))
                 finally:
@@ -357,7 +371,7 @@ def _write(file: int, data: memoryview) -> None:
 
 def _nanoseconds(member: tarfile.TarInfo) -> int:
     seconds, _, rest = member.pax_headers.get("mtime", "").partition(".")
-    if seconds.isdecimal() and rest.isdecimal():  # a float is too short for it
+    if seconds.isdecimal() and rest.isdecimal():  # a float has too few digits
         when = int(seconds) * 1_000_000_000 + int(f"{rest:0<9}"[:9])
     else:
         when = int(member.mtime * 1_000_000_000)

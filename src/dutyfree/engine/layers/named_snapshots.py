@@ -134,7 +134,7 @@ class NamedSnapshots:
         settings = told.settings
         if told.mounted:
             layers = [leases[key].tree for key in told.mounted]
-            trees = await rootfs.stacked(self._disk.launcher, layers, settings.workdir)
+            trees = await rootfs.stack(self._disk.launcher, layers, settings.workdir)
             origin = StoredOrigin(told.image, told.identity, told.mounted, (), trees)
         else:
             origin = (await self._image(told.image)).origin

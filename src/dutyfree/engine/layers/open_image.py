@@ -11,7 +11,8 @@ import anyio.to_thread
 
 from dutyfree.contract.errors import CreateError, StageError
 from dutyfree.engine.images import find, rootfs
-from dutyfree.engine.images.pull import LeasedImage, PullOptions
+from dutyfree.engine.images.install import LeasedImage
+from dutyfree.engine.images.pull import PullOptions
 from dutyfree.engine.launcher.client import Launcher
 from dutyfree.engine.layers import memory_layers
 from dutyfree.engine.layers.command_defaults import command_defaults
@@ -76,7 +77,7 @@ class OpenImages:
             trees = await rootfs.host(self._launcher, rootless=self.rootless)
             return StartState(trees, command_defaults(), StoredOrigin(name, identity, (), (), trees)), []
         path = Path(name)
-        if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.lies_at, path):
+        if path.is_absolute() and await anyio.to_thread.run_sync(rootfs.is_rootfs, path):
             trees = await rootfs.directory(self._launcher, path)
             return StartState(trees, command_defaults(), StoredOrigin(name, None, (), (), trees)), []
         try:
@@ -87,7 +88,7 @@ class OpenImages:
         Store().sync_in_background(held.image.keys)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
-        trees = await rootfs.stacked(self._launcher, layers, settings.workdir)
+        trees = await rootfs.stack(self._launcher, layers, settings.workdir)
         home = await anyio.to_thread.run_sync(overlay.home_variable, layers, settings.user)
         usual = command_defaults({**home, **settings.env}, settings.user, settings.workdir, settings.program)
         mounted = tuple(lease.key for lease in held.leases)

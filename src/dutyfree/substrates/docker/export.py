@@ -9,7 +9,7 @@ import anyio.to_thread
 
 from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.engine.images import find
-from dutyfree.engine.images.pull import LeasedImage, Progress
+from dutyfree.engine.images.install import LeasedImage, Progress
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.docker.engine import API, Engine, EngineError, EngineLost, socket_path
 from dutyfree.substrates.docker.images import identify
@@ -27,7 +27,7 @@ async def bring(name: str, kept: str | None = None, progress: Progress | None = 
                 raise CreateError(
                     f"the Docker engine has no image {reference}", remedy=f"`docker pull {reference}`"
                 )
-            held = await find.known(kept or name, identity, store)
+            held = await find.find_stored(kept or name, identity, store)
             return held or await _copy(engine, store, reference, kept or name, identity, progress)
     except Unavailable as error:
         raise CreateError(error.message, remedy=error.remedy) from error
@@ -45,7 +45,7 @@ async def _copy(
     try:
         tar = directory / "image.tar"
         await _save(engine, reference, tar)
-        return await find.bring(str(tar), kept, progress, store, identity)
+        return await find.import_image(str(tar), kept, progress, store, identity)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(scratch.__exit__, None, None, None)
