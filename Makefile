@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INTEGRATIONS := .venv-integrations
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap
@@ -47,9 +48,10 @@ test-slow: linux $(DEVELOPED) ## The long ones: whole studies that are killed, i
 	scripts/host-tools $(TESTED)
 	scripts/with-docker scripts/run-tests "$(BIN)/python" slow $(ARGS)
 
-test-integrations: $(DEVELOPED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
-	scripts/setup "$(PYTHON)" "$(VENV)" dev inspect
-	$(BIN)/python -m pytest tests/integrations $(ARGS)
+# In an environment of its own: what these frameworks install changes how the other tests behave.
+test-integrations: linux $(INSTALLED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
+	scripts/setup "$(PYTHON)" "$(INTEGRATIONS)" dev inspect
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations $(ARGS)
 
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
 	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
@@ -60,7 +62,8 @@ check: $(DEVELOPED) ## Linters and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(DEVELOPED) ## Put the code into shape
+format: $(DEVELOPED) ## Put the code into shape, and write the types of dutyfree.sync
+	$(BIN)/python scripts/sync_types.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -79,5 +82,5 @@ docs: $(DEVELOPED) ## Build the documentation site with the API reference, then 
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
 clean: ## Remove what was made here (not the cache, not ./out)
-	rm -rf $(VENV) build dist docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(INTEGRATIONS) build dist docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 import dutyfree.sync
+import dutyfree.sync.types
 from dutyfree import errors
 from dutyfree.contract import Limits, Observation, Recipe, Stage
 from dutyfree.contract.abilities import Chunk, Pooling
@@ -194,6 +195,8 @@ def test_pools_groups_and_leases():
         substrate.prefetch([recipe], 2)
         offered: object = substrate
         assert isinstance(offered, Pooling)
+        blocking: object = substrate
+        assert isinstance(blocking, dutyfree.sync.types.Pooling)
         with substrate.group(recipe, 3) as group:
             assert [sandbox.read("a") for sandbox in group] == [b"1\n"] * 3
         pool = substrate.pooled()
@@ -202,6 +205,7 @@ def test_pools_groups_and_leases():
         assert set(substrate.sandboxes()) == {sandbox.id for sandbox in lease.sandboxes}
         pool.keep_alive(lease=lease, seconds=100)
         assert lease.until is not None
+        assert substrate.pool is not None
         assert [one.labels for one in substrate.pool.leases] == [{"run": "7"}]
         pool.release(lease)
         assert lease.over

@@ -1,11 +1,13 @@
-"""The blocking face: the same objects, each call run to its end on a loop in a thread of its own.
+"""The blocking interface: the same objects, with each call run on an event loop in its own thread.
 
 >>> with dutyfree.sync.open("bare") as substrate, substrate.sandbox() as sandbox:
 ...     sandbox.exec("echo hello").stdout
 
-It is one generic wrapper, so whatever the async objects learn is here too: awaitables are awaited,
-async contexts become contexts, async iterators become iterators, and what an object has or gives is of this
-kind too. Any thread may call, also one in which an event loop runs, which then stands still for so long.
+One generic wrapper serves all objects, so it has every method of the async ones: it awaits awaitables, async
+context managers become context managers, async iterators become iterators, and it wraps results in the same
+way. Any thread may call. A thread with an event loop may call too, but its loop stops until the call returns.
+
+``types`` has the types of the wrapped objects, for annotations, type checkers and ``isinstance``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -29,14 +31,30 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from dutyfree import abilities, contract, substrates
 from dutyfree.contract.errors import SandboxClosed
 
+if TYPE_CHECKING:
+    from dutyfree.substrates.registry import NativeName
+    from dutyfree.sync import types
+
 T = TypeVar("T")
 
 _WRAPPED = (contract.Substrate, contract.Sandbox, abilities.Leasing)
 _DATA = (msgspec.Struct, bytes, str, int, float, dict, os.PathLike)
 
 
+@overload
+def open(name: NativeName, **options: Any) -> AbstractContextManager[types.Native]: ...
+@overload
+def open(name: Literal["docker"], **options: Any) -> AbstractContextManager[types.DockerSubstrate]: ...
+@overload
+def open(name: Literal["bare"], **options: Any) -> AbstractContextManager[types.Bare]: ...
+@overload
+def open(name: Literal["scripted"], **options: Any) -> AbstractContextManager[types.Scripted]: ...
+@overload
+def open(name: str, **options: Any) -> AbstractContextManager[types.Substrate]: ...
+
+
 def open(name: str, **options: Any) -> AbstractContextManager[Any]:
-    """Open a substrate for blocking use. Raises what ``dutyfree.open`` raises, and when it does."""
+    """Open a substrate for blocking use. It raises the errors of ``dutyfree.open``, at the same moments."""
     return _opened(substrates.open(name, **options))
 
 
@@ -49,12 +67,12 @@ def _opened(opened: AbstractAsyncContextManager[contract.Substrate]) -> Iterator
                 yield substrate
         finally:
             if os.getpid() != owner:
-                # A forked copy has no thread that runs the loop: the portal is to know, and not to wait.
+                # A forked process does not have the loop's thread, so the portal must not wait for it.
                 portal._event_loop_thread_id = None
 
 
 class _Blocking:
-    """Stands before one async object; attributes pass through, calls block."""
+    """Wraps one async object: attributes pass through, calls block."""
 
     def __init__(self, portal: BlockingPortal, inner: Any) -> None:
         self._portal = portal
@@ -86,17 +104,17 @@ class _Blocking:
 
 
 def _wrapped(portal: BlockingPortal, inner: Any) -> _Blocking:
-    return _face(type(inner))(portal, inner)  # type: ignore[arg-type]  # types are hashable
+    return _wrapper_class(type(inner))(portal, inner)  # type: ignore[arg-type]  # types are hashable
 
 
 @functools.cache
-def _face(inner: type) -> type[_Blocking]:
-    """A class with the public names of ``inner``: asking for an ability looks for them in the class."""
+def _wrapper_class(inner: type) -> type[_Blocking]:
+    """A wrapper class with the public names of ``inner``: ``isinstance`` looks for them in the class."""
     names = (name for name in dir(inner) if not name.startswith("_"))
-    return type(f"Blocking{inner.__name__}", (_Blocking,), {name: _passing(name) for name in names})
+    return type(f"Blocking{inner.__name__}", (_Blocking,), {name: _forwarded(name) for name in names})
 
 
-def _passing(name: str) -> property:
+def _forwarded(name: str) -> property:
     return property(lambda self: self.__getattr__(name))
 
 
@@ -105,7 +123,7 @@ def _plain(argument: Any) -> Any:
 
 
 def _run(portal: BlockingPortal, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Raises what it raises, and SandboxClosed where the context of ``open`` was left, or thrown away."""
+    """Run a function on the loop. Raises its errors, and SandboxClosed once the context of ``open`` ended."""
     try:
         begun = portal.start_task_soon(_resolve, function, args, kwargs)
     except RuntimeError as error:
@@ -123,8 +141,8 @@ async def _resolve(function: Any, args: list[Any], kwargs: dict[str, Any]) -> An
 
 
 def _blocking(portal: BlockingPortal, value: Any) -> Any:
-    """What the caller of a blocking object sees of a result."""
-    # First, for a substrate may well be its own context, and so is a pool.
+    """Turn a result into what the caller of a blocking object gets."""
+    # First, because a substrate or a pool can also be an async context manager.
     if isinstance(value, _WRAPPED):
         return _wrapped(portal, value)
     if isinstance(value, AbstractAsyncContextManager):
@@ -135,19 +153,19 @@ def _blocking(portal: BlockingPortal, value: Any) -> Any:
         return type(value)(_blocking(portal, item) for item in value)
     if value is None or isinstance(value, (*_DATA, tuple)):
         return value
-    return _wrapped(portal, value)  # a shell, a process, or whatever else a substrate gives
+    return _wrapped(portal, value)  # a shell, a process, or another object of a substrate
 
 
 @contextmanager
 def _context(portal: BlockingPortal, context: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
     wrapped: AbstractContextManager[Any] = portal.wrap_async_context_manager(context)
-    with _of_this_process(wrapped) as value:
+    with _skipped_in_fork(wrapped) as value:
         yield _blocking(portal, value)
 
 
 @contextmanager
-def _of_this_process(context: AbstractContextManager[T]) -> Iterator[T]:
-    """In a forked copy, where there is no loop that could end anything, it is left without a word."""
+def _skipped_in_fork(context: AbstractContextManager[T]) -> Iterator[T]:
+    """Do not exit the context in a forked process, where no loop runs that could exit it."""
     owner = os.getpid()
     with ExitStack() as stack:
         value = stack.enter_context(context)
@@ -159,17 +177,17 @@ def _of_this_process(context: AbstractContextManager[T]) -> Iterator[T]:
 
 
 def _iterate(portal: BlockingPortal, items: AsyncIterator[Any]) -> Iterator[Any]:
-    async def following() -> tuple[Any, ...]:
+    async def next_item() -> tuple[Any, ...]:
         try:
             return (await anext(items),)
         except StopAsyncIteration:
             return ()
 
     try:
-        while found := portal.call(following):
+        while found := portal.call(next_item):
             yield found[0]
     finally:
-        # Not waited for: this may be the garbage collector, at any time and in any thread.
+        # Do not wait: the garbage collector may call this at any time and in any thread.
         if isinstance(items, AsyncGenerator):
-            with suppress(RuntimeError):  # the loop has ended, and all of it
+            with suppress(RuntimeError):  # the loop has ended
                 portal.start_task_soon(items.aclose)
