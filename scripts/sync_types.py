@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -42,18 +43,26 @@ STREAM = """class Stream(Protocol):
 """
 BLOCKING = {"AbstractAsyncContextManager": "AbstractContextManager", "AsyncIterator": "Iterator"}
 DATA = (msgspec.Struct, BaseException, Enum, bytes, str, int, float, dict, tuple, os.PathLike)
+PUBLIC = ("Native", "Forking", "Docker", "Bare", "Scripted", "Pool", "Lease", "Ledger")
+"""How the names of public classes outside of the contract begin."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Member = tuple[str, str]
+
+
+class InternalTypeError(Exception):
+    """A member has a type that is not public, so the member is left out."""
 
 
 class Module:
     """The source of a module, and where its names come from."""
 
     def __init__(self, name: str) -> None:
-        self.source = inspect.getsource(importlib.import_module(name))
+        self.module = importlib.import_module(name)
+        self.source = inspect.getsource(self.module)
         tree = ast.parse(self.source)
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        self.types = {name for name in dir(importlib.import_module(name)) if name[0].isupper()}
+        self.types = {name for name in dir(self.module) if name[0].isupper()}
         self.homes: dict[str, str] = dict.fromkeys(self.classes, name)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -107,7 +116,8 @@ class Types:
             if isinstance(node, Function) and node.name == "__init__":
                 yield from self._attributes(node, module)
             elif isinstance(node, Function) and not node.name.startswith("_"):
-                yield from self._method(node, module)
+                with suppress(InternalTypeError):
+                    yield from self._method(node, module)
             elif isinstance(node, ast.AnnAssign):
                 yield from self._attribute(ast.unparse(node.target), node.annotation, module)
 
@@ -132,7 +142,8 @@ class Types:
 
     def _attribute(self, name: str, annotation: ast.expr, module: Module) -> Iterator[Member]:
         if not name.startswith("_") and "ClassVar" not in ast.unparse(annotation):
-            yield name, f"    @property\n    def {name}(self) -> {self._type(annotation, module)}: ..."
+            with suppress(InternalTypeError):
+                yield name, f"    @property\n    def {name}(self) -> {self._type(annotation, module)}: ..."
 
     def _method(self, node: Function, module: Module) -> Iterator[Member]:
         decorators = {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}
@@ -187,6 +198,8 @@ class Types:
             self.imports["contextlib"].add("AbstractContextManager")
             return "AbstractContextManager[Stream]"
         if home.startswith("dutyfree.") and isinstance(found, type) and not issubclass(found, DATA):
+            if not (home.startswith(contract.__name__) or name.startswith(PUBLIC)):
+                raise InternalTypeError(name)
             return self.add(found)
         self.imports[home].add(BLOCKING.get(name, name))
         return BLOCKING.get(name, name)
@@ -198,6 +211,12 @@ class _Renamer(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Name(self._types.name(node.id, self._module))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Of ``module.Class``: import the class."""
+        found = getattr(getattr(self._module.module, ast.unparse(node.value)), node.attr)
+        self._module.homes[node.attr] = found.__module__
+        return ast.Name(self._types.name(node.attr, self._module))
 
 
 def _has_methods_of(cls: type, protocol: type) -> bool:

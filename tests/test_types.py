@@ -47,13 +47,15 @@ def blocking(name: str) -> None:
         assert_type(sandbox.exec("true", timeout=1.0), Observation)
         sandbox.exec("true", timeout="1")  # type: ignore[arg-type]
         if isinstance(sandbox, types.Forkable):
-            with sandbox.fork(2) as forks:
-                assert_type(forks[0].read("file"), bytes)
+            with sandbox.fork(2) as copies:
+                assert_type(copies[0].read("file"), bytes)
     with dutyfree.sync.open("native") as native, native.group(Recipe(), 2) as group:
         assert_type(native, types.Native)
         assert_type(group[0].exec("true").exit_code, int)
         for item in group[0].stream("true"):
             print(item)
+        with group[0].fork(2) as forks:
+            assert_type(forks[0].snapshot("name"), Recipe)
         with group[0].connect(80) as stream:
             assert_type(stream.receive(), bytes)
     with dutyfree.sync.open("docker") as docker, docker.sandbox() as container:
