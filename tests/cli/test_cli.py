@@ -14,7 +14,7 @@ import time
 import pytest
 from cyclopts import App
 
-from dutyfree.cli import app
+from dutyfree.cli.commands import app
 
 COMMANDS = (
     "run",
@@ -79,12 +79,14 @@ def study(tmp_path_factory):
 
 
 def test_help_names_the_commands_and_loads_none():
-    script = "import sys; from dutyfree.cli import app; app(['--help']); print(*sys.modules, sep='\\n')"
+    script = (
+        "import sys; from dutyfree.cli.commands import app; app(['--help']); print(*sys.modules, sep='\\n')"
+    )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     for command in COMMANDS:
         assert f"│ {command} " in said
     loaded = {line for line in said.splitlines() if line.startswith(("dutyfree.engine", "dutyfree.cli."))}
-    assert loaded == {"dutyfree.cli.interrupts", "dutyfree.cli.commands"}
+    assert loaded == {"dutyfree.cli.option_values", "dutyfree.cli.commands"}
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "image pull", "image import", "image build", "image gc"])
@@ -231,7 +233,7 @@ def test_ab_that_is_interrupted_keeps_what_was_measured(tmp_path):
     running.send_signal(signal.SIGINT)
     said = running.communicate()[1]
     assert running.returncode == 130
-    assert "go on with: dutyfree ab --resume --out out" in said
+    assert "to continue: dutyfree ab --resume --out out" in said
     done = dutyfree("compare", "out", cwd=tmp_path, status=None)
     assert "rounds" in done.stdout
 
@@ -315,8 +317,8 @@ def test_the_smoke_plan_runs_to_its_report(tmp_path):
             2,
             "cannot write to",
         ),
-        (["study", "--resume"], 2, "no study to go on with"),
-        (["study", "--resume", "--out", "nowhere"], 2, "no study to go on with in nowhere"),
+        (["study", "--resume"], 2, "no study to resume"),
+        (["study", "--resume", "--out", "nowhere"], 2, "no study to resume in nowhere"),
         (["report", "nowhere"], 2, "there is no nowhere"),
         (["compare", "nowhere", "nowhere"], 2, "there is no nowhere"),
         (["compare", "a", "b", "c"], 2, "--before out/a1"),
@@ -326,12 +328,12 @@ def test_the_smoke_plan_runs_to_its_report(tmp_path):
         (["ab", "bare", "bear"], 2, "unknown substrate 'bear'"),
         (["ab", "bare", "bare:speed=3", "--out", "x"], 2, "no option 'speed'"),
         (["ab", "bare", "bare:speed"], 2, "has no '='"),
-        (["ab", "bare", "=bare"], 2, "is no configuration"),
+        (["ab", "bare", "=bare"], 2, "is not a configuration"),
         (["ab", "bare", "nowhere.toml"], 2, "cannot read nowhere.toml"),
         (["ab", "bare", "bare", "--workloads", "T9"], 2, "no workload 'T9'"),
         (["ab", "bare", "bare", "--workloads", "T0=x"], 2, "no number of trials"),
         (["ab", "bare", "bare", "--trials", "0"], 2, "at least one trial"),
-        (["ab", "--resume"], 2, "no study to go on with"),
+        (["ab", "--resume"], 2, "no study to resume"),
         (["ab", "bare", "bare", "--resume", "--out", "x"], 2, "leave A and B out"),
         (["export", "nowhere", "--format", "xml"], 2, "xml"),
         (["nonsense"], 2, "nonsense"),

@@ -162,6 +162,6 @@ def test_gc_tells_before_it_removes(host: str, cli: Cli) -> None:
     assert list(cli.layers.glob("locks/*"))
     said = cli("gc")
     assert said.startswith("removed 1 layer,")
-    assert "KiB half made" in said
+    assert "KiB unfinished" in said
     assert not half.exists()
     assert not list(cli.layers.glob("locks/*"))

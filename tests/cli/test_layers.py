@@ -71,7 +71,7 @@ def test_build_here_use_there(cli: Cli) -> None:
     digest = told[told.index("(") + 1 : told.index(")")]
     cli("there", "layer", "import", "one.tar", "--digest", "sha256:" + "0" * 64, status=1)
     assert "2 layers" in cli("there", "layer", "import", "one.tar", "--digest", digest)
-    assert "all of it was here" in cli("there", "layer", "import", "one.tar")
+    assert "complete already" in cli("there", "layer", "import", "one.tar")
     assert cli("there", "layer", "build", "recipe.toml") == built  # with the times of who made it
     serve = f"exec:env DUTYFREE_CACHE={cli.root / 'here'} {sys.executable} -m dutyfree layer serve"
     assert "2 layers" in cli("third", "layer", "import", serve, "recipe.toml")
@@ -82,7 +82,7 @@ def test_build_here_use_there(cli: Cli) -> None:
 def test_layers_are_listed_as_a_tree(cli: Cli) -> None:
     other = RECIPE.replace('sum"', 'other"') + '[[stages]]\nkind = "setup"\ncommands = ["true"]\n'
     (cli.root / "other.toml").write_text(other)
-    assert "no layer is kept" in cli("here", "layer", "ls")
+    assert "there are no layers" in cli("here", "layer", "ls")
     for name in ("recipe.toml", "other.toml"):
         cli("here", "layer", "build", name)
     rows = json.loads(cli("here", "layer", "ls", "--json"))
@@ -125,7 +125,7 @@ def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
         source = server.stderr.readline().split()[-1]
         option = f"peers=[{source!r}]"
         fetched = cli("there", "layer", "build", "recipe.toml", "--option", option)
-        assert fetched == f"{built}2 layers came from {source}\n"  # with the times of who made it
+        assert fetched == f"{built}2 layers fetched from {source}\n"  # with the times of who made it
         assert "2 layers" in cli("third", "layer", "import", source, "recipe.toml")
         sums = [
             next(cli.root.glob(f"{node}/layers/kept/*/*/tree/0/workspace/sum")) for node in ("here", "there")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dutyfree.analysis.model import Caution, CautionKind, Summary
-from dutyfree.cli import machine, reports, standard
+from dutyfree.cli import console, doctor, report
 from tests.terminals import is_quiet, on_terminal
 
 COMMAND = [sys.executable, "-m", "dutyfree"]
@@ -25,8 +25,8 @@ REMEDY = "sysctl user.max_user_namespaces=16384 kernel.unprivileged_userns_clone
 
 SHOW = """
 import sys
-from dutyfree import cli
-from dutyfree.cli import machine
+from dutyfree.cli import doctor as command
+from dutyfree.cli.main import main
 from dutyfree.doctor import Finding
 from dutyfree import doctor, errors, substrates
 from dutyfree.contract import Availability
@@ -43,9 +43,9 @@ doctor.examine, substrates.probe = examine, probe
 if sys.argv[2] == "error":
     def broken(json=False):
         raise errors.CreateError("it failed " * 30, remedy=remedy)
-    machine.doctor = broken
+    command.doctor = broken
 sys.argv[1:] = ["substrates" if sys.argv[2] == "substrates" else "doctor"]
-sys.exit(cli.main())
+sys.exit(main())
 """
 
 
@@ -68,7 +68,7 @@ def test_cautions_of_a_study_are_whole_lines(capsys: pytest.CaptureFixture[str],
     numbers = dict.fromkeys(("schema", "trials", "warmups", "failed"), 0)
     others: dict[str, object] = {"version": "", "started": "", "plan": {}, "host": {}, "baseline": None}
     summary = msgspec.convert({**empty, **numbers, **others}, Summary)
-    reports.show(
+    report.show_summary(
         msgspec.structs.replace(summary, cautions=[caution]), tmp_path / ("long" * 40), as_json=False
     )
     lines = capsys.readouterr().out.splitlines()
@@ -77,7 +77,7 @@ def test_cautions_of_a_study_are_whole_lines(capsys: pytest.CaptureFixture[str],
 
 
 def test_a_table_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
-    standard.table(("name", "size"), [("a" * 200, "1"), ("b\nc", "1000")], right={1})
+    console.table(("name", "size"), [("a" * 200, "1"), ("b\nc", "1000")], right={1})
     head, first, second = capsys.readouterr().out.splitlines()
     assert (len(head), len(first), len(second)) == (206, 206, 206)
     assert first.startswith("a" * 200)
@@ -86,10 +86,10 @@ def test_a_table_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_only_the_last_column_yields_to_a_narrow_terminal() -> None:
     rows = [("x" * 50, "y" * 500)]
-    script = f"from dutyfree.cli import standard; standard.table(('a', 'b'), {rows}, cut=True)"
+    script = f"from dutyfree.cli import console; console.table(('a', 'b'), {rows}, cut=True)"
     command = [sys.executable, "-c", script]
     narrow = on_terminal(*command, columns=40).splitlines()[1]
-    assert narrow == "x" * 50 + "  " + "y" * (standard.SHORTEST - 1) + "…"
+    assert narrow == "x" * 50 + "  " + "y" * (console.SHORTEST - 1) + "…"
     wide = on_terminal(*command, columns=200).splitlines()[1]
     assert len(wide) == 200
     piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -100,11 +100,11 @@ def test_only_the_last_column_yields_to_a_narrow_terminal() -> None:
 
 
 def test_text_from_elsewhere_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    standard.show(EVIL)
-    standard.table(("a",), [(EVIL,)])
-    standard.tell({"text": EVIL, "letters": "äß漢😀", "hidden": "\U000e0001"})
-    machine._show([("!", "yellow", EVIL, EVIL, EVIL)])
-    standard.say(EVIL)
+    console.show(EVIL)
+    console.table(("a",), [(EVIL,)])
+    console.print_json({"text": EVIL, "letters": "äß漢😀", "hidden": "\U000e0001"})
+    doctor._show_findings([("!", "yellow", EVIL, EVIL, EVIL)])
+    console.say(EVIL)
     out, err = capsys.readouterr()
     assert is_quiet(out)
     assert is_quiet(err)
@@ -116,13 +116,10 @@ def test_text_from_elsewhere_is_shown_and_not_obeyed(capsys: pytest.CaptureFixtu
 
 def test_what_a_study_shows_of_its_progress_is_not_obeyed() -> None:
     script = f"""
-import logging
-from rich.console import Console
-from dutyfree.cli.progress import Watcher
-with Watcher(Console(stderr=True)) as watcher:
-    watcher.detail({EVIL!r} + "[bold]told[/bold]")
-    watcher.note({EVIL!r})
-    watcher._bar.refresh()
+from dutyfree.cli.progress import StudyProgress
+with StudyProgress() as progress:
+    progress.detail({EVIL!r} + "[bold]told[/bold]")
+    progress.note({EVIL!r})
 """
     seen = on_terminal(sys.executable, "-c", script, columns=200)
     assert "[bold]told[/bold]" in seen
@@ -160,7 +157,7 @@ def test_a_closed_pipe_ends_a_listing_without_a_word(arguments: list[str], unbuf
     )
     os.close(writer)
     # A listing of nothing has nothing to write.
-    assert (done.returncode, done.stderr) in ((141, ""), (0, "no sandbox lives on this machine\n"))
+    assert (done.returncode, done.stderr) in ((141, ""), (0, "no sandbox is running on this machine\n"))
 
 
 @pytest.mark.parametrize("arguments", [["substrates"], ["run", "--substrate", "bare", "--", "echo", "here"]])

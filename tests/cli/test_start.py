@@ -1,4 +1,4 @@
-"""What a command loads: ``run`` little, so that it starts at once."""
+"""What a command imports: ``run`` little, so that it starts fast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import fields
 
 import pytest
 
-from dutyfree.cli import app, run_parser
-from dutyfree.cli.sandbox_options import Wanted
+from dutyfree.cli import run
+from dutyfree.cli.commands import app
+from dutyfree.cli.sandbox_options import SandboxOptions
 
 HEAVY = {
     "cyclopts",
@@ -27,9 +28,9 @@ HEAVY = {
 
 LOADED = """
 import sys
-from dutyfree import cli
+from dutyfree.cli.main import main
 sys.argv = ["dutyfree", *sys.argv[1:]]
-status = cli.main()
+status = main()
 print(*sys.modules, sep="\\n")
 sys.exit(status)
 """
@@ -73,11 +74,11 @@ PLAIN = [
 
 @pytest.mark.parametrize("line", PLAIN)
 def test_what_is_read_quickly_is_what_the_general_parser_reads(line: str) -> None:
-    call = run_parser.parsed(line.split())
+    call = run.parse(line.split())
     assert call is not None
     _, given, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
-    wanted, timeout, json = (given.arguments.get(name) for name in ("wanted", "timeout", "json"))
-    assert call.args == (given.args, wanted or Wanted(), timeout, json or False)  # type: ignore[attr-defined]
+    options, timeout, json = (given.arguments.get(name) for name in ("options", "timeout", "json"))
+    assert call.args == (given.args, options or SandboxOptions(), timeout, json or False)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +102,11 @@ def test_what_is_read_quickly_is_what_the_general_parser_reads(line: str) -> Non
     ],
 )
 def test_all_else_is_left_to_the_general_parser(line: str) -> None:
-    assert run_parser.parsed(line.split()) is None
+    assert run.parse(line.split()) is None
 
 
 def test_every_option_is_known_to_both() -> None:
-    names = {field.name for field in fields(Wanted)}
-    assert {*run_parser.KINDS, *run_parser.LISTS} == names | {"timeout"}
+    names = {field.name for field in fields(SandboxOptions)}
+    assert {*run.TYPES, *run.LISTS} == names | {"timeout"}
     known = {name for argument in app["run"].assemble_argument_collection() for name in argument.names}
     assert {f"--{name}" for name in (*names, "timeout", "json")} <= known

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dutyfree import recipes
-from dutyfree.cli import app
+from dutyfree.cli.commands import app
 from dutyfree.study import plan as plans
 from dutyfree.substrates import toolkit
 

@@ -1,29 +1,26 @@
-"""``dutyfree ab``: two configurations in one study, and a verdict."""
+"""``dutyfree ab``: measure two configurations in one study, and say which one is slower."""
 
 from __future__ import annotations
 
 import re
 import secrets
 import tomllib
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from dutyfree.cli import amounts
-from dutyfree.cli.progress import Watcher
-from dutyfree.cli.reports import show_comparison
-from dutyfree.cli.running import run
-from dutyfree.cli.study import FOLDER, latest, recorded
+from dutyfree.cli import option_values
+from dutyfree.cli.progress import StudyProgress
+from dutyfree.cli.report import show_comparison
+from dutyfree.cli.signals import run_async
+from dutyfree.cli.study import latest_directory, new_directory, recorded_plan
 from dutyfree.contract.errors import UsageError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Plan
 
 NAME = "ab"
 TRIALS = {"T0": 40, "T1": 20, "T2": 12}
-TRIALS_OF_TRAJECTORIES = 12
+TRAJECTORY_TRIALS = 12
 
 
 def ab(
@@ -38,17 +35,17 @@ def ab(
     full_tests: bool = False,
     json: bool = False,
 ) -> int:
-    """Say whether configuration B is slower or faster than A: measure both in turn, then judge.
+    """Say whether configuration B is slower or faster than A: measure both in turn, then compare.
 
-    Every round runs each workload once on A and once on B, in random order, so whatever slows the
-    machine slows both. The verdict on each workload is "slower", "faster", "no difference shown" or
-    "cannot tell", with B ÷ A and its 95 % interval. "cannot tell" means too few rounds, or too much
-    noise: run more trials, or let nothing else run. The same configuration twice is an A/A test: it
-    shows what this machine's noise looks like. By default it takes a few minutes.
+    Every round runs each workload once on A and once on B, in random order, so a slow minute of the machine
+    affects both. The verdict on each workload is "slower", "faster", "no difference shown" or "cannot tell",
+    with B ÷ A and its 95 % interval. "cannot tell" means too few rounds or too much noise: run more trials,
+    or stop other programs. The same configuration twice is an A/A test: it shows the noise of this machine.
+    By default it takes a few minutes.
 
-    Records are kept as they happen: Ctrl-C loses at most the trial under way, and --resume goes on
-    from there. 'dutyfree compare DIRECTORY' shows the verdicts again, 'dutyfree report DIRECTORY'
-    writes the whole report. The exit status is 1 when B is slower in anything, or nothing succeeded.
+    Each trial is recorded when it ends: after Ctrl-C at most the current trial is lost, and --resume
+    continues from there. 'dutyfree compare DIRECTORY' shows the verdicts again, 'dutyfree report DIRECTORY'
+    writes the report. The exit status is 1 if B is slower in any workload, or if no trial succeeded.
 
     For example:
 
@@ -62,67 +59,66 @@ def ab(
     ----------
     a
         [LABEL=]SUBSTRATE[:OPTION=VALUE,...], such as native or native:ready=0; or a TOML file with
-        use = "SUBSTRATE", the substrate's options, and a label if wanted.
+        use = "SUBSTRATE", the options of the substrate, and optionally a label.
     b
-        What to compare with it, written the same way.
+        The configuration to compare with A, written the same way.
     workloads
-        What to run, separated by commas: T0, T1, T2, trajectory-N; each with its number of trials if
-        wanted, as in T0=100,T2=20.
+        The workloads, separated by commas: T0, T1, T2, trajectory-N; optionally with their number of trials,
+        as in T0=100,T2=20.
     trials
-        Trials of each workload on A, and as many on B, where --workloads does not say. By default 40
-        of T0, 20 of T1, 12 of T2 and of trajectories. Fewer than 10 rarely show anything.
+        Number of trials of each workload on A, and on B, if --workloads does not give one. Default: 40 of T0,
+        20 of T1, 12 of T2 and of trajectories. Fewer than 10 rarely show anything.
     out
-        The directory for the records; a new one in ./out by default.
+        The directory for the records. Default: a new one in ./out.
     resume
-        Go on with the comparison in --out, or with the latest one in ./out, after it was stopped.
+        Continue the comparison in --out, or the latest one in ./out.
     full_tests
-        Run attrs' whole test suite in T2.
+        Run the whole test suite of attrs in T2.
     json
         Print the comparison as JSON on standard output.
     """
     from dutyfree.analysis.ab import compare_rounds
     from dutyfree.study import runner
 
-    directory = out or (latest(f"{NAME}-*") if resume else None)
+    directory = out or (latest_directory(f"{NAME}-*") if resume else None)
     if resume and directory is not None:
         if a is not None:
-            raise UsageError("--resume goes on with the configurations on record", remedy="leave A and B out")
-        plan = recorded(directory, remedy="name A and B, without --resume")
+            raise UsageError("--resume takes A and B from the records", remedy="leave A and B out")
+        plan = recorded_plan(directory, remedy="name A and B, without --resume")
         if len(plan.substrates) != 2:
             raise UsageError(
-                f"{directory} holds a study that compares no A with a B",
-                remedy=f"go on with it by: dutyfree study --resume --out {directory}",
+                f"the study in {directory} has {len(plan.substrates)} substrates, not two",
+                remedy=f"continue it with: dutyfree study --resume --out {directory}",
             )
     else:
         plan = _plan(a, b, _workloads(workloads, trials), full_tests)
-    directory = directory or FOLDER / f"{NAME}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    with Watcher(Console(stderr=True)) as watcher:
+    directory = directory or new_directory(NAME)
+    with StudyProgress() as progress:
         try:
-            measured = run(partial(runner.run, plan, directory, resume=resume, progress=watcher))
+            measured = run_async(partial(runner.run, plan, directory, resume=resume, progress=progress))
         except KeyboardInterrupt:
-            watcher.note(
-                f"stopped; go on with: dutyfree ab --resume --out {directory}\n"
-                f"or see what is there: dutyfree compare {directory}"
+            progress.note(
+                f"stopped; to continue: dutyfree ab --resume --out {directory}\n"
+                f"to see the verdicts so far: dutyfree compare {directory}"
             )
             raise
-    found = compare_rounds(measured)
-    status = show_comparison(found, as_json=json)
-    watcher.note(f"records: {directory}")
+    status = show_comparison(compare_rounds(measured), as_json=json)
+    progress.note(f"records: {directory}")
     return status
 
 
 def _plan(a: str | None, b: str | None, workloads: dict[str, int], full_tests: bool) -> Plan:
     if a is None or b is None:
         raise UsageError("name two configurations", remedy="such as: dutyfree ab bare native")
-    (one, options), (other, more) = configuration(a), configuration(b)
-    if one == other:
-        one, other = f"{one} (A)", f"{other} (B)"
+    (label_a, options_a), (label_b, options_b) = configuration(a), configuration(b)
+    if label_a == label_b:
+        label_a, label_b = f"{label_a} (A)", f"{label_b} (B)"
     plan = Plan(
         name=NAME,
-        substrates=[one, other],
-        options={one: options, other: more},
+        substrates=[label_a, label_b],
+        options={label_a: options_a, label_b: options_b},
         workloads=workloads,
-        # Another order each time, or the same imbalance would return in every repetition.
+        # A new order each time: a fixed order would repeat the same imbalance in every comparison.
         seed=secrets.randbelow(1 << 31),
         full_tests=full_tests,
     )
@@ -130,25 +126,25 @@ def _plan(a: str | None, b: str | None, workloads: dict[str, int], full_tests: b
 
 
 def configuration(text: str) -> tuple[str, dict[str, Any]]:
-    """Its label, and the options of a plan: ``use`` and the substrate's own. Raises UsageError."""
+    """Parse a configuration: its label, and its options as in a plan. Raises UsageError."""
     if text.endswith(".toml"):
         return _from_file(Path(text))
     head, _, rest = text.partition(":")
     label, named, use = head.rpartition("=")
     if not use or (named and not label):
         raise UsageError(
-            f"{text!r} is no configuration", remedy="write SUBSTRATE or [LABEL=]SUBSTRATE:OPTION=VALUE,..."
+            f"{text!r} is not a configuration", remedy="write SUBSTRATE or [LABEL=]SUBSTRATE:OPTION=VALUE,..."
         )
     options: dict[str, Any] = {"use": use}
-    # A comma within a value is followed by something else than NAME=.
-    for name, value in amounts.pairs(re.split(r",(?=[\w.]+=)", rest) if rest else [], text, "="):
+    # A comma that is not followed by NAME= belongs to the value.
+    for name, value in option_values.pairs(re.split(r",(?=[\w.]+=)", rest) if rest else [], text, "="):
         *tables, last = name.split(".")
-        place: Any = options
+        target: Any = options
         for table in tables:
-            place = place.setdefault(table, {})
-            if not isinstance(place, dict):
-                raise UsageError(f"{text!r} has {table} both as a value and as a table")
-        place[last] = amounts.value(value)
+            target = target.setdefault(table, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"{text!r} sets {table} both to a value and to a table")
+        target[last] = option_values.value(value)
     return label or text, options
 
 
@@ -161,7 +157,7 @@ def _from_file(path: Path) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"{path} is not TOML: {error}") from error
     label = options.pop("label", path.stem)
     if not isinstance(label, str) or not isinstance(options.get("use"), str):
-        raise UsageError(f"{path} names no substrate", remedy='add use = "native", or another one')
+        raise UsageError(f"{path} names no substrate", remedy='add a line such as use = "native"')
     return label, options
 
 
@@ -170,7 +166,9 @@ def _workloads(text: str, trials: int | None) -> dict[str, int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, given, number = part.partition("=")
         if given and not (number.isascii() and number.isdigit()):
-            raise UsageError(f"--workloads {part!r} has no number of trials", remedy="write it as T0=40")
-        usual = TRIALS.get(name, TRIALS_OF_TRAJECTORIES) if trials is None else trials
-        found[name] = int(number) if given else usual
+            raise UsageError(
+                f"--workloads {part!r} has no number of trials after =", remedy="write it as T0=40"
+            )
+        default = TRIALS.get(name, TRAJECTORY_TRIALS) if trials is None else trials
+        found[name] = int(number) if given else default
     return found

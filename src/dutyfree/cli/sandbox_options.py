@@ -1,55 +1,55 @@
-"""Which sandbox ``dutyfree run`` and ``dutyfree shell`` are to open, and opening it."""
+"""Options of ``dutyfree run`` and ``dutyfree shell`` that describe the sandbox, and opening that sandbox."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dutyfree
-from dutyfree.cli import amounts, making, standard
+from dutyfree.cli import console, option_values, progress
 from dutyfree.contract import Limits, Recipe, Sandbox, limited
 from dutyfree.contract.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Which sandbox, and what of it.
+class SandboxOptions:
+    """The sandbox to open, and what to copy in and out.
 
     Parameters
     ----------
     substrate
-        Where it runs; 'dutyfree substrates' lists the names.
+        Where the sandbox runs. 'dutyfree substrates' lists the names.
     image
-        What it starts from, the substrate's own by default: a name as Docker takes it, or for native a path
-        or snapshot:NAME too (docs/images.md).
+        The image that it starts from: a name as in Docker; on native also a path, or snapshot:NAME
+        (docs/images.md). The default depends on the substrate.
     recipe
-        A TOML file instead, as docs/recipes.md describes: its stages are made first, if they are not there.
+        A TOML file instead of --image (docs/recipes.md). Stages that are not built yet are built first.
     option
-        NAME=VALUE, an option of the substrate; may be repeated.
+        NAME=VALUE: an option of the substrate. May be repeated.
     cpus
-        Processors at most, such as 0.5.
+        Maximum number of processors, such as 0.5.
     memory
-        Bytes at most, such as 512M.
+        Maximum memory in bytes, such as 512M.
     pids
-        Processes at most.
+        Maximum number of processes.
     disk
-        Bytes that may be written, such as 1G.
+        Maximum number of bytes written, such as 1G.
     network
-        "on", "off", or what may be reached, such as "example.org:443,10.0.0.0/8".
+        "on", "off", or a list of what the sandbox may reach, such as "example.org:443,10.0.0.0/8".
     user
         Run as this user of the sandbox.
     cwd
-        Run in this directory of it.
+        Run in this directory of the sandbox.
     env
-        NAME=VALUE for the environment; may be repeated.
+        NAME=VALUE: an environment variable. May be repeated.
     upload
-        SOURCE:TARGET, a file or directory that is copied in before; may be repeated.
+        SOURCE:TARGET: copy a file or directory into the sandbox before the command. May be repeated.
     download
-        SOURCE:TARGET, a file or directory of the sandbox that is copied out afterwards; may be repeated.
+        SOURCE:TARGET: copy a file or directory out of the sandbox after the command. May be repeated.
     """
 
     substrate: str = "native"
@@ -69,91 +69,90 @@ class Wanted:
 
     def limits(self) -> Limits:
         """Raises UsageError."""
-        asked = {
+        given = {
             "cpus": self.cpus,
-            "memory": amounts.size(self.memory, "--memory"),
+            "memory": option_values.size(self.memory, "--memory"),
             "pids": self.pids,
-            "disk": amounts.size(self.disk, "--disk"),
+            "disk": option_values.size(self.disk, "--disk"),
             "network": _network(self.network),
         }
-        return limited({name: value for name, value in asked.items() if value is not None}, Limits())
+        return limited({name: value for name, value in given.items() if value is not None}, Limits())
 
-    def state(self) -> Recipe:
-        """What the sandbox starts from. Raises UsageError."""
+    def start_recipe(self) -> Recipe:
+        """The recipe that the sandbox starts from. Raises UsageError."""
         if self.recipe is None:
-            return Recipe(image=amounts.image(self.image))
+            return Recipe(image=option_values.image(self.image))
         if self.image is not None:
-            raise UsageError("--recipe names the image too", remedy=f"write it into {self.recipe}")
+            raise UsageError(
+                "--image and --recipe exclude each other", remedy=f"name the image in {self.recipe}"
+            )
         return dutyfree.recipes.load(self.recipe)
 
     def environment(self) -> dict[str, str]:
-        return dict(amounts.pairs(self.env, "--env", "="))
+        return dict(option_values.pairs(self.env, "--env", "="))
+
+    def uploads(self) -> list[tuple[str, str]]:
+        return option_values.pairs(self.upload, "--upload", ":")
 
     def downloads(self) -> list[tuple[str, str]]:
-        return amounts.pairs(self.download, "--download", ":")
+        return option_values.pairs(self.download, "--download", ":")
 
-    def options(self) -> dict[str, Any]:
-        return {name: amounts.value(text) for name, text in amounts.pairs(self.option, "--option", "=")}
+    def substrate_options(self) -> dict[str, Any]:
+        pairs = option_values.pairs(self.option, "--option", "=")
+        return {name: option_values.value(text) for name, text in pairs}
 
 
-SHOWN = 5
-"""So many links that a download left out are named."""
+MAX_LINKS_SHOWN = 5
+"""How many of the links that a download skipped are named."""
 
 
 def _network(text: str | None) -> str | list[str] | None:
-    """A list has something in it that a word for a state has not; or it names this machine alone.
-
-    Raises UsageError.
-    """
+    """A network policy: "on", "off", or a list. Raises UsageError."""
     if text is None or text in ("on", "off"):
         return text
+    # Every entry of a list contains one of these characters, or is "host".
     if not (set(",.:/*") & set(text) or text == "host"):
         raise UsageError(
-            f"--network {text!r} is no policy",
+            f"--network {text!r} is not a network policy",
             remedy='write "on", "off", or a list: example.org:443,10.0.0.0/8',
         )
     return text.split(",")
 
 
 @asynccontextmanager
-async def opened(wanted: Wanted) -> AsyncIterator[Sandbox]:
-    """A sandbox with its uploads in place.
-
-    Raises UsageError, and what the substrate raises.
-    """
-    limits = wanted.limits()
-    uploads = amounts.pairs(wanted.upload, "--upload", ":")
-    wanted.downloads()  # so that nothing has run in vain
-    recipe = wanted.state()
-    async with AsyncExitStack() as held:
-        with making.told() if sys.stderr.isatty() else nullcontext():  # else it is the command's alone
-            substrate = await held.enter_async_context(dutyfree.open(wanted.substrate, **wanted.options()))
-            sandbox = await held.enter_async_context(substrate.sandbox(recipe, limits=limits))
+async def open_sandbox(options: SandboxOptions) -> AsyncIterator[Sandbox]:
+    """Open a sandbox and copy the uploads into it. Raises UsageError, and what the substrate raises."""
+    limits, uploads, recipe = options.limits(), options.uploads(), options.start_recipe()
+    options.downloads()  # report a mistake in them before anything runs
+    async with AsyncExitStack() as stack:
+        # If standard error is not a terminal, only the command writes to it.
+        with progress.stage_log() if sys.stderr.isatty() else nullcontext():
+            opening = dutyfree.open(options.substrate, **options.substrate_options())
+            substrate = await stack.enter_async_context(opening)
+            sandbox = await stack.enter_async_context(substrate.sandbox(recipe, limits=limits))
         for source, target in uploads:
-            with _naming("--upload", source, target):
+            with _copy_errors("--upload", source, target):
                 await sandbox.upload(Path(source), target)
         yield sandbox
 
 
-async def fetch(sandbox: Sandbox, wanted: Wanted) -> None:
-    """Its downloads. Raises UsageError for what is not there, and what the substrate raises."""
-    for source, target in wanted.downloads():
-        with _naming("--download", source, target):
-            left_out = await sandbox.download(source, Path(target))
-        if left_out:
-            shown = ", ".join(left_out[:SHOWN]) + ("" if len(left_out) <= SHOWN else ", …")
-            standard.say(f"dutyfree: left {len(left_out)} links that lead outside out of {target}: {shown}")
+async def download_files(sandbox: Sandbox, options: SandboxOptions) -> None:
+    """Copy the downloads out. Raises UsageError for a missing file, and what the substrate raises."""
+    for source, target in options.downloads():
+        with _copy_errors("--download", source, target):
+            skipped = await sandbox.download(source, Path(target))
+        if skipped:
+            names = ", ".join(skipped[:MAX_LINKS_SHOWN]) + ("" if len(skipped) <= MAX_LINKS_SHOWN else ", …")
+            console.say(
+                f"dutyfree: --download {source}:{target} skipped {len(skipped)} links that point outside: "
+                f"{names}"
+            )
 
 
-class _naming:  # noqa: N801 (used as a with statement's word)
-    """Says of a failed copy which one it was."""
-
-    def __init__(self, option: str, source: str, target: str) -> None:
-        self._asked = f"{option} {source}:{target}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise UsageError(f"{self._asked}: {error.strerror or error}") from error
+@contextmanager
+def _copy_errors(option: str, source: str, target: str) -> Iterator[None]:
+    """Turn an OSError into a UsageError that names the copy."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{option} {source}:{target}: {error.strerror or error}") from error

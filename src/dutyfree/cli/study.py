@@ -1,4 +1,4 @@
-"""``dutyfree study``."""
+"""``dutyfree study``: measure this machine, then write the report."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
-from rich.console import Console
 
-from dutyfree.cli.progress import Watcher
-from dutyfree.cli.reports import show
-from dutyfree.cli.running import run
+from dutyfree.cli.progress import StudyProgress
+from dutyfree.cli.report import show_summary
+from dutyfree.cli.signals import run_async
 from dutyfree.contract.errors import UsageError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Plan
 
-FOLDER = Path("out")
+OUT = Path("out")
 
 
 def study(
@@ -28,11 +27,11 @@ def study(
     full_tests: bool = False,
     json: bool = False,
 ) -> int:
-    """Measure the tax on this machine: run a plan's trials, then write the report.
+    """Measure the tax on this machine: run the trials of a plan, then write the report.
 
-    Trials are shuffled and interleaved across substrates. Records are kept as they happen: Ctrl-C, a
-    crash or a full disk loses at most the trial under way, and --resume goes on from there. The exit
-    status is 1 when not a single trial succeeded.
+    The trials of all substrates run interleaved, in random order. Each trial is recorded when it ends: after
+    Ctrl-C, a crash or a full disk, at most the current trial is lost, and --resume continues from there. The
+    exit status is 1 if no trial succeeded.
 
     For example:
 
@@ -43,66 +42,69 @@ def study(
     Parameters
     ----------
     plan
-        A shipped plan (smoke: under a minute; quick: a few minutes; paper: 100 trials of everything,
-        two hours) or a TOML file. "quick" by default.
+        The name of a plan that comes with dutyfree (smoke: under a minute; quick: a few minutes; paper: 100
+        trials of everything, two hours), or a TOML file. Default: quick.
     substrates
-        Substrates to measure instead of the plan's, separated by commas: "bare,docker". Those
-        named here must be available.
+        Measure these substrates instead of the plan's, separated by commas: "bare,docker". All of them must
+        be available.
     out
-        The directory for records and report; a new one in ./out by default.
+        The directory for records and report. Default: a new one in ./out.
     resume
-        Go on with the study in --out, or with the latest one in ./out, after it was stopped.
+        Continue the study in --out, or the latest one in ./out.
     full_tests
-        Run attrs' whole test suite in T2, as full_tests = true in the plan does.
+        Run the whole test suite of attrs in T2. The same as full_tests = true in the plan.
     json
         Print the summary as JSON on standard output.
     """
-    from dutyfree.report import write
+    from dutyfree import report
     from dutyfree.study import runner
 
-    directory = out or (latest() if resume else None)
-    wanted = _plan(plan, substrates, full_tests, directory if resume else None)
-    directory = directory or FOLDER / f"{wanted.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    console = Console(stderr=True)
-    with Watcher(console) as watcher:
+    directory = out or (latest_directory() if resume else None)
+    chosen = _plan(plan, substrates, full_tests, directory if resume else None)
+    directory = directory or new_directory(chosen.name)
+    with StudyProgress() as progress:
         try:
-            run(partial(runner.run, wanted, directory, resume=resume, progress=watcher))
+            measured = run_async(partial(runner.run, chosen, directory, resume=resume, progress=progress))
         except KeyboardInterrupt:
-            watcher.note(f"stopped; go on with: dutyfree study --resume --out {directory}")
+            progress.note(f"stopped; to continue: dutyfree study --resume --out {directory}")
             raise
-        watcher.note("writing the report")
-        summary = write(directory)
-    show(summary, directory, as_json=json)
+        progress.note("writing the report")
+        summary = report.write(directory, measured)
+    show_summary(summary, directory, as_json=json)
     return 1 if summary.failed == summary.trials else 0
 
 
 def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: Path | None) -> Plan:
-    """The plan asked for; a resumed study goes on with its own unless told otherwise."""
+    """The plan to run. A resumed study keeps its own plan, unless --plan or --substrates is given."""
     if resumed is not None and plan is None and substrates is None:
-        return recorded(resumed, remedy="name its plan with --plan")
-    wanted = plans.load(plan or "quick")
+        return recorded_plan(resumed, remedy="name its plan with --plan")
+    loaded = plans.load(plan or "quick")
     if full_tests:
-        wanted = replace(wanted, full_tests=True)
+        loaded = replace(loaded, full_tests=True)
     if substrates is None:
-        return wanted
+        return loaded
     labels = [label.strip() for label in substrates.split(",") if label.strip()]
-    options = {label: found for label, found in wanted.options.items() if label in labels}
-    return plans.check(replace(wanted, substrates=labels, optional=[], options=options), "--substrates")
+    options = {label: found for label, found in loaded.options.items() if label in labels}
+    return plans.check(replace(loaded, substrates=labels, optional=[], options=options), "--substrates")
 
 
-def recorded(directory: Path, remedy: str) -> Plan:
-    """The plan of the study in a directory. Raises UsageError where there is none."""
+def recorded_plan(directory: Path, remedy: str) -> Plan:
+    """The plan of the study in a directory. Raises UsageError if there is none."""
     from dutyfree.study import runner
 
     found = runner.recorded_plan(directory)
     if found is None:
-        raise UsageError(f"there is no study to go on with in {directory}", remedy=remedy)
+        raise UsageError(f"there is no study to resume in {directory}", remedy=remedy)
     return found
 
 
-def latest(pattern: str = "*") -> Path:
-    """The directory in ./out that was written to last. Raises UsageError where there is none."""
-    found = [path.parent for path in FOLDER.glob(f"{pattern}/records.jsonl")]
+def new_directory(name: str) -> Path:
+    return OUT / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def latest_directory(pattern: str = "*") -> Path:
+    """The directory of the most recent records in ./out. Raises UsageError if there are none."""
+    found = [path.parent for path in OUT.glob(f"{pattern}/records.jsonl")]
     if not found:
-        raise UsageError("there is no study to go on with in ./out", remedy="name its directory with --out")
+        raise UsageError("there is no study to resume in ./out", remedy="name its directory with --out")
     return max(found, key=lambda path: (path / "records.jsonl").stat().st_mtime)

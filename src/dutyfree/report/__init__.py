@@ -1,8 +1,11 @@
-"""SHOW: figures, tables, Markdown and HTML, from records alone.
+"""Reports: figures, tables, Markdown and HTML.
 
 ::
 
     Summary → figures, tables → document → report.md, report.html
+
+May import ``analysis`` and ``study.records``, and no substrate. Start with ``document``, which says what
+stands where in a report; ``files`` writes it.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dutyfree.analysis.model import Summary
+    from dutyfree.study.records import Records
 
 
-def write(where: Path) -> Summary:
-    """Read a directory or a file of records and write the whole report beside them. Raises RecordsError."""
-    from dutyfree.report import writing  # matplotlib and scipy take their time to import
+def write(where: Path, records: Records | None = None) -> Summary:
+    """Write the report beside the records that ``where`` is or contains; read them unless they are given.
 
-    return writing.write(where)
+    Raises RecordsError.
+    """
+    from dutyfree.report import files  # imports matplotlib and scipy, which is slow
+
+    return files.write(where, records)

@@ -1,4 +1,4 @@
-"""``dutyfree image``: the images of the native engine, and the study's root filesystem."""
+"""``dutyfree image``: images in the layer store of the native engine, and the image of the study."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from cyclopts import App, Parameter
 
-from dutyfree.cli import amounts, blocking, standard
-from dutyfree.cli.amounts import shown
-from dutyfree.cli.bars import Bars
+from dutyfree.cli import console, option_values
+from dutyfree.cli.progress import LayerBars
+from dutyfree.cli.signals import run_async, run_blocking
 from dutyfree.contract.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def build(
     reference: Annotated[str | None, Parameter(name="--from")] = None,
     force: bool = False,
 ) -> int:
-    """Make the study's image: python, git and the tools that the tiers need.
+    """Build the image of the study: Python, git and the tools that the tiers need.
 
-    From Debian packages by default, with debootstrap, kept in the cache (needs root, and about a
-    minute). The study does it by itself when the image is missing.
+    By default it is built from Debian packages with debootstrap, which needs root and about a minute, and
+    kept in the cache. The study builds it itself if it is missing.
 
     For example:
 
@@ -39,20 +39,19 @@ def build(
     Parameters
     ----------
     reference
-        Take this OCI image instead, pulled by the Docker engine; it must hold sh, python3 and git.
+        Use this OCI image instead, which the Docker engine pulls. It must contain sh, python3 and git.
     force
-        Build anew even if the cache has it.
+        Build again even if the cache has it.
     """
     from dutyfree import study_image as images
-    from dutyfree.cli.running import run
 
-    say = standard.say
+    say = console.say
     if reference is not None:
-        digest = run(partial(images.from_reference, reference, progress=say))
-        standard.show(f"{images.REFERENCE} is now {reference} ({digest})")
+        digest = run_async(partial(images.from_reference, reference, progress=say))
+        console.show(f"{images.REFERENCE} is now {reference} ({digest})")
         return 0
-    made = run(partial(images.build, progress=say, force=force))
-    standard.show(f"{made.tar} ({made.digest})")
+    built = run_async(partial(images.build, progress=say, force=force))
+    console.show(f"{built.tar} ({built.digest})")
     return 0
 
 
@@ -64,9 +63,10 @@ def pull(
     mirror: tuple[str, ...] = (),
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
-    """Fetch an image from its registry, also if an older one is here under the name.
+    """Pull an image from its registry. An older image with the same name is replaced.
 
-    What was fetched before an interruption is not fetched again. Logins are those of 'docker login'.
+    After an interruption, pull again: layers that are complete are not downloaded again. Credentials are
+    those of 'docker login'.
 
     For example:
 
@@ -76,11 +76,11 @@ def pull(
     Parameters
     ----------
     reference
-        As Docker takes it: debian:12, ghcr.io/team/name:tag, host:5000/name@sha256:...
+        A name as in Docker: debian:12, ghcr.io/team/name:tag, host:5000/name@sha256:...
     mirror
-        Ask this address (https://host[:port]) before the registry; can be given several times.
+        Try this address (https://host[:port]) before the registry. May be repeated.
     quiet
-        No progress; print the digest alone.
+        Show no progress, and print only the digest.
     """
     from dutyfree.engine.images import mirrors
     from dutyfree.engine.images import reference as references
@@ -89,8 +89,8 @@ def pull(
 
     wanted = references.parse(reference)
     options = mirrors.options({wanted.registry: mirror} if mirror else {})
-    with Bars(quiet) as bars:
-        held = blocking.run(lambda cancel: Puller(Store(), options, bars.show, cancel).pull(wanted))
+    with LayerBars(quiet) as bars:
+        held = run_blocking(lambda cancel: Puller(Store(), options, bars.show, cancel).pull(wanted))
     return _added(held, quiet)
 
 
@@ -102,7 +102,7 @@ def import_(
     *,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
-    """Take an image that is on this machine.
+    """Import an image from this machine.
 
     For example:
 
@@ -112,14 +112,13 @@ def import_(
     Parameters
     ----------
     source
-        A tar of a root file system or of 'docker save', a directory (a root file system, or an OCI
-        layout), oci:PATH[:TAG], or docker-daemon:NAME for one that the Docker engine holds.
+        A tar archive of a root file system or of 'docker save'; a directory with a root file system or an
+        OCI layout; oci:PATH[:TAG]; or docker-daemon:NAME for an image of the Docker engine.
     name
-        What to call it; by default, its path, or its name in the Docker engine.
+        The name to give it. Default: its path, or its name in the Docker engine.
     quiet
-        No progress; print the digest alone.
+        Show no progress, and print only the digest.
     """
-    from dutyfree.cli.running import run
     from dutyfree.engine.images import find, reference
     from dutyfree.engine.images.install import disk_error
     from dutyfree.engine.store.store import Store
@@ -131,10 +130,10 @@ def import_(
         bring = partial(export.bring, source, kept)
     else:
         bring = partial(find.import_image, source, name)
-    with Bars(quiet) as bars:
-        held = run(partial(bring, progress=bars.show))
+    with LayerBars(quiet) as bars:
+        held = run_async(partial(bring, progress=bars.show))
     try:
-        Store().sync(held.image.keys)  # what it came from may be gone after the next boot
+        Store().sync(held.image.keys)  # after a crash it may not be possible to import it again
     except OSError as error:
         held.close()
         raise disk_error(error) from error
@@ -145,15 +144,17 @@ def _added(held: LeasedImage, quiet: bool) -> int:
     image = held.image
     held.close()
     if quiet:
-        standard.show(image.digest)
+        console.show(image.digest)
     else:
-        standard.show(f"{image.name} ({image.digest}), {_layers(len(image.layers))}, {shown(image.size)}")
+        console.show(
+            f"{image.name} ({image.digest}), {console.layers(len(image.layers))}, {console.size(image.size)}"
+        )
     return 0
 
 
 @image.command(name="ls")
 def list_(*, json: bool = False) -> int:
-    """List the images that are kept.
+    """List the images in the layer store.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def list_(*, json: bool = False) -> int:
     store = Store()
     images = store.images()
     if json:
-        standard.tell(
+        console.print_json(
             [{**msgspec.to_builtins(image), "used": store.image_last_use(image)} for image in images]
         )
         return 0
@@ -173,14 +174,14 @@ def list_(*, json: bool = False) -> int:
         (
             found.name,
             found.digest.partition(":")[2][:12],
-            shown(found.size),
+            console.size(found.size),
             str(len(found.layers)),
             found.created[:10],
-            f"{amounts.age(time.time() - store.image_last_use(found))} ago",
+            f"{console.age(time.time() - store.image_last_use(found))} ago",
         )
         for found in images
     )
-    standard.table(("name", "digest", "size", "layers", "created", "used"), rows, right=(2, 3))
+    console.table(("name", "digest", "size", "layers", "created", "used"), rows, right=(2, 3))
     return 0
 
 
@@ -196,27 +197,27 @@ def remove(
     Parameters
     ----------
     names
-        As 'dutyfree image ls' tells them, or shorter, as they were pulled.
+        Names from 'dutyfree image ls', or as they were pulled.
     keep_layers
-        Leave the layers for 'dutyfree image gc'.
+        Keep the layers until 'dutyfree image gc'.
     """
     from dutyfree.engine.images import reference
     from dutyfree.engine.store.store import Store
 
     store = Store()
     if not names:
-        raise UsageError("no image is named", remedy="see `dutyfree image ls`")
+        raise UsageError("name at least one image", remedy="'dutyfree image ls' lists them")
     for name in names:
         full = name if store.image(name) else str(reference.parse(name))
         if not store.remove_image(full):
-            raise UsageError(f"there is no image {full}", remedy="see `dutyfree image ls`")
-        standard.show(f"removed {full}")
+            raise UsageError(f"there is no image {full}", remedy="'dutyfree image ls' lists them")
+        console.show(f"removed {full}")
     return 0 if keep_layers else gc()
 
 
 @image.command
 def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Remove layers that no image has and no sandbox uses, and what killed processes left.
+    """Remove layers that no image and no sandbox uses, and what killed processes left.
 
     For example:
 
@@ -226,19 +227,15 @@ def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = F
     Parameters
     ----------
     spare
-        Keep the last used ones of them, up to so many bytes: 20G.
+        Keep this many bytes of them, such as 20G, the most recently used first.
     dry_run
         Only say what would be removed.
     """
     from dutyfree.engine.store.store import Store
 
-    done = Store().collect(amounts.size(spare, "--spare") or 0, dry_run=dry_run)
+    done = Store().collect(option_values.size(spare, "--spare") or 0, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    half = f", and {shown(done.half)} half made" if done.half else ""
+    half = f", and {console.size(done.half)} unfinished" if done.half else ""
     in_use = f"; {done.in_use} more are in use" if done.in_use else ""
-    standard.show(f"{verb} {_layers(done.layers)}, {shown(done.size)}{half}{in_use}")
+    console.show(f"{verb} {console.layers(done.layers)}, {console.size(done.size)}{half}{in_use}")
     return 0
-
-
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"

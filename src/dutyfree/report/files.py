@@ -1,4 +1,4 @@
-"""Records → summary.json, tables, figures, report.md and report.html, each whole or not at all."""
+"""Writes the files of a report: summary.json, tables, figures, report.md, report.html."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from dutyfree.report.tables import tables
 from dutyfree.study import records
 
 
-def write(where: Path) -> Summary:
-    """Write the report beside the records, which ``where`` holds or is. Raises RecordsError."""
-    summary = summarise(records.read(where))
+def write(where: Path, found: records.Records | None = None) -> Summary:
+    """Write the report beside the records that ``where`` is or contains; read them unless they are given.
+
+    Raises RecordsError.
+    """
+    summary = summarise(found or records.read(where))
     directory = records.home(where)
     drawings: dict[str, bytes] = {}
     try:
@@ -35,7 +38,7 @@ def write(where: Path) -> Summary:
     except OSError as error:
         raise RecordsError(
             f"cannot write the report to {directory}: {error.strerror}",
-            remedy="free some space or mend the permissions, then run 'dutyfree report' on it again",
+            remedy="free some space or fix the permissions, then run 'dutyfree report' again",
         ) from error
     return summary
 
@@ -51,6 +54,5 @@ def draw(summary: Summary) -> dict[str, tuple[bytes, bytes]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Lone surrogates cannot occur in it: JSON was valid UTF-8."""
     with replacing(path) as draft:
         draft.write_bytes(content)

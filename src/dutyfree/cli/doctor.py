@@ -1,4 +1,4 @@
-"""``dutyfree substrates`` and ``dutyfree doctor``: what can be used here."""
+"""``dutyfree substrates`` and ``dutyfree doctor``: what this machine can run, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dutyfree.cli import standard
-from dutyfree.cli.running import run
+from dutyfree.cli import console
+from dutyfree.cli.signals import run_async
 from dutyfree.printable import printable_line
 
 
 def substrates(*, json: bool = False) -> int:
-    """List the substrates: available here, or why not and how to enable them.
+    """List the substrates: available on this machine, or why not and what to do.
 
     For example:
 
@@ -34,11 +34,11 @@ def substrates(*, json: bool = False) -> int:
             rows.append({"name": name, "summary": summary, **msgspec.to_builtins(found)})
         return rows
 
-    rows = run(probe)
+    rows = run_async(probe)
     if json:
-        standard.tell(rows)
+        console.print_json(rows)
         return 0
-    _show(
+    _show_findings(
         (
             "✓" if row["available"] else "✗",
             "green" if row["available"] else "red",
@@ -46,36 +46,38 @@ def substrates(*, json: bool = False) -> int:
             f"{row['summary']} ({row['detail']})",
             "" if row["available"] else str(row["remedy"]),
         )
-        for row in _shortened(rows)
+        for row in _without_repeated_details(rows)
     )
     return 0
 
 
-def _shortened(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """What is true of native at one warmth is true of the others, too: it is said once."""
+def _without_repeated_details(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Replace the detail of native-warm and its like by "see native" where it is the same."""
     details = {row["name"]: row["detail"] for row in rows}
-    kin = [str(row["name"]).partition("-")[0] for row in rows]
+    bases = [str(row["name"]).partition("-")[0] for row in rows]
     return [
-        {**row, "detail": f"as {of}"} if of != row["name"] and details.get(of) == row["detail"] else row
-        for of, row in zip(kin, rows, strict=True)
+        {**row, "detail": f"see {base}"}
+        if base != row["name"] and details.get(base) == row["detail"]
+        else row
+        for base, row in zip(bases, rows, strict=True)
     ]
 
 
-def _show(findings: Iterable[tuple[str, standard.Colour, str, str, str]]) -> None:
-    """A mark, what was looked at, what was found; and below it, whole and alone on its line, the remedy."""
+def _show_findings(findings: Iterable[tuple[str, console.Colour, str, str, str]]) -> None:
+    """Print a mark, the subject and the finding, and the remedy on a line of its own."""
     found = list(findings)
     width = max(len(what) for _, _, what, _, _ in found)
     for mark, colour, what, detail, remedy in found:
-        said = printable_line(f"{what:<{width}}  {detail}").rstrip()
-        print(f"{standard.coloured(mark, colour)} {said}")  # noqa: T201 (the command's output)
+        text = printable_line(f"{what:<{width}}  {detail}").rstrip()
+        print(f"{console.coloured(mark, colour)} {text}")  # noqa: T201 (command-line output)
         if remedy:
-            standard.show(f"  → {remedy}")
+            console.show(f"  → {remedy}")
 
 
 def doctor(*, json: bool = False) -> int:
-    """Look at what this machine offers, and say what is missing, why, and what to do.
+    """Check this machine, and say what is missing, why, and what to do.
 
-    The exit status is 1 when something is missing that even the study on bare needs.
+    The exit status is 1 if something is missing that every study needs, even on bare.
 
     For example:
 
@@ -89,11 +91,11 @@ def doctor(*, json: bool = False) -> int:
     """
     from dutyfree.doctor import ailing, examine
 
-    findings = run(examine)
+    findings = run_async(examine)
     if json:
-        standard.tell(findings)
+        console.print_json(findings)
     else:
-        _show(
+        _show_findings(
             (
                 "✓" if finding.fine else "✗" if finding.needed else "!",
                 "green" if finding.fine else "red" if finding.needed else "yellow",

@@ -1,4 +1,4 @@
-"""``dutyfree report``, ``compare`` and ``export``: from records alone, on any machine."""
+"""``dutyfree report``, ``compare`` and ``export``: they read records only, so they work on any machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.analysis.verdicts import Comparison
-from dutyfree.cli import standard
-from dutyfree.cli.interrupts import loading
+from dutyfree.cli import console
+from dutyfree.cli.signals import loading
 from dutyfree.contract.errors import UsageError
 from dutyfree.printable import printable, printable_line
 from dutyfree.report.wording import groups, signed
 
 
 def report(directory: Path, /, *, json: bool = False) -> int:
-    """Write figures, tables and report anew from the records in DIRECTORY.
+    """Write figures, tables and report again from the records in DIRECTORY.
 
     For example:
 
@@ -30,16 +30,16 @@ def report(directory: Path, /, *, json: bool = False) -> int:
     Parameters
     ----------
     directory
-        What 'dutyfree study --out' named, or a file of records; it may be compressed with gzip, and may
-        have been copied from another machine. The report is written beside the records.
+        The directory of 'dutyfree study --out', or a file of records. The file may be compressed with gzip,
+        and may come from another machine. The report is written beside the records.
     json
         Print the summary as JSON on standard output.
     """
     with loading():
-        from dutyfree.report.writing import write
+        from dutyfree.report import files
         from dutyfree.study import records
 
-    show(write(directory), records.home(directory), as_json=json)
+    show_summary(files.write(directory), records.home(directory), as_json=json)
     return 0
 
 
@@ -53,13 +53,13 @@ def compare(
     across_hosts: bool = False,
     json: bool = False,
 ) -> int:
-    """Say what became slower or faster, from runs BEFORE to runs AFTER.
+    """Say what became slower or faster between the runs BEFORE and the runs AFTER.
 
-    Two runs of the same thing differ, even back to back: the machine is never the same twice. So a change
-    counts when it is larger than the runs of each side differ among themselves, which takes two runs a side
-    at the very least; three or more, taken in turn, are better. With one run a side the verdict is
-    "cannot tell". To compare two configurations, prefer 'dutyfree ab': it needs fewer trials and shows
-    smaller differences. The exit status is 1 when something became slower, or there is nothing to compare.
+    Two runs of the same plan differ, even one after the other, because the machine changes. So a change
+    counts only if it is larger than the differences between the runs of one side. This needs at least two
+    runs on each side; three or more, taken in turn, are better. With one run on a side the verdict is
+    "cannot tell". To compare two configurations, prefer 'dutyfree ab': it needs fewer trials and finds
+    smaller differences. The exit status is 1 if something became slower, or if there is nothing to compare.
 
     For example:
 
@@ -71,14 +71,14 @@ def compare(
     Parameters
     ----------
     directories
-        One run before and one after. Or one study of two substrates, such as 'dutyfree ab' makes: the
-        second is compared with the first, round by round. Directories, or files of records.
+        One run before and one run after; or one study of two substrates, such as 'dutyfree ab' makes: it is
+        compared round by round, the second substrate with the first. Directories, or files of records.
     before
-        Earlier runs of one plan, as many as there are.
+        The earlier runs of the plan.
     after
-        Later runs.
+        The later runs of the plan.
     across_hosts
-        Compare although the machines differ; the verdicts then speak of the machines too.
+        Compare although the machines differ. The verdicts then include the difference between the machines.
     json
         Print JSON on standard output.
     """
@@ -86,33 +86,36 @@ def compare(
     from dutyfree.study import records
 
     if directories and (before or after):
-        raise UsageError("name runs with --before and --after, or without, not both", remedy=COMPARING)
+        raise UsageError(
+            "name the runs either with --before and --after, or without options, not both",
+            remedy=COMPARE_EXAMPLE,
+        )
     if len(directories) == 1:
         return show_comparison(ab.compare_rounds(records.read(directories[0])), as_json=json)
     if directories:
         before, after = directories[:1], directories[1:]
     if not before or not after or (directories and len(directories) > 2):
-        raise UsageError("it is not clear which runs to compare with which", remedy=COMPARING)
+        raise UsageError("it is not clear which runs to compare", remedy=COMPARE_EXAMPLE)
     earlier, later = ([records.read(path) for path in side] for side in (before, after))
     return show_comparison(comparison.compare(earlier, later, across_hosts=across_hosts), as_json=json)
 
 
-COMPARING = "such as: dutyfree compare --before out/a1 out/a2 --after out/b1 out/b2"
+COMPARE_EXAMPLE = "such as: dutyfree compare --before out/a1 out/a2 --after out/b1 out/b2"
 
 
 def show_comparison(found: Comparison, *, as_json: bool) -> int:
-    """Print it, and return the exit status: 1 if something is slower, or there is nothing to compare."""
+    """Print the comparison. Return 1 if something is slower or there is nothing to compare, otherwise 0."""
     from dutyfree.analysis import comparison
 
     if as_json:
-        standard.tell(found)
+        console.print_json(found)
     else:
         _print_markdown(comparison.as_markdown(found))
     return 1 if found.slower or not found.changes else 0
 
 
 def export(directory: Path, /, *, format: Format = "csv", out: Path | None = None) -> int:  # noqa: A002
-    """Write the trials and the actions as flat tables.
+    """Write the trials and the actions as tables, one row each.
 
     For example:
 
@@ -122,38 +125,38 @@ def export(directory: Path, /, *, format: Format = "csv", out: Path | None = Non
     Parameters
     ----------
     directory
-        What 'dutyfree study --out' named, or a file of records.
+        The directory of 'dutyfree study --out', or a file of records.
     format
         csv or parquet.
     out
-        Where to; "export" beside the records by default.
+        The directory to write to. Default: "export" beside the records.
     """
     from dutyfree.analysis.export import export as write
     from dutyfree.study import records
 
     for path in write(records.read(directory), out or records.home(directory) / "export", format):
-        standard.show(str(path))
+        console.show(str(path))
     return 0
 
 
-def show(summary: Summary, directory: Path, *, as_json: bool) -> None:
-    """The main numbers, and where the report is."""
+def show_summary(summary: Summary, directory: Path, *, as_json: bool) -> None:
+    """Print the main numbers, the cautions, and the path of the report."""
     if as_json:
         from dutyfree.analysis.summary import encode
 
-        print(encode(summary).decode())  # noqa: T201 (the command's output)
+        print(encode(summary).decode())  # noqa: T201 (command-line output)
         return
-    headings = ("workload", "substrate", "first p50", "whole p50", "whole p95", "tax", "trials")
+    headings = ("workload", "substrate", "first command p50", "rollout p50", "rollout p95", "tax", "trials")
     rates = {(tax.workload, tax.substrate, tax.parallel): tax.rate for tax in summary.taxes}
     rows = []
     for cell in summary.cells:
         rate = rates.get(cell.key)
         rows.append((*_row(cell), _tax(rate), _trials(cell)))
-    standard.table(headings, rows, right=range(2, 7))
+    console.table(headings, rows, right=range(2, 7))
     for group in groups(summary.cautions, len(summary.cells)):
-        text = printable_line(f"caution, {group.line}")
-        print(standard.coloured(text, "yellow"))  # noqa: T201 (the command's output)
-    standard.show(f"report: {directory / 'report.html'}")
+        text = printable_line(f"caution: {group.line}")
+        print(console.coloured(text, "yellow"))  # noqa: T201 (command-line output)
+    console.show(f"report: {directory / 'report.html'}")
 
 
 def _row(cell: Cell) -> tuple[str, str, str, str, str]:
@@ -168,7 +171,7 @@ def _row(cell: Cell) -> tuple[str, str, str, str, str]:
 
 
 def _tax(rate: Estimate | None) -> str:
-    """In words where the interval includes none."""
+    """The tax rate; "none shown" if its interval includes 0."""
     if rate is None:
         return UNKNOWN
     return signed(percent(rate.value)) if rate.leaves_out(0) else "none shown"
@@ -182,8 +185,8 @@ def _print_markdown(text: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    console = Console()
-    if console.is_terminal:
-        console.print(Markdown(printable(text)))
+    terminal = Console()
+    if terminal.is_terminal:
+        terminal.print(Markdown(printable(text)))
     else:
-        print(printable(text))  # noqa: T201 (the command's output)
+        print(printable(text))  # noqa: T201 (command-line output)
