@@ -12,17 +12,8 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "src/dutyfree/engine/init"
-REPLACED = (
-    "sandboxes.c",
-    "freeze.c",
-    "init.c",
-    "snapshot_layers.c",
-    "launcher.c",
-    "audit.c",
-    "main.c",
-    "client_sandbox.c",
-)
-"""By floor.c; all else of the engine is its own."""
+REPLACED = ("sandboxes.c", "freeze.c", "init.c", "launcher.c", "audit.c", "main.c", "client.c")
+"""The engine's sources that floor.c takes the place of; it links all others."""
 
 sys.path.insert(0, str(HERE.parent))
 from hatch_build import FLAGS, compiler  # noqa: E402

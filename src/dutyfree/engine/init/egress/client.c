@@ -1,7 +1,9 @@
 #define _GNU_SOURCE
 #include "egress/client.h"
 
+#include "egress/egress.h"
 #include "egress/netns.h"
+#include "launcher/host.h"
 #include "sys.h"
 
 #include <signal.h>
@@ -12,24 +14,6 @@
 static int egress_socket = -1;
 static pid_t egress_pid;
 
-int egress_client_open(int epoll, uint64_t event)
-{
-	struct epoll_event watched = {.events = EPOLLIN, .data.u64 = event};
-
-	if (egress_socket >= 0)
-		return 0;
-	int started = egress_start(&egress_pid);
-	if (started < 0)
-		return started;
-	egress_socket = started;
-	if (epoll_ctl(epoll, EPOLL_CTL_ADD, egress_socket, &watched) < 0) {
-		int error = -errno;
-		egress_client_close();
-		return error;
-	}
-	return 0;
-}
-
 void egress_client_close(void)
 {
 	if (egress_socket < 0)
@@ -39,7 +23,25 @@ void egress_client_close(void)
 	waitpid(egress_pid, NULL, 0);
 }
 
-int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size, const int *fds)
+static int egress_client_open(void)
+{
+	struct epoll_event watched = {.events = EPOLLIN, .data.u64 = EGRESS_EVENT};
+
+	if (egress_socket >= 0)
+		return 0;
+	int started = egress_start(&egress_pid);
+	if (started < 0)
+		return started;
+	egress_socket = started;
+	if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, egress_socket, &watched) < 0) {
+		int error = -errno;
+		egress_client_close();
+		return error;
+	}
+	return 0;
+}
+
+static int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size, const int *fds)
 {
 	struct request head = {.kind = kind, .serial = serial, .number = number, .size = (uint32_t)size};
 
@@ -48,7 +50,7 @@ int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const vo
 	return send_message(egress_socket, &head, sizeof head, body, size, fds, fds ? EGRESS_FDS : 0);
 }
 
-bool egress_client_receive(struct reply *answer)
+static bool egress_client_receive(struct reply *answer)
 {
 	ssize_t size = recv(egress_socket, answer, sizeof *answer, MSG_DONTWAIT);
 
@@ -61,4 +63,85 @@ bool egress_client_receive(struct reply *answer)
 	}
 	egress_client_close();
 	return false;
+}
+
+/* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
+void sandbox_network(const struct request *request, const char *body)
+{
+	struct sandbox *sandbox = sandbox_find(request->number);
+	int fds[EGRESS_FDS] = {-1, -1, -1};
+	int error = !sandbox || sandbox->ended ? -ESRCH
+		    : sandbox->network_serial  ? -EBUSY
+		    : sandbox->shared_network  ? -EOPNOTSUPP
+					       : 0;
+	bool open = !error && request->size > 0 && !sandbox->has_egress;
+
+	if (!error && !sandbox->has_egress && !request->size) {
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	}
+	/* It takes programs in the kernel, which are root's. */
+	if (open)
+		error = host.rootless ? -EOPNOTSUPP : egress_client_open();
+	if (open && !error) {
+		sandbox->had_egress = true;
+		error = netns_open(sandbox->slot->netns, fds);
+	}
+	if (!error) {
+		uint32_t kind = open ? EGRESS_OPEN : request->size ? EGRESS_UPDATE : EGRESS_CLOSE;
+		error = egress_client_send(kind, sandbox->number, request->serial, body, request->size, open ? fds : NULL);
+	}
+	for (int i = 0; i < EGRESS_FDS; i++)
+		close_fd(&fds[i]);
+	if (error) {
+		refuse(request->serial, error, "network");
+		return;
+	}
+	sandbox->has_egress = true;
+	sandbox->egress_opening = open;
+	sandbox->egress_closing = request->size == 0;
+	sandbox->network_serial = request->serial;
+}
+
+void sandbox_close_egress(const struct sandbox *sandbox)
+{
+	egress_client_send(EGRESS_CLOSE, sandbox->number, 0, NULL, 0, NULL);
+}
+
+void egress_replied(void)
+{
+	struct reply answer;
+
+	if (egress_client_receive(&answer)) {
+		struct sandbox *sandbox = sandbox_find(answer.value);
+		if (sandbox && sandbox->network_serial == answer.serial) {
+			/* Only now: those in there have to hear that they were cut off. */
+			if ((sandbox->egress_closing || (sandbox->egress_opening && answer.error)) && !sandbox->ended) {
+				netns_close(sandbox->slot->netns);
+				sandbox->has_egress = false;
+			}
+			sandbox->network_serial = 0;
+			reply(answer.serial, -answer.error, answer.value, "network", 7, NULL, 0);
+		}
+		return;
+	}
+	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
+	uint32_t at = 0;
+	for (struct sandbox *sandbox; (sandbox = sandbox_next(&at));)
+		if (sandbox->has_egress)
+			pidfd_signal(sandbox->slot->pidfd, SIGKILL);
+}
+
+void sandbox_connect(const struct request *request, const struct port *port)
+{
+	struct sandbox *sandbox = sandbox_find(request->number);
+	int made = -ESRCH;
+
+	if (sandbox && !sandbox->ended)
+		made = netns_connect(sandbox->shared_network ? -1 : sandbox->slot->netns, port->port, port->ipv6);
+	if (made < 0)
+		refuse(request->serial, made, "connection");
+	else
+		reply(request->serial, 0, request->number, NULL, 0, &made, 1);
+	close_fd(&made);
 }

@@ -1,13 +1,13 @@
-/* The launcher's way to its egress process (egress.h), which is started when it is first needed. */
-#ifndef DUTYFREE_GATE_H
-#define DUTYFREE_GATE_H
+/* The launcher's side of egress: it starts the egress process (egress.h) when a sandbox first needs it. */
+#ifndef DUTYFREE_EGRESS_CLIENT_H
+#define DUTYFREE_EGRESS_CLIENT_H
 
-#include "egress/egress.h"
+#include "launcher/sandboxes.h"
 
-int egress_client_open(int epoll, uint64_t event); /* starts it, if it does not run: 0 or -errno */
-void egress_client_close(void);                    /* ends it */
-/* 0 or -errno; `way` of EGRESS_OPEN, or NULL. */
-int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size, const int *fds);
-bool egress_client_receive(struct reply *answer);       /* false if it is gone */
+void sandbox_network(const struct request *request, const char *body);
+void sandbox_connect(const struct request *request, const struct port *port);
+void sandbox_close_egress(const struct sandbox *sandbox);
+void egress_replied(void);      /* the socket to the egress process is readable */
+void egress_client_close(void); /* ends the egress process */
 
 #endif

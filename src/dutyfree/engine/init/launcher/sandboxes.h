@@ -45,6 +45,10 @@ void sandbox_create(const struct request *request, const char *body);
 void sandbox_destroy(const struct request *request);
 void sandbox_ended(struct sandbox *sandbox, unsigned slots_target); /* PID 1, and with it all of its processes */
 
+void sandbox_snapshot(const struct request *request); /* what it wrote */
+void snapshot_merge_request(const struct request *request, const char *body, int target);
+void snapshot_job_ended(uint32_t number);
+
 /* freeze.c */
 void sandbox_freeze(const struct request *request);
 void freeze_check(struct sandbox *sandbox);                   /* perhaps: something changed */
@@ -55,15 +59,5 @@ void freeze_poll(void);                       /* whether they do */
 
 /* audit.c */
 void sandbox_audit(const struct request *request);
-
-/* snapshot_layers.c */
-void sandbox_snapshot(const struct request *request); /* what it wrote */
-void snapshot_merge_request(const struct request *request, const char *body, int target);
-void snapshot_job_ended(uint32_t number);
-
-/* client_sandbox.c */
-void sandbox_network(const struct request *request, const char *body);
-void sandbox_connect(const struct request *request, const struct port *port);
-void egress_replied(void);
 
 #endif

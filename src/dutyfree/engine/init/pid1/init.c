@@ -78,7 +78,7 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return 0;
 	}
 	case FRAME_TERMINAL:
-		return terminal_open(head->id, payload, size);
+		return command_terminal(head->id, payload, size);
 	case FRAME_EDIT:
 		return edit_file(head->id, payload, size);
 	case FRAME_SEARCH:

@@ -54,7 +54,7 @@ void queue_run(int (*handle)(const struct frame *head, char *payload, int fd));
 
 /* Owner's frames; the descriptor is theirs to close. A negative errno refuses the frame. */
 int command_exec(uint32_t id, char *payload, size_t size, int input);
-int command_terminal(uint32_t id, char *payload, size_t size, int terminal);
+int command_terminal(uint32_t id, char *payload, size_t size);
 int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd);
 /* One that has much to say: what it writes to its descriptor goes to the owner as output. */
 int command_streamer(uint32_t id, int (*body)(const char *argument, int fd), const char *argument, uint64_t timeout);
@@ -116,7 +116,6 @@ int tree_pack(const char *path, int fd);
 
 /* --- Further actions, each in a file of its name ----------------------------------------------------- */
 
-int terminal_open(uint32_t id, char *payload, size_t size);
 int edit_file(uint32_t id, const char *payload, size_t size);
 int search_start(uint32_t id, char *payload, size_t size);
 int watch_start(uint32_t id, const char *payload, size_t size);
