@@ -47,7 +47,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-/* --- In place of processes --------------------------------------------------------------------------- */
+/* --- Replaces processes -------------------------------------------------------------------------- */
 
 static pid_t pretend(int status)
 {
@@ -121,7 +121,7 @@ _Noreturn void __wrap__exit(int status)
 	longjmp(gone, 1);
 }
 
-/* --- In place of the owner --------------------------------------------------------------------------- */
+/* --- Replaces the owner -------------------------------------------------------------------------- */
 
 /* Takes what init says, which must be frames. */
 static void read_answers(void)

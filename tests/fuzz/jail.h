@@ -14,12 +14,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 
-void jail_enter(void); /* once; the working directory is empty then, and a file system of its own */
-void jail_empty(void); /* the working directory, for the next input */
+void jail_enter(void);     /* once; the working directory is empty then, and a file system of its own */
+void jail_empty(void);     /* the working directory, for the next input */
 void jail_terminals(void); /* of its own, in place of the host's */
 void jail_file(const char *path, const void *data, size_t size);
 void jail_cover(const char *path, const char *with); /* a file of the host by one in here */
 int jail_memory(const void *data, size_t size);      /* a descriptor of a file with this in it */
-void require(int holds, const char *what);             /* else the input is a finding */
+void require(int holds, const char *what);           /* else the input is a finding */
 
 #endif

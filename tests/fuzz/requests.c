@@ -27,7 +27,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-/* --- In place of the host ---------------------------------------------------------------------------- */
+/* --- Replaces the host --------------------------------------------------------------------------- */
 
 struct slot *__wrap_slot_create(void);
 struct slot *__wrap_slot_create(void)
@@ -244,7 +244,7 @@ pid_t __wrap_waitpid(pid_t pid, int *status, int options)
 	return pid;
 }
 
-/* --- In place of the owner and the egress process ------------------------------------------------------ */
+/* --- Replaces the owner and the egress process --------------------------------------------------- */
 
 /* How many replies there are, which must be whole. */
 static unsigned count_replies(void)

@@ -1,4 +1,8 @@
-/* dutyfree-init launcher FD: the one program of the engine, started once by each owner. */
+/* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init launcher FD".
+ *
+ * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
+ * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
+ * other. Start reading at launcher/launcher.c. */
 #define _GNU_SOURCE
 #include "launcher/launcher.h"
 #include "protocol.h"
@@ -21,8 +25,8 @@
 
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
-/* Go on from a sealed copy of ourselves in memory: whatever a sandbox may get hold of, the file on the
- * host is not what it runs (CVE-2019-5736). Returns only if we are the copy, or on failure. */
+/* Re-execute a sealed memfd copy of this program, so that a sandbox that gets hold of our /proc/PID/exe cannot change
+ * the file on the host (CVE-2019-5736). Returns 0 in the copy, or -errno. */
 static int reexec_sealed_copy(char **argv)
 {
 	AUTOCLOSE int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -45,18 +49,18 @@ static int reexec_sealed_copy(char **argv)
 	}
 	if (fchmod(copy, 0500) < 0 || fcntl(copy, F_ADD_SEALS, SEALS) < 0)
 		return -errno;
-	/* Under a name of its own: every sandbox can read it. */
+	/* argv[0] is a fixed name, because every sandbox can read it. */
 	fexecve(copy, (char *[]){"dutyfree-init", argv[1], argv[2], (char *)title_placeholder, NULL}, (char *[]){NULL});
 	return -errno;
 }
 
-/* An owner started by nohup, or in the background of a script, ignores SIGHUP or SIGINT. What runs in a sandbox would
- * inherit that, and no shell could trap them. */
+/* An owner that nohup or a script started in the background ignores SIGHUP or SIGINT. Commands in a sandbox would
+ * inherit that, and no shell in there could trap these signals. */
 static void reset_signals(void)
 {
-	static const uint64_t none[8]; /* the kernel's form of SIG_DFL, and of an empty set */
+	static const uint64_t none[8]; /* as struct sigaction: SIG_DFL; as a signal set: empty */
 
-	/* Not by the library, which keeps some for itself. */
+	/* The raw system call: sigaction() of the C library refuses the signals that it uses itself. */
 	for (int number = 1; number <= 64; number++)
 		syscall(SYS_rt_sigaction, number, none, NULL, sizeof *none);
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, none, NULL, sizeof *none);

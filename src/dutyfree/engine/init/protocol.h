@@ -1,12 +1,10 @@
-/* What is said on the two channels, and nothing else: one header, one version.
+/* The two protocols of the engine. engine/launcher/protocol.py mirrors this file; change both together.
  *
- * owner ── SOCK_SEQPACKET ── launcher     one request, one reply (replies may come in another order)
- * owner ── SOCK_STREAM ───── init         frames, both ways, many commands at once
+ * owner ── SOCK_SEQPACKET ── launcher     one reply for each request, not always in order
+ * owner ── SOCK_STREAM ───── init         frames in both directions, many commands at once
  *
- * All integers have the machine's byte order: both ends are on one machine. Strings are NUL-terminated.
- * Whoever parses checks every length against what is there; a frame that does not fit its type is
- * answered with EPROTO, and changes nothing.
- */
+ * Integers have the machine's byte order, because both ends run on one machine. Strings are NUL-terminated. The
+ * receiver checks every length. A frame that does not fit its kind is answered with EPROTO and has no effect. */
 #ifndef DUTYFREE_PROTOCOL_H
 #define DUTYFREE_PROTOCOL_H
 
@@ -15,7 +13,7 @@
 
 #define PROTOCOL_VERSION 1
 
-/* --- The launcher ----------------------------------------------------------------------------------- */
+/* --- Owner and launcher -------------------------------------------------------------------------- */
 
 #define REQUEST_MAX 16384
 #define TREES_MAX 8
@@ -23,102 +21,103 @@
 #define MOUNTPOINT_MAX 64
 #define LABEL_MAX 128
 
+/* [1] One layer for each tree. EBUSY if a copy is cheaper, or if there are files in /dev/shm. A non-empty body forces it. */
 enum request_kind {
-	REQUEST_HELLO = 1,   /* → reply.value = PROTOCOL_VERSION, text = what this host has */
-	REQUEST_LAYER = 2,   /* text = a host directory → reply.value = number of the layer */
-	REQUEST_SCRATCH = 3, /* → reply.value = number of an empty layer, fd = its directory, to be filled */
-	REQUEST_REMOVE_LAYER = 4,  /* number = a layer that no new sandbox shall use */
-	REQUEST_CREATE = 5,  /* struct create, label → reply.value = number of the sandbox, fds = socket, pidfd */
-	REQUEST_DESTROY = 6, /* number = a sandbox; answered when nothing of it is left */
-	REQUEST_SLOTS = 8,    /* number = how many slots shall lie ready */
-	REQUEST_FREEZE = 30, /* number = a sandbox; answered when every process of it stands still */
-	REQUEST_THAW = 31,   /* number = a sandbox */
-	REQUEST_NETWORK = 20, /* number = a sandbox; struct network, rules: what it may reach; no body: nothing */
-	REQUEST_CONNECT = 21, /* number = a sandbox; struct port → fd = a socket, connecting to a server in there */
-	REQUEST_PROBE = 50,  /* → text = what of the kernel works here, each with an errno */
-	REQUEST_SNAPSHOT_MOVE = 70,   /* number = a sandbox that shall write no more → struct kept, a layer for each tree;
-	                      * EBUSY if a copy is cheaper, or it shares memory; with a body, in any case */
-	REQUEST_SNAPSHOT_COPY = 71,   /* number = a sandbox, frozen if it may write → likewise, of a copy */
-	REQUEST_MERGE = 72,  /* struct merge; fd = a directory to fill, or none → struct kept, one layer or none */
-	REQUEST_AUDIT = 92,   /* number = a sandbox → struct seen, then in words what is not as in the beginning */
+	REQUEST_HELLO = 1,          /* → reply.value = PROTOCOL_VERSION, text = cgroups, mode and ids of this host */
+	REQUEST_LAYER = 2,          /* text = directory on the host → reply.value = layer number */
+	REQUEST_SCRATCH = 3,        /* → reply.value = number of a new empty layer, fd = its directory, to be filled */
+	REQUEST_REMOVE_LAYER = 4,   /* number = layer. New sandboxes cannot use it any more */
+	REQUEST_CREATE = 5,         /* struct create, label → reply.value = sandbox number, fds = socket, pidfd */
+	REQUEST_DESTROY = 6,        /* number = sandbox. The reply comes when all of it is removed */
+	REQUEST_SLOTS = 8,          /* number = how many slots to keep prepared */
+	REQUEST_FREEZE = 30,        /* number = sandbox. The reply comes when all its processes are frozen */
+	REQUEST_THAW = 31,          /* number = sandbox */
+	REQUEST_NETWORK = 20,       /* number = sandbox; struct network, rules. No body: close its network */
+	REQUEST_CONNECT = 21,       /* number = sandbox; struct port → fd = socket that connects to a server inside */
+	REQUEST_PROBE = 50,         /* → text = name=errno for each kernel feature that was tried */
+	REQUEST_SNAPSHOT_MOVE = 70, /* number = sandbox that writes no more → struct snapshot_usage, layers [1] */
+	REQUEST_SNAPSHOT_COPY = 71, /* number = sandbox, frozen if it may write → the same, from a copy */
+	REQUEST_MERGE = 72,         /* struct merge; fd = directory to fill, else a new layer → struct snapshot_usage */
+	REQUEST_AUDIT = 92,         /* number = sandbox → struct audit_result, then a text: what has changed */
 };
 
 struct request {
 	uint32_t kind;
-	uint32_t serial; /* comes back in the reply */
+	uint32_t serial; /* copied into the reply */
 	uint32_t number;
-	uint32_t size;   /* of what follows */
+	uint32_t size; /* bytes of the body that follows */
 };
 
 struct reply {
 	uint32_t serial;
-	int32_t error;   /* an errno, 0 for success; the text names the step that failed */
+	int32_t error; /* errno, 0 for success. On an error the text says what failed */
 	uint32_t value;
-	uint32_t size;   /* of the text that follows */
+	uint32_t size; /* bytes of the text that follows */
 };
 
 enum create_flags {
-	CREATE_SHARED_NETWORK = 1, /* that of the launcher; without root only, where no other leads out */
+	CREATE_SHARED_NETWORK = 1, /* the sandbox uses the network of the launcher. Rootless only */
 };
 
-/* One directory of the sandbox: layers, uppermost first, under a writable one. The first is "/". */
+/* One mount of the sandbox: read-only layers, uppermost first, under a writable directory. Tree 0 is "/". */
 struct tree {
-	char mountpoint[MOUNTPOINT_MAX]; /* relative to the sandbox's root, "" for it */
+	char mountpoint[MOUNTPOINT_MAX]; /* relative to the root, "" for the root itself */
 	uint32_t count;
 	uint32_t layers[LAYERS_MAX];
 };
 
-/* Its label follows: less than LABEL_MAX, shown to whoever looks at the host's processes, and in there. */
+/* A label of less than LABEL_MAX bytes follows. It shows in the process title, on the host and in the sandbox. */
 struct create {
 	uint32_t flags;
 	uint32_t trees;
 	uint64_t memory;    /* bytes, 0 for no limit */
 	uint64_t disk;      /* bytes, 0 for no limit */
 	uint64_t pids;      /* 0 for no limit */
-	uint64_t cpu_quota; /* microseconds of each 100 ms, 0 for no limit */
+	uint64_t cpu_quota; /* microseconds per 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
 };
 
-/* Layers of one tree, uppermost first: `own` of them become one; the others are where these refer to. */
+/* Layers of one tree, uppermost first. The first `own` are merged into one; the others are the layers below, which the
+ * merged ones may refer to (overlayfs redirect and metacopy). */
 struct merge {
 	uint32_t count;
 	uint32_t own;
 	uint32_t layers[LAYERS_MAX];
 };
 
-/* What was kept; the numbers of its layers follow. */
+/* The numbers of the new layers follow. */
 struct snapshot_usage {
-	uint64_t size;  /* bytes that it takes */
+	uint64_t size; /* bytes in use */
 	uint64_t files;
 };
 
-/* What can be seen of a sandbox from outside, whatever those in it say. */
+/* What the launcher measures from outside, so that no process in the sandbox can fake it. */
 struct audit_result {
-	uint64_t memory; /* bytes of its processes and files, without what is cached of others; 0 where nobody counts */
+	uint64_t memory; /* bytes: anonymous memory and tmpfs, without page cache; 0 without a memory cgroup */
 };
 
-/* --- What a sandbox may reach ----------------------------------------------------------------------- */
+/* --- Network policy ------------------------------------------------------------------------------ */
 
 #define RESOLVERS_MAX 3
 #define RULES_MAX 256
-#define DOMAIN_MAX 253 /* of a domain, as text */
+#define DOMAIN_MAX 253 /* characters of a domain name */
 
-enum network_flags { NETWORK_ALL = 1 /* every address and name but the host's own surroundings */ };
+enum network_flags { NETWORK_ALL = 1 /* all addresses and names but those in denylist.h */ };
 
 enum rule_kind {
-	RULE_ADDRESS = 1, /* addresses that begin as this one does, by `prefix` bits */
-	RULE_NAME = 2,    /* what this name led to, by the sandbox's own lookups */
-	RULE_SUBDOMAINS = 3,   /* the same for every name below this one; below "" are all */
-	RULE_HOST = 4,    /* the host's loopback, by the address that stands for it */
+	RULE_ADDRESS = 1,    /* addresses that share the first `prefix` bits with this one */
+	RULE_NAME = 2,       /* addresses that the sandbox's own lookups of this name returned */
+	RULE_SUBDOMAINS = 3, /* the same for all subdomains of this name; "" for all names */
+	RULE_HOST = 4,       /* the host's loopback, through ADDRESS_HOST */
 };
 
-/* Addresses are IPv6 here, those of IPv4 mapped; numbers in them in network order, ports in the host's. */
+/* Addresses are IPv6, with IPv4 mapped (::ffff:…). Addresses are in network byte order, ports in host byte order. */
 struct rule {
 	uint8_t address[16];
-	uint16_t port; /* 0 for all */
+	uint16_t port; /* 0 for all ports */
 	uint8_t kind;
 	uint8_t prefix;
-	uint32_t name_size; /* of the name that follows: lower case, without a final dot or NUL */
+	uint32_t name_size; /* bytes of the name that follows: lower case, no final dot, no NUL */
 };
 
 struct resolver {
@@ -136,67 +135,67 @@ struct network {
 
 struct port {
 	uint16_t port;
-	uint16_t ipv6; /* on ::1, not on 127.0.0.1 */
+	uint16_t ipv6; /* connect to ::1 instead of 127.0.0.1 */
 };
 
-/* --- Init ------------------------------------------------------------------------------------------- */
+/* --- Owner and init ------------------------------------------------------------------------------ */
 
-#define FRAME_MAX (4u << 20) /* payload of one frame: above any argument list the kernel takes */
-#define INLINE_MAX (256u << 10) /* files up to this size travel in a frame, larger ones as descriptors */
-#define LISTING_MAX (32u << 20) /* the list of a directory, or what a search found, is no longer */
-#define FRAME_COST 128u /* of output: what a frame costs its reader beyond its bytes, which may come one by one */
+#define FRAME_MAX (4u << 20)    /* payload of one frame; larger than any argument list that the kernel accepts */
+#define INLINE_MAX (256u << 10) /* smaller files travel in a frame, larger ones as a descriptor */
+#define LISTING_MAX (32u << 20) /* the most that a directory listing or a search returns */
+#define FRAME_COST 128u         /* credit that an output frame costs besides its bytes, so that tiny frames cost too */
 
 enum frame_kind {
 	/* owner → init */
-	FRAME_EXEC = 1,    /* struct exec, then strings: user, cwd, argv…, environment…; fd: stdin */
-	FRAME_KILL = 2,    /* the command's whole tree; flags: FRAME_SPARE for all but its first process */
-	FRAME_CREDIT = 3,  /* u32: so many more bytes of output may be sent, with FRAME_COST for each frame */
-	FRAME_READ = 4,    /* path */
-	FRAME_WRITE = 5,   /* struct write, path, data; or fd: a file to copy */
-	FRAME_LIST = 6,    /* path */
-	FRAME_REMOVE = 7,  /* path */
-	FRAME_UNPACK = 8,  /* path; fd: an archive to read (tree_stream.c) */
-	FRAME_PACK = 9,    /* path; fd: where to write the archive */
-	FRAME_SIGNAL_ALL = 10, /* u32: a signal to every process but init */
-	FRAME_PING = 11,   /* → u32: whether the memory limit killed a process since that was last said */
-	FRAME_TERMINAL = 12, /* struct window, then as FRAME_EXEC: in a terminal of its own → FRAME_STARTED */
-	FRAME_EDIT = 13,     /* struct edit, path, the old text and the new */
-	FRAME_SEARCH = 14,   /* struct search, then strings: directory, pattern, names…, skipped… */
-	FRAME_WATCH = 15,    /* struct watching, path */
-	FRAME_SIGNAL_COMMAND = 16,   /* u32: a signal to the command's first process and its group */
-	FRAME_POSTPONE = 17, /* u64: nanoseconds by which every deadline is later than was said */
-	FRAME_VERIFY = 90,   /* u32: whether its network is closed → EBUSY and in words what is not as in the beginning */
-	FRAME_BACKGROUND = 91, /* u32: whether commands give way to all other work from now on; no answer */
-	FRAME_SERVICE = 100, /* as FRAME_EXEC: one that forks for others, with a socket to init as descriptor 3 */
-	FRAME_CALL = 101,    /* struct calling, then as FRAME_EXEC: in a fork of a service; ESRCH if that has ended */
-	FRAME_AWAIT = 102,   /* struct awaited, path → done when it is there */
+	FRAME_EXEC = 1,            /* struct exec, then strings: user, cwd, argv…, environment…; fd: stdin */
+	FRAME_KILL = 2,            /* all processes of the command; with FRAME_SPARE all but its first process */
+	FRAME_CREDIT = 3,          /* u32: this many more bytes of output may be sent; a frame costs FRAME_COST extra */
+	FRAME_READ = 4,            /* path */
+	FRAME_WRITE = 5,           /* struct write, path, data; or an fd to copy from */
+	FRAME_LIST = 6,            /* path */
+	FRAME_REMOVE = 7,          /* path */
+	FRAME_UNPACK = 8,          /* path; fd: a tree stream to read (tree_stream.c) */
+	FRAME_PACK = 9,            /* path; fd: where to write the tree stream */
+	FRAME_SIGNAL_ALL = 10,     /* u32: signal for all processes but init */
+	FRAME_PING = 11,           /* → u32: whether the OOM killer killed a process since the last report */
+	FRAME_TERMINAL = 12,       /* struct window, then as FRAME_EXEC: a command in a terminal → FRAME_STARTED */
+	FRAME_EDIT = 13,           /* struct edit, path, old text, new text */
+	FRAME_SEARCH = 14,         /* struct search, then strings: directory, pattern, names…, skipped… */
+	FRAME_WATCH = 15,          /* struct watch_request, path */
+	FRAME_SIGNAL_COMMAND = 16, /* u32: signal for the process group of the command */
+	FRAME_POSTPONE = 17,       /* u64: nanoseconds to add to all deadlines */
+	FRAME_VERIFY = 90,         /* u32: whether the network is closed → EBUSY, text: what has changed */
+	FRAME_BACKGROUND = 91,     /* u32: 1 for the lowest CPU weight from now on, 0 for the normal one; no answer */
+	FRAME_SERVICE = 100,       /* as FRAME_EXEC: a service that forks for calls; descriptor 3 is a socket to init */
+	FRAME_CALL = 101,          /* struct call_request, then as FRAME_EXEC: runs in a fork of a service, or ESRCH */
+	FRAME_AWAIT = 102,         /* struct await_request, path → FRAME_DONE when it exists */
 	/* init → owner */
-	FRAME_READY = 32,  /* struct ready: its files stand; what comes now is read when it is sealed, too */
-	FRAME_FATAL = 33,  /* i32 errno, text: it cannot be made, and init exits; even after FRAME_READY */
-	FRAME_OUTPUT = 34, /* flags: the stream, 1 or 2 */
-	FRAME_EXIT = 35,   /* struct exit: the command's end, after all of its output */
-	FRAME_DONE = 36,   /* i32 errno, then the answer */
-	FRAME_STARTED = 37, /* fd: the owner's side of the command's terminal */
+	FRAME_READY = 32,   /* struct ready: the root is mounted. Frames are served once set-up is complete */
+	FRAME_FATAL = 33,   /* i32 errno, text: set-up failed and init exits; possible even after FRAME_READY */
+	FRAME_OUTPUT = 34,  /* flags: 1 for stdout, 2 for stderr */
+	FRAME_EXIT = 35,    /* struct exit, after all output of the command */
+	FRAME_DONE = 36,    /* i32 errno, then the result */
+	FRAME_STARTED = 37, /* fd: the owner's side of the terminal */
 };
 
-/* The error of an operation on a pipe, a socket or a device, which are no files. */
+/* A file operation met a pipe, socket or device instead of a regular file. */
 #define ERROR_SPECIAL ENOTBLK
 
-/* The error of an operation that a process of its own does, if something in the sandbox killed that one. */
+/* Something in the sandbox killed the worker process of this operation. */
 #define ERROR_KILLED EOWNERDEAD
 
 enum frame_flags {
 	FRAME_SPARE = 1,
 	FRAME_WITH_FD = 0x100,
-	FRAME_AFTER = 0x400, /* not before what the frame before this one asks for has ended */
-	FRAME_IF_OK = 0x800, /* nor at all, but answered with ECANCELED, if that failed */
+	FRAME_AFTER = 0x400, /* wait until the request of the frame before this one has ended */
+	FRAME_IF_OK = 0x800, /* if that request failed, do nothing and answer ECANCELED */
 };
 
 struct frame {
-	uint32_t size; /* of the payload */
+	uint32_t size; /* bytes of the payload */
 	uint16_t kind;
 	uint16_t flags;
-	uint32_t id;   /* chosen by the owner; 0 is init itself */
+	uint32_t id; /* the owner chooses it; 0 is init itself */
 };
 
 enum exec_flags {
@@ -205,24 +204,24 @@ enum exec_flags {
 
 struct exec {
 	uint64_t timeout; /* nanoseconds, 0 for none */
-	uint32_t head;    /* bytes kept of each stream from its beginning */
-	uint32_t tail;    /* and from its end */
+	uint32_t head;    /* bytes to keep from the beginning of each stream */
+	uint32_t tail;    /* bytes to keep from its end */
 	uint32_t flags;
 	uint32_t argc;
 	uint32_t envc;
 };
 
-/* What init and a service say to each other, on a socket that keeps messages apart:
- * init → service: u64, of no use to it; fd: the fork's socket. The service forks, so that the fork becomes init's
- * child. The fork leads a session, and sends one byte on its socket, which init takes for its word alone if the
- * kernel says so: then init marks it. The fork waits.
- * init → fork: one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings.
- * fork → init: one byte before it begins. If it ends without, another one gets the same. */
+/* Messages between init and a service, on a SOCK_SEQPACKET socket:
+ * init → service   u64, unused; fd: the socket of the new fork. The service forks twice, so that init becomes the
+ *                  parent. The fork calls setsid() and sends one byte. Init checks the sender by SCM_CREDENTIALS and
+ *                  marks it (process.c). The fork waits.
+ * init → fork      one byte; fds: stdin, stdout, stderr, and a file with struct exec and its strings
+ * fork → init      one byte before it begins. If it ends without, another fork gets the same call. */
 struct call_request {
-	uint32_t service; /* the number that its FRAME_SERVICE had */
+	uint32_t service; /* the id of its FRAME_SERVICE */
 };
 
-enum await_kind { AWAIT_FILE = 1, AWAIT_SOCKET = 2 /* one of Unix that is listened to */ };
+enum await_kind { AWAIT_FILE = 1, AWAIT_SOCKET = 2 /* a Unix socket that someone listens on */ };
 
 struct await_request {
 	uint32_t kind;
@@ -236,9 +235,9 @@ struct window {
 	uint16_t rows, columns;
 };
 
-#define EDIT_MAX (16u << 20) /* no larger file is edited */
+#define EDIT_MAX (16u << 20) /* larger files are not edited */
 #define EDIT_LINES 16
-/* The error of an edit whose old text stands in the file not once: u32 count, then the first lines of it. */
+/* The old text does not occur exactly once. The answer: u32 count, then u32 line numbers, at most EDIT_LINES. */
 #define ERROR_NOT_ONCE EDOM
 
 struct edit {
@@ -247,27 +246,27 @@ struct edit {
 };
 
 enum search_flags {
-	SEARCH_REGEX = 1,  /* the pattern is an extended regular expression of POSIX, else a text */
+	SEARCH_REGEX = 1, /* the pattern is a POSIX extended regular expression, not plain text */
 	SEARCH_NOCASE = 2,
-	SEARCH_BINARY = 4, /* look also into files with NUL bytes */
+	SEARCH_BINARY = 4, /* also search files that contain NUL bytes */
 };
 
-/* Without a pattern, files are found by their names alone. The answer: FRAME_OUTPUT with matches, each with
- * its path and its line, LISTED_MAX in all; the last has neither, and counts as `line` the files that were not
- * looked into. */
+/* Without a pattern, the search is for file names only. The answer: FRAME_OUTPUT with struct match, path and line for
+ * each match, LISTING_MAX bytes in all. The last match has neither path nor text; its `line` counts the files that were
+ * skipped. */
 struct search {
 	uint64_t timeout; /* nanoseconds, 0 for none */
 	uint32_t flags;
-	uint32_t matches; /* at most so many */
-	uint32_t width;   /* at most so many bytes of a line */
-	uint32_t names;   /* how many patterns of names; a file that fits none of them is passed over */
-	uint32_t skipped; /* how many names of directories that are not entered */
+	uint32_t matches; /* the most matches to return */
+	uint32_t width;   /* the most bytes of a line to return */
+	uint32_t names;   /* how many name patterns follow; only files that match one of them count */
+	uint32_t skipped; /* how many directory names follow that are not entered */
 	uint32_t unused;
 };
 
 enum match_flags {
 	MATCH_CUT = 1,       /* the line is longer */
-	MATCH_TRUNCATED = 2, /* of the last: there were more matches */
+	MATCH_TRUNCATED = 2, /* in the last match: there were more matches */
 	MATCH_LAST = 4,
 };
 
@@ -278,20 +277,20 @@ struct match {
 	uint32_t flags;
 };
 
-/* The error of a pattern that is none: the reason follows. */
+/* The pattern is not a valid regular expression. The reason follows. */
 #define ERROR_PATTERN EILSEQ
 
 enum watch_flags { WATCH_RECURSIVE = 1 };
 
 struct watch_request {
 	uint32_t flags;
-	uint32_t directories; /* at most so many are watched */
+	uint32_t directories; /* the most directories to watch */
 };
 
-/* The answer to FRAME_WATCH: FRAME_OUTPUT with these, each with its path, until it is killed. The first has
- * no kind and says that from now on all is seen. */
+/* The answer to FRAME_WATCH: FRAME_OUTPUT with these, each with its path, until the watch is killed. The first one has
+ * kind 0: from now on every change is reported. */
 struct change {
-	uint32_t kind; /* as inotify has it */
+	uint32_t kind; /* inotify event mask */
 	uint32_t path_size;
 };
 
@@ -304,30 +303,30 @@ struct ready {
 enum exit_flags {
 	EXIT_TIMED_OUT = 1,
 	EXIT_KILLED = 2,       /* by FRAME_KILL */
-	EXIT_NOT_STARTED = 4,  /* the program could not be run */
-	EXIT_NO_DIRECTORY = 8, /* nor entered the directory */
-	EXIT_NO_USER = 16,     /* nor become the user */
-	EXIT_NO_PROCESS = 32,  /* nor made a process at all */
-	EXIT_OOM = 64, /* the memory limit killed a process of the sandbox meanwhile, or since the last command's end */
+	EXIT_NOT_STARTED = 4,  /* execve failed */
+	EXIT_NO_DIRECTORY = 8, /* chdir failed */
+	EXIT_NO_USER = 16,     /* the user was not found, or setuid failed */
+	EXIT_NO_PROCESS = 32,  /* no process could be created */
+	EXIT_OOM = 64,         /* an OOM kill in the sandbox during this command, or since the last one ended */
 };
 
 struct exit {
-	int32_t status;  /* as waitpid has it; an errno with EXIT_NOT_STARTED and below */
+	int32_t status; /* as from waitpid; an errno with EXIT_NOT_STARTED and the flags below it */
 	uint32_t flags;
 	uint64_t received, spawning, running, ended, sent;
 	uint64_t cpu_us, peak_kb;
-	uint64_t total[2], cut[2]; /* bytes of stdout, stderr: seen, dropped from the middle */
+	uint64_t total[2], cut[2]; /* bytes of stdout and stderr: in all, dropped from the middle */
 };
 
-/* The answer to FRAME_LIST: entries of this, then the name. */
+/* The answer to FRAME_LIST: this and the name, for each entry. */
 struct entry {
 	uint64_t size;
-	uint32_t mode; /* as stat has it */
+	uint32_t mode; /* as st_mode */
 	uint32_t name_size;
 };
 
-/* An archive is a sequence of these, each with its path (relative, "" for the root) and its data;
- * of a link, the data is the target. It ends with one of mode 0. */
+/* A tree stream: this, a path (relative, "" for the root) and data for each file. The data of a symbolic link is its
+ * target. A member with mode 0 ends the stream. */
 struct member {
 	uint64_t size;
 	uint32_t mode;

@@ -58,7 +58,7 @@ int write_file(int dir, const char *path, const char *text)
 {
 	AUTOCLOSE int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
 
-	/* Files of the kernel want all in one write. */
+	/* Files in /proc, /sys and cgroupfs must be written with one write(). */
 	if (fd < 0 || write(fd, text, strlen(text)) < 0)
 		return -errno;
 	return 0;
@@ -162,8 +162,8 @@ int mount_restrict(int mount, uint64_t attributes, int user_namespace)
 	return 0;
 }
 
-/* clone3 with the pass that the filter wants to see of those who may call it (seccomp.c). Inline, for the
- * child that shares our stack must not return from anything that the parent has yet to return from. */
+/* clone3 with the token that the seccomp filter asks for (seccomp.c). Inline, because a child on our stack must not
+ * return from a function that the parent has not returned from. */
 static inline __attribute__((always_inline)) long clone3_with_token(struct clone_args *args)
 {
 #if defined(__x86_64__)
@@ -189,7 +189,7 @@ static inline __attribute__((always_inline)) long clone3_with_token(struct clone
 #endif
 }
 
-/* As vfork: on our own stack, while we wait. */
+/* Like vfork: the child uses our stack while we wait. */
 static __attribute__((noinline)) pid_t clone_vm(int (*body)(void *), void *argument, uint64_t flags, int group)
 {
 	struct clone_args args = {.flags = CLONE_VM | CLONE_VFORK | flags, .exit_signal = SIGCHLD};

@@ -65,7 +65,7 @@ static bool egress_client_receive(struct reply *answer)
 	return false;
 }
 
-/* What the sandbox may reach. The egress process answers for us, when nothing else is reached any more. */
+/* Open, change or close the network of a sandbox. The reply comes when the egress process has done it. */
 void sandbox_network(const struct request *request, const char *body)
 {
 	struct sandbox *sandbox = sandbox_find(request->number);
@@ -80,7 +80,7 @@ void sandbox_network(const struct request *request, const char *body)
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
 		return;
 	}
-	/* It takes programs in the kernel, which are root's. */
+	/* The sk_lookup program needs root. */
 	if (open)
 		error = host.rootless ? -EOPNOTSUPP : egress_client_open();
 	if (open && !error) {
@@ -115,7 +115,7 @@ void egress_replied(void)
 	if (egress_client_receive(&answer)) {
 		struct sandbox *sandbox = sandbox_find(answer.value);
 		if (sandbox && sandbox->network_serial == answer.serial) {
-			/* Only now: those in there have to hear that they were cut off. */
+			/* Only now: the processes inside must first see that their connections are reset. */
 			if ((sandbox->egress_closing || (sandbox->egress_opening && answer.error)) && !sandbox->ended) {
 				netns_close(sandbox->slot->netns);
 				sandbox->has_egress = false;
@@ -125,7 +125,7 @@ void egress_replied(void)
 		}
 		return;
 	}
-	/* It is gone, and with it what the sandboxes rely on: they end, which their owner hears of. */
+	/* The egress process is gone. Kill the sandboxes that use it; their owner sees them end. */
 	uint32_t at = 0;
 	for (struct sandbox *sandbox; (sandbox = sandbox_next(&at));)
 		if (sandbox->has_egress)

@@ -8,6 +8,6 @@ void sandbox_network(const struct request *request, const char *body);
 void sandbox_connect(const struct request *request, const struct port *port);
 void sandbox_close_egress(const struct sandbox *sandbox);
 void egress_replied(void);      /* the socket to the egress process is readable */
-void egress_client_close(void); /* ends the egress process */
+void egress_client_close(void); /* kill the egress process */
 
 #endif

@@ -1,8 +1,8 @@
-/* Addresses that no sandbox reaches, whatever its policy. One list for the C program (policy.c) and for Python
- * (policy.py), which reads this file: one NEVER on each line, a network and why.
+/* Addresses that no sandbox can reach, whatever its network policy. The C program (policy.c) and Python
+ * (engine/launcher/network_policy.py) both read this file: one DENIED per line, with a network and the reason.
  *
- * IPv4 addresses in here are refused inside of IPv6 addresses too (policy.c, `embedded`). Not in here: the host's own
- * addresses, which the kernel's routes know. */
+ * IPv4 networks also apply to IPv4 addresses inside IPv6 addresses (policy_embedded). The host's own addresses are not
+ * listed: the kernel's routes know them (is_host_address). */
 DENIED("0.0.0.0/8", "this network")
 DENIED("100.100.100.200/32", "metadata: Alibaba")
 DENIED("127.0.0.0/8", "loopback")

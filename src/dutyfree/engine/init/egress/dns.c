@@ -9,7 +9,7 @@
 #define TYPE_AAAA 28
 #define TYPE_OPT 41
 #define CLASS_IN 1
-#define PAYLOAD 1232 /* what goes through every network in one piece */
+#define PAYLOAD 1232 /* EDNS payload size that passes every network unfragmented */
 
 static uint16_t get_u16(const uint8_t *at)
 {
@@ -22,7 +22,7 @@ static void put_u16(uint8_t *at, unsigned value)
 	at[1] = (uint8_t)value;
 }
 
-/* The name at HEAD, which may not refer to another place: its size with the final zero, or 0. */
+/* Read the name at HEAD. Compressed names are refused. Returns its size with the final zero, or 0. */
 static size_t read_name(const uint8_t *message, size_t size, struct question *question)
 {
 	size_t at = HEAD;
@@ -53,7 +53,7 @@ static size_t read_name(const uint8_t *message, size_t size, struct question *qu
 
 bool dns_parse(const uint8_t *message, size_t size, struct question *question)
 {
-	/* A question, of the usual kind, one, with no answers; an extension may follow. */
+	/* One standard query without answers. An EDNS record may follow. */
 	if (size < HEAD || message[2] & 0xf8 || get_u16(message + 4) != 1 || get_u16(message + 6) || get_u16(message + 8))
 		return false;
 	size_t name = read_name(message, size, question);
@@ -82,7 +82,7 @@ size_t dns_query(const struct question *question, uint16_t id, uint8_t *message)
 {
 	size_t size = write_head(question, id, 0x0100, message); /* recursion desired */
 
-	/* Upper and lower case could carry something too. */
+	/* Normalize the case, which could carry hidden data. */
 	if (question->plain)
 		for (size_t i = 0; i + 4 < question->size; i++)
 			message[HEAD + i] = (uint8_t)tolower(message[HEAD + i]);
@@ -105,7 +105,7 @@ bool dns_is_answer(const struct question *question, uint16_t id, const uint8_t *
 {
 	if (size < HEAD + question->size || get_u16(message) != id || !(message[2] & 0x80) || get_u16(message + 4) != 1)
 		return false;
-	/* The sizes of labels are below the letters, so this compares them as well. */
+	/* Label sizes are smaller than letters, so tolower() does not change them. */
 	size_t name = question->size - 4;
 	for (size_t i = 0; i < name; i++)
 		if (tolower(message[HEAD + i]) != tolower(question->bytes[i]))
@@ -113,14 +113,14 @@ bool dns_is_answer(const struct question *question, uint16_t id, const uint8_t *
 	return memcmp(message + HEAD + name, question->bytes + name, 4) == 0;
 }
 
-/* Behind the name at this place, or 0. */
+/* The position after the name, or 0. */
 static size_t skip_name(const uint8_t *message, size_t size, size_t at)
 {
 	while (at < size) {
 		uint8_t label = message[at];
 		if (label == 0)
 			return at + 1;
-		if ((label & 0xc0) == 0xc0) /* the rest stands elsewhere, and is not needed */
+		if ((label & 0xc0) == 0xc0) /* compression pointer: the rest is elsewhere, and not needed */
 			return at + 2 <= size ? at + 2 : 0;
 		if (label > 63)
 			return 0;

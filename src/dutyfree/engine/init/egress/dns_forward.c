@@ -1,4 +1,4 @@
-/* Names: the sandbox's questions, of which nothing but the question itself goes to the host's resolvers. */
+/* DNS forwarding: send the queries of a sandbox to the host's resolvers, and the answers back. */
 #define _GNU_SOURCE
 #include "egress/egress.h"
 
@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #define SECOND 1000000000ull
-#define QUERY_TIMEOUT (3 * SECOND / 2) /* with one resolver; then the next is asked */
+#define QUERY_TIMEOUT (3 * SECOND / 2) /* per resolver; then ask the next one */
 #define ATTEMPTS 3
-#define QUERIES_PER_TURN 16               /* in one turn */
-#define TTL_MIN 60               /* seconds that an address stays allowed, whatever its time to live */
+#define QUERIES_PER_TURN 16 /* per turn of the sandbox */
+#define TTL_MIN 60          /* seconds for which a resolved address stays allowed: bounds for its TTL */
 #define TTL_MAX 3600
 
 struct lookup {
@@ -28,7 +28,7 @@ struct lookup {
 	uint64_t deadline;
 };
 
-static unsigned active; /* of all sandboxes */
+static unsigned active; /* lookups of all sandboxes */
 static uint8_t message[DNS_MAX + 1];
 
 static void answer(struct client *client, const struct sockaddr_in *sender, size_t size)
@@ -48,7 +48,7 @@ static void lookup_end(struct client *client, struct lookup *lookup)
 	egress_free(lookup);
 }
 
-/* Ask the next resolver, from a port of its own: who would forge an answer has to guess it. */
+/* Ask the next resolver, each time from a new random port: someone who forges an answer must guess it. */
 static bool send_query(struct client *client, struct lookup *lookup)
 {
 	const struct network *network = &client->policy.head;
@@ -119,7 +119,7 @@ void lookup_receive(struct client *client)
 					 (struct sockaddr *)&sender, &size);
 		if (count < 0)
 			return;
-		/* What is no question gets no answer. */
+		/* Ignore what is not a query. */
 		if (count <= DNS_MAX && size == sizeof sender && dns_parse(message, (size_t)count, &question))
 			lookup_begin(client, &sender, &question);
 	}
@@ -150,7 +150,7 @@ void lookup_event(struct client *client, struct watch *watch)
 		return;
 	}
 	if (size < 0 || size > DNS_MAX || !dns_is_answer(&lookup->question, lookup->id, message, (size_t)size)) {
-		watch_set(client, watch, EPOLLIN); /* somebody else's: ours may still come */
+		watch_set(client, watch, EPOLLIN); /* not the answer to this query: it may still come */
 		return;
 	}
 	struct learn_context learn = {client, &lookup->question};

@@ -17,20 +17,20 @@
 
 #define LAUNCHER_FD 3
 #define ROUTES_FD 4
-#define EGRESS_ID ((1u << 30) - 1) /* below the ids of sandboxes, and far from everybody else's */
-#define EVENTS_PER_TURN 16               /* of one sandbox in one turn */
-#define EVENTS_BATCH 256           /* from the kernel at once */
-#define TICK_MS 250             /* while a lookup is under way, or a descriptor wanted */
+#define EGRESS_ID ((1u << 30) - 1) /* below the ids of sandboxes, and far above all others */
+#define EVENTS_PER_TURN 16         /* events of one sandbox per turn */
+#define EVENTS_BATCH 256           /* events from the kernel at once */
+#define TICK_MS 250                /* while a lookup is active, or a listener is paused */
 
-/* The only one. An epoll within another would be fair by itself, but whatever is added to it then takes a lock
- * of the whole kernel (epnested_mutex), which any sandbox can hold for long by nesting epolls of its own. */
+/* One epoll for all. Nested epolls would give fairness for free, but adding to them takes a lock of the whole kernel
+ * (epnested_mutex), which a sandbox can hold for long by nesting its own. */
 static int epoll;
 static struct client *clients;
-static struct client *busy, **busy_end = &busy; /* in the order of their turns */
-static bool fds_exhausted;  /* not every listener is listened to */
-static bool fd_released; /* a descriptor, since that was last looked at */
+static struct client *busy, **busy_end = &busy; /* clients with ready events, in the order of their turns */
+static bool fds_exhausted;                      /* some listeners are paused */
+static bool fd_released;                        /* a descriptor was closed since the last check */
 
-/* --- What is ready ------------------------------------------------------------------------------------ */
+/* --- Ready events and turns ---------------------------------------------------------------------- */
 
 static void ready_push(struct watch *watch, uint32_t events)
 {
@@ -83,12 +83,12 @@ void watch_set(struct client *client, struct watch *watch, uint32_t interest)
 {
 	struct epoll_event event = {.events = interest | EPOLLONESHOT, .data.ptr = watch};
 	int operation = !interest ? EPOLL_CTL_DEL : watch->interest ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-	bool waits = interest && watch->link; /* for its turn: it is armed after that */
+	bool waits = interest && watch->link; /* it is in the ready list; serving arms it */
 
 	if (interest == watch->interest && (watch->armed || !interest))
 		return;
 	if (!waits && epoll_ctl(epoll, operation, watch->fd, &event) < 0)
-		abort(); /* the launcher notices, and says so */
+		abort(); /* the launcher sees the process end */
 	if (!interest)
 		ready_remove(watch);
 	watch->client = client;
@@ -96,7 +96,7 @@ void watch_set(struct client *client, struct watch *watch, uint32_t interest)
 	watch->armed = interest && !waits;
 }
 
-/* A listener with something to accept, for which there is no descriptor, would wake us for ever. */
+/* Without free descriptors, a listener with pending connections would wake us again and again. */
 void listener_pause(struct client *client)
 {
 	watch_set(client, &client->listener, 0);
@@ -134,7 +134,7 @@ socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct s
 	return sizeof *v6;
 }
 
-/* The kernel's own word on where packets to this address go: no list of ours could be up to date. */
+/* Ask the kernel's routing table where packets to this address go. A list of our own would be out of date. */
 static bool is_local_route(const struct in6_addr *address)
 {
 	bool v4 = IN6_IS_ADDR_V4MAPPED(address);
@@ -162,7 +162,7 @@ static bool is_local_route(const struct in6_addr *address)
 	ssize_t got = recv(ROUTES_FD, &answer, sizeof answer, 0);
 	if (got < 0 || !NLMSG_OK(&answer.head, got))
 		return true;
-	/* Without a route nothing is reached; connecting says so. */
+	/* No route: connect() will report it. */
 	if (answer.head.nlmsg_type != RTM_NEWROUTE)
 		return false;
 	return ((const struct rtmsg *)NLMSG_DATA(&answer.head))->rtm_type != RTN_UNICAST;
@@ -178,7 +178,7 @@ bool is_host_address(const struct in6_addr *address)
 	return here;
 }
 
-/* --- Clients ------------------------------------------------------------------------------------------ */
+/* --- Clients ------------------------------------------------------------------------------------- */
 
 static struct client *client_find(uint32_t number)
 {
@@ -199,7 +199,7 @@ static void client_close(struct client *client)
 		link = &(*link)->next;
 	*link = client->next;
 	dequeue_client(client);
-	/* Others may have these sockets too, and the kernel would go on to tell of them. */
+	/* Other processes may hold these sockets too; epoll would go on to report them. */
 	watch_set(client, &client->listener, 0);
 	watch_set(client, &client->resolver, 0);
 	close(client->listener.fd);
@@ -272,7 +272,7 @@ static void serve_client(struct client *client)
 	}
 }
 
-/* Each sandbox that has something ready, once. */
+/* Serve each client with ready events once. */
 static void serve_clients(void)
 {
 	struct client *client = busy;
@@ -288,7 +288,7 @@ static void serve_clients(void)
 	}
 }
 
-/* --- The launcher's words ----------------------------------------------------------------------------- */
+/* --- Requests of the launcher -------------------------------------------------------------------- */
 
 static int handle_request(const struct request *request, const void *body, const int *fds, int count)
 {
@@ -301,7 +301,7 @@ static int handle_request(const struct request *request, const void *body, const
 	if (request->kind == EGRESS_UPDATE && client)
 		return client_update(client, body, request->size);
 	if (request->kind == EGRESS_OPEN && !client)
-		return -EMFILE; /* the kernel could not give us what the launcher sent */
+		return -EMFILE; /* we ran out of descriptors, so the message came without them */
 	if (request->kind != EGRESS_CLOSE)
 		return -EPROTO;
 	if (client)
@@ -329,7 +329,7 @@ static void receive_request(void)
 
 	if (size < 0 && errno == EINTR)
 		return;
-	/* The launcher is gone, and with it every sandbox. */
+	/* The launcher is gone, and all sandboxes with it. */
 	if (size < (ssize_t)sizeof message.head || message.head.size != (size_t)size - sizeof message.head)
 		_exit(0);
 	struct cmsghdr *rights = CMSG_FIRSTHDR(&wrapped);
@@ -343,13 +343,13 @@ static void receive_request(void)
 		send_message(LAUNCHER_FD, &reply, sizeof reply, NULL, 0, NULL, 0);
 }
 
-/* --- The process -------------------------------------------------------------------------------------- */
+/* --- The process --------------------------------------------------------------------------------- */
 
 static int create_epoll(void)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
 
-	epoll = epoll_create1(EPOLL_CLOEXEC); /* before that is forbidden for good */
+	epoll = epoll_create1(EPOLL_CLOEXEC); /* before seccomp forbids it */
 	return epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, LAUNCHER_FD, &event) < 0 ? -errno : 0;
 }
 
@@ -361,7 +361,7 @@ static void enter_process(int launcher)
 	prctl(PR_SET_NAME, "dutyfree-egress");
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	/* Upwards first: what is moved may lie where something else shall be. */
+	/* First move both up: the target of one may be the place of the other. */
 	launcher = fcntl(launcher, F_DUPFD_CLOEXEC, 64);
 	routes = fcntl(routes, F_DUPFD_CLOEXEC, 64);
 	if (launcher < 0 || routes < 0 || dup3(launcher, LAUNCHER_FD, O_CLOEXEC) < 0 ||
@@ -375,8 +375,8 @@ static void enter_process(int launcher)
 	egress_seccomp_enter();
 }
 
-/* Moves all that is ready to the queues of the sandboxes, so that none waits behind another's events. Returns
- * whether the launcher has said something. */
+/* Move all ready events into the queues of their clients, so that no client waits behind another's events. Returns
+ * whether the launcher has sent a request. */
 static bool collect_events(int wait_ms)
 {
 	static struct epoll_event events[EVENTS_BATCH];
@@ -403,7 +403,7 @@ static _Noreturn void run(void)
 {
 	for (uint64_t swept = 0;;) {
 		bool ticking = fds_exhausted || lookup_total() > 0;
-		/* The launcher's word counts before what sandboxes still want. */
+		/* Requests of the launcher come first. */
 		if (collect_events(busy ? 0 : ticking ? TICK_MS : -1))
 			receive_request();
 		serve_clients();
@@ -414,7 +414,7 @@ static _Noreturn void run(void)
 			for (struct client *client = clients; client; client = client->next)
 				lookup_retry(client, moment);
 		}
-		/* What ended gave its descriptors back; so may others on this machine, who tell nobody. */
+		/* Something may have closed descriptors: we, or another process on the host. */
 		if (fds_exhausted && (fd_released || tick))
 			listeners_resume();
 		fd_released = false;

@@ -1,4 +1,4 @@
-/* The calls that the egress process may make. */
+/* The seccomp filter of the egress process. */
 #define _GNU_SOURCE
 #include "egress/egress.h"
 
@@ -23,7 +23,7 @@ static const uint16_t calls[] = {
 };
 #define CALLS (sizeof calls / sizeof *calls)
 
-/* Sockets of IP, memory, and nothing else: it opens no file and starts nobody. */
+/* IP sockets and memory only. It can neither open files nor start processes. */
 void egress_seccomp_enter(void)
 {
 	struct sock_filter code[CALLS + 12];
@@ -54,6 +54,6 @@ void egress_seccomp_enter(void)
 #else
 void egress_seccomp_enter(void)
 {
-	/* What the sanitizer calls is its own affair. */
+	/* The sanitizer needs more system calls. */
 }
 #endif

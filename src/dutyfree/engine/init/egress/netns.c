@@ -12,11 +12,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LISTENER_PORT 1 /* no server wants it; another one if it is taken */
+#define LISTENER_PORT 1 /* no server uses it; if it is taken, any port */
 #define BACKLOG 256
 
 static int host_netns = -1;
-static bool ipv6; /* the host has a way out */
+static bool ipv6; /* the host has an IPv6 route */
 
 int netns_prepare(int netns)
 {
@@ -24,7 +24,8 @@ int netns_prepare(int netns)
 	AUTOCLOSE int probe = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	host_netns = netns;
-	/* Sends nothing, but needs a route. Without one, programs in sandboxes shall not try IPv6 first. */
+	/* A UDP connect() sends nothing but needs a route. Without a route, programs in sandboxes should not try IPv6
+	 * first. */
 	outside.sin6_addr.s6_addr[0] = 0x20;
 	ipv6 = probe >= 0 && connect(probe, (struct sockaddr *)&outside, sizeof outside) == 0;
 	return 0;
@@ -38,10 +39,10 @@ static int netns_enter(int netns)
 static void netns_leave(void)
 {
 	if (setns(host_netns, CLONE_NEWNET) < 0)
-		abort(); /* in the wrong network nothing may go on */
+		abort(); /* never go on in the wrong network namespace */
 }
 
-/* One for both versions of IP, where there are both. */
+/* One listener for IPv4 and IPv6, if the kernel has both. */
 static int make_listener(void)
 {
 	struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(LISTENER_PORT)};
@@ -59,7 +60,7 @@ static int make_listener(void)
 		setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
 	if (listener < 0)
 		return -errno;
-	/* It answers under addresses that are not the sandbox's. The option is one for both versions. */
+	/* It answers for addresses that are not local. IP_TRANSPARENT covers both IP versions. */
 	int error = setsockopt(listener, IPPROTO_IP, IP_TRANSPARENT, &yes, sizeof yes) < 0 ? -errno : 0;
 	if (!error && bind(listener, wanted, size) < 0)
 		error = -errno;
@@ -67,7 +68,7 @@ static int make_listener(void)
 		any.sin6_port = any4.sin_port = 0;
 		error = bind(listener, wanted, size) < 0 ? -errno : 0;
 	}
-	/* Urgent data may come before anybody accepts (relay.c). */
+	/* Urgent data may arrive before accept() (relay.c). */
 	setsockopt(listener, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
 	if (!error && listen(listener, BACKLOG) < 0)
 		error = -errno;
@@ -126,7 +127,7 @@ struct socket_request {
 	int netns, family, made;
 };
 
-/* Without root there is no way back from there: a child does it then. */
+/* Rootless: a child does this, because we could not return to our namespace. */
 static int create_socket(void *argument)
 {
 	struct socket_request *request = argument;
@@ -151,7 +152,7 @@ int netns_connect(int netns, uint16_t port, int ipv6_only)
 
 	if (!host.rootless)
 		netns_leave();
-	/* A socket belongs to the network that it was made in, wherever it is used. */
+	/* A socket stays in the network namespace that it was created in. */
 	if (!error && connect(made, address, ipv6_only ? sizeof server6 : sizeof server) < 0 && errno != EINPROGRESS) {
 		error = -errno;
 		close(made);

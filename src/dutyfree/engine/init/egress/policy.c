@@ -68,7 +68,7 @@ static bool has_prefix(const uint8_t *address, const uint8_t *prefix, unsigned b
 	return !rest || ((address[whole] ^ prefix[whole]) >> (8 - rest)) == 0;
 }
 
-/* --- Addresses that nobody reaches ---------------------------------------------------------------------- */
+/* --- The denylist -------------------------------------------------------------------------------- */
 
 #define DENIED(network, why) network,
 static const char *const denylist[] = {
@@ -97,7 +97,7 @@ static struct prefix parse_prefix(const char *text)
 	if (made.v4)
 		memset(made.address.s6_addr + 10, 0xff, 2);
 	if (inet_pton(made.v4 ? AF_INET : AF_INET6, address, made.address.s6_addr + (made.v4 ? 12 : 0)) != 1)
-		abort(); /* the list is ours */
+		abort(); /* a bug in denylist.h */
 	return made;
 }
 
@@ -126,8 +126,8 @@ unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[E
 	unsigned count = 0;
 
 	if (first == 0x0064ff9bu && a[4] == 0 && a[5] == 1) {
-		/* A translator of somebody's own. Nobody knows how long its prefix is, which says where the address lies;
-		 * where it does not lie there are zeros, before it or after it. */
+		/* Local-use NAT64 (64:ff9b:1::/48). The prefix length is unknown, so the IPv4 address can be at four
+		 * places. The other bytes are zero, before or after it. */
 		static const uint8_t places[][4] = {{6, 7, 9, 10}, {7, 9, 10, 11}, {9, 10, 11, 12}, {12, 13, 14, 15}};
 		for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
 			if (a[places[i][0]] && a[places[i][3]])
@@ -136,7 +136,7 @@ unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[E
 		found[count++] = mapped(a[12], a[13], a[14], a[15]);
 	else if (first >> 16 == 0x2002) /* 6to4 */
 		found[count++] = mapped(a[2], a[3], a[4], a[5]);
-	else if (first == 0x20010000u) { /* Teredo: its server, and its client, inverted */
+	else if (first == 0x20010000u) { /* Teredo: the server, and the client with inverted bits */
 		found[count++] = mapped(a[4], a[5], a[6], a[7]);
 		found[count++] = mapped((uint8_t)~a[12], (uint8_t)~a[13], (uint8_t)~a[14], (uint8_t)~a[15]);
 	}
@@ -157,7 +157,7 @@ bool policy_denylisted(const struct in6_addr *address)
 	return false;
 }
 
-/* --- Judging -------------------------------------------------------------------------------------------- */
+/* --- Policy checks ------------------------------------------------------------------------------- */
 
 static bool is_v4(const struct in6_addr *address, uint32_t number)
 {
@@ -177,7 +177,7 @@ enum policy_verdict policy_check(const struct policy *policy, const struct in6_a
 	bool all = policy->head.flags & NETWORK_ALL, host = is_v4(address, ADDRESS_HOST);
 	size_t at = 0;
 
-	/* By TCP nobody looks at the names that are asked for. */
+	/* DNS over TCP is not parsed, so only policy "on" may use it. */
 	if (is_v4(address, ADDRESS_RESOLVER) && port == 53 && all && policy->head.resolvers)
 		return ALLOWED_RESOLVER;
 	if (host && all)

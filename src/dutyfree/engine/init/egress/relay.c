@@ -1,7 +1,8 @@
-/* Connections: what one side says, the other hears, at the pace of the slower one.
+/* TCP connections: forward data between the sandbox (inside) and the destination (outside), at the speed of the slower
+ * side.
  *
- * Data is moved by the kernel through a pipe that all connections share, so it must be empty after each turn:
- * what the other side does not take any more is held, and nothing further is read before that is gone. */
+ * splice() moves the data through a pipe that all connections share, so the pipe must be empty after each turn. What
+ * the receiver cannot take is saved in memory, and nothing more is read until it is sent. */
 #define _GNU_SOURCE
 #include "egress/egress.h"
 
@@ -14,23 +15,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ACCEPTS_PER_TURN 16        /* in one turn */
-#define CHUNK (128u << 10) /* of the pipe, and the most that is held */
-#define TURN_BYTES (512u << 10) /* bytes of one direction in one turn */
-#define ATTEMPTS 4        /* to reach the other side: half a minute */
-#define FILES_KEPT 1024   /* descriptors for all else */
+#define ACCEPTS_PER_TURN 16     /* per turn of the sandbox */
+#define CHUNK (128u << 10)      /* size of the pipe, and the most that is saved */
+#define TURN_BYTES (512u << 10) /* in one direction, per turn */
+#define ATTEMPTS 4              /* SYN packets: about half a minute */
+#define FILES_KEPT 1024         /* descriptors for everything else */
 
 enum { INSIDE, OUTSIDE };
 
 struct connection {
-	struct watch watch[2]; /* the first members, so that each leads to the whole */
+	struct watch watch[2]; /* first members, so that a watch leads to its connection */
 	struct connection *next, **link;
 	bool connecting;
-	bool ended[2]; /* no more comes from this side, and the other one knows */
+	bool ended[2]; /* this side has sent FIN, and the other side got it */
 	struct pending {
 		char *data;
 		size_t begin, end;
-	} pending[2]; /* came from this side */
+	} pending[2]; /* data from this side that the other could not take yet */
 };
 
 static int pipe_fds[2];
@@ -69,7 +70,7 @@ void relay_close_all(struct client *client)
 		connection_close(client, client->connections, true);
 }
 
-/* A socket under way to where the connection was meant to go, or -1. */
+/* Check the policy and connect to the destination. Returns a non-blocking socket, or -1. */
 static int connect_outside(struct client *client, int inside)
 {
 	struct sockaddr_storage found, target;
@@ -112,7 +113,7 @@ static int connect_outside(struct client *client, int inside)
 	setsockopt(outside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
 	setsockopt(inside, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 	setsockopt(inside, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-	/* Urgent data is data (take_urgent); the inside has this from its listener. */
+	/* Treat urgent data as normal data (read_urgent). The inside socket inherits this option from its listener. */
 	setsockopt(outside, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
 	if (connect(outside, (struct sockaddr *)&target, size) < 0 && errno != EINPROGRESS)
 		close_fd(&outside);
@@ -150,7 +151,7 @@ static void connection_open(struct client *client, int inside)
 	client->connection_count++;
 	all_connections++;
 	watch_set(client, &connection->watch[OUTSIDE], EPOLLOUT);
-	/* On this machine it stands by now, and what the client said may be there too. */
+	/* A connection on this machine is established already, and the client may have sent data. */
 	if (getpeername(outside, (struct sockaddr *)&peer, &size) == 0)
 		relay_event(client, &connection->watch[OUTSIDE], EPOLLOUT);
 }
@@ -172,7 +173,7 @@ void relay_accept(struct client *client)
 
 enum progress { SOURCE_EMPTY, SINK_FULL, BROKEN };
 
-/* What did not fit when it came. */
+/* Send saved data first. */
 static enum progress send_pending(struct pending *pending, int sink)
 {
 	while (pending->begin < pending->end) {
@@ -186,7 +187,7 @@ static enum progress send_pending(struct pending *pending, int sink)
 	return SOURCE_EMPTY;
 }
 
-/* The pipe is for the next one: take out what is left in it. */
+/* Empty the shared pipe into memory. */
 static enum progress save_pending(struct pending *pending, size_t left)
 {
 	static char dropped[CHUNK];
@@ -195,14 +196,14 @@ static enum progress save_pending(struct pending *pending, size_t left)
 	for (pending->begin = pending->end = 0; pending->end < left;) {
 		ssize_t count = read(pipe_fds[0], data ? data + pending->end : dropped, left - pending->end);
 		if (count <= 0)
-			abort(); /* it was there */
+			abort(); /* splice() has put it there */
 		pending->end += (size_t)count;
 	}
 	pending->data = data;
 	return data ? SINK_FULL : BROKEN;
 }
 
-/* Urgent data is where splice stands still for ever, and takes for the end, whatever follows. As recv says. */
+/* At urgent data splice() stops and looks like the end of the stream. recv() gets past it; returns what recv() returns. */
 static ssize_t read_urgent(struct pending *pending, int source)
 {
 	static char data[CHUNK];
@@ -219,7 +220,7 @@ static ssize_t read_urgent(struct pending *pending, int source)
 	return count;
 }
 
-/* From one side to the other, as far as both go. `said`: there is something, as the kernel says. */
+/* Forward from one side to the other until one of them blocks. `readable`: epoll reported data. */
 static enum progress forward(struct connection *connection, int from, bool readable)
 {
 	const unsigned how = SPLICE_F_MOVE | SPLICE_F_NONBLOCK;
@@ -251,7 +252,7 @@ static enum progress forward(struct connection *connection, int from, bool reada
 				break;
 			left -= sent;
 		}
-		/* If the other side is gone, sending what is held says so. */
+		/* If the receiver is gone, sending the saved data will fail. */
 		if (left > 0)
 			progress = save_pending(pending, (size_t)left);
 	}

@@ -1,4 +1,5 @@
-/* Addresses and routes of a sandbox's network: all TCP leads to its own loopback, and nothing else anywhere. */
+/* Addresses, routes and rules of a sandbox's network namespace: all TCP goes to its loopback, everything else is
+ * unreachable. */
 #define _GNU_SOURCE
 #include "egress/netns.h"
 
@@ -12,11 +13,11 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define TABLE 100      /* of routes, in the sandbox's network */
-#define PRIORITY 100   /* of the rule that leads there: after what is local */
-#define LOOPBACK 1 /* the first interface of a network is this */
+#define TABLE 100    /* routing table number */
+#define PRIORITY 100 /* of the rule, after the local table */
+#define LOOPBACK 1   /* index of the loopback interface */
 
-/* Several changes in one message to the kernel. */
+/* Several netlink messages in one send(). */
 struct changes {
 	char bytes[1024];
 	size_t size;
@@ -94,7 +95,7 @@ static void route(struct changes *changes, uint16_t type, uint8_t kind, uint32_t
 	}
 }
 
-/* TCP alone: for all else there is no way, and programs hear so at once. */
+/* Only TCP. Other protocols have no route, so programs see an error at once. */
 static void rule(struct changes *changes, uint16_t type, uint8_t family)
 {
 	struct fib_rule_hdr body = {.family = family, .table = TABLE, .action = FR_ACT_TO_TBL};

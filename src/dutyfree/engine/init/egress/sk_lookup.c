@@ -1,4 +1,4 @@
-/* The program at the kernel's lookup of sockets: whatever is connected to ends in one listener. */
+/* The BPF sk_lookup program, which gives every incoming connection to one listener. */
 #define _GNU_SOURCE
 #include "egress/netns.h"
 
@@ -18,7 +18,7 @@ static int bpf(int command, union bpf_attr *attributes)
 	return result < 0 ? -errno : (int)result;
 }
 
-/* A map that holds the listener: programs know sockets by such. */
+/* A sockmap with the listener: BPF programs find sockets through maps. */
 static int create_map(int listener)
 {
 	uint32_t key = 0;
@@ -50,7 +50,7 @@ static int create_map(int listener)
 #define IF_EQUAL(register, value, to) OP(BPF_JMP32 | BPF_JEQ | BPF_K, register, 0, to, value)
 #define CALL(function) OP(BPF_JMP | BPF_CALL, 0, 0, 0, function)
 
-/* Give every TCP connection to the listener, but those to the sandbox itself. */
+/* Give every TCP connection to the listener, except those to the sandbox itself. */
 static int load_program(int map)
 {
 	const int32_t self = (int32_t)htonl(ADDRESS_SELF);
@@ -67,7 +67,7 @@ static int load_program(int map)
 		OP(BPF_ALU | BPF_AND | BPF_K, BPF_REG_2, 0, 0, first_byte),
 		IF_EQUAL(BPF_REG_2, loopback, 15),
 		OP(BPF_JMP | BPF_JA, 0, 0, 3, 0),
-		/* IPv6: ::1 and ours, by their first four bytes, which nothing else that is reached has */
+		/* IPv6: ::1 and our own address. Their first four bytes are enough. */
 		FIELD(BPF_REG_2, local_ip6[0]),
 		IF_EQUAL(BPF_REG_2, 0, 12),
 		IF_EQUAL(BPF_REG_2, self6, 11),
@@ -77,7 +77,7 @@ static int load_program(int map)
 		OP(BPF_ALU64 | BPF_MOV | BPF_X, BPF_REG_2, BPF_REG_10, 0, 0),
 		OP(BPF_ALU64 | BPF_ADD | BPF_K, BPF_REG_2, 0, 0, -4),
 		CALL(BPF_FUNC_map_lookup_elem),
-		OP(BPF_JMP | BPF_JEQ | BPF_K, BPF_REG_0, 0, 4 + 3, 0), /* no listener: refused */
+		OP(BPF_JMP | BPF_JEQ | BPF_K, BPF_REG_0, 0, 4 + 3, 0), /* no listener: connection refused */
 		OP(BPF_ALU64 | BPF_MOV | BPF_X, BPF_REG_7, BPF_REG_0, 0, 0),
 		OP(BPF_ALU64 | BPF_MOV | BPF_X, BPF_REG_1, BPF_REG_6, 0, 0),
 		OP(BPF_ALU64 | BPF_MOV | BPF_X, BPF_REG_2, BPF_REG_0, 0, 0),
@@ -92,7 +92,7 @@ static int load_program(int map)
 	const int pass = (int)(sizeof code / sizeof *code) - 2;
 	union bpf_attr attributes;
 
-	/* Every jump beyond the map's lookup leads to the same place. */
+	/* All longer jumps lead to the exit. */
 	memcpy(linked, code, sizeof code);
 	for (int i = 0; i < pass; i++) {
 		uint8_t class = BPF_CLASS(linked[i].code);

@@ -1,5 +1,5 @@
-/* What the launcher sees of a sandbox, where those in it cannot see or say otherwise: its limits as the kernel has
- * them, its message queues, and the memory that it takes. */
+/* Audit: what the launcher checks of a sandbox from outside, where no process inside can fake it. Its limits in the
+ * kernel, its POSIX message queues, and the memory that it uses. */
 #define _GNU_SOURCE
 #include "launcher/sandboxes.h"
 #include "launcher/cgroup.h"
@@ -12,15 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NO_LIMIT (1ull << 62) /* from here on, version 1 means none */
+#define NO_LIMIT (1ull << 62) /* from here on, cgroup v1 means "no limit" */
 
-/* Whether a limit is as it was asked for, 0 for none; what the kernel rounds, it rounds down, by less than `grain`. */
+/* Whether the kernel has the limit that was asked for, 0 for none. The kernel rounds down, by less than `rounding`. */
 static bool limit_matches(const struct cgroup *group, int kind, const char *file, uint64_t expected, uint64_t rounding)
 {
 	char text[64];
 	ssize_t size = cgroup_read(group, kind, file, text, sizeof text);
 
-	if (size == -EOPNOTSUPP) /* nobody limits it here, and nobody was told so */
+	if (size == -EOPNOTSUPP) /* this host has no such controller, so no limit was promised */
 		return true;
 	uint64_t found = size > 0 && isdigit(text[0]) ? strtoull(text, NULL, 10) : NO_LIMIT;
 	if (size <= 0 || found >= NO_LIMIT)
@@ -32,7 +32,7 @@ static bool limits_match(const struct cgroup *group)
 {
 	bool v2 = cgroup_is_v2();
 	char weight[32];
-	uint64_t pids = group->pids ? group->pids + (v2 ? 0 : 1) : 0; /* as cgroup_limit has it */
+	uint64_t pids = group->pids ? group->pids + (v2 ? 0 : 1) : 0; /* as in cgroup_set_limits */
 	ssize_t size = cgroup_read(group, CGROUP_CPU, v2 ? "cpu.weight" : "cpu.shares", weight, sizeof weight);
 
 	return limit_matches(group, CGROUP_MEMORY, v2 ? "memory.max" : "memory.limit_in_bytes", group->memory,
@@ -43,7 +43,7 @@ static bool limits_match(const struct cgroup *group)
 		(size > 0 && atoi(weight) == atoi(v2 ? CGROUP_WEIGHT_V2 : CGROUP_WEIGHT_V1)));
 }
 
-/* One number of a list with a name and a number on each line. */
+/* The number of one line "name number". */
 static uint64_t stat_value(const char *list, const char *name)
 {
 	size_t size = strlen(name);
@@ -76,7 +76,7 @@ void sandbox_audit(const struct request *request)
 		return;
 	}
 	answer.result.memory = memory_used(&sandbox->slot->cgroup);
-	/* Without root nobody, not even us, may look into a sandbox's namespaces. */
+	/* Rootless: not even the launcher may enter the namespaces of a sandbox. */
 	int queued = slot_has_message_queues(sandbox->slot);
 	bool limited = limits_match(&sandbox->slot->cgroup), messages = queued > 0 || (queued < 0 && !host.rootless);
 	snprintf(answer.text, sizeof answer.text, "%s%s%s", limited ? "" : "limits", !limited && messages ? ", " : "",

@@ -23,12 +23,12 @@
 const char *const cgroup_names[CGROUP_KINDS] = {"cpu", "memory", "pids"};
 static const char prefix[] = "dutyfree-";
 
-/* Where our group is made, and our group: by controller on version 1, all the same on version 2. */
+/* The group that we create ours in, and ours: one per controller on version 1, the same one on version 2. */
 static int parents[CGROUP_KINDS] = {-1, -1, -1}, own[CGROUP_KINDS] = {-1, -1, -1};
 static bool is_v2;
-/* Beside version 1, version 2 serves to freeze: where our group of it is made, and our group. */
+/* On a version 1 host, version 2 has the freezer: the group that we create ours in, and ours. */
 static int freezer_parent = -1, freezer_own = -1;
-static int readonly_root = -1; /* our group on version 2, read-only and with nothing above: what inits hold is from there */
+static int readonly_root = -1; /* v2: read-only mount of our group, for descriptors that init gets */
 static char name[48];
 
 bool list_contains(const char *list, const char *word, char separator)
@@ -41,7 +41,7 @@ bool list_contains(const char *list, const char *word, char separator)
 	return false;
 }
 
-/* Our place in a hierarchy of version 1, from /proc/self/cgroup. */
+/* Our group in a hierarchy of version 1, from /proc/self/cgroup. */
 static void own_cgroup_path(const char *groups, const char *controller, char *path, size_t size)
 {
 	snprintf(path, size, "/");
@@ -52,12 +52,12 @@ static void own_cgroup_path(const char *groups, const char *controller, char *pa
 	}
 }
 
-/* A container sees its own group as the root of the mount. */
+/* Our path below the root of the mount. In a container, the root of the mount is the container's own group. */
 static const char *relative_path(const char *place, const char *root)
 {
 	size_t size = strcmp(root, "/") == 0 ? 0 : strlen(root);
 
-	/* Not one whose name merely begins likewise, nor one that lies beside what we see. */
+	/* Not a group whose name only begins the same, nor one outside of what we can see. */
 	if (strncmp(place, root, size) != 0 || (place[size] && place[size] != '/'))
 		return "";
 	return strncmp(place + size, "/..", 3) == 0 ? "" : place + size;
@@ -96,21 +96,21 @@ static void find_hierarchies(const char *mounts, const char *groups)
 			own_cgroup_path(groups, cgroup_names[kind], place, sizeof place);
 			snprintf(path, sizeof path, "%s/%s", point, relative_path(place, root));
 			parents[kind] = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-			/* Another user's is none for us. */
+			/* Another user's group is of no use. */
 			if (parents[kind] >= 0 && faccessat(parents[kind], ".", W_OK, AT_EACCESS) < 0)
 				close_fd(&parents[kind]);
 		}
 	}
-	/* Version 2 serves if version 1 has none of them. */
+	/* Use version 2 if version 1 has none of these controllers. */
 	if (v2_point[0] && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
 		find_v2(groups, v2_root, v2_point);
-	/* A host that has not mounted it has it all the same. */
+	/* The host may not have mounted version 2; then mount it ourselves. */
 	if (!is_v2 && !host.rootless)
 		freezer_parent = v2_point[0] ? open(v2_point, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
 						  : mount_new("cgroup2", NULL, 0);
 }
 
-/* Remove a group of groups, of which all processes are gone or going. */
+/* Remove a group and its children. Their processes have ended, or are about to. */
 static void remove_group(int parent, const char *group, int timeout_ms)
 {
 	int fd = openat(parent, group, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -128,8 +128,8 @@ static void remove_group(int parent, const char *group, int timeout_ms)
 		usleep(1000);
 }
 
-/* A launcher holds a lock on its group, wherever it runs: its number may mean another process, or none, to
- * us. The group of a dead one, locked; -1 if it is not. */
+/* Every launcher holds a lock on its group, because its pid can mean another process, or none, in our pid namespace.
+ * Returns the locked group of a dead launcher, or -1. */
 static int lock_stale_group(int parent, const char *group)
 {
 	int owner = atoi(group + sizeof prefix - 1);
@@ -165,7 +165,7 @@ static bool is_linked(int parent, int group)
 	return fstat(group, &held) == 0 && fstatat(parent, name, &found, 0) == 0 && held.st_ino == found.st_ino;
 }
 
-/* Whether two descriptors are of the same directory, as those of version 1's controllers that are mounted together. */
+/* Whether two descriptors refer to one directory. Version 1 can mount several controllers together. */
 static bool is_same_directory(int a, int b)
 {
 	struct stat one, other;
@@ -174,8 +174,8 @@ static bool is_same_directory(int a, int b)
 	       one.st_dev == other.st_dev;
 }
 
-/* Our group, locked. Whoever sees no process of our number may have taken it for a dead one's before. One that is
- * there already is another launcher's: -EEXIST. */
+/* Create our group and lock it. A launcher in another pid namespace may take it for a dead one's and remove it before
+ * we have the lock; then try again. -EEXIST if another launcher has this name. */
 static int create_own_group(int parent)
 {
 	int group = -1;
@@ -186,7 +186,7 @@ static int create_own_group(int parent)
 		group = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		if (group < 0 && errno != ENOENT)
 			return -errno;
-		/* Without a lock it does as well, but for gc. */
+		/* If the file system has no locks, go on: only gc needs it. */
 		bool locked = group >= 0 && (flock(group, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK);
 		if (group >= 0 && (locked || timeout_ms == 1) && is_linked(parent, group))
 			return group;
@@ -197,7 +197,7 @@ static int create_own_group(int parent)
 	return -EBUSY;
 }
 
-/* The kind before this one whose groups are the same directories; the kind itself if there is none. */
+/* The first kind with the same directories as this one, or the kind itself. */
 static int first_shared_kind(int kind)
 {
 	for (int before = 0; before < kind; before++)
@@ -236,7 +236,7 @@ static int create_own_groups(void)
 	return 0;
 }
 
-/* With a name that nobody else has: in another pid namespace another launcher may have our number. */
+/* With a random name: a launcher in another pid namespace may have our pid. */
 static int open_own_groups(void)
 {
 	uint32_t suffix;
@@ -256,12 +256,12 @@ static int open_own_groups(void)
 	if (!error && freezer_parent >= 0) {
 		remove_stale_groups(freezer_parent);
 		int made = create_own_group(freezer_parent);
-		freezer_own = made < 0 ? -1 : made; /* one can do without */
+		freezer_own = made < 0 ? -1 : made; /* optional */
 	}
 	return error;
 }
 
-/* Our group where there is one for all. */
+/* Our group on version 2, or -1. */
 static int v2_group(void)
 {
 	for (int kind = 0; kind < CGROUP_KINDS && is_v2; kind++)
@@ -270,8 +270,8 @@ static int v2_group(void)
 	return -1;
 }
 
-/* Hosts of many containers have long lists. A buffer of that size that stays would become a huge page, of which
- * every sandbox gets a copy of its own. */
+/* On hosts with many containers these lists are long. They are freed afterwards, because a static buffer of this size
+ * would become a huge page that every sandbox copies. */
 static int read_hierarchies(int proc)
 {
 	const size_t mounts_size = 4 << 20, groups_size = 64 << 10;
@@ -305,15 +305,15 @@ int cgroup_open(int proc)
 	}
 	if (error)
 		return error;
-	/* All sandboxes together leave the host a tenth of its memory, so that no bomb reaches beyond them. */
+	/* All sandboxes together leave the host a tenth of its memory. */
 	if (own[CGROUP_MEMORY] >= 0 && sysinfo(&info) == 0) {
 		uint64_t total = (uint64_t)info.totalram * info.mem_unit;
 		snprintf(limit, sizeof limit, "%llu", (unsigned long long)(total - total / 10));
 		write_file(own[CGROUP_MEMORY], is_v2 ? "memory.max" : "memory.limit_in_bytes", limit);
-		/* Nor its swap: what has no room within a limit would go there. Groups inherit this. */
+		/* No swap either: memory over a limit would go there. Child groups inherit this. */
 		write_file(own[CGROUP_MEMORY], is_v2 ? "memory.swap.max" : "memory.swappiness", "0");
 	}
-	/* And a quarter of its process numbers. */
+	/* They also leave the host a quarter of its pids. */
 	if (own[CGROUP_PIDS] >= 0 && read_file(proc, "sys/kernel/pid_max", limit, sizeof limit) > 0) {
 		snprintf(limit, sizeof limit, "%llu", strtoull(limit, NULL, 10) / 4 * 3);
 		write_file(own[CGROUP_PIDS], "pids.max", limit);
@@ -343,7 +343,7 @@ int cgroup_create(struct cgroup *group, unsigned number, unsigned owner)
 		if (own[kind] >= 0 && first_shared_kind(kind) == kind && mkdirat(own[kind], path, 0755) < 0)
 			return -errno;
 	if (v2_group() >= 0) {
-		/* Init is no more than this id when it starts processes in there, and needs nothing else of it. */
+		/* Init has this id when it starts processes here, and needs no other right on the group. */
 		if (fchmodat(v2_group(), path, 0700, 0) < 0)
 			return -errno;
 		snprintf(path, sizeof path, "s%u/cgroup.procs", number);
@@ -352,7 +352,7 @@ int cgroup_create(struct cgroup *group, unsigned number, unsigned owner)
 	}
 	if (freezer_own >= 0 && mkdirat(freezer_own, path, 0755) < 0)
 		return -errno;
-	/* On version 1 what lies in buffers of TCP is counted apart, and without a limit here for the whole host. */
+	/* Version 1 counts TCP buffers apart, and by default with only the host's limit. */
 	snprintf(path, sizeof path, "s%u/memory.kmem.tcp.limit_in_bytes", number);
 	if (!is_v2 && own[CGROUP_MEMORY] >= 0)
 		write_file(own[CGROUP_MEMORY], path, TCP_BUFFERS);
@@ -437,10 +437,10 @@ static int set_limit(const struct cgroup *group, int kind, const char *file, con
 {
 	char path[96];
 
-	/* Processes are limited otherwise then (sandbox.c). */
+	/* RLIMIT_NPROC limits processes instead (setup/sandbox.c). */
 	if (own[kind] < 0 && kind == CGROUP_PIDS && host.rootless)
 		return 0;
-	/* What the host cannot enforce must not be promised. */
+	/* Do not promise a limit that this host cannot enforce. */
 	if (own[kind] < 0)
 		return -EOPNOTSUPP;
 	snprintf(path, sizeof path, "s%u/%s", group->number, file);
@@ -460,7 +460,7 @@ int cgroup_set_limits(struct cgroup *group, const struct create *wanted)
 		group->memory = error ? group->memory : wanted->memory;
 	}
 	if (!error && group->pids != wanted->pids) {
-		/* On version 1, the thread that starts them is one of them. */
+		/* On version 1, init's work thread is in the group too. */
 		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (is_v2 ? 0 : 1));
 		error = set_limit(group, CGROUP_PIDS, "pids.max", wanted->pids ? value : "max");
 		group->pids = error ? group->pids : wanted->pids;

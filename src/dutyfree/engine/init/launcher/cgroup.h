@@ -1,4 +1,5 @@
-/* Limits: one control group for each slot, below one for the launcher. Versions 1, 2, and both at once. */
+/* Limits: one control group (cgroup) for each slot, below the launcher's own. Works with cgroup v1, v2 and both at
+ * once; cgroup_v2.h has what only v2 needs. */
 #ifndef DUTYFREE_CGROUP_H
 #define DUTYFREE_CGROUP_H
 
@@ -8,37 +9,38 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define CGROUP_WEIGHT_V1 "1024" /* the weight of a sandbox that yields to nobody */
+#define CGROUP_WEIGHT_V1 "1024" /* default CPU weight: cpu.shares on v1, cpu.weight on v2 */
 #define CGROUP_WEIGHT_V2 "100"
 
 enum { CGROUP_CPU, CGROUP_MEMORY, CGROUP_PIDS, CGROUP_KINDS };
 
 struct cgroup {
 	unsigned number;
-	uint64_t memory, pids, cpu_quota; /* as they stand */
-	int v2_dir;                      /* its directory on version 2, for clones into it; -1 otherwise */
-	int freezer;                      /* the same beside version 1, where version 2 serves to freeze only */
-	int tasks[CGROUP_KINDS];          /* on version 1: write 0 here to enter; -1 where there is none */
+	uint64_t memory, pids, cpu_quota; /* limits in force, 0 for none */
+	int v2_dir;                       /* v2: its directory, to clone processes into; else -1 */
+	int freezer;                      /* v1 host with v2 for the freezer: its directory there; else -1 */
+	int tasks[CGROUP_KINDS];          /* v1: its tasks files, write "0" to enter; -1 without the controller */
 };
 
-/* Finds the hierarchies from the host's /proc, and sweeps after launchers that were killed. */
+/* Find the cgroup hierarchies in the host's /proc, create our group, remove groups of launchers that were killed. 0 or
+ * -errno. */
 int cgroup_open(int proc);
 void cgroup_describe(char *text, size_t size);
-int cgroup_create(struct cgroup *group, unsigned number, unsigned owner); /* the id that starts processes in it */
+int cgroup_create(struct cgroup *group, unsigned number, unsigned owner); /* owner: the id of its init */
 int cgroup_set_limits(struct cgroup *group, const struct create *wanted);
 ssize_t cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size);
-bool cgroup_is_v2(void); /* version 2, where files have other names */
-int cgroup_open_weight(const struct cgroup *group); /* a descriptor to write its weight to, or -errno */
-int cgroup_open_oom(const struct cgroup *group);    /* a descriptor to read its count of killed processes, or -errno */
-int cgroup_reset_weight(struct cgroup *group); /* what its sandbox may have changed: 0 or -errno */
-void cgroup_close_fds(struct cgroup *group);  /* closes its descriptors, while a sandbox is in it */
-int cgroup_reopen(struct cgroup *group); /* for the next one: 0 or -errno */
-bool cgroup_can_freeze(void);      /* whether that can be done at all */
-bool cgroup_freezer_has_init(void); /* and whether init, too, is in what is frozen */
-int cgroup_freeze(const struct cgroup *group, bool frozen); /* which takes a moment */
-int cgroup_open_events(const struct cgroup *group); /* to poll for EPOLLPRI: a descriptor or -errno */
+bool cgroup_is_v2(void); /* v2 has other file names */
+int cgroup_open_weight(const struct cgroup *group); /* a descriptor to write the CPU weight to, or -errno */
+int cgroup_open_oom(const struct cgroup *group); /* a descriptor to read the OOM kill count from, or -errno */
+int cgroup_reset_weight(struct cgroup *group); /* set the CPU weight back to the default: 0 or -errno */
+void cgroup_close_fds(struct cgroup *group); /* close its descriptors while a sandbox runs in it */
+int cgroup_reopen(struct cgroup *group); /* open them again for the next sandbox: 0 or -errno */
+bool cgroup_can_freeze(void); /* whether this host has a freezer */
+bool cgroup_freezer_has_init(void); /* whether init is in the frozen group too */
+int cgroup_freeze(const struct cgroup *group, bool frozen); /* takes effect later: see cgroup_is_frozen */
+int cgroup_open_events(const struct cgroup *group); /* cgroup.events, to poll for EPOLLPRI: a descriptor or -errno */
 bool cgroup_is_frozen(int events);
-int cgroup_join(void); /* for what all sandboxes have in common: on version 1, of memory. 0 or -errno */
+int cgroup_join(void); /* v1: move this process into the memory group of all sandboxes: 0 or -errno */
 void cgroup_remove(struct cgroup *group);
 void cgroup_close(void);
 

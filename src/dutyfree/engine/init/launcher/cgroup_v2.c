@@ -22,7 +22,7 @@ bool cgroup_v2_has_controller(int group, int kind)
 	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 && list_contains(list, cgroup_names[kind], ' ');
 }
 
-/* Whether there are processes in it, and it is not the root, which may have both them and children. */
+/* Whether it has processes and is not the root group, which may have both processes and children. */
 static bool has_processes(int group)
 {
 	char text[32];
@@ -31,12 +31,12 @@ static bool has_processes(int group)
 	       read_file(group, "cgroup.procs", text, sizeof text) > 0;
 }
 
-/* Have the group's children controlled, as far as it can be; by how many controllers. */
+/* Enable as many controllers as possible for the children of the group. Returns how many are enabled. */
 static int enable_controllers(int group)
 {
 	int count = 0;
 
-	/* Some controllers could be had nevertheless, and would make the children good for threads only. */
+	/* A few controllers would still work, but they would make the children threaded cgroups. */
 	if (has_processes(group))
 		return 0;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
@@ -49,7 +49,7 @@ static int enable_controllers(int group)
 	return count;
 }
 
-/* A group with processes in it cannot control its children. Where there is no other, they make room. */
+/* A group with processes cannot enable controllers. If there is no other group, move its processes into a child. */
 static int move_processes_out(int group)
 {
 	char list[8192], path[64];
@@ -58,7 +58,7 @@ static int move_processes_out(int group)
 		return 0;
 	snprintf(path, sizeof path, "dutyfree-rest/cgroup.procs");
 	for (int round = 0; round < 10 && read_file(group, "cgroup.procs", list, sizeof list) > 0; round++) {
-		/* Of a list that is cut off, the last number may be half of one, and another's. */
+		/* If the list was cut off, the last line may be half a pid, which is another process. */
 		char *last = strrchr(list, '\n');
 		if (last)
 			*last = 0;
@@ -70,11 +70,11 @@ static int move_processes_out(int group)
 
 static bool is_writable(int group)
 {
-	/* Whoever starts a process elsewhere must be allowed to in the group that both are in. */
+	/* To start a process in another group, we need write access to cgroup.procs of the common ancestor. */
 	return faccessat(group, ".", W_OK, AT_EACCESS) == 0 && faccessat(group, "cgroup.procs", W_OK, AT_EACCESS) == 0;
 }
 
-/* Whether groups above are not ours to use: the rest of the hierarchy was not handed to us. */
+/* Whether the groups above this one were not delegated to us. */
 static bool is_delegation_boundary(const char *path)
 {
 	char value[8];
@@ -83,7 +83,6 @@ static bool is_delegation_boundary(const char *path)
 	       getxattr(path, "user.delegate", value, sizeof value) > 0;
 }
 
-/* The nearest group, from our own upwards, that can control what it holds. */
 int cgroup_v2_find_parent(const char *point, const char *below)
 {
 	char path[1100];
@@ -126,7 +125,7 @@ static int make_namespace(void *proc)
 
 int cgroup_v2_split(int group, int proc)
 {
-	/* While it has no children: afterwards nobody can be in it. */
+	/* Before it has children: afterwards no process can be in it. */
 	int error = run_child(make_namespace, &proc, group);
 
 	if (error)
@@ -135,8 +134,8 @@ int cgroup_v2_split(int group, int proc)
 		return -errno;
 	cgroup_v2_inits = openat(group, "init", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	enable_controllers(group);
-	/* Every init starts processes in a sibling of its group: each in that of its own sandbox, which only
-	 * it may write to. Others can do nothing with this. */
+	/* Every init starts processes in a sibling group, that of its own sandbox. The kernel asks for write access
+	 * here, on the common ancestor, and on the sandbox's group, which only its own init has. */
 	if (cgroup_v2_inits < 0 || fchmodat(group, "cgroup.procs", 0666, 0) < 0)
 		return -errno;
 	return 0;

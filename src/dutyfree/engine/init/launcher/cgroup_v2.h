@@ -1,17 +1,17 @@
-/* Control groups of version 2, where a process is in one group with all its threads, a group with children
- * holds no processes itself, and what is controlled is decided by the group above. */
-#ifndef DUTYFREE_UNIFIED_H
-#define DUTYFREE_UNIFIED_H
+/* What only cgroup v2 needs. There a process is in one group with all its threads, a group with children holds no
+ * processes, and the parent group enables the controllers of its children. */
+#ifndef DUTYFREE_CGROUP_V2_H
+#define DUTYFREE_CGROUP_V2_H
 
 #include <stdbool.h>
 
-/* The nearest group, from our own upwards, whose children can be limited: its directory or -1. */
+/* The nearest group, from our own upwards, that can limit its children: its directory, or -1. */
 int cgroup_v2_find_parent(const char *point, const char *below);
 bool cgroup_v2_has_controller(int group, int kind);
 
-/* Make of the launcher's group what follows: 0 or -errno. */
+/* Split the launcher's group into a group for all inits and one for each sandbox: 0 or -errno. */
 int cgroup_v2_split(int group, int proc);
-extern int cgroup_v2_inits;     /* the group of every init, which is outside of what it runs */
-extern int cgroup_v2_namespace; /* in which that group and those of the sandboxes lie below the root */
+extern int cgroup_v2_inits;     /* the group of all inits, outside of their sandboxes' groups */
+extern int cgroup_v2_namespace; /* a cgroup namespace whose root is the launcher's group */
 
 #endif

@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static int null_fd; /* fills the places that are not in use */
-static _Atomic uint32_t *received; /* shared with the clone, until that has its descriptors */
+static int null_fd;                /* /dev/null, fills unused places */
+static _Atomic uint32_t *received; /* shared with the clone until it has its descriptors */
 
 static void put_fd(int fd, int place)
 {
@@ -30,7 +30,7 @@ int handover_open(int *owner)
 	*owner = fcntl(*owner, F_DUPFD_CLOEXEC, HANDED_END);
 	if (received == MAP_FAILED || null_fd < 0 || *owner < 0)
 		return -errno;
-	/* All low places are taken from here on, so that nothing else comes to lie there. */
+	/* Occupy all places, so that no other descriptor of ours lands there. */
 	for (int fd = 3; fd < HANDED_END; fd++)
 		if (fd != low)
 			put_fd(-1, fd);
@@ -60,9 +60,9 @@ void handover_finish(int pidfd)
 	while (pidfd >= 0 && !*received) {
 		syscall(SYS_futex, received, FUTEX_WAIT, 0, &moment, NULL, 0);
 		if (poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0)
-			break; /* it died before that */
+			break; /* the clone died */
 	}
-	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
+	/* Close our copies: while we hold the sandbox's socket, the owner cannot see that the sandbox has ended. */
 	for (int place = HANDED_FIRST; place < HANDED_END; place++)
 		put_fd(-1, place);
 }
@@ -73,7 +73,7 @@ int handover_receive(const struct slot *slot, struct slot *handed)
 		return -errno;
 	*received = 1;
 	syscall(SYS_futex, received, FUTEX_WAKE, 1, NULL, NULL, 0);
-	/* Who takes over PID 1 must find nothing that the launcher, and with it others' sandboxes, looks at. */
+	/* Unmap it: an attacker who takes over PID 1 must not share memory with the launcher. */
 	if (munmap((void *)received, sizeof *received) < 0)
 		return -errno;
 	*handed = *slot;

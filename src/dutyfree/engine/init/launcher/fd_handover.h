@@ -1,11 +1,10 @@
-/* How a clone gets its descriptors, and none of the launcher's others.
+/* How a clone of the launcher gets its own descriptors and none of the others.
  *
- * It shares the launcher's table, which may be long, and leaves it with a copy of the part below
- * HANDED_END: that costs the same however many sandboxes there are. Until then the launcher touches
- * nothing there.
- */
-#ifndef DUTYFREE_HANDOVER_H
-#define DUTYFREE_HANDOVER_H
+ * The clone shares the launcher's descriptor table (CLONE_FILES), which may be long. It then unshares only the part
+ * below HANDED_END, so the cost does not grow with the number of sandboxes. Until then the launcher does not touch that
+ * part. */
+#ifndef DUTYFREE_FD_HANDOVER_H
+#define DUTYFREE_FD_HANDOVER_H
 
 #include "launcher/slot.h"
 
@@ -22,12 +21,12 @@ enum {
 	HANDED_END = HANDED_TASKS + CGROUP_KINDS,
 };
 
-/* In the launcher. */
-int handover_open(int *owner);                             /* moves its socket out of the way: 0 or -errno */
-void handover_send(const struct slot *slot, int socket);   /* before the clone */
-void handover_finish(int pidfd);                        /* after it: when it has its own */
+/* In the launcher: */
+int handover_open(int *owner);                           /* move the owner's socket above HANDED_END: 0 or -errno */
+void handover_send(const struct slot *slot, int socket); /* before the clone */
+void handover_finish(int pidfd);                         /* after the clone: wait until it has its descriptors */
 
-/* In the clone: 0 or -errno. The slot is then a copy with the descriptors that it was handed. */
+/* In the clone: 0 or -errno. `handed` becomes a copy of the slot with the clone's own descriptor numbers. */
 int handover_receive(const struct slot *slot, struct slot *handed);
 
 #endif

@@ -5,12 +5,12 @@
 #include <signal.h>
 #include <sys/epoll.h>
 
-/* The kernel tells of changes to a group once in 10 ms at most. Of one that was thawed a moment ago we would hear
- * so much later: for as long, we look. */
+/* The kernel reports changes of cgroup.events at most every 10 ms. After a recent thaw the report would come late, so
+ * poll for this long. */
 #define POLL_NS 20000000u /* nanoseconds */
 
-static unsigned pending; /* that are to stand still */
-static uint64_t last_request;   /* for the last of them */
+static unsigned pending;      /* sandboxes that a FREEZE waits for */
+static uint64_t last_request; /* time of the latest FREEZE */
 
 bool freeze_is_polling(void)
 {
@@ -37,9 +37,9 @@ void freeze_finish(struct sandbox *sandbox, int error)
 		reply(sandbox->freeze_serial, 0, sandbox->number, NULL, 0, NULL, 0);
 }
 
-/* On version 2, and where nothing can be frozen, init is in no group of its sandbox. Awake it would end, during
- * the pause, what has its time then. It stops last: a process that waits for its answer to a system call cannot be
- * frozen. */
+/* On cgroup v2, and without a freezer, init is not in the frozen group, so it gets SIGSTOP: awake, it would kill
+ * commands whose deadline passes during the pause. It stops last, because a process that waits for the seccomp broker's
+ * answer cannot be frozen. */
 static int stop_init(const struct sandbox *sandbox)
 {
 	return cgroup_freezer_has_init() ? 0 : pidfd_signal(sandbox->slot->pidfd, SIGSTOP);
@@ -57,7 +57,7 @@ static int thaw(const struct sandbox *sandbox)
 	return !error && !cgroup_freezer_has_init() ? pidfd_signal(sandbox->slot->pidfd, SIGCONT) : error;
 }
 
-/* Answered when all stand still. */
+/* The reply comes when all processes are frozen. */
 static int await_frozen(struct sandbox *sandbox, uint32_t serial)
 {
 	int events = cgroup_open_events(&sandbox->slot->cgroup);

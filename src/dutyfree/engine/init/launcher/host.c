@@ -25,7 +25,7 @@ static bool has_cap_sys_admin(void)
 	return syscall(SYS_capget, &header, data) == 0 && data[0].effective & (1u << CAP_SYS_ADMIN);
 }
 
-/* --- A range of ids, from /etc/subuid --------------------------------------------------------------- */
+/* --- Id ranges from /etc/subuid ------------------------------------------------------------------ */
 
 static void user_name(unsigned user, char *name, size_t size)
 {
@@ -41,7 +41,7 @@ static void user_name(unsigned user, char *name, size_t size)
 		fclose(file);
 }
 
-/* The longest range that the file gives to the user, who is named there by name or by number. */
+/* The longest range of the user, who is listed by name or by number. */
 static unsigned subid_range(const char *path, const char *name, unsigned user, unsigned *first)
 {
 	char line[256], found[128], number[16];
@@ -61,7 +61,7 @@ static unsigned subid_range(const char *path, const char *name, unsigned user, u
 	return best < IDS ? best : IDS - 1;
 }
 
-/* The caller becomes 0, the range what follows. The program is one that the host trusts with this. */
+/* Run newuidmap or newgidmap, which are setuid root: id 0 is the caller, the ids above it are the range. */
 static bool run_id_mapper(const char *program, pid_t pid, unsigned own, unsigned first, unsigned count)
 {
 	char words[5][16];
@@ -69,7 +69,7 @@ static bool run_id_mapper(const char *program, pid_t pid, unsigned own, unsigned
 	pid_t child = fork();
 
 	if (child == 0) {
-		/* Without such rights we go on; what it says about that is of no use. */
+		/* If the user has no such range we go on without, so its message would only confuse. */
 		int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
 		dup2(null, 2);
 		snprintf(words[0], sizeof *words, "%d", pid);
@@ -84,7 +84,8 @@ static bool run_id_mapper(const char *program, pid_t pid, unsigned own, unsigned
 	return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* Beside us, on the host, where those programs work: waits until we have our namespace. */
+/* In a child that stays in the host's user namespace, where these programs work. It waits until the parent is in the
+ * new one. */
 static _Noreturn void map_subid_ranges(pid_t pid, unsigned user, unsigned group, int socket)
 {
 	unsigned first_user = 0, first_group = 0;
@@ -135,13 +136,13 @@ static int enter_user_namespace(void)
 		waitpid(mapper, &status, 0);
 	if (error)
 		return error;
-	/* A single id is what everybody may map, who gives up leaving groups. */
+	/* Any user may map a single id, if setgroups is denied first. */
 	write_file(AT_FDCWD, "/proc/self/setgroups", "deny");
 	error = write_single_id("/proc/self/uid_map", user);
 	return error ? error : write_single_id("/proc/self/gid_map", group);
 }
 
-/* How many ids from 0 on there are, and whether also those far up that we would give to sandboxes. */
+/* How many ids are mapped from 0 on, and whether the whole range of sandbox ids is. */
 static unsigned mapped_ids(const char *file, bool *all)
 {
 	char text[4096];
@@ -179,7 +180,7 @@ int host_enter(void)
 		      strncmp(text, "deny", 4) != 0;
 	if (host.own_userns && host.can_drop_groups && setgroups(0, NULL) < 0)
 		return -errno;
-	/* The host's mounts are not ours to copy from, but a copy of them all that follows them is. */
+	/* Rootless: we may not clone mounts of the host's mount namespace, but those of our own copy of it. */
 	if (host.rootless && unshare(CLONE_NEWNS) < 0)
 		return -errno;
 	return host.ids ? 0 : -EPERM;

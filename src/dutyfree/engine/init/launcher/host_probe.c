@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int user_namespace; /* of the slot that is tried with */
+static int user_namespace; /* of the slot that the probe uses */
 
 static int try_tmpfs(void)
 {
@@ -37,7 +37,7 @@ static int try_overlay(void)
 	return mount < 0 ? mount : 0;
 }
 
-/* By which the overlay knows what was removed. */
+/* overlayfs marks opaque directories with an xattr. */
 static int try_xattr(void)
 {
 	const char *name = host.rootless ? "user.overlay.opaque" : "trusted.overlay.opaque";
@@ -75,7 +75,7 @@ static void add_result(const char *name, int error)
 	}
 }
 
-/* In a mount namespace that goes with it, so that nothing is left. */
+/* In a mount namespace that ends with the child, so nothing remains. */
 static int try_mounts(void *layer)
 {
 	if (unshare(CLONE_NEWNS) < 0)

@@ -1,9 +1,9 @@
-/* What of the kernel works here: found by trying each thing apart, for `dutyfree doctor`. */
-#ifndef DUTYFREE_PROBE_H
-#define DUTYFREE_PROBE_H
+/* Which kernel features work here: each is tried separately, for `dutyfree doctor`. */
+#ifndef DUTYFREE_HOST_PROBE_H
+#define DUTYFREE_HOST_PROBE_H
 
 #include <stddef.h>
 
-void probe_describe(char *text, size_t size); /* name=errno, separated by spaces */
+void probe_describe(char *text, size_t size); /* "name=errno name=errno …" */
 
 #endif

@@ -1,5 +1,5 @@
-/* Each range is one byte of a file that all launchers of the host lock: a lock goes with its process, so
- * nothing is left to be cleaned up after one that was killed. */
+/* Each range is one byte of a file, and a launcher locks the bytes of its ranges. The kernel drops the locks when the
+ * process ends, so there is nothing to clean up after a crash. */
 #define _GNU_SOURCE
 #include "launcher/id_ranges.h"
 
@@ -11,13 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define FIRST_ID (1u << 30) /* far from where people, services and other containers have theirs */
-#define RANGES 16383u       /* up to 2³¹ */
+#define FIRST_ID (1u << 30) /* far above the ids of users, services and other containers */
+#define RANGES 16383u       /* up to id 2³¹ */
 #define REGISTER "/run/dutyfree-ids"
 
 static int file = -1;
 static unsigned next;
-static bool taken[RANGES]; /* by ourselves, whom our own locks do not stop */
+static bool taken[RANGES]; /* ranges of this process, which its own locks do not block */
 
 int id_range_open(void)
 {
@@ -25,12 +25,12 @@ int id_range_open(void)
 
 	if (host.rootless)
 		return 0;
-	/* Where nobody else is likely to be: launchers with a /run of their own know nothing of each other. */
+	/* Start at a random range: launchers with separate /run directories do not see each other's locks. */
 	if (getrandom(&next, sizeof next, 0) != sizeof next)
 		return -errno;
 	next %= RANGES;
 	file = open(REGISTER, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-	/* A host that lets nothing be written there has but this likelihood. */
+	/* On a read-only /run, the random start is all that we have. */
 	if (file < 0)
 		return errno == EROFS || errno == ENOENT ? 0 : -errno;
 	if (fstat(file, &found) < 0)
@@ -47,7 +47,7 @@ static int lock(short kind, unsigned range)
 
 int id_range_claim(unsigned *first)
 {
-	*first = 0; /* without root, all sandboxes have the ids that there are */
+	*first = 0; /* rootless: all sandboxes use the ids of the launcher */
 	if (host.rootless)
 		return 0;
 	for (unsigned attempt = 0; attempt < RANGES; attempt++) {

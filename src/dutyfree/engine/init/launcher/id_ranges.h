@@ -1,9 +1,9 @@
-/* Which user ids a sandbox has on the host: ranges that no two sandboxes of any launcher share. */
-#ifndef DUTYFREE_IDS_H
-#define DUTYFREE_IDS_H
+/* Ranges of user ids for sandboxes. No two sandboxes on the host share one, whichever launcher they belong to. */
+#ifndef DUTYFREE_ID_RANGES_H
+#define DUTYFREE_ID_RANGES_H
 
-int id_range_open(void);                /* before the host's files are left: 0 or -errno */
-int id_range_claim(unsigned *first);    /* 0 or -errno; until the release, or our end */
+int id_range_open(void);             /* before the host's files become unreachable: 0 or -errno */
+int id_range_claim(unsigned *first); /* until release or exit: 0 or -errno */
 void id_range_release(unsigned first);
 
 /* The id that makes a sandbox's user namespace, for which the kernel adds up what all users of the sandbox have. */

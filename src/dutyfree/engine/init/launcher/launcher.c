@@ -25,9 +25,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define IDLE_MS 2     /* without a request, until parts are made: not beside the first command of a sandbox */
-#define RETRY_MS 1000 /* and until it is tried again */
-#define FILES (1u << 20) /* what the kernel allows root by default (fs.nr_open) */
+#define IDLE_MS 2        /* idle time before a slot is prepared: let the first command of a new sandbox run */
+#define RETRY_MS 1000    /* after an error, until the next try */
+#define FILES (1u << 20) /* default hard maximum for root (fs.nr_open) */
 
 int launcher_epoll;
 static int owner;
@@ -37,7 +37,7 @@ void reply(uint32_t serial, int error, uint32_t value, const void *text, size_t 
 {
 	struct reply head = {.serial = serial, .error = error < 0 ? -error : 0, .value = value, .size = (uint32_t)size};
 
-	/* If the owner is gone, its end of the socket tells us soon. */
+	/* If the owner is gone, its socket reports that soon. */
 	send_message(owner, &head, sizeof head, text, size, fds, count);
 }
 
@@ -60,7 +60,7 @@ static void add_layer(const struct request *request, const char *path)
 	}
 	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
 	close_fd(&directory);
-	slot_kill_parked(); /* they do not see it */
+	slot_kill_parked(); /* their mount namespaces lack the new layer */
 }
 
 static void handle_request(const struct request *request, const char *body, int fd)
@@ -88,7 +88,7 @@ static void handle_request(const struct request *request, const char *body, int 
 		return;
 	case REQUEST_REMOVE_LAYER:
 		if (layer_detached_fd(request->number) < 0)
-			slot_kill_parked(); /* they would hold it */
+			slot_kill_parked(); /* their mount namespaces would keep it */
 		error = layer_remove(request->number);
 		reply(request->serial, error, request->number, NULL, 0, NULL, 0);
 		return;
@@ -130,7 +130,7 @@ static void handle_request(const struct request *request, const char *body, int 
 	refuse(request->serial, -EPROTO, "request");
 }
 
-/* The owner is gone, or wants us gone: nothing may be left. */
+/* The owner is gone, or has closed the socket: kill all sandboxes and remove everything. */
 static _Noreturn void shut_down(void)
 {
 	uint32_t at = 0;
@@ -176,8 +176,8 @@ static void receive(void)
 	handle_request(&message.head, message.bytes + sizeof message.head, fd);
 }
 
-/* Whether the kernel lets a process be looked into though it has changed its user. A command's does, while it
- * shares init's memory. */
+/* fs.suid_dumpable = 1 makes processes dumpable after setuid. A command shares init's memory until its exec, so a
+ * sandbox could read it. */
 static bool suid_dumpable_is_on(int proc)
 {
 	char text[16];
@@ -190,15 +190,15 @@ static void prepare(void)
 	struct rlimit files;
 	sigset_t all;
 
-	/* A Ctrl-C is for the owner; its end ends us. */
+	/* Ctrl-C is for the owner. When the owner ends, we end. */
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
 	const char *step = "user namespace";
-	int error = host_enter(); /* while we can be looked into: those who map its ids must */
+	int error = host_enter(); /* while we are dumpable: newuidmap must open our /proc files */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	/* Three for each sandbox: beyond the hard limit where we may, else up to it. */
+	/* Three descriptors per sandbox: raise the hard limit if we may, else use all of it. */
 	files = (struct rlimit){FILES, FILES};
 	if (setrlimit(RLIMIT_NOFILE, &files) < 0 && getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
@@ -206,7 +206,7 @@ static void prepare(void)
 	}
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 #ifdef __SANITIZE_ADDRESS__
-	const int silent = 1; /* what the sanitizer finds is to be heard */
+	const int silent = 1; /* keep stderr for the sanitizer's reports */
 #else
 	const int silent = 2;
 #endif
@@ -281,7 +281,7 @@ _Noreturn void launcher_run(int socket)
 		int count = epoll_wait(launcher_epoll, events, 64, wait_ms);
 		if (count == 0 && polling)
 			freeze_poll();
-		else if (count == 0) /* nothing to do: make parts for sandboxes to come */
+		else if (count == 0) /* idle: prepare one slot for the next sandbox */
 			pause_ms = slot_prepare(slots_target) < 0 ? RETRY_MS : IDLE_MS;
 		for (int i = 0; i < count; i++)
 			handle_event(events[i].data.u64);

@@ -19,7 +19,7 @@ static int host_mntns = -1, own_mntns = -1;
 static uint32_t last;
 static bool clones_detached;
 
-/* Layers that are mounted nowhere; their directory is where sandboxes will mount them. */
+/* Layers that are detached mounts. Their directories under /l stay empty; sandboxes mount the layers there. */
 #define BUCKETS 4096u
 static struct detached_layer {
 	uint32_t number;
@@ -37,7 +37,7 @@ void layer_path(char *path, uint32_t number)
 	snprintf(path, LAYER_PATH, "/l/%u", number);
 }
 
-/* Without root no device is made: the host's own serves. */
+/* Rootless: we may not create device nodes, so bind-mount the host's. */
 static int make_device(const char *path, dev_t number)
 {
 	char host_path[32];
@@ -74,7 +74,7 @@ static int make_devices(void)
 			return -errno;
 	if (mkdir("dev/shm", 01777) < 0 || mkdir("dev/pts", 0755) < 0)
 		return -errno;
-	/* Shared by all sandboxes, so nothing may be written there; devices do not mind. */
+	/* All sandboxes share this mount, so it is read-only. Devices can be written nevertheless. */
 	if (mount(NULL, "dev", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL) < 0)
 		return -errno;
 	return 0;
@@ -92,7 +92,7 @@ int layers_open(int proc)
 	for (unsigned i = 0; i < sizeof directories / sizeof *directories; i++)
 		if (mkdir(directories[i], 0755) < 0)
 			return -errno;
-	/* What covers the closed parts of /proc: empty, and to stay so. */
+	/* Masks for parts of /proc: empty, and read-only. */
 	if (mount("tmpfs", "mask", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755,size=64k") < 0 ||
 	    mknod("mask/file", S_IFREG | 0444, 0) < 0 || mkdir("mask/directory", 0555) < 0 ||
 	    mount(NULL, "mask", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0)
@@ -100,10 +100,10 @@ int layers_open(int proc)
 	int error = make_devices();
 	if (error)
 		return error;
-	/* Without root, only who has a /proc with nothing covered may make another: until then it is kept. */
+	/* Rootless: to mount a new procfs, a process must still see an unmasked one. Keep the host's until then. */
 	if (host.rootless && (mkdir("proc", 0555) < 0 || mount("/proc", "proc", NULL, MS_BIND | MS_REC, NULL) < 0))
 		return -errno;
-	/* The old root goes on top of the new one, and away: nothing of the host is in reach any more. */
+	/* pivot_root puts the old root on top of the new one. Unmount it, and the host's files are unreachable. */
 	if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
 		return -errno;
 	own_mntns = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
@@ -115,7 +115,7 @@ int layers_open(int proc)
 	return 0;
 }
 
-/* Attach a detached mount as the next layer; takes the descriptor. */
+/* Attach a detached mount as the next layer. Takes the descriptor. */
 static int attach_layer(int mount)
 {
 	char path[LAYER_PATH];
@@ -143,7 +143,7 @@ int layer_add_host(const char *path)
 		return -errno;
 	mount = mount_clone(AT_FDCWD, path, false);
 	if (setns(own_mntns, CLONE_NEWNS) < 0)
-		_exit(70); /* among the host's files nothing may go on */
+		_exit(70); /* never go on in the host's mount namespace */
 	return attach_layer(mount);
 }
 
@@ -152,8 +152,8 @@ bool layers_clone_detached(void)
 	return clones_detached;
 }
 
-/* Where the kernel can clone a detached mount (since 6.15), there is no need to attach it: every clone of ours
- * would copy it, and processes that wait would have to be made anew to see it. */
+/* Since Linux 6.15 a detached mount can be cloned, so it need not be attached. An attached one would be copied into
+ * every new mount namespace, and parked processes would have to be restarted to see it. */
 int layer_add_mount(int mount)
 {
 	char path[LAYER_PATH];
@@ -220,7 +220,7 @@ int layer_remove(uint32_t number)
 {
 	char path[LAYER_PATH];
 
-	/* Sandboxes that stand on it hold it themselves. */
+	/* Sandboxes that use it have their own clone of the mount. */
 	layer_path(path, number);
 	struct detached_layer **at = find_detached(number), *layer = *at;
 	if (layer) {

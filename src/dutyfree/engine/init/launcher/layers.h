@@ -1,23 +1,21 @@
-/* The launcher's own root: a small private file system that holds the layers of all sandboxes.
+/* The launcher's own root: a small private file system with the layers of all sandboxes.
  *
- *   /l/N   layer N, read-only      /dev    the devices that all sandboxes have
- *   /up    for a sandbox's own     /mask   an empty file and an empty directory
- *                                  /new    for its root while it is put together
- *                                  /box    for its /proc and /dev until then
- *   /proc  the host's, without root only; a sandbox removes it once it has its own
- */
+ *   /l/N   layer N, read-only            /dev     the devices of all sandboxes
+ *   /up    writable file system          /mask    an empty file and an empty directory
+ *   /new   root while it is mounted      /parked  /proc and /dev of a parked process
+ *   /proc  the host's, rootless only; a parked process unmounts it once it has its own */
 #ifndef DUTYFREE_LAYERS_H
 #define DUTYFREE_LAYERS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-int layers_open(int proc);              /* leaves the host's files: 0 or -errno */
-int layer_add_host(const char *path);    /* the layer's number or -errno */
-int layer_add_scratch(int *directory);      /* likewise; the directory is to be filled and closed */
-int layer_add_mount(int mount);          /* of a detached one, which is taken: likewise */
-bool layers_clone_detached(void);                /* whether layers of mounts need not be mounted here */
-int layer_detached_fd(uint32_t number);  /* of one that is not; -1 of another */
+int layers_open(int proc);              /* leave the host's files: 0 or -errno */
+int layer_add_host(const char *path);   /* from a directory on the host: layer number or -errno */
+int layer_add_scratch(int *directory);  /* new and empty: layer number or -errno; fill and close the directory */
+int layer_add_mount(int mount);         /* from a detached mount, which it takes: layer number or -errno */
+bool layers_clone_detached(void);       /* whether layers can stay detached mounts (Linux 6.15) */
+int layer_detached_fd(uint32_t number); /* descriptor of a detached layer, or -1 */
 int layer_open(uint32_t number);        /* its directory: a descriptor or -errno */
 int layer_remove(uint32_t number);
 void layer_path(char *path, uint32_t number);

@@ -18,13 +18,13 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#define LIST (64u << 10) /* the kernel gives no more */
+#define LIST (64u << 10) /* the kernel's maximum for xattrs */
 
 static int roots[MERGE_MAX], count, own_count, target_root;
-static int depth, depth_max; /* of the directory that is made */
-static size_t path_max;     /* path */
+static int depth, depth_max; /* of the directory that is being copied */
+static size_t path_max;      /* longest path */
 static const char *xattr_opaque, *xattr_redirect, *xattr_metacopy;
-static void *links; /* of files with several names, the first of them */
+static void *links; /* files with several hard links, each with the first path that was made */
 
 struct link {
 	int layer;
@@ -32,23 +32,23 @@ struct link {
 	char *path;
 };
 
-/* What one name of a directory is, through all layers. */
+/* One name of a directory, looked up in all layers. */
 struct merged {
-	int dirs[MERGE_MAX]; /* of a directory: those that it merges, -1 elsewhere */
+	int dirs[MERGE_MAX]; /* of a directory: its descriptor in each layer that it merges, else -1 */
 	struct stat info;
-	int layer;            /* the uppermost that has it, -1 if none does */
-	int parent;           /* where it lies there, and its name */
+	int layer;  /* the uppermost layer that has it, or -1 */
+	int parent; /* its directory and name in that layer */
 	char leaf[NAME_MAX + 1];
-	int data;             /* of a file: its contents, -1 if they are below all layers */
-	bool hides_below;        /* nothing below our own layers belongs to it */
-	char origin[PATH_MAX]; /* else: where what does lies there, from the root */
-	bool redirected;           /* which is not where its own name in its directory leads to */
+	int data;              /* of a file: the layer file with its data, -1 if only a lower layer has the data */
+	bool hides_below;      /* it needs nothing from below our own layers */
+	char origin[PATH_MAX]; /* else: its path there, from the root */
+	bool redirected;       /* that path is not simply the parent's plus the name */
 };
 
-/* A lookup on its way down through the layers, as the kernel does it (ovl_lookup in fs/overlayfs/namei.c). */
+/* A lookup downwards through the layers, as the kernel does it (ovl_lookup in fs/overlayfs/namei.c). */
 struct lookup {
 	char name[PATH_MAX]; /* for the next layer: a name in the same directory, or a path from the root */
-	bool stops;           /* no further layer is asked */
+	bool stops;          /* do not look in further layers */
 };
 
 static bool is_whiteout(const struct stat *info)
@@ -69,9 +69,9 @@ static int check_path_length(int printed)
 	return printed < 0 || printed >= PATH_MAX ? -ENAMETOOLONG : 0;
 }
 
-/* Of a renamed directory, or a file of which only the metadata lie here: where it is below. A name alone is
- * one in the same directory; a path counts from the root, even if a directory above it is opaque: what was
- * moved there was elsewhere before. `rest` is what follows in the name after the part that is renamed. */
+/* Follow the redirect xattr of a renamed directory or a metacopy file to its place in the layers below. A plain name is
+ * in the same directory. A path counts from the root, even below an opaque directory, because the file was moved there
+ * from elsewhere. `rest` is the length of the name after the renamed part. */
 static int follow_redirect(int fd, struct lookup *lookup, size_t rest)
 {
 	char value[PATH_MAX], name[PATH_MAX];
@@ -98,7 +98,7 @@ static bool is_opaque(int fd)
 	return get_xattr(fd, xattr_opaque, value, sizeof value) > 0;
 }
 
-/* One layer's directory on the way to the name: a descriptor, -1 if there is none, or an error below that. */
+/* Open one directory on the way to the name. Returns a descriptor, -1 if there is none, or -errno - 1. */
 static int enter_directory(int at, const char *part, size_t rest, struct lookup *lookup)
 {
 	struct stat info;
@@ -121,7 +121,7 @@ static int enter_directory(int at, const char *part, size_t rest, struct lookup 
 	return error ? error - 1 : fd;
 }
 
-/* What one layer has of it: 0 or -errno. */
+/* Look up the last part of the name in one layer: 0 or -errno. */
 static int lookup_leaf(int layer, int parent, const char *leaf, struct lookup *lookup, struct merged *merged)
 {
 	struct stat info;
@@ -159,7 +159,7 @@ static int lookup_leaf(int layer, int parent, const char *leaf, struct lookup *l
 	return error;
 }
 
-/* The whole name in one layer, whose directories may be renamed in turn: 0 or -errno. */
+/* Look up the whole name in one layer. Its directories may have redirects too. 0 or -errno. */
 static int lookup_path(int layer, int base, struct lookup *lookup, struct merged *merged)
 {
 	size_t rest = strlen(lookup->name) - (lookup->name[0] == '/');
@@ -170,7 +170,7 @@ static int lookup_path(int layer, int base, struct lookup *lookup, struct merged
 		const char *name = lookup->name + strlen(lookup->name) - rest;
 		size_t length = strcspn(name, "/");
 		if (length >= sizeof part)
-			break; /* no file system has it */
+			break; /* no file system has such a long name */
 		snprintf(part, sizeof part, "%.*s", (int)length, name);
 		if (length == rest) {
 			error = lookup_leaf(layer, at, part, lookup, merged);
@@ -202,7 +202,7 @@ static void init_merged(struct merged *merged)
 		merged->dirs[layer] = -1;
 }
 
-/* All our own layers were asked: where those below them would be. 0 or -errno. */
+/* After our own layers: record where the layers below have the rest. 0 or -errno. */
 static int record_origin(const struct merged *above, const char *name, const struct lookup *lookup, struct merged *merged)
 {
 	bool from_root = lookup->name[0] == '/';
@@ -236,7 +236,7 @@ static int resolve(const struct merged *above, const char *name, struct merged *
 	return error;
 }
 
-/* --- What is made of it ----------------------------------------------------------------------------- */
+/* --- Write the result ---------------------------------------------------------------------------- */
 
 static int copy_attributes(int from, int to)
 {
@@ -245,7 +245,7 @@ static int copy_attributes(int from, int to)
 
 	for (ssize_t at = 0; at < size; at += (ssize_t)strlen(names + at) + 1) {
 		const char *name = names + at;
-		/* Nobody in a sandbox can have set such: but if one did, it would lead through the layers. */
+		/* No process in a sandbox can set these. If one could, they would redirect into other layers. */
 		if (!strncmp(name, "trusted.", 8) || !strncmp(name, "user.overlay.", 13))
 			continue;
 		ssize_t length = fgetxattr(from, name, value, sizeof value);
@@ -270,7 +270,7 @@ static int copy_metadata(int from, int to, const struct stat *info)
 	return error ? error : futimens(to, times) < 0 ? -errno : 0;
 }
 
-/* Holes stay holes: a few bytes can claim to be any size. */
+/* Keep holes: a sparse file can claim any size. */
 static int copy_data(int from, int to, off_t size)
 {
 	if (ftruncate(to, size) < 0)
@@ -302,7 +302,7 @@ static int by_file(const void *a, const void *b)
 	return one->file < other->file ? -1 : one->file > other->file;
 }
 
-/* Whether the file is there already under another name, and has this one now: 1, 0 or -errno. */
+/* If another name of the file exists already, link to it. Returns 1 if linked, 0 if this is the first name, or -errno. */
 static int link_known(const struct merged *merged, int target, const char *name, const char *path)
 {
 	struct link *link = malloc(sizeof *link);
@@ -333,12 +333,12 @@ static int copy_file(const struct merged *merged, int target, const char *name, 
 	if (merged->data >= 0) {
 		error = copy_data(merged->data, to, merged->info.st_size);
 	} else {
-		/* Only the metadata are in these layers: the rest stays where it is. */
+		/* A metacopy file: keep the reference to its data below. */
 		ssize_t size = get_xattr(from, xattr_metacopy, value, sizeof value);
 		if (ftruncate(to, merged->info.st_size) < 0 || size < 0 ||
 		    fsetxattr(to, xattr_metacopy, value, (size_t)size, 0) < 0)
 			return -errno;
-		/* Of several names, each must lead there. */
+		/* With several hard links, each name needs the redirect. */
 		if (merged->redirected || merged->info.st_nlink > 1)
 			error = set_xattr(to, xattr_redirect, merged->origin);
 	}
@@ -360,9 +360,9 @@ static int copy_special(const struct merged *merged, int target, const char *nam
 		if (mknodat(target, name, info->st_mode, 0) < 0)
 			return -errno;
 	} else {
-		return 0; /* no device can be made in a sandbox */
+		return 0; /* a sandbox cannot create devices */
 	}
-	/* The mode last: a change of owner takes the set-user-ID bit away. */
+	/* The mode last: chown clears the set-user-ID bit. */
 	if (fchownat(target, name, info->st_uid, info->st_gid, AT_SYMLINK_NOFOLLOW) < 0 ||
 	    (!S_ISLNK(info->st_mode) && fchmodat(target, name, info->st_mode & 07777, 0) < 0) ||
 	    utimensat(target, name, times, AT_SYMLINK_NOFOLLOW) < 0)
@@ -385,7 +385,7 @@ static int copy_entry(const struct merged *above, int target, const char *name, 
 		sprintf(path + length, "/%s", name);
 		error = resolve(above, name, merged);
 	}
-	/* Where nothing lies below, a whiteout hides nothing, and the overlay would list it like a file. */
+	/* With nothing below, a whiteout hides nothing, and overlayfs would list it as a file. */
 	if (!error && !((copy_all || above->hides_below) && is_whiteout(&merged->info))) {
 		if (S_ISDIR(merged->info.st_mode)) {
 			AUTOCLOSE int made = mkdirat(target, name, 0700) < 0
@@ -410,7 +410,7 @@ static int by_name(const void *a, const void *b)
 	return strcmp(a, b);
 }
 
-/* Each name that any of the layers, down to one, has, once: in a tree. 0 or -errno. */
+/* Collect each name in the upper `down_to` layers once, in a search tree. 0 or -errno. */
 static int collect_names(const struct merged *merged, int down_to, void **names)
 {
 	for (int layer = 0; layer < down_to; layer++) {
@@ -436,8 +436,8 @@ static int collect_names(const struct merged *merged, int down_to, void **names)
 	return 0;
 }
 
-/* Its contents first, its times last. `whole`: what lies below our own layers belongs to it from another place,
- * and is made too. */
+/* The contents first, the times last. `copy_all`: the parts below our own layers come from another path, so copy them
+ * too. */
 static int copy_directory(const struct merged *merged, int target, char *path, bool copy_all)
 {
 	void *names = NULL;

@@ -1,24 +1,23 @@
-/* Several layers become one, or one is copied: in a process of its own, for it takes its time.
+/* Merge several overlayfs layers into one, or copy one. It takes long, so it runs in its own process.
  *
- * What an overlay of the layers shows, over whatever lies below them: whiteouts and opaque directories stay, and
- * so do references to what is only below (redirects, metadata alone), as the overlay itself would follow them.
- * Of what the overlay notes nothing else is taken over.
+ * The result shows what an overlay mount of these layers shows, whatever lies below. Whiteouts, opaque directories,
+ * redirects and metacopy files that refer to layers below are kept. Other overlay xattrs are dropped.
  *
- * With layers below the merged ones, what is referred to there is copied instead: the outcome then means the
- * same wherever it lies. */
-#ifndef DUTYFREE_MERGE_H
-#define DUTYFREE_MERGE_H
+ * If the layers below are given too, redirected directories are copied in full instead. The result then works on any
+ * lower layers. */
+#ifndef DUTYFREE_OVERLAY_MERGE_H
+#define DUTYFREE_OVERLAY_MERGE_H
 
 #include <stdbool.h>
 
-#define MERGE_MAX 32 /* as LAYERS_MAX, whose header search.h does not bear */
+#define MERGE_MAX 32 /* same as LAYERS_MAX; protocol.h cannot be included with search.h */
 
-/* What is to lie on a disk lies no deeper, and under no longer path: as in layers of images (images/names.py).
- * Whoever walks through it later, to measure, pack or remove it, need not be prepared for more. */
+/* Limits for a result on disk, as for image layers (engine/images): code that measures, packs or removes it later need
+ * not handle deeper trees or longer paths. */
 #define MERGE_DEPTH_MAX 200
 #define MERGE_PATH_MAX 3000
 
-/* The first `own` of the directories, uppermost first, into an empty one: 0 or -errno. `lasts`: on a disk. */
+/* Merge the first `own` directories, uppermost first, into an empty one: 0 or -errno. `on_disk`: apply the limits. */
 int overlay_merge(const int *layers, int count, int own, int target, bool on_disk);
 
 #endif

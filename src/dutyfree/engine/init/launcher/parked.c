@@ -49,7 +49,8 @@ int parked_create(struct slot *slot)
 	slot->socket = pair[0];
 	theirs = pair[1];
 	pid_t pid = clone_parked(slot, theirs);
-	/* It is in its groups by its own copy: thousands of sandboxes shall not cost six descriptors each. */
+	/* The process has its own copies. Keep none here: six descriptors for each of thousands of sandboxes are too
+	 * many. */
 	cgroup_close_fds(&slot->cgroup);
 	if (pid < 0) {
 		close_fd(&slot->socket);
@@ -59,7 +60,7 @@ int parked_create(struct slot *slot)
 	return 0;
 }
 
-/* What it shall write to, and the layers that are mounted nowhere, go with it. */
+/* Send the writable file system and all detached layers with the message (SCM_RIGHTS). */
 int parked_activate(const struct slot *slot, struct activation *activation, int upper)
 {
 	int mounts[1 + DETACHED_MAX] = {upper};

@@ -40,7 +40,7 @@ struct sandbox *sandbox_next(uint32_t *at)
 	return NULL;
 }
 
-/* 0 if all are taken. */
+/* The next free number, 0 if there is none. */
 static uint32_t free_number(void)
 {
 	for (uint32_t tried = 0; tried < SANDBOXES_MAX; tried++) {
@@ -66,7 +66,7 @@ static bool is_valid(const struct create *wanted)
 	return true;
 }
 
-/* What follows struct create, if anything: one string, or else NULL. */
+/* The label after struct create, "" without one, NULL if it is malformed. */
 static const char *parse_label(const struct request *request, const char *body)
 {
 	const char *label = body + sizeof(struct create);
@@ -79,7 +79,7 @@ static const char *parse_label(const struct request *request, const char *body)
 	return label;
 }
 
-/* A slot with its limits and a process that waits. */
+/* Take a slot, set its limits, make sure it has a parked process. Returns what it tried last. */
 static const char *prepare_slot(struct sandbox *sandbox, const struct create *wanted, int *error)
 {
 	for (int attempt = 0; attempt < 2; attempt++) {
@@ -90,7 +90,7 @@ static const char *prepare_slot(struct sandbox *sandbox, const struct create *wa
 		*error = cgroup_set_limits(&sandbox->slot->cgroup, wanted);
 		if (*error != -EBUSY)
 			break;
-		/* Memory of a former tenant that cannot be had back at once: not this one's burden. */
+		/* The slot's group still holds memory of the sandbox before. Take a new slot. */
 		slot_destroy(sandbox->slot);
 		sandbox->slot = NULL;
 	}
@@ -101,7 +101,7 @@ static const char *prepare_slot(struct sandbox *sandbox, const struct create *wa
 	return "clone";
 }
 
-/* From this number on, few descriptors are left. */
+/* From this descriptor number on, we are running out of descriptors. */
 static int fd_scarcity_limit(void)
 {
 	static int number;
@@ -120,13 +120,13 @@ static const char *start_sandbox(struct sandbox *sandbox, const struct create *w
 
 	if (*error)
 		return step;
-	/* Made here, so that no process of the sandbox, not even PID 1, has a way to it but the overlay. */
+	/* Created here, so that no process of the sandbox, not even PID 1, can reach it except through the overlay. */
 	AUTOCLOSE int used = upper_create(wanted, &sandbox->upper);
 	if (used < 0) {
 		*error = used;
 		return "file system for what is written";
 	}
-	/* It serves snapshots only: where descriptors run out, more sandboxes are worth more. */
+	/* Only snapshots need it. When descriptors run out, more sandboxes matter more. */
 	if (sandbox->upper >= fd_scarcity_limit())
 		close_fd(&sandbox->upper);
 	activation.wanted = *wanted;
@@ -134,7 +134,7 @@ static const char *start_sandbox(struct sandbox *sandbox, const struct create *w
 	*error = parked_activate(sandbox->slot, &activation, used);
 	if (!*error)
 		return step;
-	/* It died while it waited. */
+	/* The parked process died. */
 	parked_kill(sandbox->slot);
 	*error = parked_create(sandbox->slot);
 	if (!*error)
@@ -168,7 +168,7 @@ void sandbox_create(const struct request *request, const char *body)
 		step = start_sandbox(sandbox, wanted, label, &error);
 	}
 	if (!error) {
-		/* Whose end we cannot hear of would be waited for for ever. */
+		/* Without an event we would never notice its end. */
 		struct epoll_event event = {.events = EPOLLIN, .data.u64 = sandbox->number};
 		if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, sandbox->slot->pidfd, &event) < 0) {
 			error = -errno;
@@ -186,7 +186,7 @@ void sandbox_create(const struct request *request, const char *body)
 	}
 	sandboxes[sandbox->number % SANDBOXES_MAX] = sandbox;
 	reply(request->serial, 0, sandbox->number, NULL, 0, (int[]){sandbox->slot->socket, sandbox->slot->pidfd}, 2);
-	/* A socket that we held as well would hide from its owner that the sandbox is gone. */
+	/* Close our copy: while we hold it, the owner cannot see that the sandbox has ended. */
 	close_fd(&sandbox->slot->socket);
 }
 
@@ -205,18 +205,19 @@ void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 	if (sandbox->has_egress)
 		sandbox_close_egress(sandbox);
 	if (sandbox->had_egress)
-		close_fd(&sandbox->slot->netns); /* not one to be used again: routes are left in it */
-	/* The owner has it too, so closing alone would not take it out. */
+		close_fd(&sandbox->slot->netns); /* not reusable: it has routes */
+	/* The owner has the pidfd too, so closing ours does not remove it from epoll. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, sandbox->slot->pidfd, NULL);
 	close_fd(&sandbox->slot->pidfd);
 	close_fd(&sandbox->upper);
 	sandbox->ended = true;
 	freeze_finish(sandbox, -ESTALE);
 	if (sandbox->frozen)
-		cgroup_freeze(&sandbox->slot->cgroup, false); /* for the next who uses it */
+		cgroup_freeze(&sandbox->slot->cgroup, false); /* for the slot's next sandbox */
 	if (sandbox->destroying)
 		reply(sandbox->destroy_serial, 0, sandbox->number, NULL, 0, NULL, 0);
-	/* What was taken stays charged to the group that it was written in. Who wants no parts ready keeps none. */
+	/* Files that became layers stay charged to the group that wrote them, so the group is not reused. With a target
+	 * of 0, keep no slots. */
 	if (!sandbox->upper_taken && slots_target > 0 && slot_count() < slots_target + 64)
 		slot_return(sandbox->slot);
 	else
@@ -230,7 +231,7 @@ void sandbox_destroy(const struct request *request)
 	struct sandbox *sandbox = sandbox_find(request->number);
 
 	if (!sandbox || sandbox->ended) {
-		reply(request->serial, 0, request->number, NULL, 0, NULL, 0); /* it ended by itself */
+		reply(request->serial, 0, request->number, NULL, 0, NULL, 0); /* it has ended before */
 		return;
 	}
 	sandbox->destroying = true;
@@ -238,7 +239,7 @@ void sandbox_destroy(const struct request *request)
 	pidfd_signal(sandbox->slot->pidfd, SIGKILL);
 }
 
-/* --- Snapshots -------------------------------------------------------------------------------------- */
+/* --- Snapshots ----------------------------------------------------------------------------------- */
 
 static void reply_layers(uint32_t serial, int error, const struct snapshot_layers *made)
 {
@@ -252,12 +253,12 @@ static void reply_layers(uint32_t serial, int error, const struct snapshot_layer
 		return;
 	}
 	if (made->count && !layers_clone_detached())
-		slot_kill_parked(); /* they do not see these */
+		slot_kill_parked(); /* their mount namespaces lack the new layers */
 	memcpy(text.number, made->number, sizeof text.number);
 	reply(serial, 0, made->count, &text, sizeof text.usage + made->count * sizeof *made->number, NULL, 0);
 }
 
-/* A copy is under way: its end will be answered. */
+/* Reply when the job ends. */
 static void watch_job(int number, uint32_t serial)
 {
 	if (number < 0) {

@@ -25,12 +25,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PROCESSES (2048 + 2) /* of all users of a sandbox together, and init's two threads; as requests.py has it */
+#define PROCESSES (2048 + 2) /* of all users of a sandbox together, with init's two threads; as in Python */
 
-static struct slot *idle, *parked; /* without a process, and with one */
+static struct slot *idle, *parked; /* without and with a parked process */
 static unsigned idle_count, parked_count, last_number;
 static int host_proc = -1, host_netns = -1, host_ipcns = -1;
-static char unused_counters[8192]; /* what the kernel counts in a network that nobody has used */
+static char unused_counters[8192]; /* counters of a network namespace that was never used */
 
 int slot_open(int proc)
 {
@@ -46,7 +46,7 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 	char path[64], map[64];
 
 	snprintf(path, sizeof path, "%d/%s", pid, file);
-	/* Without root, the first of our ids lies elsewhere on the host than the others. */
+	/* Rootless: on the host, our first id lies apart from the others. */
 	if (host.rootless && host.ids > 1)
 		snprintf(map, sizeof map, "0 0 1\n1 1 %u", host.ids - 1);
 	else
@@ -54,21 +54,20 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 	return write_file(host_proc, path, map);
 }
 
-/* The process that a namespace is born in: it says so, waits for the end of our socket, and is gone. The
- * namespace belongs to an id of the sandbox's own, so what the kernel counts by user (watches, signals that are
- * pending, …) is counted there and not as root's. Where no control group counts processes, this id may have so many,
- * whichever users of the sandbox they belong to. */
+/* The child that creates the user namespace. It reports on the socket, and exits when we close our end. The namespace
+ * belongs to an id of the sandbox, so per-user limits (inotify watches, pending signals, …) count there and not for
+ * root. Without a pids cgroup, RLIMIT_NPROC of this id limits the processes of all users of the sandbox. */
 static _Noreturn void userns_child(unsigned maker, bool counted, int socket)
 {
 	const struct rlimit processes = {PROCESSES, PROCESSES};
 	char byte = 0;
 
-	/* With its capabilities: some hosts let nobody else make one. */
+	/* Keep capabilities: some hosts require them to create a user namespace. */
 	prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
 	if (syscall(SYS_setresgid, maker, maker, maker) < 0 || syscall(SYS_setresuid, maker, maker, maker) < 0 ||
 	    (counted && setrlimit(RLIMIT_NPROC, &processes) < 0) || unshare(CLONE_NEWUSER) < 0)
 		byte = (char)errno;
-	/* Without root, the maps of a process that nobody may look into cannot be written. */
+	/* Rootless: the id maps of a process that is not dumpable cannot be written. */
 	if (host.rootless)
 		prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 	if (write(socket, &byte, 1) != 1)
@@ -107,7 +106,7 @@ static int create_userns(unsigned first, unsigned maker, bool counted)
 	return error ? error : fd;
 }
 
-/* Takes a number out of a text: one that the kernel counts for the whole host. */
+/* Remove a number that the kernel counts for the whole host. */
 static void remove_numbers(char *text, const char *name)
 {
 	while ((text = strstr(text, name)))
@@ -115,8 +114,8 @@ static void remove_numbers(char *text, const char *name)
 			memmove(text, text + 1, strlen(text));
 }
 
-/* What the kernel counts in the network that we are in: sockets, packets, and what came of attempts. Whoever comes
- * next can read all of it, so that a number is a message. */
+/* Read the counters of the current network namespace: sockets, packets, connection attempts. The next sandbox could
+ * read them too, so a changed number would leak information. */
 static void read_counters(char *text, size_t size)
 {
 	static const char *const counted[] = {"thread-self/net/sockstat", "thread-self/net/dev", "thread-self/net/snmp",
@@ -125,7 +124,7 @@ static void read_counters(char *text, size_t size)
 
 	for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {
 		ssize_t more = read_file(host_proc, counted[i], text + used, size - used);
-		/* A kernel without IPv6 has no such file, in any network. */
+		/* A kernel without IPv6 lacks this file everywhere. */
 		if (more < 0 && (more != -ENOENT || i == 0)) {
 			text[0] = 0;
 			return;
@@ -139,7 +138,7 @@ static void read_counters(char *text, size_t size)
 	}
 }
 
-/* What is done in a network of our own: its descriptor is made there. */
+/* Runs in the new network namespace. */
 static int init_netns(void *netns)
 {
 	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
@@ -149,14 +148,14 @@ static int init_netns(void *netns)
 	AUTOCLOSE int control = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	int error = control < 0 || ioctl(control, SIOCSIFFLAGS, &loopback) < 0 ? errno : 0;
 	close_fd(&control);
-	/* Nobody inside has capabilities over the network: let servers have any port of it, and ping work. */
+	/* Processes inside have no CAP_NET_*: allow servers on any port, and ping. */
 	write_file(host_proc, "sys/net/ipv4/ip_unprivileged_port_start", "0");
 	write_file(host_proc, "sys/net/ipv4/ping_group_range", host.rootless ? "0 0" : "0 2147483647");
-	/* Nor a connection without connect(), where they are counted (seccomp_broker.c). */
+	/* TCP Fast Open would connect without connect(), which the seccomp broker counts. */
 	write_file(host_proc, "sys/net/ipv4/tcp_fastopen", "0");
-	/* Nor one by several ways, of which there is none: programs fall back to TCP. */
+	/* Multipath TCP has only one path here; programs fall back to TCP. */
 	write_file(host_proc, "sys/net/mptcp/enabled", "0");
-	/* What the kernel notes of destinations it shall soon forget again (seccomp_broker.c). */
+	/* Let the kernel forget neighbour entries soon (seccomp_broker.c). */
 	write_file(host_proc, "sys/net/ipv6/neigh/lo/gc_stale_time", "1");
 	if (!error) {
 		*(int *)netns = openat(host_proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
@@ -167,7 +166,7 @@ static int init_netns(void *netns)
 	return error;
 }
 
-/* Whether nobody sent anything there, and no socket, not even a closing one, is left. */
+/* Whether nothing was sent in it, and no socket is left, not even in TIME_WAIT. */
 static int compare_counters(void *netns)
 {
 	char found[sizeof unused_counters];
@@ -178,14 +177,14 @@ static int compare_counters(void *netns)
 	return found[0] && strcmp(found, unused_counters) == 0 ? 0 : EBUSY;
 }
 
-/* We go there ourselves and come back; without root there is no way back, and a child goes. */
+/* Enter the namespace and return. Rootless we could not return, so a child does it. */
 static int run_in_namespace(int (*body)(void *), int *argument, int home, int kind)
 {
 	if (host.rootless)
 		return run_child(body, argument, -1);
 	int error = body(argument);
 	if (setns(home, kind) < 0)
-		abort(); /* in the wrong place nothing may go on */
+		abort(); /* never go on in the wrong namespace */
 	return -error;
 }
 
@@ -204,7 +203,7 @@ static bool netns_is_unused(int netns)
 	return run_in_namespace(compare_counters, &netns, host_netns, CLONE_NEWNET) == 0;
 }
 
-/* Queues are files of a file system that is there once for each such namespace, mounted or not. */
+/* POSIX message queues are files of an mqueue file system, one per ipc namespace, mounted or not. */
 static int find_message_queues(void *pidfd)
 {
 	if (setns(*(int *)pidfd, CLONE_NEWIPC) < 0)
@@ -214,14 +213,14 @@ static int find_message_queues(void *pidfd)
 	DIR *queues = directory < 0 ? NULL : fdopendir(directory);
 	int error = queues ? 0 : mount < 0 ? -mount : errno;
 
-	if (mount == -ENODEV) /* a kernel that has none */
+	if (mount == -ENODEV) /* kernel without mqueue */
 		error = 0;
 
 	while (queues && readdir(queues))
 		entries++;
 	if (queues)
 		closedir(queues);
-	return error ? error : entries > 2 ? ENOTEMPTY : 0; /* itself and the one above */
+	return error ? error : entries > 2 ? ENOTEMPTY : 0; /* besides "." and ".." */
 }
 
 int slot_has_message_queues(const struct slot *slot)
@@ -299,7 +298,7 @@ void slot_return(struct slot *slot)
 		}
 	}
 	if (cgroup_reset_weight(&slot->cgroup))
-		slot_destroy(slot); /* it would yield to others for longer than it should */
+		slot_destroy(slot); /* its group would keep a low CPU weight */
 	else
 		push(slot);
 }

@@ -1,5 +1,5 @@
-/* What a sandbox needs and can be made beforehand: a range of user ids, a network, a control group, and a
- * process that waits (parked.h). */
+/* A slot: what a sandbox needs and the launcher can make in advance. A range of user ids, a user namespace, a network
+ * namespace, a control group, and a parked process (parked.h). */
 #ifndef DUTYFREE_SLOT_H
 #define DUTYFREE_SLOT_H
 
@@ -11,25 +11,25 @@
 struct slot {
 	struct slot *next;
 	unsigned number;
-	unsigned first_id;  /* what is user 0 inside is this one outside */
-	unsigned maker;     /* who made the namespace, as the launcher sees it */
+	unsigned first_id;  /* the host's id of user 0 in the sandbox */
+	unsigned maker;     /* the id that created the user namespace, as the launcher sees it */
 	int user_namespace; /* maps 0… to first_id… */
-	int netns;        /* a namespace with nothing but a loopback */
+	int netns;          /* network namespace with only a loopback */
 	struct cgroup cgroup;
-	/* The process that waits to be its sandbox (parked.h), or is; pid 0 if there is none. */
+	/* Its parked process, or PID 1 of its sandbox; pid 0 if there is none. */
 	pid_t pid;
 	int pidfd, socket;
 };
 
-int slot_open(int proc);                 /* 0 or -errno */
-struct slot *slot_take(void);            /* made now if none lies ready; NULL with errno */
-struct slot *slot_create(void);            /* likewise, one that nobody has used, without a process */
-void slot_return(struct slot *slot);     /* its sandbox is gone */
-void slot_destroy(struct slot *slot);    /* it shall not be used again */
-int slot_has_message_queues(const struct slot *slot); /* of POSIX, in queues of its sandbox: 1, 0 or -errno */
+int slot_open(int proc);                              /* 0 or -errno */
+struct slot *slot_take(void);                         /* creates one if none is prepared; NULL with errno */
+struct slot *slot_create(void);                       /* new, without a parked process; NULL with errno */
+void slot_return(struct slot *slot);                  /* its sandbox has ended: reuse it */
+void slot_destroy(struct slot *slot);                 /* do not reuse it */
+int slot_has_message_queues(const struct slot *slot); /* whether its sandbox has POSIX message queues: 1, 0 or -errno */
 unsigned slot_count(void);
-bool slot_needs_parked(unsigned wanted);        /* of slots, or of processes that wait in them */
-int slot_prepare(unsigned wanted);       /* make one more of what is missing: 0 or -errno */
-void slot_kill_parked(void);                 /* ends all processes that wait: others are needed */
+bool slot_needs_parked(unsigned wanted); /* fewer parked processes than wanted */
+int slot_prepare(unsigned wanted);       /* create one slot or one parked process: 0 or -errno */
+void slot_kill_parked(void);             /* kill all parked processes: they lack a new layer, or hold an old one */
 
 #endif

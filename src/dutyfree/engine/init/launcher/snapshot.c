@@ -23,7 +23,7 @@
 
 _Static_assert(MERGE_MAX == LAYERS_MAX, "all layers of a tree can be merged");
 
-#define JOBS_MAX 64 /* at once: more are refused */
+#define JOBS_MAX 64 /* more at once are refused */
 #define SLACK_BYTES (1u << 20)
 #define SMALL_SIZE (1u << 20)
 #define SMALL_FILES 64u
@@ -32,8 +32,8 @@ static struct job {
 	bool used;
 	pid_t pid;
 	int pidfd;
-	int target;      /* the file system that is filled, -1 if it is a directory elsewhere */
-	uint32_t trees;  /* that it will have */
+	int target;     /* the tmpfs to fill, -1 for a directory of the owner */
+	uint32_t trees; /* number of trees in it */
 	uint32_t serial;
 } jobs[JOBS_MAX];
 
@@ -48,14 +48,13 @@ static int measure(int upper, struct snapshot_usage *usage)
 	return 0;
 }
 
-/* Layers of the directories of a detached file system. */
+/* Make a layer of each tree in a detached file system. */
 static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *made)
 {
 	int error = measure(*upper, &made->usage);
 	bool attached = !error && !layers_clone_detached();
 
-	/* Before 6.15 only what is attached can be cloned, and nothing is attached twice: a clone is there for the
-	 * next time. */
+	/* Before Linux 6.15 only an attached mount can be cloned, and a mount is attached only once. So keep a clone. */
 	if (attached)
 		error = mount_attach(*upper, "/up");
 	if (attached && !error) {
@@ -79,7 +78,7 @@ static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *made)
 	return error;
 }
 
-/* What is in shared memory belongs to no layer, and would be lost to the sandbox's successor. */
+/* Files in /dev/shm are in no layer. A moved snapshot would lose them. */
 static bool shares_memory(int upper)
 {
 	int fd = openat(upper, "shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC), entries = 0;
@@ -89,10 +88,10 @@ static bool shares_memory(int upper)
 		entries++;
 	if (directory)
 		closedir(directory);
-	return entries != 2; /* itself and the one above */
+	return entries != 2; /* besides "." and ".." */
 }
 
-/* Below this a copy takes less time than a successor of the sandbox, whose layers it leaves as they are. */
+/* A small snapshot is cheaper to copy: after a move, a new sandbox has to replace this one. */
 static bool is_small(int upper)
 {
 	struct snapshot_usage usage;
@@ -105,9 +104,9 @@ int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers
 	return !force && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : add_layers(upper, trees, made);
 }
 
-/* --- Copies ----------------------------------------------------------------------------------------- */
+/* --- Copy and merge jobs ------------------------------------------------------------------------- */
 
-/* As large as what comes into it, and no larger. */
+/* A tmpfs just large enough for the copy. */
 static int create_target(const struct snapshot_usage *usage, uint32_t trees)
 {
 	char size[32], inodes[32], path[16];
@@ -133,7 +132,7 @@ static int open_tree_of(int upper, uint32_t index)
 	return fd < 0 ? -errno : fd;
 }
 
-/* In the child: every directory of a tree with the one of the same number. */
+/* In the child: copy each tree to the one with the same number. */
 static int copy_trees(int upper, int target, uint32_t trees)
 {
 	for (uint32_t i = 0; i < trees; i++) {
@@ -146,14 +145,14 @@ static int copy_trees(int upper, int target, uint32_t trees)
 	return 0;
 }
 
-/* A child of ours that fills the file system, or the directory: 1 in it, 0 here, or -errno. */
+/* Fork the child that does the copying. Returns 1 in the child, 0 in the parent, or -errno. */
 static int start_job(struct job *job)
 {
 	pid_t parent = getpid();
 
 	job->pid = fork_into(cgroup_v2_inits);
 	if (job->pid == 0) {
-		/* What it writes counts as the sandboxes', all together. */
+		/* Charge what it writes to the memory group of all sandboxes. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		prctl(PR_SET_NAME, "dutyfree-copy");
 		if (getppid() != parent || cgroup_join())
@@ -199,7 +198,7 @@ int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 	return error ? error : (int)(job - jobs);
 }
 
-/* What the layers take together is not known: the file system is bounded by what holds it. */
+/* The merged size is unknown, but not above the sum of the layers, which limits the tmpfs. */
 static int run_merge(struct job *job, const struct merge *wanted, int target)
 {
 	int layers[LAYERS_MAX], error = 0;

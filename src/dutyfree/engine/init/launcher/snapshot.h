@@ -1,4 +1,5 @@
-/* What a sandbox has written becomes layers: as it is, for one that writes no more, or a copy of it. */
+/* Snapshots: the files that a sandbox has written become layers. Either move them, if the sandbox will not write any
+ * more, or copy them. */
 #ifndef DUTYFREE_SNAPSHOT_H
 #define DUTYFREE_SNAPSHOT_H
 
@@ -6,22 +7,24 @@
 
 #include <stdbool.h>
 
-/* Numbers of layers, and what they hold. */
+/* New layers and their size. */
 struct snapshot_layers {
 	struct snapshot_usage usage;
 	uint32_t number[TREES_MAX];
 	uint32_t count;
 };
 
-int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *made); /* 0 or -errno */
+/* At once: 0 or -errno. `force`: even if a copy is cheaper. */
+int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *made);
 
-/* These go on in a process of their own, and are answered when it has ended: its number, or -errno. */
+/* These start a job, a process of its own, and return its number or -errno. A merge goes into a directory, or into a new
+ * layer if target < 0. */
 int snapshot_copy(int upper, uint32_t trees, uint32_t serial);
-int snapshot_merge(const struct merge *wanted, int target, uint32_t serial); /* into a directory, or a layer */
+int snapshot_merge(const struct merge *wanted, int target, uint32_t serial);
 
-int snapshot_pidfd(int number);  /* which tells the end of it */
-/* It has ended: 0 or -errno, and what came of it. */
+int snapshot_pidfd(int number); /* readable when the job has ended */
+/* Collect the result of an ended job: 0 or -errno. */
 int snapshot_finish(int number, struct snapshot_layers *made, uint32_t *serial);
-void snapshot_kill_all(void); /* ends all */
+void snapshot_kill_all(void);
 
 #endif

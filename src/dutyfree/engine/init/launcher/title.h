@@ -1,14 +1,14 @@
-/* What /proc/PID/cmdline says of a launcher and of its sandboxes, for `dutyfree ps`. A sandbox can read its
- * own: nothing of the host belongs there. */
+/* Process titles in /proc/PID/cmdline of the launcher and its sandboxes, for `dutyfree ps`. A sandbox can read its own,
+ * so it says nothing about the host. */
 #ifndef DUTYFREE_TITLE_H
 #define DUTYFREE_TITLE_H
 
 #include "protocol.h"
 
-/* An argument as long as the longest title, to be overwritten. */
+/* An argument as long as the longest title. The title overwrites it. */
 extern const char title_placeholder[LABEL_MAX + 16];
 
-void title_init(int argc, char **argv); /* where the arguments lie: once, at the start */
-void title_set(const char *label);      /* in the clone: a sandbox of this number and image */
+void title_init(int argc, char **argv); /* remember where the arguments are: once, at the start */
+void title_set(const char *label);      /* in the clone: the sandbox's number and image */
 
 #endif

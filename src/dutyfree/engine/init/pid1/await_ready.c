@@ -1,5 +1,5 @@
-/* Waits until a file is there, or a socket is listened to, in a process of its own that is killed when its time is
- * up. Of a socket no event tells that: it is there before it is listened to. */
+/* Wait until a file exists, or a Unix socket accepts connections. It polls in a worker process that is killed at the
+ * deadline, because no event tells when a socket starts to listen. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define POLL_MIN_NS 500000L /* nanoseconds between two looks: at first, and in the end */
+#define POLL_MIN_NS 500000L /* nanoseconds between polls: first, and at most */
 #define POLL_MAX_NS 50000000L
 
 static bool file_exists(const char *path)
@@ -27,7 +27,7 @@ static bool accepts_connections(const char *path)
 	AUTOCLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	memcpy(address.sun_path, path, strlen(path) + 1);
-	/* One whose queue is full, or which has packets instead of a stream, is listened to all the same. */
+	/* EAGAIN: the backlog is full. EPROTOTYPE: not a stream socket. Someone listens in both cases. */
 	return fd >= 0 && (connect(fd, (struct sockaddr *)&address, sizeof address) == 0 || errno == EAGAIN ||
 			   errno == EPROTOTYPE);
 }

@@ -1,4 +1,4 @@
-/* Commands under way: their output, their time, their end. */
+/* Running commands: their output, deadlines and end. */
 #define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
@@ -14,13 +14,13 @@
 
 #define COMMANDS_MAX 1024
 #define STREAMER_CREDIT (256u << 10)
-#define KILL_RETRY 250000000u /* nanoseconds */
+#define KILL_RETRY 250000000u /* nanoseconds between attempts to kill a command */
 
 static struct command *commands[COMMANDS_MAX];
-static unsigned highest; /* no command beyond this index */
+static unsigned highest; /* indexes from here on are free */
 static int epoll;
-static bool paused; /* the owner has stopped all processes */
-static bool overdue; /* some deadline is due, and what the owner may have said since was not heard yet */
+static bool paused;  /* the owner has sent SIGSTOP to all processes */
+static bool overdue; /* a deadline has passed, but a POSTPONE may still be unread */
 
 void command_open(int fd)
 {
@@ -49,17 +49,17 @@ void command_watch_stream(unsigned index, int number, bool on, int operation)
 	struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.u64 = EVENT_COMMANDS + index * 2 + (unsigned)number};
 
 	stream->unwatched = !on;
-	/* One that is not listened to must not wake us with its end either. */
+	/* Remove it from epoll: EPOLLHUP would be reported even without events. */
 	epoll_ctl(epoll, on ? operation : EPOLL_CTL_DEL, stream->fd, &event);
 }
 
-/* --- Output ------------------------------------------------------------------------------------------ */
+/* --- Output -------------------------------------------------------------------------------------- */
 
 void command_readable(unsigned index, int number)
 {
 	struct command *command = index < highest ? commands[index] : NULL;
 
-	/* The event may be one of a command that ended in this same turn. */
+	/* The command may have ended in this same turn. */
 	if (!command || command->streams[number].fd < 0 || command->streams[number].unwatched)
 		return;
 	if (output_can_read(command, &command->streams[number]))
@@ -93,7 +93,7 @@ int command_credit(uint32_t id, const char *payload, size_t size)
 	return 0;
 }
 
-/* --- The end ---------------------------------------------------------------------------------------- */
+/* --- End of a command ---------------------------------------------------------------------------- */
 
 void command_forget(unsigned index)
 {
@@ -111,7 +111,7 @@ void command_forget(unsigned index)
 		highest--;
 }
 
-/* How a copy of ourselves ended: whoever killed it, for its memory or otherwise, is in the sandbox. */
+/* How a worker ended. Only something in the sandbox can have killed it, by hand or through its memory limit. */
 static int worker_error(const struct command *command)
 {
 	int status = command->result.status;
@@ -141,7 +141,7 @@ void command_finish(unsigned index)
 	command_forget(index);
 }
 
-/* Nobody here can trace a copy of ourselves, but root of the sandbox can stop one: the action would never end. */
+/* Root in the sandbox cannot trace a worker but can stop it, and the action would never end. So kill it. */
 static void kill_stopped_workers(void)
 {
 	for (unsigned i = 0; i < highest && !paused; i++) {
@@ -181,10 +181,9 @@ static void kill_tree(unsigned index)
 {
 	struct command *command = commands[index];
 
-	/* To die takes time and a processor, and who traces it may keep its end from us: seen to again, until
-	 * we hear of it. */
+	/* Death takes time, and a tracer can hide it from us. Try again until we have reaped it. */
 	command->deadline = now() + KILL_RETRY;
-	if (command->call && !command->pid) { /* there is no process yet, and none will be */
+	if (command->call && !command->pid) { /* a call without a fork: no process will be started */
 		command->result.status = SIGKILL;
 		command->result.spawning = command->result.running = command->result.ended = now();
 		command_finish(index);
@@ -199,7 +198,7 @@ void command_kill(uint32_t id, bool spare)
 {
 	unsigned index = index_of(id);
 
-	/* It may have ended by itself: the owner has the result, or gets it soon. */
+	/* It may have ended already; then its result is on the way. */
 	if (index < COMMANDS_MAX && spare && !commands[index]->worker && commands[index]->pid) {
 		process_kill_marked(commands[index]->mark, commands[index]->pid);
 	} else if (index < COMMANDS_MAX) {
@@ -219,7 +218,7 @@ int command_signal_all(const char *payload, size_t size)
 		return -EINVAL;
 	if (number == SIGSTOP || number == SIGCONT)
 		paused = number == SIGSTOP;
-	/* 0 asks whether there is any. */
+	/* Signal 0 asks whether there is any process. */
 	return kill(-1, (int)number) < 0 && (errno != ESRCH || !number) ? -errno : 0;
 }
 
@@ -231,7 +230,7 @@ int command_signal(uint32_t id, const char *payload, size_t size)
 	if (size != sizeof number)
 		return -EPROTO;
 	memcpy(&number, payload, sizeof number);
-	/* It leads a session, and so a group, of its own; it is not reaped yet, so the number is its. */
+	/* The command leads its own process group. It is not reaped yet, so the pid is still its own. */
 	if (index < COMMANDS_MAX && !commands[index]->worker && commands[index]->pid > 0 && number > 0 && number < 65)
 		kill(-commands[index]->pid, (int)number);
 	return 0;
@@ -265,8 +264,8 @@ uint64_t command_next_deadline(void)
 	return first;
 }
 
-/* Of a command that is due, the owner may have postponed the deadline while all of us were frozen: what it
- * says is heard once more before. */
+/* The sandbox may have been frozen, and the owner may have postponed the deadlines. Read its frames once more before
+ * killing. */
 void command_deadlines(void)
 {
 	uint64_t next = command_next_deadline();
@@ -288,7 +287,7 @@ void command_deadlines(void)
 		}
 }
 
-/* --- The beginning ---------------------------------------------------------------------------------- */
+/* --- Start of a command -------------------------------------------------------------------------- */
 
 struct command *command_new(uint32_t id, unsigned *index)
 {
@@ -307,7 +306,7 @@ struct command *command_new(uint32_t id, unsigned *index)
 	return command;
 }
 
-/* Of one that is a copy of ourselves; exec.c has those that run a program. */
+/* Start a worker: a fork of init. exec.c starts programs. */
 int command_worker(uint32_t id, int (*body)(const char *path, int fd), const char *path, int fd)
 {
 	unsigned index;
@@ -318,7 +317,7 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 	command->worker = true;
 	command->pid = fork_into(payload_group);
 	if (command->pid == 0) {
-		/* It has its own copy of everything but the one descriptor that it needs. */
+		/* Close all descriptors but the one that it needs. */
 		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
 		syscall(SYS_close_range, kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD, ~0u, 0);
 		_exit(-body(path, kept));
@@ -354,7 +353,7 @@ int command_streamer(uint32_t id, int (*body)(const char *argument, int fd), con
 	return 0;
 }
 
-/* --- Calls (service_calls.c) ---------------------------------------------------------------------------------- */
+/* --- Calls of services (service_calls.c) --------------------------------------------------------- */
 
 struct command *command_oldest_call(uint32_t service)
 {

@@ -1,66 +1,66 @@
-/* A command under way, as exec.c (its beginning), command.c (its life) and output.c (what it says) know it. */
+/* One running command. exec.c starts it, command.c looks after it, output.c handles its output. */
 #ifndef DUTYFREE_COMMAND_H
 #define DUTYFREE_COMMAND_H
 
 #include "pid1/init.h"
 
 struct stream {
-	int fd;       /* -1 when it has ended */
-	bool unwatched;   /* not watched: nobody takes what it says */
+	int fd;         /* -1 at end of file */
+	bool unwatched; /* removed from epoll: its output cannot be taken now */
 	uint64_t total, passed;
-	char *buffer; /* what is to be sent with the next frame */
+	char *buffer; /* for the next frame */
 	size_t used;
-	char *tail;   /* the last bytes, in a ring: written to at tail_total % size */
+	char *tail; /* ring buffer of the last bytes; the next goes to tail_total % size */
 	uint64_t tail_total;
 };
 
-/* What a fork of a service is to do: kept until the end, for one that ended before it began is no end of it. */
+/* A call of a service. Kept until the end, because a fork that dies before it begins is replaced. */
 struct call {
 	uint32_t service;
-	int descriptors[4]; /* of its streams, and of what it is to do */
-	int socket;         /* to the fork that has it, -1 while it waits for one */
+	int descriptors[4]; /* stdin, stdout, stderr, and the file with struct exec */
+	int socket;         /* to the fork that runs it, -1 while it waits for one */
 	unsigned tries;
 };
 
 struct command {
 	uint32_t id;
-	pid_t pid; /* 0 of a call that waits for a fork */
+	pid_t pid; /* 0 for a call without a fork */
 	bool worker;
 	struct call *call;
 	struct exec wanted;
 	uint64_t mark, deadline;
-	int64_t credit; /* less than nothing after a read of more than was left */
-	uint64_t oom; /* how many processes the memory limit had killed before, as far as the owner knows */
+	int64_t credit; /* may be negative after a large read */
+	uint64_t oom;   /* OOM kills that the owner knew of when it started */
 	struct exit result;
 	struct stream streams[2];
 };
 
-/* In a table, by its index there; NULL if that is full, or has one of this id. */
+/* A new entry in the table of commands, and its index. NULL if the table is full or has this id. */
 struct command *command_new(uint32_t id, unsigned *index);
-void command_watch_stream(unsigned index, int number, bool on, int operation); /* to one of its streams */
-void command_finish(unsigned index); /* tells the owner, and forgets it */
+void command_watch_stream(unsigned index, int number, bool on, int operation); /* add or remove a stream in epoll */
+void command_finish(unsigned index); /* send the result and free it */
 void command_forget(unsigned index);
 
-/* A pipe: our end for the stream, and theirs, which is the caller's to close. 0 or -errno. */
+/* Our end of a pipe goes into the stream; the caller closes the other end. 0 or -errno. */
 int command_pipe(struct stream *stream, int number, int *theirs);
 
-/* Whether more output can be taken: bounded memory here, and the owner's pace. */
+/* Whether there is room for more output: within the credit, and the outbox is not too full. */
 bool output_can_read(const struct command *command, const struct stream *stream);
-size_t output_read(struct command *command, int number); /* once: the count, 0 if there is nothing */
-void output_finish(struct command *command, int number); /* reads what is left, and sends all that is kept */
+size_t output_read(struct command *command, int number); /* one read: its size, or 0 */
+void output_finish(struct command *command, int number); /* read the rest, and send what is kept */
 
-/* --- Calls of services (service_calls.c) ---------------------------------------------------------------------- */
+/* --- Calls of services (service_calls.c) --------------------------------------------------------- */
 
-int command_service(uint32_t id, char *payload, size_t size, int input, int socket); /* which is its descriptor 3 */
-int command_call(uint32_t id, char *payload, size_t size, struct call *call); /* a call that waits from now on */
-struct command *command_oldest_call(uint32_t service);        /* the oldest call that does */
-void command_fail(struct command *command, int error);  /* a call that will not be served */
-bool command_exists(uint32_t id, pid_t pid);                  /* whether there is one of this number, or process */
+int command_service(uint32_t id, char *payload, size_t size, int input, int socket); /* socket: its descriptor 3 */
+int command_call(uint32_t id, char *payload, size_t size, struct call *call); /* a call that waits for a fork */
+struct command *command_oldest_call(uint32_t service); /* of this service */
+void command_fail(struct command *command, int error); /* a call that cannot be served */
+bool command_exists(uint32_t id, pid_t pid); /* whether a command has this id, or this pid */
 pid_t command_pid(uint32_t id);
 int command_null_fd(void);
 void call_free(struct call *call);
-bool call_retry(struct command *command); /* its fork ended, and had not begun: another one is to do it */
-void call_reaped(pid_t pid);           /* a child that is no command */
-void call_service_ended(uint32_t id);  /* if it was one */
+bool call_retry(struct command *command); /* its fork ended before it began: give it to another one */
+void call_reaped(pid_t pid);              /* a child has ended */
+void call_service_ended(uint32_t id);     /* if this command was a service */
 
 #endif

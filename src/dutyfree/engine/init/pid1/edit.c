@@ -1,5 +1,5 @@
-/* Replaces a text that must stand in a file exactly once. The file is replaced as a whole: whoever reads it
- * sees the old one or the new one, and an edit that fails changes nothing. */
+/* Replace a text that occurs exactly once in a file. The new file replaces the old one by rename, so readers see one or
+ * the other, and a failed edit changes nothing. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -40,7 +40,7 @@ static int read_text(int fd, const struct stat *found, struct text *text)
 	return 0;
 }
 
-/* Where the text stands the first time. If not exactly once, the answer says how often, and on which lines. */
+/* Find the text. If it does not occur exactly once, send the count and the lines, and return NULL. */
 static const char *find_once(uint32_t id, const struct text *text, const char *old, size_t old_size)
 {
 	struct {
@@ -72,7 +72,7 @@ static int write_parts(int fd, const struct text parts[3])
 	return error;
 }
 
-/* Under another name first, in the same directory, with the owner and the mode of the old one. */
+/* Write a temporary file in the same directory, with owner and mode of the old one, then rename it. */
 static int replace(int directory, const char *name, const struct stat *found, const struct text parts[3])
 {
 	static unsigned number;
@@ -81,7 +81,7 @@ static int replace(int directory, const char *name, const struct stat *found, co
 
 	snprintf(scratch, sizeof scratch, ".dutyfree-%u", ++number);
 	int fd = openat(directory, scratch, flags, 0600);
-	if (fd < 0 && errno == EEXIST) { /* of an edit that was cut off, or not ours at all: the next is free */
+	if (fd < 0 && errno == EEXIST) { /* from an interrupted edit, or a user's file: take another name */
 		snprintf(scratch, sizeof scratch, ".dutyfree-%u-%llx", ++number, (unsigned long long)now());
 		fd = openat(directory, scratch, flags, 0600);
 	}
@@ -106,10 +106,11 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 	struct stat found;
 	struct text text = {0};
 
-	/* A link is followed, and stays; there is no way out of our root. */
+	/* Follow symbolic links once; chroot keeps us inside. */
 	if (!realpath(path, real))
 		return -errno;
-	/* From here on nothing is followed, whoever puts links in the way: all is done in this directory. */
+	/* From here on follow no links, even if someone puts them in place meanwhile. All work is relative to this
+	 * directory. */
 	char *name = strrchr(real, '/') + 1;
 	name[-1] = 0;
 	directory = open_no_magiclinks(AT_FDCWD, *real ? real : "/", O_PATH | O_DIRECTORY, 0, RESOLVE_NO_SYMLINKS);

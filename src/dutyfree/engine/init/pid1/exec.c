@@ -1,4 +1,4 @@
-/* The beginning of a command that runs a program: its words, its pipes, its process. */
+/* Start a command that runs a program: parse the frame, create pipes, start the process. */
 #define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
@@ -16,9 +16,9 @@
 
 #define TAIL_MAX (16u << 20)
 
-static int null = -1; /* what a command reads that is given nothing to read */
+static int null = -1; /* /dev/null, stdin of a command that has none */
 
-/* Splits the strings of a frame; NULL if they are not exactly those it promises. */
+/* Split the strings of a frame. NULL if their number does not match. */
 static char **split(const struct exec *wanted, char *at, const char *end)
 {
 	size_t count = 2 + (size_t)wanted->argc + wanted->envc;
@@ -26,7 +26,7 @@ static char **split(const struct exec *wanted, char *at, const char *end)
 
 	if (wanted->argc == 0 || wanted->argc > FRAME_MAX || wanted->envc > FRAME_MAX || count > (size_t)(end - at))
 		return NULL;
-	/* Two more: each list ends with a NULL. */
+	/* Two more: argv and envp end with NULL. */
 	strings = calloc(count + 2, sizeof *strings);
 	for (size_t i = 0; strings && i < count; i++) {
 		char *next = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
@@ -44,7 +44,7 @@ static char **split(const struct exec *wanted, char *at, const char *end)
 	return strings;
 }
 
-/* Pipes for the next command, made while nobody waits for them. */
+/* Pipes for the next command, created while we are idle. */
 static struct {
 	int ours, theirs;
 } spare[2] = {{-1, -1}, {-1, -1}};
@@ -83,7 +83,7 @@ int command_pipe(struct stream *stream, int number, int *theirs)
 	return error;
 }
 
-/* With a terminal, that is all three of its streams, and its output is none of our business. */
+/* A terminal replaces all three streams, and init does not read its output. */
 static int begin(uint32_t id, char *payload, size_t size, int input, int terminal, int socket)
 {
 	struct exec wanted;
@@ -127,7 +127,7 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 	if (error)
 		start = (struct start){.flags = EXIT_NO_PROCESS, .error = -error};
 	command->pid = error ? -1 : process_start(&start);
-	/* We go on only after its exec, when it may well have ended: the time is its own. */
+	/* We continue after the exec, when the command may have ended already. So take the time that the child noted. */
 	command->result.running = start.executing ? start.executing : now();
 	free(strings);
 	if (command->pid < 0) {
@@ -151,9 +151,8 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
 	return begin(id, payload, size, input, -1, 0);
 }
 
-/* A command in a terminal of its own. The terminal's other side goes to the owner, who reads, writes and
- * resizes it: none of that passes through here, so nothing that is done to a terminal can hold us up, and
- * what nobody reads waits in the kernel. When the owner closes it, the kernel hangs the terminal up. */
+/* Start a command in its own terminal (pty). The owner gets the master side and reads, writes and resizes it directly,
+ * so nothing about a terminal can block init. When the owner closes it, the kernel sends SIGHUP. */
 int command_terminal(uint32_t id, char *payload, size_t size)
 {
 	struct window wanted;
@@ -163,11 +162,11 @@ int command_terminal(uint32_t id, char *payload, size_t size)
 		return -EPROTO;
 	memcpy(&wanted, payload, sizeof wanted);
 	const struct winsize window = {.ws_row = wanted.rows, .ws_col = wanted.columns};
-	/* Not waiting, whoever holds it: the flag travels with the descriptor. */
+	/* Non-blocking for the owner too: the flag belongs to the open file. */
 	int ours = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
 	if (ours < 0)
 		return -errno;
-	/* The sandbox's name of it may lead anywhere: the other side is had from this one. */
+	/* Not by path, which the sandbox could have replaced: TIOCGPTPEER opens the slave side of this very terminal. */
 	AUTOCLOSE int theirs = -1;
 	if (ioctl(ours, TIOCSPTLCK, &unlocked) == 0 && ioctl(ours, TIOCSWINSZ, &window) == 0)
 		theirs = ioctl(ours, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);

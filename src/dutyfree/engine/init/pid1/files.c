@@ -1,7 +1,7 @@
-/* File operations without a process. Init is in the sandbox's root, with the rights of its root user and
- * no others: there is no path that leads out. Relative paths start at the working directory, ours.
+/* File operations that init does itself. It runs in the sandbox's root as its root user, so no path leads out. Relative
+ * paths start at init's working directory.
  *
- * A link in the sandbox may lead to /proc/self, which is init here: no descriptor of ours is opened so. */
+ * A symbolic link could point to /proc/self/fd, which are init's descriptors: open_no_magiclinks refuses it. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -16,10 +16,10 @@
 #include <unistd.h>
 
 #define DEPTH_MAX 2048
-#define LIST_PART (48u << 10) /* a directory whose list is longer is read by a process of its own */
+#define LIST_PART (48u << 10) /* a worker process reads longer directories */
 #define ENTRY_MAX (sizeof(struct entry) + 256)
 
-/* The open failed: because there is nothing to open, or nothing that could be? */
+/* The error of a failed open: ENXIO on an existing special file is ERROR_SPECIAL. */
 static int open_error(const char *path, int error)
 {
 	struct stat found;
@@ -28,8 +28,8 @@ static int open_error(const char *path, int error)
 	return special ? -ERROR_SPECIAL : -error;
 }
 
-/* Of a read or a write that failed. What the kernel makes up has errors of its own, such as that of an address in
- * /proc/self/mem: they are those of no disk. */
+/* The error of a failed read or write. EIO from procfs or sysfs (such as a bad address in /proc/self/mem) is not a disk
+ * error. */
 int transfer_error(int fd, int error)
 {
 	struct statfs found;
@@ -41,7 +41,7 @@ int transfer_error(int fd, int error)
 
 int file_read(uint32_t id, const char *path)
 {
-	/* Not waiting for whoever opens the other end of a pipe. */
+	/* Non-blocking: opening a pipe would wait for its other end. */
 	int fd = open_no_magiclinks(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0);
 	struct stat found;
 	size_t have = 0;
@@ -57,7 +57,7 @@ int file_read(uint32_t id, const char *path)
 		outbox_frame_fd(FRAME_DONE, 0, id, &error, sizeof error, fd);
 		return 0;
 	}
-	/* The size of a file in /proc is 0, whatever it holds. */
+	/* Files in /proc have size 0, so read until the end. */
 	char *data = malloc(INLINE_MAX + 1);
 	while (data && have <= INLINE_MAX) {
 		ssize_t count = read(fd, data + have, INLINE_MAX + 1 - have);
@@ -78,7 +78,7 @@ int file_read(uint32_t id, const char *path)
 	return -error;
 }
 
-/* Makes the directories above the last name; the path is as before afterwards. */
+/* Create the parent directories. The path is unchanged afterwards. */
 int make_parents(char *path)
 {
 	struct stat found;
@@ -149,8 +149,7 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	return 0;
 }
 
-/* The answer for one name, after `used` bytes of others: how many there are then; as many as before if the
- * name is gone meanwhile, or none of ours. There is room for it. */
+/* Append the entry of one name at `used`, and return the new size. Skips "." and "..", and names that are gone. */
 static size_t put_entry(char *answer, size_t used, int directory, const char *name)
 {
 	struct stat about;
@@ -187,7 +186,7 @@ int file_list(uint32_t id, const char *path)
 {
 	static char answer[sizeof(int32_t) + LIST_PART + ENTRY_MAX];
 	int fd = open_no_magiclinks(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0, 0);
-	size_t used = sizeof(int32_t); /* of the error, which there is none of */
+	size_t used = sizeof(int32_t); /* room for the errno, 0 */
 	struct dirent *found = NULL;
 
 	if (fd < 0)
@@ -200,7 +199,7 @@ int file_list(uint32_t id, const char *path)
 	while (used <= LIST_PART && (found = readdir(directory)))
 		used = put_entry(answer, used, fd, found->d_name);
 	closedir(directory);
-	/* A large directory takes its time, which others need not wait for. */
+	/* A large directory takes long: a worker lists it. */
 	if (found)
 		return command_streamer(id, list_all, path, 0);
 	outbox_frame(FRAME_DONE, 0, id, answer, used, NULL, 0);
@@ -225,7 +224,7 @@ static int remove_below(int parent, const char *name, int depth)
 		if (unlinkat(fd, found->d_name, 0) < 0)
 			error = errno == EISDIR ? remove_below(fd, found->d_name, depth + 1) : -errno;
 		if (error == -ENOENT)
-			error = 0; /* somebody else was faster */
+			error = 0; /* someone else removed it */
 	}
 	closedir(directory);
 	if (!error && unlinkat(parent, name, AT_REMOVEDIR) < 0)
@@ -251,6 +250,6 @@ int file_remove(uint32_t id, const char *path)
 		outbox_done(id, 0);
 		return 0;
 	}
-	/* A large tree takes its time, which others need not wait for. */
+	/* A large tree takes long: a worker removes it. */
 	return command_worker(id, remove_tree, path, -1);
 }

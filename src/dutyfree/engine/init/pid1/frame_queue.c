@@ -1,5 +1,5 @@
-/* Frames that are not to be handled before what the frame before them asked for has ended: a batch is
- * nothing but frames with that flag, so several actions need one word of the owner and no other. */
+/* Queued frames: those with FRAME_AFTER wait until the request of the frame before them has ended. A batch is just
+ * frames with that flag, so it needs one message of the owner. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -13,8 +13,8 @@
 
 struct queued_frame {
 	struct queued_frame *next;
-	uint32_t after; /* the one whose end it waits for */
-	bool ready, ok; /* that has ended, and how */
+	uint32_t after; /* id of the request that it waits for */
+	bool ready, ok; /* whether that has ended, and how */
 	int fd;
 	struct frame head;
 	char payload[];
@@ -24,7 +24,7 @@ static struct queued_frame *first, **last = &first;
 static unsigned count;
 static size_t bytes;
 
-/* The owner's latest frame: the only one that may have ended before its successor came. */
+/* The owner's latest frame. Only this one may have ended before the next one arrives. */
 static struct {
 	uint32_t id;
 	bool ended, ok;
@@ -41,7 +41,7 @@ void queue_push(const struct frame *head, const char *payload, int fd)
 	size_t size = sizeof(struct queued_frame) + head->size + 1;
 	struct queued_frame *queued = count < FRAMES_MAX && bytes + size < BYTES_MAX ? malloc(size) : NULL;
 
-	/* Too many: it is refused, and those that wait for it are. */
+	/* The queue is full: fail this frame, and thereby those that wait for it. */
 	if (!queued) {
 		if (fd >= 0)
 			close(fd);
@@ -123,7 +123,7 @@ bool queue_ready(void)
 
 void queue_run(int (*handle)(const struct frame *head, char *payload, int fd))
 {
-	/* From the beginning each time: whatever is handled may end, or cancel, others. */
+	/* Start over each time: handling a frame may end or cancel others. */
 	for (struct queued_frame **at; !outbox_full() && *(at = next_ready());) {
 		struct queued_frame *queued = unlink_at(at);
 		if (queued->head.flags & FRAME_IF_OK && !queued->ok) {

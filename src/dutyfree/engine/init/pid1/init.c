@@ -15,14 +15,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define SMALL 65536u /* frames up to this size are read into one buffer that stays */
+#define SMALL 65536u /* frames up to this size fit into a static buffer */
 #define FDS 16
-#define TURN_NS 20000000u /* nanoseconds after which frames wait, while we look after what runs and answer */
+#define TURN_NS 20000000u /* nanoseconds of handling frames before we look after commands and send answers */
 
 static char small[sizeof(struct frame) + SMALL + 1];
-static char *inbox = small; /* the frame that is being read: larger ones get memory of their own */
+static char *inbox = small; /* the frame being read; a larger one gets its own memory */
 static size_t have, space = sizeof small - 1;
-static int received_fds[FDS]; /* descriptors, in the order of the frames that they belong to */
+static int received_fds[FDS]; /* descriptors, in the order of their frames */
 static unsigned received_count;
 static int epoll;
 
@@ -35,12 +35,12 @@ static int take_fd(const struct frame *head)
 	return fd;
 }
 
-/* The payload is followed by a NUL that is not part of it. */
+/* A NUL follows the payload. */
 static int dispatch(const struct frame *head, char *payload, int fd)
 {
 	size_t size = head->size;
 	int error;
-	/* Paths must be whole: one string, with its own end. */
+	/* A path is one NUL-terminated string. */
 	bool is_path = size > 0 && payload[size - 1] == 0 && strlen(payload) == size - 1;
 
 	switch (head->kind) {
@@ -133,7 +133,7 @@ static void handle(char *frame)
 	payload[head.size] = kept;
 }
 
-/* Go back to the small buffer once a large frame is done with. */
+/* Remove handled bytes. Return to the static buffer after a large frame. */
 static void consume(size_t used)
 {
 	memmove(inbox, inbox + used, have - used);
@@ -146,7 +146,7 @@ static void consume(size_t used)
 	}
 }
 
-/* As many as there is room for their answers, and time. */
+/* As many as there is time and room for answers. */
 static void handle_frames(void)
 {
 	struct frame head;
@@ -155,7 +155,7 @@ static void handle_frames(void)
 
 	while (have - used >= sizeof head && !outbox_full()) {
 		memcpy(&head, inbox + used, sizeof head);
-		/* After a size that cannot be, nothing that follows makes sense. */
+		/* The stream cannot be parsed after an impossible size. */
 		if (head.size > FRAME_MAX)
 			_exit(65);
 		if (have - used < sizeof head + head.size || (used && now() >= end))
@@ -190,13 +190,13 @@ static bool has_whole_frame(void)
 	return have >= sizeof head + head.size;
 }
 
-/* Whether there is more to do, and room for its answers. */
+/* Whether there are frames to handle and room for their answers. */
 static bool has_work(void)
 {
 	return !outbox_full() && (has_whole_frame() || queue_ready());
 }
 
-/* What was asked for and can be done in this turn. What answers leave no room for is done when they are gone. */
+/* Handle frames for one turn. If the outbox is full, the rest waits until it has been sent. */
 static void serve(void)
 {
 	uint64_t end = now() + TURN_NS;
@@ -221,13 +221,13 @@ static void receive(void)
 				 .msg_control = control.space,
 				 .msg_controllen = sizeof control.space};
 
-	/* What came before is not done with, and may leave no space: an empty read would look like the end. */
+	/* The inbox may be full, and a read of 0 bytes would look like the end of the stream. */
 	if (outbox_full() || has_whole_frame())
 		return;
 	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
-	/* The owner is gone: we exit, and the kernel ends everything in here. */
+	/* The owner is gone. When we exit, the kernel kills all processes of the sandbox. */
 	if (size <= 0)
 		_exit(0);
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
@@ -255,7 +255,7 @@ static void watch(int operation, int fd, uint32_t events, uint64_t data)
 		_exit(73);
 }
 
-/* Milliseconds until something is to be done by itself, such as to answer again, -1 for never. */
+/* Milliseconds until the next deadline, priority update or broker turn; -1 for none. */
 static int wait_ms(uint64_t broker_due)
 {
 	uint64_t first = command_next_deadline(), look = priority_next();
@@ -309,7 +309,7 @@ _Noreturn void init_run(int payload)
 				outbox_flush();
 				command_resume_reading();
 			}
-			/* A half-closed socket is one that nobody reads our answers from. */
+			/* If the owner has closed its side, no one reads our answers. */
 			if (event == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
 				_exit(0);
 			if (event == EVENT_OWNER && events[i].events & EPOLLIN)
@@ -327,7 +327,7 @@ _Noreturn void init_run(int payload)
 			else if (event >= EVENT_COMMANDS)
 				command_readable((unsigned)((event - EVENT_COMMANDS) / 2), (int)(event - EVENT_COMMANDS) % 2);
 		}
-		/* Among the frames that wait may be one that postpones them. */
+		/* A frame that is not handled yet may postpone the deadlines. */
 		if (!has_work())
 			command_deadlines();
 		priority_update(command_running());

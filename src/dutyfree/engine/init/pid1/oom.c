@@ -1,5 +1,5 @@
-/* Processes that the memory limit killed, as our control group counts them: in any part of the sandbox, whoever
- * started them. The file is opened by the launcher; where memory is not limited it is /dev/null, and empty. */
+/* OOM kills: how many processes the memory limit has killed, anywhere in the sandbox, as its control group counts them.
+ * The launcher opens the file; without a memory limit it is /dev/null. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 
@@ -9,7 +9,7 @@
 
 static uint64_t reported;
 
-/* memory.events on version 2 of control groups, memory.oom_control on version 1: a word and a number per line. */
+/* memory.events on cgroup v2, memory.oom_control on v1: "oom_kill NUMBER" on one line. */
 static uint64_t read_count(void)
 {
 	char text[512];
@@ -20,7 +20,7 @@ static uint64_t read_count(void)
 	return line ? strtoull(line + strlen("oom_kill "), NULL, 10) : 0;
 }
 
-/* The group was another sandbox's before. */
+/* The group may have had a sandbox before. */
 void oom_open(void)
 {
 	reported = read_count();

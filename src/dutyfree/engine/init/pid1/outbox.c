@@ -1,5 +1,5 @@
-/* What init has to say, in one buffer: sent with one call at the end of each turn of the loop, as far as
- * the owner takes it. Whoever has bulk to send looks at outbox_waiting() first. */
+/* Frames to the owner, collected in one buffer and sent with one call at the end of each turn. Code with much data to
+ * send checks outbox_size() first. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -11,20 +11,20 @@
 #include <unistd.h>
 
 #define FDS 64
-#define BATCH_MAX (64u << 10) /* so much may wait for the rest of a batch */
-#define ANSWERS_MAX (1u << 20) /* and so much in all, before another answer is added */
-#define BUFFER_KEPT (512u << 10) /* a buffer larger than this is given back when it is empty */
+#define BATCH_MAX (64u << 10)    /* a batch may hold back this much */
+#define ANSWERS_MAX (1u << 20)   /* with this much unsent, no further answers */
+#define BUFFER_KEPT (512u << 10) /* a larger buffer is freed when empty */
 
 static char *buffer;
 static size_t begin, end, space;
 static struct {
-	size_t at; /* goes with the byte here */
+	size_t at; /* sent with the byte at this position */
 	int fd;
 } attached[FDS];
 static unsigned attached_count;
-static bool urgent; /* something that is no part of a batch under way */
+static bool urgent; /* contains a frame that no batch holds back */
 
-/* What was sent makes room. */
+/* Move unsent bytes to the beginning. */
 static void compact(void)
 {
 	if (begin < end)
@@ -42,7 +42,7 @@ static char *reserve(size_t size)
 	if (end + size > space) {
 		size_t wanted = (end + size) * 2 < 65536 ? 65536 : (end + size) * 2;
 		char *larger = realloc(buffer, wanted);
-		/* Without a word to the owner there is no use in going on: it sees the end of the socket. */
+		/* We could not answer the owner any more. It sees the socket close. */
 		if (!larger)
 			_exit(72);
 		buffer = larger;
@@ -62,7 +62,7 @@ void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, siz
 		memcpy(at + sizeof head, a, a_size);
 	if (b_size)
 		memcpy(at + sizeof head + a_size, b, b_size);
-	/* The owner of a batch is woken once, at its end. */
+	/* A batch wakes the owner once, at its end. */
 	if (!queue_has_dependents(id))
 		urgent = true;
 	if (kind == FRAME_EXIT) {
@@ -116,8 +116,8 @@ static void drop_attached(void)
 	memmove(attached, attached + 1, --attached_count * sizeof *attached);
 }
 
-/* The kernel counts the descriptors under way by user, and those in here may have used that up: then this one
- * does not travel, and what it was the answer to has failed. */
+/* The kernel limits descriptors in transit per user (ETOOMANYREFS), and processes in the sandbox may have used that up.
+ * Send the frame without its descriptor, as a failure. */
 static void fail_attached(int error)
 {
 	char *at = buffer + begin;
@@ -135,7 +135,7 @@ static void fail_attached(int error)
 void outbox_flush(void)
 {
 	while (begin < end) {
-		/* A descriptor travels with the first byte of its frame, so a part ends before the next one. */
+		/* A descriptor goes with the first byte of its frame, so send up to the next frame that has one. */
 		bool with_fd = attached_count && attached[0].at == begin;
 		unsigned following = with_fd ? 1 : 0;
 		size_t part_end = attached_count > following ? attached[following].at : end;

@@ -1,4 +1,4 @@
-/* The output of commands: its head is sent, its tail kept, the middle counted; all in bounded memory. */
+/* Output of commands: send the head, keep the tail, count the middle. Memory is bounded. */
 #define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #define CHUNK (64u << 10)
-#define PIPE_MAX (1u << 20)  /* as large as a pipe may be made */
-#define OUTBOX_HIGH (256u << 10) /* with so much unsent, no more output is read that would be sent */
+#define PIPE_MAX (1u << 20)      /* maximum size of a pipe */
+#define OUTBOX_HIGH (256u << 10) /* with this much unsent, do not read output that would be sent */
 
 static void send_buffer(struct command *command, int number)
 {
@@ -106,7 +106,7 @@ static void drain(struct command *command, int number)
 {
 	size_t left = PIPE_MAX;
 
-	/* No more than a pipe holds: a child in the background may write on and on. */
+	/* At most one pipe's content: a background child may keep writing. */
 	for (size_t size; command->streams[number].fd >= 0 && left > 0 && (size = output_read(command, number)) > 0;)
 		left -= size + FRAME_COST < left ? size + FRAME_COST : left;
 }

@@ -1,8 +1,8 @@
-/* A sandbox that has computed for long yields to those that have just begun.
+/* CPU priority: a sandbox that has computed for a while yields to those that have just started a command.
  *
- * Its control group then has a twentieth of its weight, until its next command begins, and its processes
- * ask for long turns: the kernel lets whoever wakes up and wants a shorter one interrupt them. Between
- * sandboxes that all compute nothing changes, and none is ever starved. */
+ * Its control group gets a twentieth of its CPU weight until its next command, and its processes get long time slices:
+ * the scheduler then lets a waking process with a shorter slice preempt them. Sandboxes that all compute share the CPU
+ * as before; none starves. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "setup/seccomp.h"
@@ -16,17 +16,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define DEMOTE_AFTER_NS 30000000u /* nanoseconds */
-#define SLICE_NS 10000000u /* likewise: longer than the kernel's own, a few milliseconds */
+#define DEMOTE_AFTER_NS 30000000u /* nanoseconds of computing */
+#define SLICE_NS 10000000u        /* nanoseconds; longer than the kernel's default of a few milliseconds */
 
 static const char *weight_full = "1024", *weight_demoted = "51", *weight_background = "2";
 static bool armed, demoted, background;
 static uint64_t started;
 
-/* Inherited by what is forked. Kernels before 6.12 know of no such wish: little is lost. */
+/* Children inherit it. Kernels before 6.12 ignore it, with little loss. */
 static void set_long_slice(pid_t thread)
 {
-	/* struct sched_attr of <linux/sched/types.h>, which collides with what C libraries have */
+	/* struct sched_attr; <linux/sched/types.h> conflicts with C libraries */
 	struct {
 		uint32_t size, policy;
 		uint64_t flags;
@@ -69,7 +69,7 @@ void priority_open(bool unified)
 
 static void set_weight(const char *weight)
 {
-	/* It may be /dev/null: not every host has this control group. */
+	/* It is /dev/null on hosts without a CPU controller. */
 	if (write(WEIGHT_FD, weight, strlen(weight)) < 0)
 		return;
 	demoted = weight == weight_demoted;
@@ -105,7 +105,7 @@ void priority_update(bool running)
 	if (!armed || now() < started + DEMOTE_AFTER_NS)
 		return;
 	armed = false;
-	/* What a command left behind may compute as well. */
+	/* Background processes of a command may compute too. */
 	if (running || kill(-1, 0) == 0) {
 		if (!background)
 			set_weight(weight_demoted);

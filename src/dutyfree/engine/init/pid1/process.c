@@ -1,10 +1,9 @@
-/* How a command's process is started, and how it and all that came from it are found again.
+/* Start the process of a command, and find and kill it with all its descendants.
  *
- * Every descendant carries a mark that it inherits and cannot change: the hard limit RLIMIT_RTTIME, which
- * has no effect on processes without a real-time priority. Raising it takes a capability that nobody here
- * has, and the seccomp filter lets init alone lower it: anyone may read the marks of others
- * (/proc/PID/limits), so a process that could lower its own could take that of a newer command. Neither
- * another session nor another parent, environment, user or name hides a process. */
+ * Descendants inherit a mark that they cannot change: the hard limit RLIMIT_RTTIME, which has no effect without
+ * real-time priority. To raise it takes a capability that no process here has, and the seccomp filter lets only init
+ * lower it. Otherwise a process could copy the mark of a newer command, since anyone can read marks in
+ * /proc/PID/limits. A process cannot hide by another session, parent, environment, user or name. */
 #define _GNU_SOURCE
 #include "launcher/host.h"
 #include "pid1/init.h"
@@ -27,7 +26,7 @@
 #include <unistd.h>
 
 #define FIRST_MARK (1ull << 60)
-#define LINES_MAX 8192 /* of /etc/passwd, at most, are read */
+#define LINES_MAX 8192 /* lines of /etc/passwd that are read */
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 static uint64_t last_mark = FIRST_MARK;
@@ -41,18 +40,18 @@ int process_set_mark(pid_t pid, uint64_t mark)
 {
 	const struct rlimit limit = {mark, mark};
 
-	/* With the pass that the filter wants to see. */
+	/* With the token for the seccomp filter. */
 	return syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_token[0], seccomp_token[1]) < 0 ? -errno : 0;
 }
 
-/* --- Starting --------------------------------------------------------------------------------------- */
+/* --- Start --------------------------------------------------------------------------------------- */
 
 struct identity {
 	uid_t user;
 	gid_t group;
 };
 
-/* A file that the sandbox may have replaced by anything: nothing of it may hold us up. */
+/* The sandbox may have replaced the file by a pipe or device. Open only a regular file, without blocking. */
 static FILE *open_regular(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -66,7 +65,7 @@ static FILE *open_regular(const char *path)
 	return file;
 }
 
-/* Reads a file such as /etc/passwd: whether it has the name, or the number, and the numbers behind it. */
+/* Find a line of a file like /etc/passwd by name or by number, and return the numbers in it. */
 static bool find_line(const char *path, const char *wanted, unsigned long number, unsigned *first, unsigned *second)
 {
 	char line[1024], name[256];
@@ -83,7 +82,7 @@ static bool find_line(const char *path, const char *wanted, unsigned long number
 	return found;
 }
 
-/* The number that a text is, ULONG_MAX if it is none that could be an id in here. */
+/* The id in a text, or ULONG_MAX if it is not an id of the sandbox. */
 static unsigned long id_number(const char *text)
 {
 	char *end;
@@ -92,8 +91,8 @@ static unsigned long id_number(const char *text)
 	return isdigit((unsigned char)*text) && !*end && number < IDS ? number : ULONG_MAX;
 }
 
-/* Looks "user" or "user:group" up in the sandbox's own /etc/passwd and /etc/group, each by name or number.
- * A number needs no entry there. */
+/* Look up "user" or "user:group" in the sandbox's own /etc/passwd and /etc/group, by name or number. A number needs no
+ * entry. */
 static bool find_user(const char *wanted, struct identity *found)
 {
 	char name[256];
@@ -118,13 +117,13 @@ static bool find_user(const char *wanted, struct identity *found)
 			return false;
 		found->group = number == ULONG_MAX ? group : (gid_t)number;
 	}
-	/* The files are the sandbox's, and -1 would mean to the kernel: as it is, which is root. */
+	/* The sandbox wrote these files. setresuid(-1) would change nothing and stay root. */
 	return found->user < IDS && found->group < IDS;
 }
 
-static struct identity identity; /* of the process that is being started */
+static struct identity identity; /* of the process being started */
 
-/* Only ever returns with an error. */
+/* Returns only on failure, an errno. */
 static int run_program(const struct start *start)
 {
 	const char *name = start->arguments[0], *path = DEFAULT_PATH;
@@ -152,9 +151,9 @@ static int run_program(const struct start *start)
 	return error;
 }
 
-/* Without root, all sandboxes and their owner are one user to the kernel, which counts the descriptors that a user has
- * in transit and compares them with the sender's limit of open files. Commands have half of ours, so that they cannot
- * keep us, the launcher and the owner from sending. */
+/* Rootless: all sandboxes and their owner are one user for the kernel, which limits that user's descriptors in transit
+ * by the sender's RLIMIT_NOFILE. Commands get half of ours, so that they cannot keep init, the launcher and the owner
+ * from sending. */
 static int limit_files(void)
 {
 	struct rlimit files;
@@ -167,7 +166,7 @@ static int limit_files(void)
 	return setrlimit(RLIMIT_NOFILE, &files);
 }
 
-/* In the child, which shares our memory until its exec: what it finds wrong, it writes down for us. */
+/* In the child, which shares our memory until its exec. It reports errors in `start`. */
 static int child(void *argument)
 {
 	struct start *start = argument;
@@ -185,8 +184,8 @@ static int child(void *argument)
 	start->flags = EXIT_NO_USER;
 	if (start->terminal && *start->user && fchown(0, identity.user, -1) < 0)
 		goto failed;
-	/* The bare calls: those of the library would change our own threads too. */
-	/* Where groups cannot be left, nobody else has left them either. */
+	/* Raw system calls: those of the C library would apply to all our threads. */
+	/* Rootless: EPERM where setgroups is denied. */
 	if (*start->user && ((syscall(SYS_setgroups, 0, NULL) < 0 && errno != EPERM) ||
 			     syscall(SYS_setresgid, identity.group, identity.group, identity.group) < 0 ||
 			     syscall(SYS_setresuid, identity.user, identity.user, identity.user) < 0))
@@ -194,7 +193,7 @@ static int child(void *argument)
 	if ((!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
 		goto failed;
 	start->flags = EXIT_NO_DIRECTORY;
-	/* No directory of the host's is to be entered by the way of a descriptor (CVE-2024-21626). */
+	/* Close it before chdir: /proc/self/fd must not lead to a directory of the host (CVE-2024-21626). */
 	if (payload_group >= 0)
 		close(payload_group);
 	if (*start->directory && chdir(start->directory) < 0)
@@ -230,9 +229,9 @@ pid_t process_start(struct start *start)
 	return pid;
 }
 
-/* --- Killing ---------------------------------------------------------------------------------------- */
+/* --- Kill ---------------------------------------------------------------------------------------- */
 
-/* Whether a process has ended, with all its threads: its first may end before the others. */
+/* Whether a process has ended with all its threads. The first thread may end before the others. */
 static bool has_ended(int proc, const char *pid)
 {
 	char path[32], text[512], state;
@@ -248,7 +247,7 @@ static bool has_ended(int proc, const char *pid)
 	       (state == 'Z' || state == 'X') && threads <= 1;
 }
 
-/* Whoever traces a process hears of its end first, and could keep it from us. */
+/* A tracer is told of the end first and could hide it from us. Kill it. */
 static void kill_tracer(int proc, const char *pid)
 {
 	char path[32], text[512];
@@ -271,7 +270,7 @@ static bool has_mark(pid_t pid, uint64_t mark)
 	return found.rlim_max == mark;
 }
 
-/* Signals all who bear the mark; how many of them live. */
+/* Signal all processes with the mark. Returns how many are alive. */
 static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 {
 	DIR *proc = opendir("/proc");
@@ -295,8 +294,8 @@ static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 
 void process_kill_marked(uint64_t mark, pid_t spared)
 {
-	/* All stand still before the first dies: else a shell whose child died would go on to its next
-	 * line. A process that stands does not fork, so there is an end to it. */
+	/* Stop all before killing one: otherwise a shell whose child dies would run its next line. Stopped processes
+	 * cannot fork, so the loop ends. */
 	for (int round = 0; round < 100; round++) {
 		unsigned before = 0, found;
 		for (int turn = 0; turn < 50; turn++, before = found) {
@@ -307,6 +306,6 @@ void process_kill_marked(uint64_t mark, pid_t spared)
 		if (signal_marked(mark, spared, SIGKILL) == 0)
 			return;
 		if (round > 1)
-			usleep(500); /* they need a processor to die, and it may be ours */
+			usleep(500); /* they need CPU time to die */
 	}
 }

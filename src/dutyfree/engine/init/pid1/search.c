@@ -1,5 +1,5 @@
-/* Files by name, and lines by text or regular expression, in a process of its own: a large tree, or a
- * pattern that takes for ever, holds up nobody, and is ended like any command. */
+/* Search for files by name, and for lines by text or regular expression. It runs in a worker process, so a large tree
+ * or a slow pattern blocks nobody and can be killed like a command. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 #define DEPTH_MAX 128
-#define FILE_MAX (64u << 20)  /* a larger file is not looked into */
-#define BINARY_PROBE (8u << 10) /* so much of a file shows whether it is text */
+#define FILE_MAX (64u << 20)    /* larger files are skipped */
+#define BINARY_PROBE (8u << 10) /* a NUL within this many bytes means a binary file */
 #define OUT (64u << 10)
 #define STRINGS_MAX 256u
 
-/* What is searched for. Set before the process is made that uses it. */
+/* The request. Set before the worker is forked. */
 static struct search wanted;
 static const char *root, *pattern, *strings[STRINGS_MAX];
 static size_t pattern_size;
@@ -69,7 +69,7 @@ static int report(uint32_t line, const char *text, size_t size)
 	return error ? error : put(text, match.text_size);
 }
 
-/* The next place where the pattern stands; the text ends with a NUL. */
+/* The next match of the pattern; the text ends with NUL. */
 static const char *next_match(const char *at, const char *end)
 {
 	regmatch_t match;
@@ -128,7 +128,7 @@ static int search_file(int parent, const char *name)
 		skipped_files++;
 		return 0;
 	}
-	/* For the expressions a NUL would be the end of all. */
+	/* regexec() would stop at a NUL. */
 	if (wanted.flags & (SEARCH_REGEX | SEARCH_NOCASE))
 		for (char *at = text; (at = memchr(at, 0, have - (size_t)(at - text)));)
 			*at = 1;
@@ -138,7 +138,7 @@ static int search_file(int parent, const char *name)
 static bool name_fits(const char *name)
 {
 	for (uint32_t i = 0; i < wanted.names; i++) {
-		/* With a slash it is one of the whole path below the directory. */
+		/* A pattern with a slash applies to the whole relative path. */
 		const char *against = strchr(strings[i], '/') ? path : name;
 		if (fnmatch(strings[i], against, 0) == 0)
 			return true;
@@ -164,7 +164,7 @@ static int by_name(const void *a, const void *b)
 	return strcmp((*(struct name *const *)a)->text, (*(struct name *const *)b)->text);
 }
 
-/* The names of a directory in order, so that equal trees give equal answers; NULL with errno. */
+/* The sorted names of a directory, so that equal trees give equal answers. NULL with errno. */
 static struct name **sorted_names(DIR *directory, size_t *count)
 {
 	size_t space = 64;
@@ -180,7 +180,7 @@ static struct name **sorted_names(DIR *directory, size_t *count)
 		if (*count == space)
 			larger = realloc(names, (space *= 2) * sizeof *names);
 		if (!name || !larger)
-			_exit(ENOMEM); /* we are a process of our own, and this is its end */
+			_exit(ENOMEM); /* this is a worker process */
 		names = larger;
 		name->type = entry->d_type;
 		memcpy(name->text, entry->d_name, size);
@@ -221,7 +221,7 @@ static int visit(int parent, const struct name *name, size_t used, int depth)
 	return error;
 }
 
-/* Closes the descriptor. `used` is the length of the path so far. */
+/* Closes the descriptor. `used`: length of the path so far. */
 static int walk(int fd, size_t used, int depth)
 {
 	DIR *directory = fdopendir(fd);
@@ -250,7 +250,7 @@ static int compile(void)
 	static char quoted[2 * PATH_MAX];
 	const char *text = pattern;
 
-	/* Without regard to case, a text is searched for as an expression of itself. */
+	/* To ignore case, turn the text into a regular expression. */
 	if (!(wanted.flags & SEARCH_REGEX)) {
 		size_t used = 0;
 		if (pattern_size >= PATH_MAX)

@@ -18,20 +18,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Sockets of a sandbox, of all kinds, from which on there are no more of those that init makes, and no more
- * connections. */
+/* With this many sockets of all kinds in the sandbox, init creates no more, or refuses further connections. */
 #define SOCKETS_MAX 512
 #define CONNECT_SOCKETS_MAX 4096
-#define FILTER_TASKS_MAX 256 /* with more than these there are no further filters */
+#define FILTER_TASKS_MAX 256 /* with more tasks, no further seccomp filters */
 
-/* IPv6 addresses have at least this size. Of all others that connect() takes, only names of AF_UNIX can have it. */
+/* The smallest IPv6 address. Of other addresses that connect() takes, only AF_UNIX paths are as long. */
 #define IPV6_ADDRESS_MIN 24
-/* So many destinations at once; after that, one in so many nanoseconds. */
+/* Rate limit for IPv6 destinations: this many at once, then one per interval. */
 #define BURST 4096
 #define INTERVAL_NS 1000000u
 
 static int listener_fd = -1, sockstat = -1;
-static uint64_t next_due; /* when the next destination is due; in the future only if it has to wait */
+static uint64_t next_due; /* when the next destination is due; in the future while the limit is exceeded */
 
 void broker_open(int listener, bool shared)
 {
@@ -39,7 +38,7 @@ void broker_open(int listener, bool shared)
 	if (listener >= 0 && !shared)
 		sockstat = open("/proc/self/net/sockstat", O_RDONLY | O_CLOEXEC);
 #ifdef SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP
-	/* Whoever asks waits anyhow: answer on the same processor. Older kernels do not know it. */
+	/* The caller waits for us: wake it on the same CPU. Older kernels do not have this flag. */
 	if (listener >= 0)
 		ioctl(listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP);
 #endif
@@ -60,7 +59,7 @@ static bool has_sockets(unsigned count)
 	return sscanf(text, "sockets: used %u", &used) == 1 && used >= count;
 }
 
-/* Whether more tasks live in the sandbox, threads included. */
+/* Whether the sandbox has more tasks, threads included. */
 static bool has_tasks(unsigned count)
 {
 	DIR *proc = opendir("/proc");
@@ -78,7 +77,7 @@ static bool has_tasks(unsigned count)
 	return !proc || found > count;
 }
 
-/* For other protocols of datagrams the kernel may load a module. */
+/* Other datagram protocols may make the kernel load a module. */
 static bool is_known_protocol(uint64_t protocol)
 {
 	switch ((uint32_t)protocol) {
@@ -92,7 +91,7 @@ static bool is_known_protocol(uint64_t protocol)
 	return false;
 }
 
-/* Whether the kernel sends connections to every address of IPv6 to the loopback (routes.c). */
+/* Whether all IPv6 addresses are routed to the loopback (routes.c). */
 static bool routes_all_ipv6(void)
 {
 	char text[1024], self[16];
@@ -102,11 +101,11 @@ static bool routes_all_ipv6(void)
 	return size > 0 && strstr(text, self);
 }
 
-/* One more destination. */
+/* Count one more destination. */
 static void rate_limit(void)
 {
 	const uint64_t window = BURST * (uint64_t)INTERVAL_NS;
-	uint64_t moment = now(), early = moment > window ? moment - window : 0; /* the host may have just started */
+	uint64_t moment = now(), early = moment > window ? moment - window : 0; /* now() is small after a boot */
 
 	next_due = (next_due < early ? early : next_due) + INTERVAL_NS;
 	if (next_due > moment && !routes_all_ipv6())
@@ -118,7 +117,7 @@ uint64_t broker_next(void)
 	return next_due > now() ? next_due : UINT64_MAX;
 }
 
-/* A socket as the call wants it, or -errno. */
+/* Create the socket that the call asks for: a descriptor or -errno. */
 static int make_socket(const struct seccomp_data *call)
 {
 	if ((uint32_t)call->args[0] != AF_NETLINK && !is_known_protocol(call->args[2]))
@@ -130,7 +129,7 @@ static int make_socket(const struct seccomp_data *call)
 	return made < 0 ? -errno : (int)made;
 }
 
-/* Of calls that the kernel goes on with: 0, or -errno. What they point to is not looked at, as it may change. */
+/* 0 lets the kernel continue the call, -errno fails it. Memory of the caller is not read, because it could change. */
 static int check_call(const struct seccomp_data *call)
 {
 	if (call->nr == SYS_connect && (uint32_t)call->args[2] >= IPV6_ADDRESS_MIN)
@@ -142,7 +141,7 @@ static int check_call(const struct seccomp_data *call)
 
 static void respond(uint64_t id, int error)
 {
-	/* The kernel's idea of it may be larger than ours. */
+	/* The kernel's struct may be larger than ours. */
 	union {
 		struct seccomp_notif_resp answer;
 		char room[512];
@@ -179,7 +178,7 @@ void broker_serve(void)
 
 	memset(&message, 0, sizeof message);
 	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_RECV, &message) < 0)
-		return; /* it was killed meanwhile */
+		return; /* the caller was killed */
 	if (message.notification.data.nr == SYS_socket)
 		respond_with_socket(&message.notification);
 	else

@@ -1,25 +1,25 @@
-/* System calls about which processes of the sandbox ask init.
+/* The seccomp broker: system calls that init decides one by one, by seccomp user notification.
  *
- * What they use up is the kernel's own, counted for no sandbox but for the whole host, so init counts it
- * and refuses more than a part (seccomp.c says which calls these are):
- * - socket(), for datagrams and netlink: what lies unread in them. Init makes the socket itself.
- * - connect(): the other end, until somebody accepts it, what was sent to it, and what is left after a close. And
- *   in a network that leads to all of IPv6, the kernel's note of each destination (a neighbour of the loopback), which it
- *   keeps for some 15 seconds and without limit: after so many at once, each further one waits for its turn.
- * - seccomp(): what the kernel compiles of a filter. It lives as long as a task that is under it, and there is a
- *   limit to what one task is under: few tasks have few filters.
- * Init itself calls none of them but the first, with the pass: nobody would answer. */
-#ifndef DUTYFREE_ASKED_H
-#define DUTYFREE_ASKED_H
+ * They use kernel memory that no control group counts and that all of the host shares. So init counts them and sets a
+ * limit (seccomp.c lists the calls):
+ * - socket() for datagrams and netlink: unread data. Init creates the socket itself.
+ * - connect(): the other end until someone accepts it, data sent to it, and TIME_WAIT. If the network routes all of
+ *   IPv6, also a neighbour entry per destination, which the kernel keeps for about 15 seconds without a limit: after
+ *   a burst, connections are delayed.
+ * - seccomp(): compiled filters. They live as long as a task uses them, and one task has a limited number: few tasks
+ *   have few filters.
+ * Init itself may call only socket(), with the token. It would wait for itself in the others. */
+#ifndef DUTYFREE_SECCOMP_BROKER_H
+#define DUTYFREE_SECCOMP_BROKER_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Where it is asked; -1 for nowhere. In a network that is shared with the host there is nothing to count. */
+/* listener -1: no broker. In a network shared with the host, sockets are not counted. */
 void broker_open(int listener, bool shared);
-int broker_listener(void); /* to be watched */
-void broker_serve(void);   /* one question, or none */
-/* When the next question may be served; UINT64_MAX: at once. */
+int broker_listener(void); /* for epoll */
+void broker_serve(void);   /* handle one notification, if there is one */
+/* When the next notification may be handled; UINT64_MAX: at once. */
 uint64_t broker_next(void);
 
 #endif

@@ -1,9 +1,9 @@
-/* Commands that are forks of a process that runs already: a service, such as an interpreter with its modules loaded.
+/* Calls: commands that run in a fork of a service, such as an interpreter with modules loaded.
  *
- * The service has a socket to us. One fork is asked for ahead of time, with a socket of its own. The service forks
- * twice, so that the fork becomes our child; that leads a session, and says so. What we believe is what the kernel
- * tells: who said it, and that it is our child. Then it gets a mark from us, and from then on it is a command like
- * any other: handed its streams and what to do, killed by its mark, and reaped by us. */
+ * The service has a socket to init. Init asks for one fork in advance, with its own socket. The service forks twice, so
+ * that init becomes the parent, and the fork calls setsid() and reports. Init trusts only the kernel: SCM_CREDENTIALS
+ * says who sent the report, and waitid() that it is our child. Init then marks it. From now on it is like any command:
+ * it gets its streams and its request, is killed by its mark, and reaped by init. */
 #define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
@@ -19,15 +19,15 @@
 #include <unistd.h>
 
 #define SERVICES_MAX 16
-#define TRIES_MAX 3 /* of a call, and of forks in a row, before it is given up */
+#define TRIES_MAX 3 /* attempts per call, and failed forks in a row */
 
 struct service {
-	uint32_t id; /* of the command that it is; 0 for none */
+	uint32_t id; /* id of its command; 0 for an unused entry */
 	int socket;
-	int fork;      /* the socket of the fork that was asked for, -1 for none */
-	pid_t pid;     /* of the fork, once it is ready; else 0 */
-	uint64_t mark; /* that it has, or will get */
-	unsigned failures; /* forks in a row that came to nothing */
+	int fork;          /* socket of the fork in preparation, or -1 */
+	pid_t pid;         /* of the fork once it is ready, else 0 */
+	uint64_t mark;     /* the mark that it has or will get */
+	unsigned failures; /* failed forks in a row */
 };
 
 static struct service services[SERVICES_MAX];
@@ -51,9 +51,9 @@ static int open_pair(int ends[2])
 	return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0 ? -errno : 0;
 }
 
-/* --- Forks ahead of time ------------------------------------------------------------------------------ */
+/* --- Forks in advance ---------------------------------------------------------------------------- */
 
-/* Nobody has been told what to do yet: it is of no use to anyone. */
+/* It has no call yet, so kill it. */
 static void drop_fork(struct service *service)
 {
 	close_fd(&service->fork);
@@ -75,7 +75,7 @@ static int request_fork(struct service *service)
 	service->fork = ends[0];
 	service->mark = process_mark();
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = EVENT_CALLS + (uint64_t)(service - services)};
-	/* The service may be stopped, or not listen: it must not hold us up. */
+	/* Non-blocking: a service that is stopped or does not read must not block init. */
 	fcntl(service->socket, F_SETFL, O_NONBLOCK);
 	fcntl(service->fork, F_SETFL, O_NONBLOCK);
 	if (setsockopt(service->fork, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0 ||
@@ -88,7 +88,8 @@ static int request_fork(struct service *service)
 	return error;
 }
 
-/* The pid of who said that it is ready, by the kernel's word; 0 if nobody will, -1 if nobody has. */
+/* Receive a fork's report. Returns the sender's pid from the kernel, 0 if it is invalid or the socket is closed, -1 if
+ * there is none yet. */
 static pid_t receive_fork_pid(int fd)
 {
 	union {
@@ -101,7 +102,7 @@ static pid_t receive_fork_pid(int fd)
 		.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
 	struct ucred credentials;
 
-	/* Descriptors that come with it are not taken: there is no room for them. */
+	/* No room for SCM_RIGHTS, so the kernel drops descriptors that come along. */
 	ssize_t size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (size != 1)
 		return size < 0 && errno == EAGAIN ? -1 : 0;
@@ -114,7 +115,7 @@ static pid_t receive_fork_pid(int fd)
 	return 0;
 }
 
-/* Whether it is ours to wait for, nobody else's, and can be found again by the mark that it has now. */
+/* Whether it is our own live child and not yet a command. Marks it. */
 static bool adopt_fork(pid_t pid, uint64_t mark)
 {
 	siginfo_t state = {.si_pid = 0};
@@ -123,7 +124,7 @@ static bool adopt_fork(pid_t pid, uint64_t mark)
 	       state.si_pid == 0 && process_set_mark(pid, mark) == 0;
 }
 
-/* --- Calls -------------------------------------------------------------------------------------------- */
+/* --- Calls --------------------------------------------------------------------------------------- */
 
 static struct call *new_call(const struct service *service)
 {
@@ -158,7 +159,7 @@ static void count_failure(struct service *service)
 	}
 }
 
-/* Gives the oldest call to the fork that is ready, and has the next fork made meanwhile. */
+/* Give the oldest call to the ready fork, and ask for the next fork. */
 static void assign_call(struct service *service)
 {
 	struct command *command = command_oldest_call(service->id);
@@ -181,7 +182,7 @@ static void assign_call(struct service *service)
 		}
 	}
 	int error = request_fork(service);
-	/* One that has hung up is of no use, if it has not ended already: whoever waits is told when it has. */
+	/* The service has closed its socket. Kill it; the calls fail when it is reaped. */
 	if (error == -EPIPE || error == -ECONNRESET)
 		kill(command_pid(service->id), SIGKILL);
 	else if (error)
@@ -192,7 +193,7 @@ void call_event(uint64_t index)
 {
 	struct service *service = index < SERVICES_MAX ? &services[index] : NULL;
 
-	/* The event may be one of a fork that was dropped, or given a call, in this same turn. */
+	/* The fork may have been dropped or used in this same turn. */
 	if (!service || !service->id || service->fork < 0)
 		return;
 	pid_t pid = receive_fork_pid(service->fork);
@@ -201,7 +202,7 @@ void call_event(uint64_t index)
 	if (!service->pid && adopt_fork(pid, service->mark))
 		service->pid = pid;
 	else
-		count_failure(service); /* it has ended, says too much, or is none */
+		count_failure(service); /* it has ended, or sent something else */
 	assign_call(service);
 }
 
@@ -210,7 +211,7 @@ bool call_retry(struct command *command)
 	struct call *call = command->call;
 	char byte;
 
-	/* Before it begins, a fork says so; we look only now. One that was to end has done so. */
+	/* A fork sends one byte before it begins; read it only now. After a kill or a timeout there is no retry. */
 	if (!call || command->result.flags || recv(call->socket, &byte, 1, MSG_DONTWAIT) == 1)
 		return false;
 	struct service *service = find(call->service);
@@ -227,7 +228,7 @@ void call_reaped(pid_t pid)
 {
 	for (struct service *service = services; service < services + SERVICES_MAX; service++)
 		if (service->id && service->pid == pid) {
-			service->pid = 0; /* from now on it may be anybody's */
+			service->pid = 0; /* the pid may be reused from now on */
 			drop_fork(service);
 		}
 }
@@ -255,15 +256,15 @@ int service_start(uint32_t id, char *payload, size_t size, int input)
 	AUTOCLOSE int theirs = ends[1];
 	*service = (struct service){.id = id, .socket = ends[0], .fork = -1};
 	error = command_service(id, payload, size, input, theirs);
-	if (error || !command_exists(id, 0)) { /* it could not be run, which was said */
+	if (error || !command_exists(id, 0)) { /* the program could not be started; that was reported */
 		call_service_ended(id);
 		return error;
 	}
-	request_fork(service); /* it hears that once it listens; what fails now is tried again with a call */
+	request_fork(service); /* the service reads it when it is ready; if this fails, the next call tries again */
 	return 0;
 }
 
-/* As a file: it may be longer than a message. */
+/* In a file, because it may be larger than a message. */
 static int memfd_with(const char *payload, size_t size)
 {
 	int fd = memfd_create("call", MFD_CLOEXEC);

@@ -1,4 +1,4 @@
-/* Trees in and out, as a stream of members (protocol.h), each in a process of its own. */
+/* Tree streams: copy a directory tree in or out as a sequence of struct member (protocol.h), in a worker process. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -30,10 +30,10 @@ static int read_all(int fd, void *data, size_t size)
 static int unpack_file(int fd, const char *path, const struct member *member, char *buffer)
 {
 	struct stat found;
-	/* What is no plain file gives way, and is not written through. */
+	/* Replace what is not a regular file; do not write through it. */
 	if (lstat(path, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
 		unlink(path);
-	/* Should a pipe take its place now, nobody waits for a reader of it. */
+	/* Non-blocking: someone may put a pipe there now. */
 	AUTOCLOSE int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0600);
 	int error = file >= 0 ? 0 : errno == ENXIO ? -ERROR_SPECIAL : -errno;
 
@@ -70,7 +70,7 @@ static int unpack_member(int fd, const char *path, const struct member *member, 
 	error = read_all(fd, buffer, (size_t)member->size);
 	buffer[member->size] = 0;
 	if (!error && symlink(buffer, path) < 0) {
-		/* As everywhere, what was there gives way. */
+		/* Replace what is there. */
 		error = errno == EEXIST && unlink(path) == 0 && symlink(buffer, path) == 0 ? 0 : -errno;
 	}
 	return error;
@@ -115,7 +115,7 @@ static int pack_file(int fd, int file, struct member *member, const char *path)
 		ssize_t count = read(file, buffer, left < CHUNK ? (size_t)left : CHUNK);
 		if (count < 0)
 			return -errno;
-		if (count == 0) { /* it became shorter meanwhile */
+		if (count == 0) { /* the file was truncated meanwhile: pad with zeros */
 			count = (ssize_t)(left < CHUNK ? left : CHUNK);
 			memset(buffer, 0, (size_t)count);
 		}
@@ -125,17 +125,17 @@ static int pack_file(int fd, int file, struct member *member, const char *path)
 	return error;
 }
 
-/* `path` is the member's, `size` long, in a buffer of PATH_MAX. */
+/* `path`: the member's path of length `size`, in a buffer of PATH_MAX. */
 static int pack_member(int fd, int parent, const char *name, char *path, size_t size, int depth)
 {
 	struct stat found;
 	int error = 0;
 
 	if (fstatat(parent, name, &found, AT_SYMLINK_NOFOLLOW) < 0)
-		return depth ? 0 : -errno; /* gone meanwhile */
+		return depth ? 0 : -errno; /* removed meanwhile */
 	struct member member = {.mode = found.st_mode, .path_size = (uint32_t)size};
 	if (S_ISLNK(found.st_mode)) {
-		static char target[PATH_MAX]; /* not on the stack, which may be deep here */
+		static char target[PATH_MAX]; /* static: the recursion may be deep */
 		ssize_t length = readlinkat(parent, name, target, sizeof target);
 		if (length < 0)
 			return -errno;

@@ -1,7 +1,7 @@
-/* Whether a sandbox is as it was before its first command.
+/* Verify that the sandbox is as fresh as before its first command.
  *
- * Whatever is written, wherever, takes an inode or a block of the one file system that all of it lies in: so
- * two numbers of it tell whether any file, directory or mark of the overlay was left, removed or changed. */
+ * Every write takes an inode or a block of the one writable file system. So its two counters show whether any file,
+ * directory or whiteout was left, removed or changed. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -42,7 +42,7 @@ void verify_open(void)
 static bool has_processes(void)
 {
 	DIR *proc = opendir("/proc");
-	bool found = proc == NULL; /* nor can it be said then that there are none */
+	bool found = proc == NULL; /* without /proc we cannot know */
 
 	for (struct dirent *entry; proc && !found && (entry = readdir(proc));)
 		found = atoi(entry->d_name) > 1;
@@ -51,7 +51,7 @@ static bool has_processes(void)
 	return found;
 }
 
-/* The first line of each is a heading. */
+/* The first line of each is a header. */
 static bool has_ipc_objects(void)
 {
 	static const char *const lists[] = {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"};
@@ -66,7 +66,7 @@ static bool has_ipc_objects(void)
 	return false;
 }
 
-/* By the kernel's count of this network. */
+/* As the kernel counts for this network namespace. */
 static bool has_sockets(void)
 {
 	char text[64] = "";

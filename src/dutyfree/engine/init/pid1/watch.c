@@ -1,5 +1,5 @@
-/* Changes of files, in a process of its own that says them as they come. What the owner does not take waits
- * in the pipe, then in the kernel's queue; when that is full, one change says that others were lost. */
+/* Watch for file changes with inotify, in a worker process. What the owner does not read waits in the pipe, then in the
+ * kernel's queue. When that is full, an overflow event says that changes were lost. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
@@ -22,7 +22,7 @@
 
 static struct watch_request wanted;
 static int out_fd, inotify;
-/* Where each watched directory is, relative to the first: by the kernel's number of it. */
+/* Path of each watched directory, relative to the first, by watch descriptor. */
 static char **paths;
 static size_t paths_size;
 static uint32_t watched_count;
@@ -58,7 +58,7 @@ static char *join_path(const char *place, const char *name)
 	return both;
 }
 
-/* Takes the name of the place. 1 if it is watched already, or cannot be any more. */
+/* Takes `place`. Returns 1 if the limit is reached, else 0 or -errno. */
 static int add(const char *path, char *place)
 {
 	if (watched_count >= wanted.directories) {
@@ -86,8 +86,7 @@ static int add(const char *path, char *place)
 	return 0;
 }
 
-/* Watches what is below a directory that is watched, and with `told` says what is there already: it was
- * made before anybody looked. */
+/* Watch all directories below a watched one. With `announce`, report what is there: it was created before we looked. */
 static int add_below(const char *path, const char *place, bool announce, int depth)
 {
 	DIR *directory = depth < DEPTH_MAX ? opendir(path) : NULL;
@@ -130,9 +129,9 @@ static int handle_event(const char *root, const struct inotify_event *event)
 		free(place);
 		paths[event->wd] = NULL;
 		watched_count--;
-		return first ? -ENOENT : 0; /* what was to be watched is gone, and was said to be */
+		return first ? -ENOENT : 0; /* the root was removed, which was reported */
 	}
-	/* Of an inner directory its parent tells already. */
+	/* The parent of an inner directory reports this too. */
 	if (event->mask & (IN_DELETE_SELF | IN_MOVE_SELF) && *place)
 		return 0;
 	int error = send_change(event->mask, place, event->len ? event->name : NULL);

@@ -29,10 +29,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What Docker covers of /proc. Beyond that: what names the host's disks, devices and users or counts what they do; how
- * busy the whole host is, where everybody may have the kernel watch it for them; locks, as nobody on the host can lock a
- * file while they are read. Files and directories that only the host's root may read are closed to a sandbox anyway, whose
- * users are all others: they need no cover. */
+/* Parts of /proc that a sandbox cannot read. Docker masks some of them. The others identify or count the host's disks,
+ * devices and users; show the load of the whole host (pressure, where any reader can make the kernel poll); or block
+ * every file lock of the host while they are read (locks). Files that only the host's root can read need no mask: no
+ * user of a sandbox is the host's root. */
 static struct mask {
 	const char *path, *cover;
 	bool needed;
@@ -51,12 +51,12 @@ static struct mask {
 };
 #define MASKS (sizeof masks / sizeof *masks)
 
-#define FILES 65536 /* that a process may have open */
+#define FILES 65536 /* open files per process */
 
-static int control; /* the socket, for the last word of a sandbox that cannot be made */
+static int control; /* the socket to the owner; fail() reports on it */
 static const struct slot *own_slot;
 static struct activation activation;
-static int upper_fd, detached_fds[DETACHED_MAX]; /* came with it: what is written to, and layers */
+static int upper_fd, detached_fds[DETACHED_MAX]; /* received with it: the writable file system, and detached layers */
 
 static _Noreturn void fail(const char *step, int error)
 {
@@ -91,7 +91,7 @@ static int create_tmpfs(const struct create *wanted)
 
 	snprintf(size, sizeof size, "%llu", (unsigned long long)wanted->disk);
 	snprintf(count, sizeof count, "%llu", (unsigned long long)inodes);
-	options[2][1] = count; /* files cost memory too, also empty ones */
+	options[2][1] = count; /* limit the inodes: they use memory too, even for empty files */
 	int mount = mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	if (mount < 0)
 		return mount;
@@ -119,7 +119,7 @@ int upper_create(const struct create *wanted, int *kept)
 	int used = mount_clone(*kept, "", false);
 	if (used != -EINVAL)
 		return used;
-	/* Before 6.15 only what is attached can be cloned. */
+	/* Before Linux 6.15 only an attached mount can be cloned. */
 	int error = mount_attach(*kept, "/up");
 	close_fd(kept);
 	if (error)
@@ -130,7 +130,7 @@ int upper_create(const struct create *wanted, int *kept)
 	return *kept < 0 ? *kept : used;
 }
 
-/* Without root, the ids of the sandbox are those of the launcher: there is nothing to map, and no right to. */
+/* Rootless: the sandbox has the ids of the launcher, so there is nothing to map. */
 static int idmap_userns(void)
 {
 	return host.rootless ? -1 : own_slot->user_namespace;
@@ -144,14 +144,14 @@ static int clone_layer(uint32_t number, const char *path)
 	return mount_clone(AT_FDCWD, path, false);
 }
 
-/* One tree of the sandbox: its layers, idmapped and read-only, under a directory of the upper. */
+/* Mount one tree: overlayfs of its layers, read-only and idmapped, under a directory of the upper file system. */
 static void mount_tree(const struct tree *tree, uint32_t index)
 {
 	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work_thread[16];
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
 				    {"workdir", work_thread},         {"redirect_dir", "on"},  {"metacopy", "on"},
 				    {NULL, NULL}};
-	/* Others than root keep the overlay's own marks where they may write, which excludes these two. */
+	/* Without root, overlayfs must store its xattrs as user.*, which excludes redirect_dir and metacopy. */
 	if (host.rootless) {
 		options[4][0] = "userxattr";
 		options[4][1] = NULL;
@@ -166,7 +166,7 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		must(mount, "layer");
 		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
 		int error = mount_restrict(mount, closed, idmap_userns());
-		/* Some file systems cannot map ids: what root owns there belongs to nobody in here. */
+		/* Some file systems do not support idmapped mounts. Files of root then show as nobody's in the sandbox. */
 		if (error == -EINVAL)
 			error = mount_restrict(mount, closed, -1);
 		must(error, "layer");
@@ -198,10 +198,10 @@ void setup_prepare(int proc)
 				  (found.st_uid != 0 || found.st_mode & 07);
 }
 
-/* What is the same in every sandbox, to be moved to its place when there is one. */
+/* Mount what is the same in every sandbox, at /parked. mount_root() moves it to its place. */
 static void mount_common(void)
 {
-	/* The host has a few thousand terminals for all. */
+	/* Limit the terminals: the host has a few thousand for everyone. */
 	static const char *const terminals[][2] = {
 		{"mode", "0620"}, {"ptmxmode", "0666"}, {"max", "64"}, {NULL, NULL}};
 
@@ -221,10 +221,10 @@ static void mount_common(void)
 }
 
 #define IOPRIO_PROCESS 1
-#define IOPRIO_DEFAULT (2 << 13 | 4) /* best effort, in the middle; smaller ones come before it */
+#define IOPRIO_DEFAULT (2 << 13 | 4) /* best effort class, middle level; a smaller number is a higher priority */
 
-/* A sandbox does not inherit a raised priority of its owner, nor its protection from the OOM killer. It does inherit
- * a lowered priority. */
+/* A sandbox does not inherit a raised CPU or I/O priority of its owner, nor its protection from the OOM killer. It does
+ * inherit a lowered priority. */
 static void reset_priority(void)
 {
 	const char *file = "/box/proc/self/oom_score_adj";
@@ -244,7 +244,7 @@ static void reset_priority(void)
 	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
 		return;
 	int error = write_file(AT_FDCWD, file, "0");
-	if (error && !host.rootless) /* who has no right to it, as nobody may look into us */
+	if (error && !host.rootless) /* rootless: not writable, because we are not dumpable */
 		fail("oom_score_adj", error);
 }
 
@@ -257,13 +257,14 @@ static void mount_upper(void)
 {
 	must(mount_restrict(upper_fd, 0, idmap_userns()), "tmpfs with mapped ids");
 	must(mount_attach(upper_fd, "/up"), "file system in place");
-	close_fd(&upper_fd); /* the way to it is the overlay, for all that comes */
+	close_fd(&upper_fd); /* from now on, only the overlay leads to it */
 }
 
 static void mount_root(const struct create *wanted)
 {
 	mount_upper();
-	/* The overlay does its own writing as whoever mounts it, who must be somebody in there. */
+	/* overlayfs writes with the credentials of the process that mounts it, so its ids must be mapped in the
+	 * sandbox. */
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
 	setfsgid(own_slot->first_id);
 	setfsuid(own_slot->first_id);
@@ -281,19 +282,18 @@ static void mount_root(const struct create *wanted)
 	move("/box/proc", "proc");
 	move("/box/dev", "dev");
 	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "dev/shm");
-	/* Over the launcher's root, and chroot: pivot_root would look at every process of the host. What
-	 * lies below can be had only with chroot or setns, which no process in here may call. */
+	/* Move the new root over the launcher's and chroot, because pivot_root iterates over every process of the host.
+	 * Only chroot or setns could reach the mount below, and the seccomp filter blocks both. */
 	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "root in place");
 	must_call(chroot("."), "chroot");
 	must_call(chdir("/workspace"), "workspace");
 	umask(022);
 }
 
-/* Without a control group for them, processes are counted by user and user namespace: that is the sandbox,
- * if it has but one user. */
+/* Without a pids cgroup, RLIMIT_NPROC limits processes per user and user namespace. With one user, that is the sandbox. */
 static void limit_processes(uint64_t count)
 {
-	const struct rlimit processes = {count + 2, count + 2}; /* with init's two threads */
+	const struct rlimit processes = {count + 2, count + 2}; /* init has two threads */
 
 	if (count && own_slot->cgroup.v2_dir < 0 && own_slot->cgroup.tasks[CGROUP_PIDS] < 0)
 		setrlimit(RLIMIT_NPROC, &processes);
@@ -301,7 +301,7 @@ static void limit_processes(uint64_t count)
 
 static void drop_privileges(void)
 {
-	/* 0 would let a core go to a program, if the host has one for that; 1 does not. */
+	/* 1 and not 0: with 0 the kernel still pipes core dumps to a core_pattern program. */
 	const struct rlimit none = {1, 1}, nothing = {0, 0};
 	struct rlimit files;
 
@@ -311,7 +311,7 @@ static void drop_privileges(void)
 	files.rlim_cur = files.rlim_max;
 	must_call(setrlimit(RLIMIT_NOFILE, &files), "open files");
 	must_call(setrlimit(RLIMIT_CORE, &none), "core files");
-	/* The owner may be allowed to have itself preferred to all others. */
+	/* The owner may be allowed to raise its own priority. */
 	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "real-time priority");
 	must_call(setrlimit(RLIMIT_NICE, &nothing), "priority");
 	must_call(setns(own_slot->user_namespace, CLONE_NEWUSER), "user namespace");
@@ -320,7 +320,7 @@ static void drop_privileges(void)
 	must_call(syscall(SYS_setresgid, 0, 0, 0), "group");
 	must_call(syscall(SYS_setresuid, 0, 0, 0), "user");
 	must_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
-	/* Neither memory nor descriptors of ours are to be had by those we start, who have the same user. */
+	/* Commands run as the same user: they must not ptrace init or read its /proc/1/fd. */
 	must_call(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
 	must_call(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "death signal");
 }
@@ -333,8 +333,8 @@ static void set_capabilities(uint32_t kept)
 	must_call(syscall(SYS_capset, &header, data), "capabilities");
 }
 
-/* The thread that does all the work. It and what it starts are in the payload's control groups; the
- * process, which is its first thread, is not: so the kernel, out of memory in there, never kills init. */
+/* The thread that does the work. This thread and what it starts are in the sandbox's control groups. The main thread of
+ * the process is not, so the OOM killer does not choose init when the sandbox runs out of memory. */
 static int work_thread(void *unused)
 {
 	(void)unused;
@@ -354,8 +354,8 @@ static int work_thread(void *unused)
 	init_run(payload);
 }
 
-/* Said before the last steps, so that the owner wakes up meanwhile: what it then asks for waits in the
- * socket until they are done, and if one fails, that is the answer. */
+/* Sent before the last steps, so that the owner wakes up meanwhile. Its requests wait in the socket until set-up ends.
+ * If a later step fails, FRAME_FATAL is the answer. */
 static void send_ready(const struct ready *ready)
 {
 	struct frame header = {.size = sizeof *ready, .kind = FRAME_READY};
@@ -363,7 +363,7 @@ static void send_ready(const struct ready *ready)
 	send_message(control, &header, sizeof header, ready, sizeof *ready, NULL, 0);
 }
 
-/* The launcher closes its end if it changes its mind, or dies. */
+/* Wait for the launcher's message. If it closes its end or dies, exit. */
 static void await_activation(void)
 {
 	union {

@@ -1,17 +1,20 @@
-/* From a fresh clone of the launcher to PID 1 of a sandbox. */
+/* setup/: a fresh clone of the launcher becomes PID 1 of a sandbox.
+ *
+ * sandbox.c mounts the root, drops privileges and starts init (pid1/); seccomp.c builds the seccomp filter from the
+ * list in syscalls.h. Start reading at setup_run() in sandbox.c. */
 #ifndef DUTYFREE_SANDBOX_H
 #define DUTYFREE_SANDBOX_H
 
 #include "protocol.h"
 #include "launcher/slot.h"
 
-void setup_prepare(int proc); /* looks at the host's /proc, once */
+void setup_prepare(int proc); /* once: find out which masks this host's /proc needs */
 
-/* A file system for what a sandbox writes: a descriptor of a detached mount, for it, or -errno; and another one
- * to be kept. */
+/* Create the writable file system of a sandbox. Returns a detached mount for the sandbox, or -errno; `kept` is a second
+ * one, from which the launcher takes snapshots. */
 int upper_create(const struct create *wanted, int *kept);
 
-/* Runs in the clone, never returns: prepares what all sandboxes have alike, and waits for its order. */
+/* Runs in the clone and does not return: prepare what all sandboxes share, park, then become a sandbox. */
 _Noreturn void setup_run(const struct slot *slot);
 
 #endif

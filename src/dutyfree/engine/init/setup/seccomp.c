@@ -1,6 +1,6 @@
-/* The allowed numbers become a few ranges, and these a balanced tree of comparisons: about seven steps
- * per system call, and a program four times smaller than a list, which the kernel compiles in less time.
- */
+/* The seccomp filter as a BPF program. System call numbers with the same verdict form ranges, and the ranges a balanced
+ * tree of comparisons: about seven instructions per call. The program is four times smaller than a linear list, so the
+ * kernel compiles it faster. */
 #define _GNU_SOURCE
 #include "setup/seccomp.h"
 
@@ -29,29 +29,29 @@
 #define NAMESPACES                                                                                       \
 	(CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID |    \
 	 CLONE_NEWNET)
-#define TIOCSTI_ 0x5412u   /* types into the terminal that it shares */
+#define TIOCSTI_ 0x5412u   /* inserts input into a terminal that other processes share */
 #define TIOCLINUX_ 0x541cu /* pastes into a console */
-/* Whoever asks for another family may have the kernel load a module for it. */
+/* Other address families may make the kernel load a module. */
 #define AF_UNIX_ 1u
 #define AF_INET_ 2u
 #define AF_INET6_ 10u
-#define AF_NETLINK_ 16u    /* of its protocols only the first, for routes and interfaces */
-#define SOCKET_KIND 0xfu   /* of its second argument; the rest are flags */
+#define AF_NETLINK_ 16u  /* only protocol 0, NETLINK_ROUTE */
+#define SOCKET_KIND 0xfu /* mask for the socket type; the rest are flags */
 #define SOCK_STREAM_ 1u
 #define SOCK_DGRAM_ 2u
 #define SOCK_RAW_ 3u
 #define IPPROTO_TCP_ 6u
 #define SOL_SOCKET_ 1u
 #define SO_RCVBUF_ 8u
-#define F_SETLEASE_ 1024u  /* lets whoever opens the file wait, and be it init */
+#define F_SETLEASE_ 1024u /* a lease makes everyone who opens the file wait, even init */
 #define MAP_HUGETLB_ 0x40000u
 #define MFD_HUGETLB_ 4u
 #define MADV_PAGEOUT_ 21u
 #define FADV_DONTNEED_ 4u
 #define RWF_NOWAIT_ 8u
 #define SCHED_RESET_ON_FORK_ 0x40000000u
-#define IOPRIO_LEVEL 0xe004u /* the class, and of the eight levels in it whether it is among the lower four */
-#define IOPRIO_RAISED 0x4000u /* best effort, and before those who asked for nothing */
+#define IOPRIO_LEVEL 0xe004u  /* the class, and whether the level is one of the lower four of eight */
+#define IOPRIO_RAISED 0x4000u /* best effort class with a raised level */
 #define TCP_ZEROCOPY_RECEIVE_ 35u
 #define ATTRIBUTE_MAX 1024u
 
@@ -59,7 +59,7 @@ enum verdict {
 	ALLOW,
 	DENY,
 	NO_SYSCALL,
-	NOOP, /* succeeds without effect */
+	NOOP, /* returns 0 and does nothing */
 	NOTIFY_BROKER,
 	CHECK_CLONE3,
 	CHECK_GETSOCKOPT,
@@ -70,39 +70,40 @@ enum verdict {
 	CHECK_SETSOCKOPT,
 	CHECK_SOCKET,
 	CHECK_SOCKETPAIR,
-	CHECK_BY_RULE /* and on: one for each rule */
+	CHECK_BY_RULE /* and the following: one verdict for each rule */
 };
 
 #define ERRNO(number) (SECCOMP_RET_ERRNO | (number))
 
-/* Calls that one look at one argument decides. All other uses of them are allowed. */
+/* Calls that one argument decides. All other uses of them are allowed. */
 static const struct rule {
 	uint16_t call;
 	uint8_t argument;
-	uint8_t test; /* of its lower half */
+	uint8_t test; /* of the lower 32 bits */
 	uint32_t value, action;
 } rules[] = {
 	{SYS_clone, 0, BPF_JSET, NAMESPACES, ERRNO(EPERM)},
 	{SYS_fcntl, 1, BPF_JEQ, F_SETLEASE_, ERRNO(EINVAL)},
 	{SYS_ioctl, 1, BPF_JEQ, TIOCSTI_, ERRNO(EPERM)},
 	{SYS_ioctl, 1, BPF_JEQ, TIOCLINUX_, ERRNO(EPERM)},
-	/* Core files are off; a program that lowers it further has what it wants. */
+	/* Core dumps are off. Programs that switch them off too must not fail. */
 	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_CORE, ERRNO(0)},
-	/* By which init finds a command's processes (process.c). Nobody here has the priority that it limits. */
+	/* RLIMIT_RTTIME marks the processes of a command (process.c). It has no other effect here. */
 	{SYS_setrlimit, 0, BPF_JEQ, RLIMIT_RTTIME, ERRNO(0)},
-	/* Pages that the host's root keeps for a program of its own. On other hosts there are none either. */
+	/* Huge pages that the host's root reserved. ENOMEM is what hosts without them return. */
 	{SYS_mmap, 3, BPF_JSET, MAP_HUGETLB_, ERRNO(ENOMEM)},
 	{SYS_memfd_create, 1, BPF_JSET, MFD_HUGETLB_, ERRNO(ENOMEM)},
-	/* Would take files of an image, the host's among them, out of all others' memory. */
+	/* Would evict files of shared images, even the host's, from the page cache. */
 	{SYS_fadvise64, 3, BPF_JEQ, FADV_DONTNEED_, ERRNO(0)},
 	{SYS_madvise, 2, BPF_JEQ, MADV_PAGEOUT_, ERRNO(EINVAL)},
-	/* The memory of access lists is counted for nobody. No filter sees whether this is one. */
+	/* No control group counts the memory of POSIX ACLs, and a filter cannot see the attribute's name. */
 	{SYS_setxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
 	{SYS_lsetxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
 	{SYS_fsetxattr, 3, BPF_JGT, ATTRIBUTE_MAX, ERRNO(E2BIG)},
-	/* Would tell which parts of a file others have read. The kernel says so of files that cannot do it. */
+	/* Would reveal which parts of a file are in the page cache. The kernel returns this error where it is
+	 * unsupported. */
 	{SYS_preadv2, 5, BPF_JSET, RWF_NOWAIT_, ERRNO(EOPNOTSUPP)},
-	/* Children would have turns of the usual length again (priority.c). */
+	/* Would give children the default time slice again (priority.c). */
 	{SYS_sched_setscheduler, 1, BPF_JSET, SCHED_RESET_ON_FORK_, ERRNO(EPERM)},
 	{SYS_seccomp, 0, BPF_JEQ, SECCOMP_SET_MODE_FILTER, SECCOMP_RET_USER_NOTIF},
 	{SYS_prctl, 0, BPF_JEQ, PR_SET_SECCOMP, SECCOMP_RET_USER_NOTIF},
@@ -111,45 +112,46 @@ static const struct rule {
 
 #define BIT(n) (1u << (n) % 32)
 
-/* Options of sockets that may be set, by level: a bit for each, 32 to a word. All others do not exist here: for many of
- * them the kernel keeps memory that it charges to nobody (extension headers, groups, keys, filters, timestamps), or
- * changes something for the whole host. Numbers are the same on all architectures that we run on. */
+/* Socket options that may be set, by level: one bit each, 32 per word. All others fail with ENOPROTOOPT. Many of them
+ * make the kernel allocate memory that no control group counts (extension headers, multicast groups, keys, filters,
+ * timestamps), or change something for the whole host. The numbers are the same on all our architectures. */
 static const struct options {
 	uint16_t level;
 	uint8_t word;
 	uint32_t allowed;
 } options[] = {
-	/* SOL_SOCKET: DEBUG to REUSEPORT but RCVBUF, which is judged before; PASSCRED, SNDLOWAT, both times; BINDTODEVICE,
-	 * TIMESTAMP. Not RCVLOWAT, which raises the size of what may lie unread. */
+	/* SOL_SOCKET: DEBUG to REUSEPORT but RCVBUF (see CHECK_SETSOCKOPT); PASSCRED, SNDLOWAT, RCVTIMEO, SNDTIMEO;
+	 * BINDTODEVICE, TIMESTAMP. Not RCVLOWAT, which grows the receive buffer. */
 	{1, 0, 0x0000fefe | BIT(16) | BIT(19) | BIT(20) | BIT(21) | BIT(25) | BIT(29)},
 	/* PASSSEC, TIMESTAMPNS, RXQ_OVFL, PEEK_OFF, SELECT_ERR_QUEUE, BINDTOIFINDEX, TIMESTAMP_NEW; */
 	{1, 1, BIT(34) | BIT(35) | BIT(40) | BIT(42) | BIT(45) | BIT(62) | BIT(63)},
-	/* TIMESTAMPNS_NEW, both times anew, PASSPIDFD, PASSRIGHTS. */
+	/* TIMESTAMPNS_NEW, RCVTIMEO_NEW, SNDTIMEO_NEW, PASSPIDFD, PASSRIGHTS. */
 	{1, 2, BIT(64) | BIT(66) | BIT(67) | BIT(76) | BIT(83)},
 	/* TCP: NODELAY to CONGESTION, THIN_*, USER_TIMEOUT, FASTOPEN, NOTSENT_LOWAT, FASTOPEN_CONNECT; INQ. */
 	{6, 0, 0x00003ffe | BIT(16) | BIT(17) | BIT(18) | BIT(23) | BIT(25) | BIT(30)},
 	{6, 1, BIT(36)},
 	/* IP: TOS, TTL, RECVOPTS, RETOPTS, PKTINFO, MTU_DISCOVER to RECVTOS, FREEBIND, ORIGDSTADDR, MINTTL,
-	 * BIND_ADDRESS_NO_PORT; MULTICAST_IF to LOOP, MULTICAST_ALL, UNICAST_IF, LOCAL_PORT_RANGE. No groups. */
+	 * BIND_ADDRESS_NO_PORT; MULTICAST_IF to LOOP, MULTICAST_ALL, UNICAST_IF, LOCAL_PORT_RANGE. No multicast
+	 * membership. */
 	{0, 0, BIT(1) | BIT(2) | BIT(6) | BIT(7) | BIT(8) | 0x00003c00 | BIT(15) | BIT(20) | BIT(21) | BIT(24)},
 	{0, 1, BIT(32) | BIT(33) | BIT(34) | BIT(49) | BIT(50) | BIT(51)},
-	/* IPv6: the old forms of what is to be told, UNICAST_HOPS to MULTICAST_LOOP, MTU_DISCOVER to V6ONLY,
-	 * MULTICAST_ALL; RECVPKTINFO to RECVHOPLIMIT, the same for extension headers, PATHMTU, DONTFRAG; RECVTCLASS,
-	 * TCLASS, AUTOFLOWLABEL, ADDR_PREFERENCES, MINHOPCOUNT, ORIGDSTADDR, UNICAST_IF, FREEBIND. */
+	/* IPv6: the 2292 options, UNICAST_HOPS to MULTICAST_LOOP, MTU_DISCOVER to V6ONLY, MULTICAST_ALL; RECVPKTINFO to
+	 * RECVHOPLIMIT, RECV* of extension headers, PATHMTU, DONTFRAG; RECVTCLASS, TCLASS, AUTOFLOWLABEL,
+	 * ADDR_PREFERENCES, MINHOPCOUNT, ORIGDSTADDR, UNICAST_IF, FREEBIND. */
 	{41, 0, 0x0000013c | 0x000f0000 | 0x07800000 | BIT(29)},
 	{41, 1, BIT(49) | BIT(50) | BIT(51) | BIT(52) | BIT(53) | BIT(56) | BIT(58) | BIT(60) | BIT(62)},
 	{41, 2, BIT(66) | BIT(67) | BIT(70) | BIT(72) | BIT(73) | BIT(74) | BIT(76) | BIT(78)},
 	/* UDP: CORK; SEGMENT, GRO. */
 	{17, 0, BIT(1)},
 	{17, 3, BIT(103) | BIT(104)},
-	/* Netlink: groups, PKTINFO, errors, acknowledgements, strict checks. */
+	/* Netlink: membership, PKTINFO, errors, acknowledgements, strict checks. */
 	{270, 0, BIT(1) | BIT(2) | BIT(3) | BIT(4) | BIT(5) | BIT(10) | BIT(11) | BIT(12)},
 };
 #define OPTIONS (sizeof options / sizeof *options)
 #define WORDS 4
 #define VERDICTS (CHECK_BY_RULE + RULES)
 
-/* Calls from `first` up to the next range's share a verdict. */
+/* Calls from `first` up to the next range have the same verdict. */
 struct range {
 	uint32_t first;
 	unsigned verdict;
@@ -172,7 +174,7 @@ static struct sock_filter code[512];
 static unsigned length;
 static struct range ranges[256];
 static unsigned count;
-/* Comparisons whose branch is a verdict are patched when the verdicts' places are known. */
+/* Jumps to a verdict. They are patched when the positions of the verdicts are known. */
 static struct {
 	unsigned at;
 	int branch;
@@ -214,17 +216,17 @@ static unsigned verdict_of(uint32_t number)
 		return CHECK_SOCKETPAIR;
 	case SYS_connect:
 		return NOTIFY_BROKER;
-	case SYS_sync: /* of all the host's disks; nothing of a sandbox is on one */
+	case SYS_sync: /* would flush all disks of the host; a sandbox has no data on one */
 		return NOOP;
-	case SYS_mincore: /* with cachestat: which files of an image others have read, exactly */
+	case SYS_mincore: /* with cachestat: reveals which files of an image others have read */
 	case 451:
-	case SYS_io_setup: /* all of the host share its requests */
-	case 425: /* io_uring_setup and its two companions: what they are told lies where no filter looks */
+	case SYS_io_setup: /* the host has one limit for all AIO requests (fs.aio-max-nr) */
+	case 425: /* io_uring_setup, _enter, _register: seccomp cannot see its requests */
 	case 426:
 	case 427:
-	case 440: /* process_madvise: what madvise may not */
-	case 447: /* memfd_secret: each takes pages out of the kernel's own map, whose parts stay small for ever */
-	case 463: /* setxattrat: its size lies in memory */
+	case 440: /* process_madvise: can do what madvise above may not */
+	case 447: /* memfd_secret: each page splits the kernel's direct map for good */
+	case 463: /* setxattrat: its size is in memory, where a filter cannot look */
 		return NO_SYSCALL;
 	}
 	for (unsigned i = 0; i < sizeof allowed / sizeof *allowed; i++)
@@ -235,13 +237,13 @@ static unsigned verdict_of(uint32_t number)
 
 static void emit_branch(unsigned at, int which, unsigned low, unsigned high);
 
-/* Code that finds the verdict of a number between ranges[low] and ranges[high]. */
+/* Emit a binary search for the verdict of a number between ranges[low] and ranges[high]. */
 static void emit_search(unsigned low, unsigned high)
 {
 	unsigned middle = (low + high + 1) / 2;
 	unsigned at = emit(BPF_JMP | BPF_JGE | BPF_K, ranges[middle].first, 0, 0);
 
-	emit_branch(at, 0, low, middle - 1); /* what follows directly is the branch not taken */
+	emit_branch(at, 0, low, middle - 1); /* the branch not taken follows directly */
 	emit_branch(at, 1, middle, high);
 }
 
@@ -275,7 +277,7 @@ static void emit_return(uint32_t action)
 
 #define ARGUMENT(n) offsetof(struct seccomp_data, args[n])
 
-/* Allowed with the pass in this argument and the next; what follows is for others. Nine steps. */
+/* Allow the call if this argument and the next hold the token; else go on. Nine instructions. */
 static void emit_token_check(unsigned argument)
 {
 	for (unsigned i = 0; i < 4; i++) {
@@ -286,7 +288,7 @@ static void emit_token_check(unsigned argument)
 	emit_return(SECCOMP_RET_ALLOW);
 }
 
-/* All rules of a call, of which this is the first. */
+/* All rules of one call, from its first. */
 static void emit_rules(const struct rule *rule)
 {
 	for (uint16_t call = rule->call; rule < rules + RULES && rule->call == call; rule++) {
@@ -297,12 +299,12 @@ static void emit_rules(const struct rule *rule)
 	emit_return(SECCOMP_RET_ALLOW);
 }
 
-/* Finds the word by level and option, and in it the bit of the option. A level with more bits than the kernel knows may
- * pass for another one here: the kernel knows no option of it. */
+/* Compute the word from level and option, then test the bit of the option. A huge level can overflow to another
+ * one, but the kernel has no options at it. */
 static void emit_setsockopt(void)
 {
 	emit_load(ARGUMENT(2));
-	emit(BPF_JMP | BPF_JGE | BPF_K, 32 * WORDS, 13 + OPTIONS, 0); /* refused */
+	emit(BPF_JMP | BPF_JGE | BPF_K, 32 * WORDS, 13 + OPTIONS, 0); /* → refused */
 	emit(BPF_ALU | BPF_RSH | BPF_K, 5, 0, 0);
 	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
 	emit_load(ARGUMENT(1));
@@ -316,7 +318,7 @@ static void emit_setsockopt(void)
 	emit(BPF_ALU | BPF_LSH | BPF_X, 0, 0, 0);
 	emit(BPF_MISC | BPF_TAX, 0, 0, 0);
 	emit(BPF_LD | BPF_MEM, 0, 0, 0);
-	for (unsigned i = 0; i < OPTIONS; i++) /* to the pairs below */
+	for (unsigned i = 0; i < OPTIONS; i++) /* → the pairs below */
 		emit(BPF_JMP | BPF_JEQ | BPF_K, WORDS * options[i].level + options[i].word, (uint8_t)(OPTIONS + i), 0);
 	emit_return(ERRNO(ENOPROTOOPT));
 	for (unsigned i = 0; i < OPTIONS; i++) {
@@ -347,7 +349,7 @@ static void emit_verdict(unsigned verdict)
 	case NOTIFY_BROKER:
 		emit_return(SECCOMP_RET_USER_NOTIF);
 		break;
-	case CHECK_CLONE3: /* its flags lie in memory, where no filter looks; libraries fall back to clone */
+	case CHECK_CLONE3: /* its flags are in memory, where a filter cannot look; libraries fall back to clone */
 		emit_token_check(2);
 		emit_return(ERRNO(ENOSYS));
 		break;
@@ -358,7 +360,7 @@ static void emit_verdict(unsigned verdict)
 		emit_return(ERRNO(EPERM));
 		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case CHECK_PRLIMIT: /* that of others may be read; only one's own be set, but not of core files, nor the mark */
+	case CHECK_PRLIMIT: /* reading is allowed; setting only for oneself, and neither RLIMIT_CORE nor the mark */
 		emit_load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_RTTIME, 1, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_CORE, 9, 14);
@@ -377,7 +379,7 @@ static void emit_verdict(unsigned verdict)
 		emit_return(ERRNO(EPERM));
 		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case CHECK_SCHED_SETATTR: /* what it says lies in memory: turns so short that they come before all others */
+	case CHECK_SCHED_SETATTR: /* its argument is in memory: a short slice would preempt all others */
 		emit_token_check(3);
 		emit_return(ERRNO(EPERM));
 		break;
@@ -388,7 +390,7 @@ static void emit_verdict(unsigned verdict)
 		emit_return(ERRNO(EPERM));
 		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case CHECK_GETSOCKOPT: /* would have pages of the kernel's for as long as they are mapped */
+	case CHECK_GETSOCKOPT: /* TCP_ZEROCOPY_RECEIVE pins kernel pages while they are mapped */
 		emit_load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 0, 3);
 		emit_load(ARGUMENT(2));
@@ -396,7 +398,7 @@ static void emit_verdict(unsigned verdict)
 		emit_return(ERRNO(ENOPROTOOPT));
 		emit_return(SECCOMP_RET_ALLOW);
 		break;
-	case CHECK_SETSOCKOPT: /* what may lie unread is not counted as memory: it stays the host's default */
+	case CHECK_SETSOCKOPT: /* no control group counts unread data: SO_RCVBUF is accepted and ignored */
 		emit_load(ARGUMENT(1));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET_, 0, 3);
 		emit_load(ARGUMENT(2));
@@ -404,7 +406,7 @@ static void emit_verdict(unsigned verdict)
 		emit_return(ERRNO(0));
 		emit_setsockopt();
 		break;
-	case CHECK_SOCKET: /* those whose buffers the kernel counts for nobody, init makes and counts (seccomp_broker.c) */
+	case CHECK_SOCKET: /* init creates those whose buffers no control group counts (seccomp_broker.c) */
 		emit_load(ARGUMENT(0));
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX_, 23, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK_, 10, 0);
@@ -415,7 +417,7 @@ static void emit_verdict(unsigned verdict)
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM_, 9, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_RAW_, 16, 0); /* the kernel refuses it */
 		emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM_, 0, 5);
-		emit_load(ARGUMENT(2)); /* for another protocol than TCP the kernel may load a module */
+		emit_load(ARGUMENT(2)); /* another protocol than TCP may make the kernel load a module */
 		emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 13, 0);
 		emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP_, 12, 2);
 		emit_load(ARGUMENT(2));
@@ -452,7 +454,7 @@ unsigned seccomp_prepare(void)
 	emit_return(ERRNO(ENOSYS));
 	emit_load(offsetof(struct seccomp_data, nr));
 	emit_search(0, count - 1);
-	/* Comparisons reach 255 steps; some verdicts lie further away, and a jump leads there. */
+	/* Conditional jumps reach 255 instructions. Verdicts further away get an unconditional jump. */
 	for (unsigned verdict = 0; verdict < VERDICTS; verdict++) {
 		offsets[verdict] = length;
 		emit(BPF_JMP | BPF_JA, 0, 0, 0);
@@ -476,7 +478,7 @@ unsigned seccomp_prepare(void)
 int seccomp_enter(void)
 {
 	const unsigned all = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
-	/* A signal interrupts nobody who is being answered: some calls never end so otherwise. */
+	/* WAIT_KILLABLE_RECV: a signal does not restart a call that the broker is handling. Some would never finish. */
 	const unsigned notify = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
 	struct sock_fprog program = {(unsigned short)length, code};
 	long listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all | notify, &program);
@@ -485,7 +487,8 @@ int seccomp_enter(void)
 		return (int)listener;
 	if (errno != EBUSY)
 		return -errno;
-	/* Somebody around us is asked already, and the kernel knows but one: nothing is counted then. */
+	/* There is a listener already: we run inside another sandbox, and the kernel allows only one. Go without a
+	 * broker. */
 	for (unsigned i = 0; i < length; i++)
 		if (code[i].code == (BPF_RET | BPF_K) && code[i].k == SECCOMP_RET_USER_NOTIF)
 			code[i].k = SECCOMP_RET_ALLOW;

@@ -1,7 +1,6 @@
-/* The system calls that a sandbox may use: Docker's default list without the capabilities that open more
- * of it. Left out, so that they are refused: everything about mounts, namespaces, modules, keyrings,
- * io_uring, bpf, perf, userfaultfd, fanotify, file handles, clocks, swap, quotas and NUMA placement.
- * Some of these are judged by their arguments, or not there after all: in seccomp.c. */
+/* The system calls that a sandbox may use: Docker's default list for a container without extra capabilities. Refused
+ * are mounts, namespaces, modules, keyrings, io_uring, bpf, perf, userfaultfd, fanotify, file handles, clocks, swap,
+ * quotas and NUMA placement. seccomp.c checks arguments of some calls, and removes a few. */
 #ifndef DUTYFREE_SYSCALLS_H
 #define DUTYFREE_SYSCALLS_H
 
@@ -47,14 +46,14 @@
 	X(get_thread_area) X(epoll_create) X(epoll_wait) X(utimes) X(inotify_init) X(futimesat) X(signalfd) \
 	X(eventfd) X(name_to_handle_at)
 
-/* Newer than some C libraries; the same numbers everywhere. */
+/* Newer than some C libraries. The numbers are the same on all architectures. */
 #define SYSCALLS_NEW(X) \
 	X(landlock_create_ruleset,444) X(landlock_add_rule,445) X(landlock_restrict_self,446) \
 	X(process_mrelease,448) X(futex_waitv,449) X(cachestat,451) X(fchmodat2,452) \
 	X(map_shadow_stack,453) X(futex_wake,454) X(futex_wait,455) X(futex_requeue,456) X(mseal,462) \
 	X(getxattrat,464) X(listxattrat,465) X(removexattrat,466)
 
-/* Above this a call is unknown to the list, and said not to exist: programs then fall back. */
+/* Calls above this number return ENOSYS, so that programs fall back. */
 #define SYSCALLS_KNOWN 466
 
 #endif
