@@ -21,7 +21,7 @@
 #define MOUNTPOINT_MAX 64
 #define LABEL_MAX 128
 
-/* [1] One layer for each tree. EBUSY if a copy is cheaper, or if there are files in /dev/shm. A non-empty body forces it. */
+/* [1] One layer for each tree. EBUSY if a copy is cheaper or /dev/shm has files; a non-empty body forces it. */
 enum request_kind {
 	REQUEST_HELLO = 1,          /* → reply.value = PROTOCOL_VERSION, text = cgroups, mode and ids of this host */
 	REQUEST_LAYER = 2,          /* text = directory on the host → reply.value = layer number */

@@ -41,7 +41,8 @@ static int egress_client_open(void)
 	return 0;
 }
 
-static int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size, const int *fds)
+static int egress_client_send(uint32_t kind, uint32_t number, uint32_t serial, const void *body, size_t size,
+			      const int *fds)
 {
 	struct request head = {.kind = kind, .serial = serial, .number = number, .size = (uint32_t)size};
 

@@ -142,7 +142,8 @@ void dns_addresses(const uint8_t *message, size_t size,
 		at = at < size ? skip_name(message, size, at) : 0;
 		if (!at || at > size || size - at < 10)
 			return;
-		uint16_t type = get_u16(message + at), class = get_u16(message + at + 2), length = get_u16(message + at + 8);
+		uint16_t type = get_u16(message + at), class = get_u16(message + at + 2);
+		uint16_t length = get_u16(message + at + 8);
 		uint32_t seconds = (uint32_t)get_u16(message + at + 4) << 16 | get_u16(message + at + 6);
 		at += 10;
 		if (length > size - at)

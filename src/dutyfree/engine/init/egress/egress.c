@@ -368,7 +368,8 @@ static void enter_process(int launcher)
 	    dup3(routes, ROUTES_FD, O_CLOEXEC) < 0 || syscall(SYS_close_range, ROUTES_FD + 1, ~0u, 0) < 0 ||
 	    relay_prepare() < 0 || create_epoll() < 0)
 		_exit(71);
-	if (setgroups(0, NULL) < 0 || setresgid(EGRESS_ID, EGRESS_ID, EGRESS_ID) < 0 || setresuid(EGRESS_ID, EGRESS_ID, EGRESS_ID) < 0 ||
+	if (setgroups(0, NULL) < 0 || setresgid(EGRESS_ID, EGRESS_ID, EGRESS_ID) < 0 ||
+	    setresuid(EGRESS_ID, EGRESS_ID, EGRESS_ID) < 0 ||
 	    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
 	    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
 		_exit(71);

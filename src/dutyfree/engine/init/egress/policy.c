@@ -172,7 +172,8 @@ static bool port_fits(uint16_t wanted, uint16_t port)
 	return wanted == 0 || wanted == port;
 }
 
-enum policy_verdict policy_check(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment)
+enum policy_verdict policy_check(const struct policy *policy, const struct in6_addr *address, uint16_t port,
+				 uint64_t moment)
 {
 	bool all = policy->head.flags & NETWORK_ALL, host = is_v4(address, ADDRESS_HOST);
 	size_t at = 0;
@@ -245,7 +246,8 @@ static void add_resolved(struct policy *policy, const struct in6_addr *address, 
 	policy->resolved[policy->next++ % RESOLVED_MAX] = (struct resolved_address){*address, port, until};
 }
 
-void policy_add_resolved(struct policy *policy, const char *name, size_t size, const struct in6_addr *address, uint64_t until)
+void policy_add_resolved(struct policy *policy, const char *name, size_t size, const struct in6_addr *address,
+			 uint64_t until)
 {
 	size_t at = 0;
 

@@ -37,9 +37,11 @@ bool policy_denylisted(const struct in6_addr *address);
  * address that is itself ::ffff:…. */
 #define EMBEDDED_MAX 5
 unsigned policy_embedded(const struct in6_addr *address, struct in6_addr found[EMBEDDED_MAX]);
-enum policy_verdict policy_check(const struct policy *policy, const struct in6_addr *address, uint16_t port, uint64_t moment);
+enum policy_verdict policy_check(const struct policy *policy, const struct in6_addr *address, uint16_t port,
+				 uint64_t moment);
 bool policy_allows_name(const struct policy *policy, const char *name, size_t size);
 /* An allowed name resolved to this address. */
-void policy_add_resolved(struct policy *policy, const char *name, size_t size, const struct in6_addr *address, uint64_t until);
+void policy_add_resolved(struct policy *policy, const char *name, size_t size, const struct in6_addr *address,
+			 uint64_t until);
 
 #endif

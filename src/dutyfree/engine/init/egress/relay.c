@@ -203,7 +203,7 @@ static enum progress save_pending(struct pending *pending, size_t left)
 	return data ? SINK_FULL : BROKEN;
 }
 
-/* At urgent data splice() stops and looks like the end of the stream. recv() gets past it; returns what recv() returns. */
+/* At urgent data splice() stops, as if the stream had ended. recv() gets past it. Returns what recv() returns. */
 static ssize_t read_urgent(struct pending *pending, int source)
 {
 	static char data[CHUNK];

@@ -301,7 +301,8 @@ int cgroup_open(int proc)
 		error = cgroup_v2_split(v2_group(), proc);
 		readonly_root = mount_clone(v2_group(), "", false);
 		if (!error)
-			error = readonly_root < 0 ? readonly_root : mount_restrict(readonly_root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, -1);
+			error = readonly_root < 0 ? readonly_root
+						  : mount_restrict(readonly_root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, -1);
 	}
 	if (error)
 		return error;

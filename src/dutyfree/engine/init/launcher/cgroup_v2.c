@@ -19,7 +19,8 @@ bool cgroup_v2_has_controller(int group, int kind)
 {
 	char list[256];
 
-	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 && list_contains(list, cgroup_names[kind], ' ');
+	return read_file(group, "cgroup.subtree_control", list, sizeof list) > 0 &&
+	       list_contains(list, cgroup_names[kind], ' ');
 }
 
 /* Whether it has processes and is not the root group, which may have both processes and children. */

@@ -74,24 +74,24 @@ void id_range_release(unsigned first)
 	lock(F_UNLCK, range);
 }
 
-static bool makers[IDS]; /* without root: ids of the launcher's own range that have made a namespace */
+static bool creators[IDS]; /* rootless: ids of the launcher that created a user namespace */
 
-unsigned id_maker_claim(unsigned first)
+unsigned id_creator_claim(unsigned first)
 {
 	static unsigned last;
 
 	for (unsigned attempt = 1; host.rootless && attempt < host.ids; attempt++) {
 		last = last % (host.ids - 1) + 1;
-		if (!makers[last]) {
-			makers[last] = true;
+		if (!creators[last]) {
+			creators[last] = true;
 			return last;
 		}
 	}
 	return first;
 }
 
-void id_maker_release(unsigned maker)
+void id_creator_release(unsigned creator)
 {
 	if (host.rootless)
-		makers[maker] = false;
+		creators[creator] = false;
 }

@@ -6,8 +6,8 @@ int id_range_open(void);             /* before the host's files become unreachab
 int id_range_claim(unsigned *first); /* until release or exit: 0 or -errno */
 void id_range_release(unsigned first);
 
-/* The id that makes a sandbox's user namespace, for which the kernel adds up what all users of the sandbox have. */
-unsigned id_maker_claim(unsigned first);
-void id_maker_release(unsigned maker);
+/* The id that creates a sandbox's user namespace. Per-user limits of the kernel count all users of the sandbox for it. */
+unsigned id_creator_claim(unsigned first);
+void id_creator_release(unsigned creator);
 
 #endif

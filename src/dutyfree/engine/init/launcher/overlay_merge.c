@@ -85,7 +85,8 @@ static int follow_redirect(int fd, struct lookup *lookup, size_t rest)
 		lookup->stops = false;
 		begin = 0;
 	}
-	int error = check_path_length(snprintf(name, sizeof name, "%.*s%s%s", (int)begin, lookup->name, value, lookup->name + end));
+	int error = check_path_length(
+		snprintf(name, sizeof name, "%.*s%s%s", (int)begin, lookup->name, value, lookup->name + end));
 	if (!error)
 		strcpy(lookup->name, name);
 	return error;
@@ -203,7 +204,8 @@ static void init_merged(struct merged *merged)
 }
 
 /* After our own layers: record where the layers below have the rest. 0 or -errno. */
-static int record_origin(const struct merged *above, const char *name, const struct lookup *lookup, struct merged *merged)
+static int record_origin(const struct merged *above, const char *name, const struct lookup *lookup,
+			 struct merged *merged)
 {
 	bool from_root = lookup->name[0] == '/';
 	char usual[PATH_MAX];
@@ -302,7 +304,7 @@ static int by_file(const void *a, const void *b)
 	return one->file < other->file ? -1 : one->file > other->file;
 }
 
-/* If another name of the file exists already, link to it. Returns 1 if linked, 0 if this is the first name, or -errno. */
+/* If another name of the file exists already, link to it. 1 if linked, 0 if this is the first name, or -errno. */
 static int link_known(const struct merged *merged, int target, const char *name, const char *path)
 {
 	struct link *link = malloc(sizeof *link);

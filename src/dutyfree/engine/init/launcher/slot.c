@@ -57,15 +57,15 @@ static int write_map(pid_t pid, const char *file, unsigned first)
 /* The child that creates the user namespace. It reports on the socket, and exits when we close our end. The namespace
  * belongs to an id of the sandbox, so per-user limits (inotify watches, pending signals, …) count there and not for
  * root. Without a pids cgroup, RLIMIT_NPROC of this id limits the processes of all users of the sandbox. */
-static _Noreturn void userns_child(unsigned maker, bool counted, int socket)
+static _Noreturn void userns_child(unsigned creator, bool limit_nproc, int socket)
 {
 	const struct rlimit processes = {PROCESSES, PROCESSES};
 	char byte = 0;
 
 	/* Keep capabilities: some hosts require them to create a user namespace. */
 	prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
-	if (syscall(SYS_setresgid, maker, maker, maker) < 0 || syscall(SYS_setresuid, maker, maker, maker) < 0 ||
-	    (counted && setrlimit(RLIMIT_NPROC, &processes) < 0) || unshare(CLONE_NEWUSER) < 0)
+	if (syscall(SYS_setresgid, creator, creator, creator) < 0 || syscall(SYS_setresuid, creator, creator, creator) < 0 ||
+	    (limit_nproc && setrlimit(RLIMIT_NPROC, &processes) < 0) || unshare(CLONE_NEWUSER) < 0)
 		byte = (char)errno;
 	/* Rootless: the id maps of a process that is not dumpable cannot be written. */
 	if (host.rootless)
@@ -75,7 +75,7 @@ static _Noreturn void userns_child(unsigned maker, bool counted, int socket)
 	_exit(read(socket, &byte, 1) == 0 ? 0 : 1);
 }
 
-static int create_userns(unsigned first, unsigned maker, bool counted)
+static int create_userns(unsigned first, unsigned creator, bool limit_nproc)
 {
 	char path[64], byte = EPERM;
 	int pair[2], fd = -1, error;
@@ -85,7 +85,7 @@ static int create_userns(unsigned first, unsigned maker, bool counted)
 	pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (pid == 0) {
 		close(pair[1]);
-		userns_child(maker, counted, pair[0]);
+		userns_child(creator, limit_nproc, pair[0]);
 	}
 	error = pid < 0 ? -errno : 0;
 	close(pair[0]);
@@ -118,12 +118,12 @@ static void remove_numbers(char *text, const char *name)
  * read them too, so a changed number would leak information. */
 static void read_counters(char *text, size_t size)
 {
-	static const char *const counted[] = {"thread-self/net/sockstat", "thread-self/net/dev", "thread-self/net/snmp",
-					      "thread-self/net/snmp6"};
+	static const char *const files[] = {"thread-self/net/sockstat", "thread-self/net/dev", "thread-self/net/snmp",
+					    "thread-self/net/snmp6"};
 	size_t used = 0;
 
-	for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {
-		ssize_t more = read_file(host_proc, counted[i], text + used, size - used);
+	for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+		ssize_t more = read_file(host_proc, files[i], text + used, size - used);
 		/* A kernel without IPv6 lacks this file everywhere. */
 		if (more < 0 && (more != -ENOENT || i == 0)) {
 			text[0] = 0;
@@ -245,9 +245,10 @@ struct slot *slot_create(void)
 	if (!error)
 		error = cgroup_create(&slot->cgroup, slot->number, slot->first_id);
 	if (!error) {
-		slot->maker = id_maker_claim(slot->first_id);
-		bool counted = slot->maker != slot->first_id && slot->cgroup.v2_dir < 0 && slot->cgroup.tasks[CGROUP_PIDS] < 0;
-		slot->user_namespace = create_userns(slot->first_id, slot->maker, counted);
+		slot->creator = id_creator_claim(slot->first_id);
+		bool limit_nproc = slot->creator != slot->first_id && slot->cgroup.v2_dir < 0 &&
+				   slot->cgroup.tasks[CGROUP_PIDS] < 0;
+		slot->user_namespace = create_userns(slot->first_id, slot->creator, limit_nproc);
 		slot->netns = slot->user_namespace < 0 ? -1 : create_netns();
 		error = slot->user_namespace < 0 ? slot->user_namespace : slot->netns < 0 ? slot->netns : 0;
 	}
@@ -310,7 +311,7 @@ void slot_destroy(struct slot *slot)
 	close_fd(&slot->netns);
 	cgroup_remove(&slot->cgroup);
 	id_range_release(slot->first_id);
-	id_maker_release(slot->maker);
+	id_creator_release(slot->creator);
 	free(slot);
 }
 

@@ -292,7 +292,8 @@ void command_deadlines(void)
 struct command *command_new(uint32_t id, unsigned *index)
 {
 	*index = free_index();
-	struct command *command = *index < COMMANDS_MAX && index_of(id) == COMMANDS_MAX ? calloc(1, sizeof *command) : NULL;
+	bool is_new = *index < COMMANDS_MAX && index_of(id) == COMMANDS_MAX;
+	struct command *command = is_new ? calloc(1, sizeof *command) : NULL;
 
 	if (!command)
 		return NULL;

@@ -41,7 +41,9 @@ int process_set_mark(pid_t pid, uint64_t mark)
 	const struct rlimit limit = {mark, mark};
 
 	/* With the token for the seccomp filter. */
-	return syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_token[0], seccomp_token[1]) < 0 ? -errno : 0;
+	long result = syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_token[0], seccomp_token[1]);
+
+	return result < 0 ? -errno : 0;
 }
 
 /* --- Start --------------------------------------------------------------------------------------- */
@@ -177,7 +179,8 @@ static int child(void *argument)
 	setsid();
 	start->flags = EXIT_NO_PROCESS;
 	if (dup2(start->input, 0) < 0 || dup2(start->output, 1) < 0 || dup2(start->errors, 2) < 0 ||
-	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || process_set_mark(0, start->mark) < 0 || limit_files() < 0)
+	    (start->socket && dup2(start->socket, SERVICE_FD) < 0) || process_set_mark(0, start->mark) < 0 ||
+	    limit_files() < 0)
 		goto failed;
 	if (start->terminal && ioctl(0, TIOCSCTTY, 0) < 0)
 		goto failed;

@@ -166,7 +166,7 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		must(mount, "layer");
 		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
 		int error = mount_restrict(mount, closed, idmap_userns());
-		/* Some file systems do not support idmapped mounts. Files of root then show as nobody's in the sandbox. */
+		/* Some file systems have no idmapped mounts: files of root then show as nobody's in the sandbox. */
 		if (error == -EINVAL)
 			error = mount_restrict(mount, closed, -1);
 		must(error, "layer");
@@ -290,7 +290,7 @@ static void mount_root(const struct create *wanted)
 	umask(022);
 }
 
-/* Without a pids cgroup, RLIMIT_NPROC limits processes per user and user namespace. With one user, that is the sandbox. */
+/* Without a pids cgroup, RLIMIT_NPROC limits processes per user and user namespace: one user is one sandbox. */
 static void limit_processes(uint64_t count)
 {
 	const struct rlimit processes = {count + 2, count + 2}; /* init has two threads */
