@@ -191,7 +191,7 @@ class Simulation:
             case ("clean", str(sandbox), int(depth)):
                 self.state.clean(sandbox, depth, now)
             case ("gone", str(sandbox)):
-                self.state.gone(sandbox)
+                self.state.destroyed(sandbox)
 
     def carry_out(self, operation: object, now: float) -> None:
         match operation:

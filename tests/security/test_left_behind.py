@@ -181,7 +181,7 @@ async def test_a_program_that_never_ends_holds_up_no_reset(
         pass
     with anyio.fail_after(60):
         while not pool.ledger.events["discarded"]:
-            await pool._moved.wait()
+            await pool.changed()
 
 
 async def test_a_stage_that_never_ends_is_stopped() -> None:

@@ -326,7 +326,7 @@ class World:
         self._natives[who] = await self._stacks[who].enter_async_context(opened())
 
     async def forget(self, who: int, depth: int, branch: str) -> None:
-        self._natives[who]._stages.ready.forget(recipe(depth, branch).keys()[-1])
+        self._natives[who].node.builder.ready.forget(recipe(depth, branch).keys()[-1])
 
     async def disk(self, what: str) -> None:
         await anyio.to_thread.run_sync(getattr(self._disk, what))

@@ -96,7 +96,7 @@ async def test_the_sandboxes_of_a_lease_say_how_they_were_served(pooled):
         assert [span.name for span in lease.sandbox.spans][:1] == ["pool"]
         pool.release(lease)
         await idle(pooled, recipe(), 2)
-    with pytest.raises(UsageError, match="an idempotency key is a text, not 7"):
+    with pytest.raises(UsageError, match="an idempotency key must be a str, not 7"):
         await pool.acquire(recipe(), idempotency_key=7)
 
 
@@ -110,7 +110,9 @@ async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
             pass
     with pytest.raises(RecipeError, match="is no recipe"):
         await pooled.prefetch(["host"], 2)
-    with pytest.raises(RecipeError, match=r"several recipes are wanted, not one \(write \[recipe\]\)"):
+    with pytest.raises(
+        RecipeError, match=r"prefetch takes a list of recipes, not one recipe \(write \[recipe\]\)"
+    ):
         await pooled.prefetch(recipe(), 2)
     with pytest.raises(RecipeError, match="is no recipe"):
         await (await pooled.pooled()).acquire("host")
@@ -269,7 +271,7 @@ async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) 
 
     async def once_all_have_asked(*what: Any, **how: Any) -> Any:
         while len(pool._state.claims) < 8:
-            await pool._moved.wait()
+            await pool.changed()
         return await create(*what, **how)
 
     supply.create = once_all_have_asked
@@ -415,7 +417,7 @@ async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str)
         assert (await sandbox.exec("true")).ok
     with anyio.fail_after(60):
         while pool.ledger.events["died"] < 1 or "0 going" not in repr(pool):
-            await pool._moved.wait()
+            await pool.changed()
     assert pool.ledger.events["discarded"] == 1
     assert repr(pool).startswith("<Pool: 0 idle, 0 leased")
 
@@ -439,7 +441,7 @@ async def test_an_idle_sandbox_that_dies_is_replaced(pooled: Any) -> None:
     os.kill(init, signal.SIGKILL)
     with anyio.fail_after(60):
         while pooled.pool.ledger.events["died"] < 1:
-            await pooled.pool._moved.wait()
+            await pooled.pool.changed()
     await idle(pooled, Recipe(), 1)
     async with pooled.sandbox() as sandbox:
         assert sandbox.served.kind == "warm"
@@ -460,7 +462,7 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     pool.keep_alive(lease, 0.1)
     with anyio.fail_after(60):
         while not lease.over or "0 going" not in repr(pool):
-            await pool._moved.wait()
+            await pool.changed()
     with pytest.raises(SubstrateError):
         await lease.sandbox.exec("true")
     with pytest.raises(LeaseEnded):
@@ -488,10 +490,10 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
             async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
                 pass
         with anyio.fail_after(60):
-            while substrate.pool is not None and "0 in the making, 0 being reset, 0 going" not in repr(
+            while substrate.pool is not None and "0 being made, 0 being reset, 0 being destroyed" not in repr(
                 substrate.pool
             ):
-                await substrate.pool._moved.wait()
+                await substrate.pool.changed()
         with anyio.fail_after(60):
             while substrate.node.layers.size:  # noqa: ASYNC110 (no event tells)
                 await anyio.sleep(0.01)
@@ -578,8 +580,8 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
         assert killed > 10
         assert died < done / 2
         with anyio.fail_after(60):
-            while "0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting" not in repr(pool):
-                await pool._moved.wait()
+            while "0 leased, 0 being made, 0 being reset, 0 being destroyed, 0 waiting" not in repr(pool):
+                await pool.changed()
     assert await anyio.to_thread.run_sync(family.remains) == set()
 
 

@@ -56,7 +56,9 @@ def test_cold_then_warm_then_from_the_layer_then_promoted():
                     assert served.seconds == pytest.approx(0.01)
                     assert served.cold_seconds > 1.9
             await anyio.sleep(1)
-            assert repr(pool).startswith("<Pool: 2 idle, 0 leased, 0 in the making, 0 being reset, 0 going")
+            assert repr(pool).startswith(
+                "<Pool: 2 idle, 0 leased, 0 being made, 0 being reset, 0 being destroyed"
+            )
             async with pool.lease(READY) as third:
                 (served,) = third.served
                 assert (served.kind, served.stage, served.seconds) == ("warm", "dependencies", 0.0)
@@ -120,7 +122,7 @@ def test_an_exhausted_pool_says_so_by_the_deadline_with_numbers():
             assert anyio.current_time() - asked == pytest.approx(3)
             assert refused.value.numbers["leased"] == refused.value.numbers["sandboxes"] == 2
             assert refused.value.phase == "pool"
-            with pytest.raises(Exhausted, match="never free at once: the budget is 2 sandboxes"):  # at once
+            with pytest.raises(Exhausted, match="can never fit: the budget is 2 sandboxes"):  # at once
                 await pool.acquire(OTHER, 3)
             assert anyio.current_time() - asked == pytest.approx(3)
         with pytest.raises(UsageError):
@@ -534,10 +536,13 @@ def test_64_tasks_with_failures_cancellations_and_deaths(layered):
             assert not holders
             assert made.most <= 40
             await anyio.sleep(3600)
-            assert "0 idle, 0 leased, 0 in the making, 0 being reset, 0 going, 0 waiting; 0 of" in repr(pool)
+            assert (
+                "0 idle, 0 leased, 0 being made, 0 being reset, 0 being destroyed, 0 waiting; 0 of"
+                in repr(pool)
+            )
             assert not made.existing
             books = pool._executor
-            for noted in (books._sandboxes, books._names, books._gone, books._urgencies):
+            for noted in (books._sandboxes, books._ids, books._destroyed, books._urgencies):
                 assert not noted
         assert not made.existing
         assert answered["served"] > 300

@@ -1,5 +1,6 @@
-"""The warm pool: leases, the scheduler that decides, and the executor that carries decisions out.
+"""The warm pool: idle sandboxes kept ready for requests, within a budget.
 
-Start with ``pool``; ``scheduler`` decides without a clock and without I/O. This room imports ``sandbox`` and
-the rooms below it.
+Start with ``pool``. ``scheduler`` decides, ``executor`` carries the decisions out, ``source`` is the protocol
+through which it creates sandboxes, ``native_source`` that of the native engine, ``leases`` the bookkeeping of
+requests. This room imports ``sandbox`` and the rooms below it.
 """

@@ -1,4 +1,4 @@
-"""What takes time: sandboxes are made, copied, reset and removed as decided, and the state is told of it."""
+"""Carry out what the scheduler decided: make, fork, reset and destroy sandboxes, and report the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Executor:
-    """All sandboxes of one pool. Whatever a source does, the pool goes on."""
+    """The sandboxes of one pool, and the tasks that work on them. A failing source does not end the pool."""
 
     def __init__(
         self, source: SandboxSource, state: State, ledger: Ledger, advance: Callable[[], None]
@@ -39,26 +39,26 @@ class Executor:
         self._state = state
         self._ledger = ledger
         self._advance = advance
-        """To be called when something has come of what was decided."""
+        """Makes the next decision; called after each result."""
         self._sandboxes: dict[str, Sandbox] = {}
-        """By the id of the first of those that took each other's place in resets."""
-        self._names: dict[str, str] = {}
-        """That id, by the present one."""
-        self._gone: dict[str, anyio.Event] = {}
+        """By the scheduler's id: the id of the first sandbox, which a reset replaces by another."""
+        self._ids: dict[str, str] = {}
+        """The scheduler's id, by the id of the present sandbox."""
+        self._destroyed: dict[str, anyio.Event] = {}
         self._urgencies: dict[int, Urgency] = {}
         self._layers: dict[str, str] = {}
-        """Names of the source's layers, by the keys of their states."""
+        """Layer keys by prefix keys; they differ where a recipe has services."""
 
     @property
-    def going(self) -> int:
-        return len(self._gone)
+    def destroying(self) -> int:
+        return len(self._destroyed)
 
     def sandbox(self, identity: str) -> Sandbox:
         return self._sandboxes[identity]
 
     def identity(self, sandbox: Sandbox) -> str | None:
-        """What the state calls it."""
-        return self._names.get(sandbox.id)
+        """The scheduler's id of a sandbox."""
+        return self._ids.get(sandbox.id)
 
     def begin(self, operation: Operation, tasks: TaskGroup) -> None:
         match operation:
@@ -74,21 +74,21 @@ class Executor:
                 tasks.start_soon(self._reset, operation.sandbox)
             case Destroy():
                 self._ledger.events[operation.reason] += 1
-                self._gone[operation.sandbox] = anyio.Event()
+                self._destroyed[operation.sandbox] = anyio.Event()
                 tasks.start_soon(self._destroy, operation.sandbox)
             case Forget():
                 self._ledger.events["layers forgotten"] += 1
                 self._source.forget(self._layers.pop(operation.key))
 
     async def close(self) -> None:
-        """Remove all that is left."""
+        """Destroy all sandboxes."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for identity in list(self._sandboxes):
                     tasks.start_soon(self._remove, identity)
 
     async def _make(self, make: Make, urgency: Urgency) -> None:
-        await self._until_gone(make.after)
+        await self._until_destroyed(make.after)
         recipe, start, depth, keep = make.chain.recipe, make.start, make.depth, make.keep
         try:
             if make.origin is None:
@@ -96,7 +96,7 @@ class Executor:
             else:
                 origin = self._sandboxes[make.origin]
                 made = await self._source.promote(origin, recipe, start, depth, keep=keep, urgency=urgency)
-        except Exception as failed:  # noqa: BLE001 (whatever a source does, the pool goes on)
+        except Exception as failed:  # noqa: BLE001 (an error of the source does not end the pool)
             if make.origin is not None:
                 await self._remove(make.origin)
             self._failed((make.job,), failed)
@@ -104,7 +104,7 @@ class Executor:
             self._made(make.job, made, make.chain, make.origin)
 
     async def _fork(self, fork: Fork) -> None:
-        await self._until_gone(fork.after)
+        await self._until_destroyed(fork.after)
         assert isinstance(self._source, ForkingSource)
         try:
             children = await self._source.fork(self._sandboxes[fork.origin], len(fork.jobs))
@@ -116,7 +116,7 @@ class Executor:
 
     def _made(self, job: int, made: NewSandbox, chain: PrefixChain, origin: str | None = None) -> None:
         identity = made.sandbox.id if origin is None else origin
-        self._know(identity, made.sandbox)
+        self._record(identity, made.sandbox)
         self._urgencies.pop(job, None)
         for depth in made.layers:
             self._layers[chain.keys[depth]] = chain.layers[depth]
@@ -138,8 +138,8 @@ class Executor:
         self._ledger.events["failures"] += 1
         failure = _failure(failed)
         for job in jobs:
-            if self._state.jobs[job].claim is None:  # else whoever waits is told
-                _log.warning("a sandbox could not be made ready beforehand: %s", failed)
+            if self._state.jobs[job].claim is None:  # otherwise the caller gets the error
+                _log.warning("the pool could not prepare a sandbox: %s", failed)
             self._urgencies.pop(job, None)
             self._state.failed(job, failure, anyio.current_time())
         self._advance()
@@ -149,48 +149,48 @@ class Executor:
         self._ledger.events["resets"] += 1
         try:
             fresh, depth = await self._source.reset(sandbox)
-            if identity not in self._sandboxes:  # the pool was closed meanwhile
+            if identity not in self._sandboxes:  # the pool was closed during the reset
                 await self._source.destroy(fresh)
                 return
-            self._know(identity, fresh)
+            self._record(identity, fresh)
             await self._source.verify(fresh)
-        except Exception as failed:  # noqa: BLE001 (what cannot be verified is discarded, whatever the reason)
-            _log.warning("a sandbox was discarded instead of being used again: %s", failed)
+        except Exception as failed:  # noqa: BLE001 (a sandbox that fails verification is discarded)
+            _log.warning("a sandbox was discarded, since its reset failed: %s", failed)
             self._ledger.events["discarded"] += 1
             self._state.died(identity, anyio.current_time())
         else:
             self._state.clean(identity, depth, anyio.current_time())
         self._advance()
 
-    def _know(self, identity: str, sandbox: Sandbox) -> None:
-        """One that takes the place of the former of this identity, if there is one."""
+    def _record(self, identity: str, sandbox: Sandbox) -> None:
+        """Record a sandbox under the scheduler's id, in place of the former one."""
         former = self._sandboxes.get(identity)
         if former is not None:
-            self._names.pop(former.id, None)
+            self._ids.pop(former.id, None)
         self._sandboxes[identity] = sandbox
-        self._names[sandbox.id] = identity
+        self._ids[sandbox.id] = identity
 
     async def _destroy(self, identity: str) -> None:
         await self._remove(identity)
-        self._gone.pop(identity).set()
-        self._state.gone(identity)
+        self._destroyed.pop(identity).set()
+        self._state.destroyed(identity)
         self._advance()
 
     async def _remove(self, identity: str) -> None:
         sandbox = self._sandboxes.pop(identity, None)
         if sandbox is None:
             return
-        self._names.pop(sandbox.id, None)
+        self._ids.pop(sandbox.id, None)
         with anyio.CancelScope(shield=True):
             try:
                 await self._source.destroy(sandbox)
-            except Exception:  # noqa: BLE001 (counted: there is nobody to raise it to)
+            except Exception:  # noqa: BLE001 (counted, since no caller waits for it)
                 self._ledger.events["cleanup failures"] += 1
 
-    async def _until_gone(self, sandboxes: Iterable[str]) -> None:
+    async def _until_destroyed(self, sandboxes: Iterable[str]) -> None:
         for identity in sandboxes:
-            if identity in self._gone:
-                await self._gone[identity].wait()
+            if identity in self._destroyed:
+                await self._destroyed[identity].wait()
 
 
 def _failure(failed: Exception) -> JobFailure:

@@ -1,4 +1,4 @@
-"""Leases, and who waits for them."""
+"""Leases, and the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ from dutyfree.engine.host import sandbox_labels
 from dutyfree.engine.pool.scheduler.values import Deliver, LeaseRequest
 
 LEASE_SECONDS = 3600.0
+"""After how many seconds a lease ends by default."""
 DEADLINE = 60.0
+"""Within how many seconds a request is answered by default."""
 
 
 class Terms(TypedDict, total=False):
-    """Of a request, all by name."""
+    """The keyword arguments of a request."""
 
     deadline: float
-    """Seconds until it must be answered; 60 by default, 0 for what is ready now."""
+    """Seconds within which the request must be answered. By default 60; 0 takes only what is idle now."""
     lease_seconds: float | None
-    """After which the lease ends, unless kept alive; an hour by default, None for never."""
+    """Seconds after which the lease ends, unless it is kept alive. By default an hour; None for never."""
     labels: Mapping[str, str] | None
     idempotency_key: str | None
 
 
 def check(terms: Terms) -> None:
-    """Raises UsageError for what cannot be asked: let in, it would stand in the way of all others."""
+    """Raises UsageError for invalid terms. The scheduler must not see them: a NaN would block its queue."""
     if unknown := terms.keys() - Terms.__annotations__.keys():
         raise UsageError(
-            f"a request has no {', '.join(sorted(unknown))}",
-            remedy=f"it has {', '.join(Terms.__annotations__)}",
+            f"a request has no argument {', '.join(sorted(unknown))}",
+            remedy=f"its arguments are {', '.join(Terms.__annotations__)}",
         )
     deadline, lease_seconds = terms.get("deadline", DEADLINE), terms.get("lease_seconds", LEASE_SECONDS)
-    if not isinstance(deadline, int | float) or not deadline >= 0:  # nor what is no number
-        raise UsageError(f"an answer within {deadline!r} s cannot be given")
+    if not isinstance(deadline, int | float) or not deadline >= 0:  # not deadline < 0: NaN must fail too
+        raise UsageError(f"deadline must be a number of seconds ≥ 0, not {deadline!r}")
     if lease_seconds is not None and (not isinstance(lease_seconds, int | float) or not lease_seconds > 0):
-        raise UsageError(f"a lease cannot last {lease_seconds!r} s", remedy="None is for one without an end")
+        raise UsageError(
+            f"lease_seconds must be a number of seconds > 0, not {lease_seconds!r}",
+            remedy="give None for a lease without an end",
+        )
     if not isinstance(key := terms.get("idempotency_key"), str | None):
-        raise UsageError(f"an idempotency key is a text, not {key!r}")
+        raise UsageError(f"an idempotency key must be a str, not {key!r}")
     sandbox_labels.check(terms.get("labels"))
 
 
 class Lease:
-    """Sandboxes of one request. Over when it is released, or when its time is up: then they are gone."""
+    """The sandboxes of one request, until it is released or expires. Then the pool takes them back."""
 
     def __init__(self, identity: int, labels: Mapping[str, str]) -> None:
         self.id = identity
@@ -67,19 +72,19 @@ class Lease:
 
 
 class Waiter:
-    """A request that somebody waits for; several may, under one idempotency key."""
+    """A request, from its arrival to the end of its lease. Callers with one idempotency key share it."""
 
     def __init__(self, request: LeaseRequest, asked: float, key: str | None) -> None:
         self.request = request
         self.asked = asked
         self.key = key
-        self.people = 0
+        self.callers = 0
         self.answered = anyio.Event()
         self.lease = Lease(request.id, request.labels)
         self.error: PoolError | CreateError | None = None
 
     def give(self, given: Deliver, sandboxes: Sequence[Sandbox], now: float) -> None:
-        """It is answered: with these, in the order of the delivery's members."""
+        """Answer with these sandboxes, in the order of the delivery's members."""
         chain, lease = self.request.chain, self.lease
         lease.sandboxes = tuple(sandboxes)
         lease.until = given.until
@@ -99,7 +104,7 @@ class Waiter:
 
 
 class Waiters:
-    """All requests that wait or are leased, by number and by idempotency key; and the keys of the past."""
+    """All requests that wait or are leased, by number and idempotency key; and the keys of ended leases."""
 
     def __init__(self, remembered: float) -> None:
         self._remembered = remembered
@@ -122,29 +127,32 @@ class Waiters:
         return list(self._by_request.values())
 
     def leases(self) -> tuple[Lease, ...]:
-        """Those that were given, and are not over."""
+        """All leases that were granted and have not ended."""
         every = (waiter.lease for waiter in self._by_request.values())
         return tuple(lease for lease in every if lease.sandboxes and not lease.over)
 
     def same(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
-        """The request that was made with this key before. Raises LeaseEnded and UsageError."""
+        """The earlier request with this key. Raises LeaseEnded, and UsageError if it was another request."""
         if key is None:
             return None
         if key in self._ended and now - self._ended[key] < self._remembered:
-            raise LeaseEnded(f"the lease {key!r} is over", remedy="use another key for another lease")
+            raise LeaseEnded(f"the lease {key!r} has ended", remedy="use a new key for a new lease")
         waiter = self._by_key.get(key)
         if waiter is not None and (waiter.request.chain.whole, waiter.request.count) != (recipe, size):
-            raise UsageError(f"the key {key!r} belongs to another request", remedy="use a key once")
+            raise UsageError(
+                f"the idempotency key {key!r} belongs to a request for another recipe or size",
+                remedy="use a new key",
+            )
         return waiter
 
     def dismiss(self, waiter: Waiter, now: float) -> None:
-        """Its lease is over, or nobody waits; its key is remembered."""
+        """End its lease, or its wait. Its key stays known as ended for a while."""
         waiter.lease.over = True
         if self.forget(waiter) and waiter.key is not None:
             self.remember(waiter.key, now)
 
     def forget(self, waiter: Waiter) -> bool:
-        """It came to nothing: its key may be used again."""
+        """Drop a request that was refused: its key may be used again. False if it was dropped before."""
         if waiter.key is not None:
             self._by_key.pop(waiter.key, None)
         return self._by_request.pop(waiter.request.id, None) is not None

@@ -1,9 +1,9 @@
-"""Where the pool's sandboxes come from: the native engine, behind the protocols of ``source``.
+"""The native engine as a source of sandboxes for the pool.
 
-What layers may be shared is made once, by whoever asks first (``stages``). What may not is run in a sandbox
-of its own: a new one, or the idle one that is promoted. Either way a sandbox is handed out upon what its
-stages left, with none of their processes; and nothing is ever used twice: a reset is another sandbox on the
-same layers, which is then looked at as a whole (``verify``), and whose services are started after that.
+Stages with a shared layer are built once (``RecipeLayers``). The other stages run in a builder sandbox, or in
+the idle sandbox that is promoted. In both cases the sandbox that is handed out is a new one, on what the
+stages wrote and without their processes. No sandbox is used twice: a reset is a new sandbox on the same
+layers. It is verified, and its services start after that.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from dutyfree.engine.sandbox.factory import SandboxFactory, background
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 
 SANDBOX_MEMORY = Budget().sandbox_memory
-"""Bytes of memory that an idle sandbox takes without what it wrote, where there are thousands of them."""
+"""Bytes of memory of an idle sandbox that has written nothing, averaged over thousands of them."""
 
-FIRST = ("/bin/sh", "-c", ":")
-"""Run in what is put into stock, so that the kernel knows the way to a program when somebody's is run."""
+WARM_UP = ("/bin/sh", "-c", ":")
+"""Runs in each new idle sandbox, so that the kernel's caches are warm for the first action."""
 
-PATIENCE = 60.0
-"""Seconds that it may take: the program is the recipe's, and may be anything."""
+WARM_UP_SECONDS = 60.0
+"""Its timeout: the shell is a program of the recipe, and could do anything."""
 
 Warmth: TypeAlias = Literal["image", "repository", "dependencies"]
-"""A stage up to which state is kept, and no further."""
+"""The kind of the last stage that layers and idle sandboxes may have."""
 
 
 @dataclass
-class _Unit:
-    """One sandbox of the pool, and what a reset brings it back to."""
+class _PoolSandbox:
+    """One sandbox of the pool, and the state that a reset gives back to it."""
 
     recipe: Recipe
-    """Up to its depth."""
+    """The recipe, cut off at the depth."""
     depth: int
-    base: StartState | None
-    """Of its own, held; None where it is everybody's."""
+    own: StartState | None
+    """Its private layers, which it holds; None if it starts from shared layers."""
     stack: AsyncExitStack
+    """Closes the sandbox, and lets go of its layers."""
 
 
 class NativeSource:
-    """A ``ForkingSource``; with a ``warmth`` every stage after that is run for each sandbox anew."""
+    """A ``ForkingSource``. With a ``warmth``, all stages after it run for each sandbox."""
 
     def __init__(
         self, recipes: RecipeLayers, factory: SandboxFactory, limits: Limits, warmth: Warmth | None = None
@@ -68,11 +69,11 @@ class NativeSource:
         self._layers = factory.layers
         self._limits = limits
         self._warmth = warmth
-        self._units: dict[str, _Unit] = {}
+        self._sandboxes: dict[str, _PoolSandbox] = {}
         self.on_lost: Callable[[Sandbox], None] | None = None
-        """Told of sandboxes that end by themselves."""
+        """Called with each sandbox that dies by itself."""
 
-    # --- NewSandbox -----------------------------------------------------------------------------------------
+    # --- New sandboxes --------------------------------------------------------------------------------
 
     async def create(
         self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
@@ -80,15 +81,15 @@ class NativeSource:
         shared = self._shared(recipe, max(1, start, keep), depth)
         trace = BuildTrace()
         below = self.keys.cut(recipe, shared)
-        base = await self._recipes.state(below, urgency=urgency, trace=trace)
+        state = await self._recipes.state(below, urgency=urgency, trace=trace)
         own: StartState | None = None
         took: list[float] = []
         async with AsyncExitStack() as held:
             if depth > shared:
-                async with self._factory.builder(base, recipe.image) as builder:
+                async with self._factory.builder(state, recipe.image) as builder:
                     with background(builder, urgency):
                         own, took = await self.run_stages(builder, recipe, shared, depth, held)
-            made = await self._made(recipe, depth, base, own, took, touch=urgency.background)
+            made = await self._new_sandbox(recipe, depth, state, own, took, warm_up=urgency.background)
         there = max(trace.found, trace.fetched)
         found = min(1 + there, shared) if trace.image or there else 0
         joined = depth == shared and trace.number > there and not trace.ran
@@ -105,25 +106,28 @@ class NativeSource:
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> NewSandbox:
         if self._shared(recipe, max(1, keep), depth) == depth:
-            await self.destroy(sandbox)  # what it has, the layers have too
+            await self.destroy(sandbox)  # the layers have all that it has
             made = await self.create(recipe, start, depth, keep=keep, urgency=urgency)
             return msgspec.structs.replace(made, create_seconds=None)
-        idle = self._held(sandbox)
+        idle = self._native(sandbox)
         async with AsyncExitStack() as held:
             with background(idle, urgency):
                 if isinstance(idle, NetworkedSandbox):
                     await idle.set_network("on")
                 own, took = await self.run_stages(idle, recipe, start, depth, held)
             await self.destroy(idle)
-            made = await self._made(recipe, depth, own, own, took, touch=urgency.background)
+            made = await self._new_sandbox(recipe, depth, own, own, took, warm_up=urgency.background)
         return msgspec.structs.replace(made, create_seconds=None)
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
-        unit, base = self._units[sandbox.id], self._held(sandbox).start_state  # not those of a later run
+        # Its own state: by now, the recipe's layers may come from a later build.
+        entry, state = self._sandboxes[sandbox.id], self._native(sandbox).start_state
         begun = perf_counter()
-        self._layers.hold(base.trees)
+        self._layers.hold(state.trees)
         tasks = [
-            asyncio.ensure_future(self._served(unit.recipe, unit.depth, base, own=unit.base is not None))
+            asyncio.ensure_future(
+                self._create_with_services(entry.recipe, entry.depth, state, own=entry.own is not None)
+            )
             for _ in range(count)
         ]
         try:
@@ -137,38 +141,42 @@ class NativeSource:
                         await self._discard(came)
             raise
         finally:
-            self._layers.release(base.trees)
+            self._layers.release(state.trees)
         each = (perf_counter() - begun) / max(1, count)
-        return [NewSandbox(child, each, memory=self._memory(child, unit.base)) for child in children]
+        return [NewSandbox(child, each, memory=self._memory(child, entry.own)) for child in children]
 
-    async def _made(
+    async def _new_sandbox(
         self,
         recipe: Recipe,
         depth: int,
-        base: StartState,
+        state: StartState,
         own: StartState | None,
         took: list[float],
         *,
-        touch: bool,
+        warm_up: bool,
     ) -> NewSandbox:
         begun = perf_counter()
-        sandbox = await self._served(self.keys.cut(recipe, depth), depth, own or base, own=own is not None)
+        sandbox = await self._create_with_services(
+            self.keys.cut(recipe, depth), depth, own or state, own=own is not None
+        )
         create_seconds = perf_counter() - begun
-        if touch:
-            await self._touch(sandbox)
+        if warm_up:
+            await self._warm_up(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
         sandbox.own_stages = tuple(zip((stage.kind for stage in ran), took, strict=True))
         return NewSandbox(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
 
-    async def _served(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
-        """One whose services run."""
-        sandbox = await self._enter(recipe, depth, base, own=own)
-        await self._serve(sandbox)
+    async def _create_with_services(
+        self, recipe: Recipe, depth: int, state: StartState, *, own: bool
+    ) -> NativeSandbox:
+        """A sandbox whose services run. Raises StageError and CreateError."""
+        sandbox = await self._create(recipe, depth, state, own=own)
+        await self._start_services(sandbox)
         return sandbox
 
-    async def _serve(self, sandbox: NativeSandbox) -> None:
-        """Raises StageError if one does not become ready: the last thing that the recipe wants."""
-        recipe = self._units[sandbox.id].recipe
+    async def _start_services(self, sandbox: NativeSandbox) -> None:
+        """Start its services. Raises StageError if one does not become ready, as for a last stage."""
+        recipe = self._sandboxes[sandbox.id].recipe
         try:
             await sandbox.start_services()
             await sandbox.measure_services()
@@ -180,104 +188,104 @@ class NativeSource:
                 raise StageError(error.message, remedy=error.remedy, number=len(recipe.stages)) from error
             raise
 
-    async def _enter(self, recipe: Recipe, depth: int, base: StartState, *, own: bool) -> NativeSandbox:
+    async def _create(self, recipe: Recipe, depth: int, state: StartState, *, own: bool) -> NativeSandbox:
         stack = AsyncExitStack()
         sandbox = await stack.enter_async_context(
-            self._factory.create(recipe, self._limits, base, pooled=True)
+            self._factory.create(recipe, self._limits, state, pooled=True)
         )
         if own:
-            self._layers.hold(base.trees)
-            stack.callback(self._layers.release, base.trees)
-        self._units[sandbox.id] = _Unit(recipe, depth, base if own else None, stack)
+            self._layers.hold(state.trees)
+            stack.callback(self._layers.release, state.trees)
+        self._sandboxes[sandbox.id] = _PoolSandbox(recipe, depth, state if own else None, stack)
         sandbox.on_death(lambda: self.on_lost(sandbox) if self.on_lost is not None else None)
         return sandbox
 
     async def run_stages(
         self, builder: NativeSandbox, recipe: Recipe, start: int, depth: int, held: AsyncExitStack
     ) -> tuple[StartState, list[float]]:
-        """Run the stages after ``start`` in a sandbox, and keep what it then has for as long as ``held``."""
+        """Run the stages after ``start`` in a sandbox. Returns its state, held until ``held`` closes."""
         seconds = []
         for number in range(start, depth):
             begun = perf_counter()
             await self._factory.apply(builder, recipe.stages[number - 1], number)
             seconds.append(perf_counter() - begun)
-        base = await builder.final_state()
-        held.callback(self._layers.release, base.trees)
-        return base, seconds
+        state = await builder.final_state()
+        held.callback(self._layers.release, state.trees)
+        return state, seconds
 
-    # --- Used again -----------------------------------------------------------------------------------
+    # --- Reset and hand out ---------------------------------------------------------------------------
 
     async def reset(self, sandbox: Sandbox) -> tuple[Sandbox, int]:
-        unit = self._units.pop(sandbox.id)
-        recipe, depth, own = unit.recipe, unit.depth, unit.base
+        entry = self._sandboxes.pop(sandbox.id)
+        recipe, depth, own = entry.recipe, entry.depth, entry.own
         async with AsyncExitStack() as held:
             if own is not None:
                 self._layers.hold(own.trees)
                 held.callback(self._layers.release, own.trees)
-            await unit.stack.aclose()
+            await entry.stack.aclose()
             kept = self._shared(recipe, depth, depth)
             if own is not None and kept == depth:
-                return await self._enter(recipe, depth, own, own=True), depth
+                return await self._create(recipe, depth, own, own=True), depth
             recipe = self.keys.cut(recipe, kept)
-            base = await self._recipes.state(recipe, urgency=Urgency(background=True))
-            return await self._enter(recipe, kept, base, own=False), kept
+            state = await self._recipes.state(recipe, urgency=Urgency(background=True))
+            return await self._create(recipe, kept, state, own=False), kept
 
     async def verify(self, sandbox: Sandbox) -> None:
-        held = self._held(sandbox)
-        await held.verify()
-        await self._serve(held)  # only now: they are what it has beyond its layers
-        await self._touch(held)
-        if not held.alive:
-            raise CreateError(f"sandbox {held.id} died")
+        native = self._native(sandbox)
+        await native.verify()
+        await self._start_services(native)  # after the check, which allows no process
+        await self._warm_up(native)
+        if not native.alive:
+            raise CreateError(f"sandbox {native.id} died")
 
     def alive(self, sandbox: Sandbox) -> bool:
         return isinstance(sandbox, NativeSandbox) and sandbox.alive
 
-    async def _touch(self, sandbox: NativeSandbox) -> None:
+    async def _warm_up(self, sandbox: NativeSandbox) -> None:
         try:
-            if (await sandbox.exec(FIRST, timeout=PATIENCE)).timed_out:
-                raise CreateError(f"sandbox {sandbox.id} ran no command within {PATIENCE:g} s")
+            if (await sandbox.exec(WARM_UP, timeout=WARM_UP_SECONDS)).timed_out:
+                raise CreateError(f"sandbox {sandbox.id} ran no command within {WARM_UP_SECONDS:g} s")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._discard(sandbox)
             raise
 
     def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
-        held = self._held(sandbox)
-        held.use_recipe(recipe)
-        held.served, held.spans = served, spans(served.seconds, held.own_stages)
+        native = self._native(sandbox)
+        native.use_recipe(recipe)
+        native.served, native.spans = served, spans(served.seconds, native.own_stages)
         if labels:
             self._factory.label(sandbox.id, labels)
 
-    # --- Gone -----------------------------------------------------------------------------------------
+    # --- Remove ---------------------------------------------------------------------------------------
 
     async def destroy(self, sandbox: Sandbox) -> None:
-        unit = self._units.pop(sandbox.id, None)
-        if unit is not None:
-            await unit.stack.aclose()
+        entry = self._sandboxes.pop(sandbox.id, None)
+        if entry is not None:
+            await entry.stack.aclose()
 
     async def _discard(self, sandbox: Sandbox) -> None:
         try:
             await self.destroy(sandbox)
         except CleanupError:
-            return  # there is another error to tell
+            return  # the caller raises another error
 
     def forget(self, layer: str) -> None:
         self._recipes.forget(layer)
 
     def warm_prefix(self, recipe: Recipe) -> Recipe:
-        """As much of it as sandboxes can be warm with."""
+        """The longest prefix that idle sandboxes may have."""
         depth = len(recipe.stages) + 1
         return self.keys.cut(recipe, self._shared(recipe, depth, depth))
 
     # --- Figures --------------------------------------------------------------------------------------
 
     def _shared(self, recipe: Recipe, wanted: int, depth: int) -> int:
-        """Up to what depth layers serve all, of a sandbox at ``depth``."""
+        """The depth up to which layers are shared, for a sandbox at ``depth``."""
         return min(wanted if self._warmth is None else warm_depth(recipe, self._warmth), depth)
 
     def _layer_sizes(self, recipe: Recipe) -> dict[int, int]:
-        """What the pool may make sandboxes on: at a fixed warmth it is to use those that wait."""
+        """The layers that the pool may count on; at a fixed warmth none, so that it uses idle sandboxes."""
         if self._warmth is not None:
             return {}
         return dict(enumerate(self._recipes.sizes(recipe), 1))
@@ -289,14 +297,14 @@ class NativeSource:
             SANDBOX_MEMORY + sandbox.services_memory + (0 if own is None else self._layers.size_of(own.trees))
         )
 
-    def _held(self, sandbox: Sandbox) -> NativeSandbox:
-        if not isinstance(sandbox, NativeSandbox) or sandbox.id not in self._units:
-            raise SubstrateError(f"{sandbox.id} is no sandbox of this pool")
+    def _native(self, sandbox: Sandbox) -> NativeSandbox:
+        if not isinstance(sandbox, NativeSandbox) or sandbox.id not in self._sandboxes:
+            raise SubstrateError(f"sandbox {sandbox.id} does not belong to this pool")
         return sandbox
 
 
 def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, ...]:
-    """The stages that were run for it, and what else the hand-out took."""
+    """The spans of a hand-out: the time in the pool, then the stages that ran for this sandbox."""
     at = max(0.0, seconds - math.fsum(took for _, took in staged))
     found = [Span("pool", 0.0, at)]
     for kind, took in staged:
@@ -306,7 +314,7 @@ def spans(seconds: float, staged: tuple[tuple[str, float], ...]) -> tuple[Span, 
 
 
 def warm_depth(recipe: Recipe, warmth: Warmth) -> int:
-    """The depth of the last stage of this kind, or of one that comes before; of the image at least."""
+    """The depth of the last stage that this warmth includes; at least that of the image."""
     kinds = {"image": (), "repository": ("repository",), "dependencies": ("repository", "dependencies")}[
         warmth
     ]

@@ -1,12 +1,12 @@
-"""The pool: carries out what the scheduler decides, and tells it what came of it.
+"""The pool: it takes requests, lets the scheduler decide, and has the executor carry the decisions out.
 
 >>> async with Pool(source) as pool:
 ...     await pool.prefetch([recipe], 8)
 ...     async with pool.lease(recipe, deadline=30) as lease:
 ...         await lease.sandbox.exec("make test")
 
-Nothing here decides, polls or sleeps: requests, ends of jobs and one timer are the events, and each is
-followed by one decision (``scheduler.decide``).
+The pool is driven by events: a request, the end of a job, or the timer. After each event it calls
+``scheduler.decide``. It never polls.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ from dutyfree.engine.pool.source import ForkingSource, SandboxSource
 
 
 class Pool:
-    """Warm sandboxes of a source, within a budget. To be entered, and used in one event loop."""
+    """Idle sandboxes of a source, within a budget, and the leases of those that are handed out.
+
+    Use it as an async context manager, in one event loop.
+    """
 
     def __init__(
         self,
@@ -71,20 +74,20 @@ class Pool:
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
-        self._moved = anyio.Event()
+        self._changed = anyio.Event()
 
     def __repr__(self) -> str:
         state = self._state
         return (
-            f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} in the making, "
-            f"{state.resetting} being reset, {self._executor.going} going, {len(state.queue)} waiting; "
-            f"{state.stock.alive} of {state.budget.sandboxes} sandboxes>"
+            f"<Pool: {state.stock.idle} idle, {state.leased} leased, {len(state.jobs)} being made, "
+            f"{state.resetting} being reset, {self._executor.destroying} being destroyed, "
+            f"{len(state.queue)} waiting; {state.stock.alive} of {state.budget.sandboxes} sandboxes>"
         )
 
     async def __aenter__(self) -> Self:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._keep_time)
+        self._tasks.start_soon(self._run_timer)
         return self
 
     async def __aexit__(
@@ -98,24 +101,27 @@ class Pool:
             await self._executor.close()
             for waiter in self._waiters.all():
                 waiter.lease.over = True
-                waiter.error = PoolError("the pool was closed")
+                waiter.error = PoolError("the pool was closed before it served this request")
                 waiter.answered.set()
-            self._moved.set()
+            self._changed.set()
 
-    # --- What users ask -----------------------------------------------------------------------------
+    # --- Requests -----------------------------------------------------------------------------------
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """All that are given now, with their sandboxes, labels and ends."""
+        """All leases that have not ended, with their sandboxes and labels."""
         return self._waiters.leases()
 
     def lease(self, recipe: Recipe, **terms: Unpack[Terms]) -> AbstractAsyncContextManager[Lease]:
-        """One sandbox, given back when the context is left. Raises as ``acquire`` does."""
+        """Lease one sandbox for the time of the context. Raises as ``acquire`` does."""
         return self.group(recipe, 1, **terms)
 
     @asynccontextmanager
     async def group(self, recipe: Recipe, size: int, **terms: Unpack[Terms]) -> AsyncIterator[Lease]:
-        """``size`` sandboxes in the same state, all or none; copies of one where the source can fork."""
+        """Lease ``size`` sandboxes in the same state for the time of the context. Raises as ``acquire`` does.
+
+        If the source can fork, one is prepared and the others are copies of it.
+        """
         lease = await self.acquire(recipe, size, **terms)
         try:
             yield lease
@@ -123,10 +129,10 @@ class Pool:
             self.release(lease)
 
     async def acquire(self, recipe: Recipe, size: int = 1, **terms: Unpack[Terms]) -> Lease:
-        """Sandboxes, to be released; asked for again with the same key, the same ones.
+        """Lease ``size`` sandboxes, all or none, until ``release``. The same key gets the same lease.
 
         Raises Exhausted at the deadline, Quarantined or StageError if the recipe fails, CreateError if
-        the machinery does, LeaseEnded for the key of a lease that is over, and UsageError.
+        the machinery fails, LeaseEnded for the key of a lease that has ended, and UsageError.
         """
         size = check_count(size, 1)
         check(terms)
@@ -149,70 +155,70 @@ class Pool:
             self._waiters.add(waiter)
             self._state.arrive(request, now)
             self._advance(now)
-        waiter.people += 1
+        waiter.callers += 1
         try:
             if waiter.answered.is_set():
                 await anyio.lowlevel.checkpoint_if_cancelled()
             else:
                 await waiter.answered.wait()
         except BaseException:
-            if waiter.people == 1 and anew:  # nobody else waits, or has it already
+            if waiter.callers == 1 and anew:  # no other caller waits for it or has it
                 self._end(waiter)
             raise
         finally:
-            waiter.people -= 1
+            waiter.callers -= 1
         if waiter.error is not None:
             raise waiter.error
         return waiter.lease
 
     def release(self, lease: Lease) -> None:
-        """Give it back; its sandboxes are reset in the background. Once is enough, twice is no error."""
+        """End the lease. Its sandboxes are reset in the background. A second release does nothing."""
         waiter = self._waiters.of(lease.id)
         if waiter is not None:
             self._end(waiter)
 
     def cancel(self, idempotency_key: str) -> None:
-        """End the lease of this key, also one that is still being prepared: whoever waits gets LeaseEnded."""
+        """End the lease of this key. If it is still being prepared, its caller gets LeaseEnded."""
         waiter = self._waiters.under(idempotency_key)
-        if waiter is None:  # a create that arrives after its delete finds it ended
+        if waiter is None:  # the request may arrive after its cancellation
             self._waiters.remember(idempotency_key, anyio.current_time())
             return
         if not waiter.answered.is_set():
-            waiter.error = LeaseEnded(f"the lease {idempotency_key!r} was ended while it was prepared")
+            waiter.error = LeaseEnded(f"the lease {idempotency_key!r} was cancelled before it was ready")
             waiter.answered.set()
         self._end(waiter)
 
     def keep_alive(self, lease: Lease, seconds: float | None = LEASE_SECONDS) -> None:
-        """The lease ends so many seconds from now at the earliest. Raises LeaseEnded if it has ended."""
+        """Let the lease end ``seconds`` from now, never for None. Raises LeaseEnded if it has ended."""
         check({"lease_seconds": seconds})
         until = None if seconds is None else anyio.current_time() + seconds
         if not self._state.keep_alive(lease.id, until):
-            raise LeaseEnded(f"lease {lease.id} is over", remedy="ask for a new one")
+            raise LeaseEnded(f"lease {lease.id} has ended", remedy="request a new lease")
         lease.until = until
         self._advance()
 
     def lost(self, sandbox: Sandbox) -> None:
-        """A source has seen it die. Whoever holds it learns by its next action; idle, it is replaced."""
+        """The source saw this sandbox die. If it is idle, the pool replaces it."""
         instance = self._state.instances.get(self._executor.identity(sandbox) or "")
         if instance is not None and instance.status == "idle":
             self._state.died(instance.id, anyio.current_time())
             self._advance()
 
     async def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None:
-        """So many of each will be asked for soon: make them ready, after all that is asked for now.
+        """Prepare ``each`` sandboxes of each recipe, after all present requests.
 
-        Raises UsageError, PoolError if the pool is closed, and CreateError for files that cannot be read.
+        Raises UsageError, PoolError if the pool is closed, and CreateError if a recipe's file cannot be read.
         """
         self._check_open()
         each = check_count(each, 0)
         if isinstance(recipes, Recipe):
-            raise RecipeError("several recipes are wanted, not one", remedy="write [recipe]")
+            raise RecipeError("prefetch takes a list of recipes, not one recipe", remedy="write [recipe]")
         for recipe in recipes:
             self._state.hint(await self._chains.of(recipe), each, anyio.current_time())
         self._advance()
 
     async def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None:
-        """At least and at most so many idle. Raises as ``prefetch`` does."""
+        """Keep from ``minimum`` to ``maximum`` idle sandboxes of this recipe. Raises as ``prefetch`` does."""
         self._check_open()
         minimum = check_count(minimum, 0)
         maximum = None if maximum is None else check_count(maximum, minimum)
@@ -220,23 +226,29 @@ class Pool:
         self._advance()
 
     async def until_idle(self, recipe: Recipe, count: int) -> None:
-        """Wait until so many are, however long that takes.
+        """Wait until ``count`` sandboxes of this recipe are idle. There is no timeout.
 
-        Raises Quarantined if a stage fails too often, CreateError if the machinery does, UsageError if there
-        is no room for so many, and PoolError if the pool is closed.
+        Raises Quarantined if a stage fails too often, CreateError if the machinery does, UsageError if the
+        budget has no room for them, and PoolError if the pool is closed.
         """
         path = self._state.stock.path(await self._chains.of(recipe))
         if not self._state.stock.could_ever_fit(count, path[-1]):
-            raise UsageError(f"{count} sandboxes do not fit into the pool", remedy="raise its budget")
+            raise UsageError(
+                f"the budget has no room for {count} sandboxes", remedy="raise the budget of the pool"
+            )
         while len(path[-1].idle) < count:
             self._check_open()
             if (failing := hopeless(path, anyio.current_time())) is not None:
                 raise error(failing)
-            await self._moved.wait()
+            await self.changed()
+
+    async def changed(self) -> None:
+        """Wait until the pool has decided something."""
+        await self._changed.wait()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise PoolError("the pool was closed")
+            raise PoolError("the pool is closed")
 
     def _end(self, waiter: Waiter) -> None:
         self._waiters.dismiss(waiter, anyio.current_time())
@@ -246,20 +258,20 @@ class Pool:
     # --- Decisions ----------------------------------------------------------------------------------
 
     def _advance(self, now: float | None = None) -> None:
-        """Decide, and set in motion what was decided, until nothing more follows."""
+        """Decide and carry out, until there is nothing more to do."""
         if self._closed:
             return
         now = anyio.current_time() if now is None else now
         while operations := decide(self._state, now):
             for operation in operations:
                 self._carry_out(operation, now)
-        self._moved.set()
-        self._moved = anyio.Event()
+        self._changed.set()
+        self._changed = anyio.Event()
         at = wake(self._state)
         if at is not None and at < self._armed:
             self._rearm.set()
 
-    async def _keep_time(self) -> None:
+    async def _run_timer(self) -> None:
         while True:
             at = wake(self._state)
             self._armed = math.inf if at is None else at

@@ -1,4 +1,4 @@
-"""Refusals, in words."""
+"""From the scheduler's reason for a refusal to the exception that the caller gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dutyfree.engine.pool.scheduler.values import JobFailure, Quarantine, Shorta
 
 
 def error(reason: Shortage | Quarantine | JobFailure) -> PoolError | CreateError:
-    """What the caller of a refused request gets."""
+    """The exception for a refused request."""
     match reason:
         case Shortage():
             return _exhausted(reason)
@@ -17,7 +17,7 @@ def error(reason: Shortage | Quarantine | JobFailure) -> PoolError | CreateError
             last = reason.failure
             return Quarantined(
                 f"stage {reason.stage!r} failed {reason.failures} times in a row, last: {last.message}",
-                remedy=f"mend the recipe; the next try is in {reason.retry_in:.1f} s"
+                remedy=f"correct the recipe; the next retry is in {reason.retry_in:.1f} s"
                 + (f"; {last.remedy}" if last.remedy else ""),
                 stage=reason.stage,
                 command=last.command,
@@ -41,18 +41,18 @@ def _exhausted(found: Shortage) -> Exhausted:
     noun = "sandbox" if found.wanted == 1 else "sandboxes"
     if found.never:
         return Exhausted(
-            f"{found.wanted} {noun} are never free at once: the budget is {found.sandboxes} sandboxes and "
+            f"{found.wanted} {noun} can never fit: the budget is {found.sandboxes} sandboxes and "
             f"{found.memory_limit >> 20} MiB of memory for idle ones",
-            remedy="raise the budget, or ask for fewer",
+            remedy="raise the budget, or request fewer",
             numbers=msgspec.structs.asdict(found),
         )
     if found.preparing:
-        what = f"the stage {found.preparing!r} was still being prepared"
+        what = f"the stage {found.preparing!r} was still running"
         remedy = "allow more time, or prefetch the recipe"
     else:
         what = (
             f"{found.leased} of {found.sandboxes} sandboxes are leased, {found.idle} idle, "
-            f"{found.making} in the making, {found.resetting} being reset; "
+            f"{found.making} being made, {found.resetting} being reset; "
             f"memory {found.memory >> 20} of {found.memory_limit >> 20} MiB; "
             f"{found.queue} {'request waits' if found.queue == 1 else 'requests wait'}"
         )
@@ -60,7 +60,7 @@ def _exhausted(found: Shortage) -> Exhausted:
         if found.leased and found.waited:
             remedy = "release leases sooner, or raise the budget"
             if found.estimated_wait is not None:
-                remedy += f"; at the present rate the wait would be {found.estimated_wait:.1f} s"
+                remedy += f"; at the present rate of returns the wait would be {found.estimated_wait:.1f} s"
     return Exhausted(
         f"no {found.wanted} {noun} within {found.waited:.3g} s: {what}",
         remedy=remedy,

@@ -1,7 +1,7 @@
-"""What a pool needs of those who make sandboxes.
+"""The protocol between a pool and the engine that makes its sandboxes.
 
-Depths are indices into ``PrefixChain``: 0 the base, 1 the image, 1 + n after the n-th stage of the recipe.
-A source's call that is cancelled or fails leaves nothing behind.
+A depth is an index into ``PrefixChain.keys``: 0 is the base, 1 the image, 1 + n the n-th stage of the recipe.
+A call that fails or is cancelled leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,84 +17,83 @@ from dutyfree.engine.layers.urgency import Urgency
 
 
 class NewSandbox(msgspec.Struct, frozen=True):
-    """A sandbox, and what its making taught."""
+    """A sandbox that a source made, and what it cost."""
 
     sandbox: Sandbox
     create_seconds: float | None = None
-    """Of the sandbox itself, without stages; None for a promotion."""
+    """Seconds to create the sandbox, without stages; None for a promotion."""
     stage_seconds: Sequence[float] = ()
-    """Of each stage that was run, in order."""
+    """Seconds of each stage that ran, in order."""
     layers: Mapping[int, int] = {}
-    """Depth → bytes, of the layers that were kept and are still there."""
+    """The size in bytes of each layer that is in the store now, by depth."""
     memory: int | None = None
-    """Bytes that it takes while it is idle."""
+    """Bytes of memory that the sandbox uses while it is idle."""
     found: int | None = None
-    """The depth that was there already, where that is another than the pool thought."""
+    """The depth from which stages had to run, if it differs from the scheduler's."""
     joined: bool = False
-    """What was missing was being made for somebody else, and not made twice."""
+    """The missing stages were already being built for another request."""
     fetched: bool = False
-    """It was made on layers that a peer had."""
+    """It was made on layers from a peer."""
 
 
 class SandboxSource(Protocol):
-    """Where the pool's sandboxes come from. Without urgency, work should give way to all other."""
+    """Makes the sandboxes of a pool. Background work must run at the lowest priority."""
 
     async def create(
         self, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> NewSandbox:
-        """A new sandbox at ``depth``, on the layer at ``start``; 0 means that there is none.
+        """A new sandbox at ``depth``, made on the layer at ``start``; without a layer, ``start`` is 0.
 
-        Layers are kept of the stages up to depth ``keep``. Raises StageError if a stage fails, and
-        another SubstrateError if the machinery does.
+        Keeps the layers of the stages up to depth ``keep``. Raises StageError if a stage fails, and another
+        SubstrateError if the machinery fails.
         """
         ...
 
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> NewSandbox:
-        """Run the stages after ``start`` up to ``depth`` in a sandbox that nobody has used.
+        """Run the stages after ``start`` up to ``depth`` in an unused sandbox.
 
-        Raises as ``create`` does; the pool then destroys the sandbox.
+        Raises as ``create`` does. The pool then destroys the sandbox.
         """
         ...
 
     async def reset(self, sandbox: Sandbox) -> tuple[Sandbox, int]:
-        """Remove every trace of its use; the depth of the state that it has now. Raises SubstrateError.
+        """Put a sandbox back into its state. Returns the clean sandbox, and its depth. Raises SubstrateError.
 
-        What comes back is for the next holder: it may be another object with another id, so that the former
-        holder's leads nowhere.
+        The clean sandbox may be another object with another id, so that the former holder cannot reach it.
         """
         ...
 
     async def verify(self, sandbox: Sandbox) -> None:
-        """Look whether a reset sandbox is as good as new. Raises SubstrateError if not: it is discarded."""
+        """Check that a reset left nothing behind. Raises SubstrateError: the pool then discards it."""
         ...
 
     def alive(self, sandbox: Sandbox) -> bool:
-        """Whether nothing is known against it; asked at every hand-out, so without waiting."""
+        """Whether the sandbox is alive, as far as is known. Called at every hand-out, so it does not wait."""
         ...
 
     def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
-        """Somebody has it from now on: give it the variables of their recipe, and show their labels.
+        """A caller has this sandbox now: give it the variables of the recipe, and show the labels.
 
-        The recipe may be another than the one that it was made of, but differs in ``env`` and ``path`` alone,
-        and only if it has no services.
+        The recipe may differ from the one that the sandbox was made for in ``env`` and ``path``, and only if
+        it has no services.
         """
         ...
 
     async def destroy(self, sandbox: Sandbox) -> None:
-        """Remove it, also if it died. Raises CleanupError."""
+        """Remove a sandbox, dead or alive. Raises CleanupError."""
         ...
 
     def forget(self, layer: str) -> None:
-        """Stop using a layer, named as in ``PrefixChain.layers``: nothing needs it any more."""
+        """Drop a layer, named as in ``PrefixChain.layers``, that no sandbox and no other layer uses."""
         ...
 
 
 @runtime_checkable
 class ForkingSource(Protocol):
-    """A source that can copy a sandbox that nobody has used."""
+    """A source that can fork an unused sandbox."""
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
-        """All of them or none. Raises SubstrateError."""
+        """``count`` copies, all or none. Raises SubstrateError."""
         ...

@@ -137,7 +137,7 @@ class World:
     def finish_destroy(self, sandbox: str) -> None:
         self.destroying.remove(sandbox)
         self.existing.discard(sandbox)
-        self.tell("gone", sandbox)
+        self.tell("destroyed", sandbox)
 
     def stocked(self, *wanted: PrefixChain) -> None:
         """Idle sandboxes of these recipes, as come back from who had them."""

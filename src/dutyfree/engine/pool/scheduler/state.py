@@ -314,8 +314,8 @@ class State:
                 self._to_the_front(claim)
         self.destroy(instance, "died")
 
-    def gone(self, sandbox: str) -> None:
-        """What was told to be destroyed is no more."""
+    def destroyed(self, sandbox: str) -> None:
+        """A sandbox that was to be destroyed is gone."""
         self.destroying_memory -= self.destroying.pop(sandbox, 0)
 
     def park(self, instance: Instance, now: float) -> None:
