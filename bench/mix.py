@@ -20,7 +20,8 @@ from itertools import count
 from measuring import Row, percentile
 
 from dutyfree.engine.pool.scheduler.costs import Costs
-from dutyfree.engine.pool.scheduler.decide import State, decide, wake
+from dutyfree.engine.pool.scheduler.decide import decide, wake
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Deliver,

@@ -11,7 +11,8 @@ from time import perf_counter
 import mix
 from measuring import Row, figure
 
-from dutyfree.engine.pool.scheduler.decide import State, candidates, decide, place
+from dutyfree.engine.pool.scheduler.decide import candidates, decide, place
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import Budget, Deliver, LeaseRequest, Make, Policy, PrefixChain
 
 RECIPES = 1000
@@ -76,9 +77,8 @@ def placements(state: State, now: float, rounds: int) -> list[float]:
     for number in range(rounds):
         wanted = chain(number * 7 % RECIPES)
         path = state.stock.path(wanted)
-        asked = LeaseRequest(0, wanted, now)
         start = perf_counter()
-        place(asked, candidates(state, path, now))
+        place(candidates(state, path, now))
         seconds.append(perf_counter() - start)
     return seconds[rounds // 10 :]
 

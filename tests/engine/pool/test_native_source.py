@@ -416,7 +416,7 @@ async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str)
     async with pooled.sandbox() as sandbox:
         assert (await sandbox.exec("true")).ok
     with anyio.fail_after(60):
-        while pool.ledger.events["died"] < 1 or "0 going" not in repr(pool):
+        while pool.ledger.events["died"] < 1 or "0 being destroyed" not in repr(pool):
             await pool.changed()
     assert pool.ledger.events["discarded"] == 1
     assert repr(pool).startswith("<Pool: 0 idle, 0 leased")
@@ -461,7 +461,7 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     assert (await lease.sandbox.exec("true")).ok
     pool.keep_alive(lease, 0.1)
     with anyio.fail_after(60):
-        while not lease.over or "0 going" not in repr(pool):
+        while not lease.over or "0 being destroyed" not in repr(pool):
             await pool.changed()
     with pytest.raises(SubstrateError):
         await lease.sandbox.exec("true")

@@ -378,7 +378,7 @@ def test_waiting_for_stock_that_cannot_come_ends():
             await pool.prefetch([BROKEN])
             with pytest.raises(Quarantined, match="failed 3 times"):
                 await pool.until_idle(BROKEN, 1)
-            with pytest.raises(UsageError, match="do not fit"):
+            with pytest.raises(UsageError, match="no room for 3 sandboxes"):
                 await pool.until_idle(READY, 3)
             made.failures = 1.0  # the machinery's
             await pool.prefetch([OTHER])

@@ -11,8 +11,8 @@ from anyio.abc import TaskGroup
 from dutyfree.contract import Sandbox
 from dutyfree.contract.errors import StageError, SubstrateError
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.pool.scheduler.decide import State
 from dutyfree.engine.pool.scheduler.ledger import Ledger
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import (
     Destroy,
     Forget,

@@ -31,8 +31,9 @@ from dutyfree.engine.pool.executor import Executor
 from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
 from dutyfree.engine.pool.refusals import error
 from dutyfree.engine.pool.scheduler.costs import Costs
-from dutyfree.engine.pool.scheduler.decide import State, decide, hopeless, wake
+from dutyfree.engine.pool.scheduler.decide import decide, lasting_failure, wake
 from dutyfree.engine.pool.scheduler.ledger import Ledger
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Deliver,
@@ -238,7 +239,7 @@ class Pool:
             )
         while len(path[-1].idle) < count:
             self._check_open()
-            if (failing := hopeless(path, anyio.current_time())) is not None:
+            if (failing := lasting_failure(path, anyio.current_time())) is not None:
                 raise error(failing)
             await self.changed()
 

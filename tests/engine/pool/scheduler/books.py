@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dutyfree.engine.pool.scheduler.decide import State
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.stock import Prefix
 
 
@@ -50,8 +50,8 @@ def _requests(state: State) -> None:
         assert {instance.status for instance, _, _ in claim.ready} <= {"ready"}
     assert state.running == sum(job.started and not job.background and job.kind != "forked" for job in jobs)
     refills = state.refills
-    assert refills._timely | refills._late == {job.id for job in jobs if job.background}
-    assert len(refills._timely) <= state.policy.refilling
+    assert refills._on_time | refills._late == {job.id for job in jobs if job.background}
+    assert len(refills._on_time) <= state.policy.refilling
 
 
 def _layers(state: State) -> None:
@@ -86,4 +86,4 @@ def _prefixes(state: State) -> None:
             for job in state.jobs.values()
             if job.top is prefix and job.claim is None and job.kind != "forked"
         }
-        assert prefix.chains or prefix.children or not prefix.needless, "what is of no use is forgotten"
+        assert prefix.chains or prefix.children or not prefix.unused, "what is of no use is forgotten"

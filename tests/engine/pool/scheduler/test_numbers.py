@@ -612,7 +612,7 @@ def test_recipes_that_nothing_is_kept_for_are_forgotten():
     stock = world.state.stock
     assert len(stock._chains) == 10
     assert len(stock._prefixes) == 2 + 2 * 10
-    assert len(world.state.costs._learnt) < 60
+    assert len(world.state.costs._learned) < 60
 
 
 def test_the_recipe_that_was_asked_for_last_is_known():
@@ -631,8 +631,8 @@ def test_a_candidate_says_what_others_were_promised():
     world.tell("hint", A, 1, world.now)
     world.settle()
     found = candidates(world.state, world.state.stock.path(AB), world.now)
-    assert Candidate("promoted", 2, PRIOR["dependencies"], wanted=True) in found
+    assert Candidate("promoted", 2, PRIOR["dependencies"], promised=True) in found
     world.tell("bound", A, 0, None)
     world.pass_time(world.state.policy.hint_seconds)
     found = candidates(world.state, world.state.stock.path(AB), world.now)
-    assert Candidate("promoted", 2, PRIOR["dependencies"], wanted=False) in found
+    assert Candidate("promoted", 2, PRIOR["dependencies"], promised=False) in found

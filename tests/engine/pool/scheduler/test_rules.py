@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dutyfree.engine.pool.scheduler.decide import State, decide
+from dutyfree.engine.pool.scheduler.decide import decide
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import Budget, Deliver, Policy
 from tests.engine.pool.scheduler.world import World, chain
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from dutyfree.engine.pool.scheduler.decide import State, decide
+from dutyfree.engine.pool.scheduler.decide import decide
+from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Deliver,

@@ -1,1 +1,6 @@
-"""What the scheduler decides with: values, learnt costs, stock, demand, breakers. No I/O, no clock."""
+"""The scheduler: which sandbox serves which request, what to refill, what to evict.
+
+It is deterministic, with no clock and no I/O: the caller passes the time, and carries the operations out.
+Start with ``decide``; ``state`` takes the events, ``values`` has the words for both directions. This room
+imports ``contract`` only.
+"""

@@ -1,4 +1,4 @@
-"""Backoff and circuit breaker of one stage of one recipe (and so of all recipes that share the prefix)."""
+"""Backoff and circuit breaker of one prefix, and so of all recipes that begin with it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dutyfree.engine.pool.scheduler.values import JobFailure, Policy
 
 
 class Breaker:
-    """Counts failures in a row.
+    """Counts the failures in a row of one stage.
 
-    After each, refills wait (twice as long each time, with jitter). After ``policy.tolerated`` failures of
-    the stage itself it is *open*: requests that need the stage are refused at once. When the wait is over
-    it is *half open*: one try may pass, and its outcome closes or opens it again.
+    After each failure, refills wait: twice as long each time, with jitter. After ``policy.tolerated``
+    failures of the stage itself, the breaker is *open*: it refuses requests that need the stage. When the
+    wait is over it is *half open*: one attempt may pass, and its result closes or opens the breaker.
     """
 
     __slots__ = ("_policy", "failures", "last", "probing", "retry_at")
@@ -28,24 +28,26 @@ class Breaker:
         self.failures += 1
         self.probing = False
         self.last = failure
-        # A hash, not a generator: the jitter of one stage does not depend on the failures of others.
+        # A hash instead of a generator, so that the jitter does not depend on failures of other stages.
         jitter = crc32(f"{self._policy.seed} {key} {self.failures}".encode()) / 2**32
         delay = min(self._policy.longest_backoff, self._policy.backoff * 2.0 ** min(self.failures - 1, 60))
         self.retry_at = now + delay * (0.5 + jitter / 2)
 
     @property
     def exhausted(self) -> bool:
-        """It failed as often in a row as is borne, for whatever reason."""
+        """Whether it failed ``policy.tolerated`` times in a row, for any reason."""
         return self.failures >= self._policy.tolerated
 
     @property
     def tripped(self) -> bool:
+        """Whether it did so because of the stage itself."""
+        """Whether it did so because of the stage itself."""
         return self.last.depth is not None and self.exhausted
 
     def refuses(self, now: float) -> bool:
-        """Whether a request must not try."""
+        """Whether a request must not attempt the stage now."""
         return self.tripped and (self.probing or now < self.retry_at)
 
     def delays(self, now: float) -> bool:
-        """Whether a refill must not try."""
+        """Whether a refill must not attempt the stage now."""
         return self.probing or now < self.retry_at

@@ -1,4 +1,4 @@
-"""What stages cost, learnt from what they did cost."""
+"""Estimated seconds of stages, learned from measured ones, and the distance between two prefixes."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ PRIOR: Mapping[str, float] = {
     "create": 0.0015,
     "fork": 0.001,
 }
-"""Seconds, before anything was measured; "create" is a sandbox on a layer, "fork" one child."""
+"""Seconds before anything was measured. "create" is a sandbox on a layer, "fork" one copy."""
 
 _LEAST = 1e-6
 _WEIGHT = 0.3
-"""Of a new measurement."""
+"""The weight of a new measurement."""
 _OUTLIER = log(8)
-"""A single measurement moves the estimate as if it were at most this far off."""
+"""A measurement that is further off than this factor counts as if it were this far off."""
 
 
 class Costs:
-    """Estimated seconds by stage key, else by kind of stage, else by the prior.
+    """Estimated seconds by prefix key; for unknown keys by kind of stage; for unknown kinds by the prior.
 
-    An exponentially weighted mean of logarithms with outliers pulled in: near the median for the skewed
-    times that stages have, and one stuck download does not make a recipe look dear for hours.
+    The estimate is an exponentially weighted mean of logarithms, with outliers clipped. For the skewed times
+    of stages it is close to the median, and one slow download does not distort it for hours.
     """
 
     def __init__(self, prior: Mapping[str, float] = PRIOR) -> None:
         self._prior = dict(PRIOR) | dict(prior)
-        self._learnt: dict[str, float] = {}
+        self._learned: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
 
     def learn(self, key: str, kind: str, seconds: float) -> None:
         value = log(max(seconds, _LEAST))
         for name in (key, f"kind {kind}"):
-            before = self._learnt.get(name)
+            before = self._learned.get(name)
             if before is not None:
                 value = before + _WEIGHT * max(-_OUTLIER, min(_OUTLIER, value - before))
-            self._learnt[name] = value
+            self._learned[name] = value
             self._seconds[name] = exp(value)
             value = log(max(seconds, _LEAST))
 
     def forget(self, key: str) -> None:
-        self._learnt.pop(key, None)
+        self._learned.pop(key, None)
         self._seconds.pop(key, None)
 
     def seconds(self, key: str, kind: str) -> float:
@@ -65,11 +65,13 @@ class Costs:
         return self.seconds("fork", "fork")
 
     def distance(self, chain: PrefixChain, start: int, end: int) -> float:
-        """Of the stages after depth ``start`` up to depth ``end``."""
+        """Estimated seconds to run the stages after depth ``start`` up to depth ``end``."""
         total = 0.0
         for depth in range(start + 1, end + 1):
             total += self.seconds(chain.keys[depth], chain.kinds[depth])
         return total
 
     def cold(self, chain: PrefixChain) -> float:
+        """Estimated seconds of a cold start."""
+        """Estimated seconds of a cold start."""
         return self.create() + self.distance(chain, 0, chain.depth)

@@ -1,19 +1,23 @@
-"""Who gets which sandbox, what is made, kept and thrown away: decided purely, carried out elsewhere.
+"""Decide which sandbox serves which request, what to make, and what to evict.
 
-``decide(state, now)`` says what to do next. Whoever carries it out (``pool.Pool``, or a simulation) tells the
-state what came of it, and asks again. A request is served by the candidate with the least estimated remaining
-cost (``place``): an idle sandbox in exactly its state, an idle one at a shorter prefix and the missing
-stages, a refill under way, a new sandbox on the longest layer of the disk and the missing stages, or cold.
+``decide(state, now)`` returns the next operations. The caller (``pool.Pool``, or a simulation) carries them
+out, reports the results to the state as events, and calls ``decide`` again. It is deterministic, with no
+clock and no I/O.
 
-What holds after every decision:
+A request is served by the candidate with the smallest distance, which is the estimated seconds for the stages
+that are missing: an idle sandbox in exactly its state; an idle one at a shorter prefix, promoted; a refill in
+progress; a new sandbox on the longest layer; or a cold start.
 
-- a sandbox is idle, in the making, ready for one request, leased once, or being reset: never two of these;
-- sandboxes and memory, with those told to go, stay within the budget (``Make.after``);
-- requests are admitted in the order of arrival; one that waits for room is overtaken by none;
-- a request is answered by its deadline; nothing leased or being prepared is ever evicted;
+After every decision:
+
+- each sandbox is idle, being made, ready for one request, leased once, or being reset; never two of these;
+- sandboxes and memory, including those being destroyed, stay within the budget (``Make.after``);
+- requests are admitted in the order of arrival, and none overtakes one that waits for room;
+- each request is answered by its deadline, and nothing leased or being prepared is evicted;
 - work for requests comes before refills.
 
-The cost of a decision grows with the length of the recipe and with what it decides, not with the fleet.
+The cost of a decision grows with the length of the recipe and the number of operations, not with the number
+of sandboxes.
 """
 
 from __future__ import annotations
@@ -26,41 +30,33 @@ from dutyfree.engine.pool.scheduler import eviction
 from dutyfree.engine.pool.scheduler.jobs import Claim, Job
 from dutyfree.engine.pool.scheduler.shortage import shortage
 from dutyfree.engine.pool.scheduler.state import State
-from dutyfree.engine.pool.scheduler.stock import Prefix, probe
+from dutyfree.engine.pool.scheduler.stock import Prefix, mark_retry
 from dutyfree.engine.pool.scheduler.values import (
     Candidate,
     Expire,
     Fork,
     JobFailure,
-    LeaseRequest,
     Make,
     Operation,
     Prioritize,
     Quarantine,
 )
 
-__all__ = ["State", "candidates", "decide", "hopeless", "place", "wake"]
-
 ALIKE = 0.002
-"""Seconds within which two options cost the same, and others' demand decide."""
+"""Candidates whose distances differ by less than this many seconds count as equal."""
 
 _ORDER = {"warm": 0, "promoted": 1, "joined": 2, "layer": 3, "forked": 4, "cold": 5}
 
 
-def place(request: LeaseRequest, options: tuple[Candidate, ...]) -> Candidate:
-    """The candidate with the least remaining cost; among equals one that nobody else was promised."""
-    del request  # what distinguishes requests is in the candidates already
-    return _cheapest(options)
-
-
-def _cheapest(options: Iterable[Candidate]) -> Candidate:
+def place(options: Iterable[Candidate]) -> Candidate:
+    """The candidate with the smallest distance; among equals, one that was not promised to others."""
     options = sorted(options, key=lambda candidate: candidate.seconds)
     alike = [candidate for candidate in options if candidate.seconds <= options[0].seconds + ALIKE]
-    return min(alike, key=lambda candidate: (candidate.wanted, _ORDER[candidate.kind], candidate.seconds))
+    return min(alike, key=lambda candidate: (candidate.promised, _ORDER[candidate.kind], candidate.seconds))
 
 
 def candidates(state: State, path: tuple[Prefix, ...], now: float) -> tuple[Candidate, ...]:
-    """The best candidate of each kind; none if every candidate needs a stage whose breaker is open."""
+    """The best candidate of each kind; none if every one needs a quarantined stage."""
     policy, costs = state.policy, state.costs
     found: list[Candidate] = []
     depth = len(path) - 1
@@ -68,30 +64,30 @@ def candidates(state: State, path: tuple[Prefix, ...], now: float) -> tuple[Cand
     if policy.join and top.making:
         expected = next(iter(top.making.values()))
         found.append(Candidate("joined", depth, max(0.0, expected - now)))
-    missing, idle, layer = 0.0, False, False
+    distance, idle, layer = 0.0, False, False
     for prefix in reversed(path):
         exact = prefix is top
         if prefix.idle and not idle and (exact or policy.partial):
-            wanted = not exact and len(prefix.idle) <= prefix.promised
-            found.append(Candidate("warm" if exact else "promoted", prefix.depth, missing, wanted))
+            promised = not exact and len(prefix.idle) <= prefix.promised
+            found.append(Candidate("warm" if exact else "promoted", prefix.depth, distance, promised))
             idle = True
         if prefix.layer is not None and not layer and _usable(state, prefix):
-            found.append(Candidate("layer", prefix.depth, costs.create() + missing))
+            found.append(Candidate("layer", prefix.depth, costs.create() + distance))
             layer = True
         if layer and (idle or not policy.partial):
             break
         if prefix.breaker is not None and prefix.breaker.refuses(now):
             break
         if prefix.depth:
-            missing += costs.seconds(prefix.key, prefix.kind)
+            distance += costs.seconds(prefix.key, prefix.kind)
     else:
         if not layer:
-            found.append(Candidate("cold", 0, costs.create() + missing))
+            found.append(Candidate("cold", 0, costs.create() + distance))
     return tuple(found)
 
 
 def decide(state: State, now: float) -> tuple[Operation, ...]:
-    """What to do next. Deterministic; must be called again after every event, and at ``wake(state)``."""
+    """The next operations. Call it after every event, and at the time ``wake(state)``."""
     late = _expire(state, now)
     _progress(state, now)
     _admit(state, late, now)
@@ -103,8 +99,8 @@ def decide(state: State, now: float) -> tuple[Operation, ...]:
     return operations
 
 
-def hopeless(path: tuple[Prefix, ...], now: float) -> Quarantine | JobFailure | None:
-    """Why refills get no further on this path: what failed so often that waiting for it makes no sense."""
+def lasting_failure(path: tuple[Prefix, ...], now: float) -> Quarantine | JobFailure | None:
+    """The failure that stops refills of this recipe, if a stage has failed too often; else None."""
     for prefix in reversed(path):
         breaker = prefix.breaker
         if breaker is not None and breaker.exhausted:
@@ -113,7 +109,7 @@ def hopeless(path: tuple[Prefix, ...], now: float) -> Quarantine | JobFailure | 
 
 
 def wake(state: State) -> float | None:
-    """When time alone next changes what should be done."""
+    """The next time at which ``decide`` has something to do without an event."""
     times = [state.deadlines.first, state.lease_ends.first, state.demand.next_time, state.refills.next_time]
     if state.parked.first is not None:
         times.append(state.parked.first + (state.policy.idle_seconds or 0.0))
@@ -124,13 +120,13 @@ def wake(state: State) -> float | None:
 
 
 def _expire(state: State, now: float) -> list[Claim]:
-    """End what is over. Returns who waits for room and may do so no longer, but may have what is idle."""
+    """End what has expired. Returns late claims in the queue, which may still get idle sandboxes."""
     late: list[Claim] = []
     while (claim := state.deadlines.due(now)) is not None:
         state.deadlines.drop(claim)
         if claim.request.id in state.queue:
             late.append(claim)
-        elif claim.missing or claim.jobs:  # else it is complete, and delivered below
+        elif claim.missing or claim.jobs:  # otherwise it is complete, and delivered below
             state.refuse(claim, shortage(state, claim, now), now)
     while (claim := state.lease_ends.due(now)) is not None:
         state.end_lease(claim.request.id)
@@ -169,7 +165,7 @@ def _admit(state: State, late: list[Claim], now: float) -> None:
 
 
 def _refuse_all(state: State, late: list[Claim], now: float) -> bool:
-    """Who is late and not the first to be served gets nothing. False: there was nobody left."""
+    """Refuse the late claims that still wait. False if there were none."""
     waiting = [claim for claim in late if claim.request.id in state.queue]
     for claim in waiting:
         state.refuse(claim, shortage(state, claim, now), now)
@@ -177,7 +173,7 @@ def _refuse_all(state: State, late: list[Claim], now: float) -> bool:
 
 
 def _release_others(state: State, head: Claim, now: float) -> bool:
-    """Requests that wait again, half served, let go of what they hold, lest they wait for each other."""
+    """Take sandboxes back from partly served claims in the queue, to avoid a deadlock between them."""
     partly_served = [claim for claim in state.partly_served.values() if claim is not head and claim.ready]
     for claim in partly_served:
         state.let_go(claim, now)
@@ -185,7 +181,7 @@ def _release_others(state: State, head: Claim, now: float) -> bool:
 
 
 def _serve(state: State, claim: Claim, now: float) -> bool:
-    """Give the claim sandboxes and jobs for all that it misses, or nothing. False: there is no room."""
+    """Give the claim a sandbox or a job for each member it misses, or nothing. False if there is no room."""
     stock, top = state.stock, claim.path[-1]
     warm = min(claim.missing, len(top.idle))
     rest = claim.missing - warm
@@ -210,10 +206,10 @@ def _serve(state: State, claim: Claim, now: float) -> bool:
         if not options:
             state.refuse(claim, _quarantine(claim.path, now), now)
             return True
-        candidate = place(claim.request, options)
+        candidate = place(options)
         engaged = engaged and _engage(state, claim, candidate, now)
         start = min(start, candidate.depth)
-    probe(claim.path, start, under_way=True)
+    mark_retry(claim.path, start, retrying=True)
     for _ in range(forks):
         engaged = engaged and _engage(state, claim, Candidate("forked", top.depth, state.costs.fork()), now)
     state.demand.consider(top)
@@ -223,7 +219,7 @@ def _serve(state: State, claim: Claim, now: float) -> bool:
 
 
 def _engage(state: State, claim: Claim, candidate: Candidate, now: float) -> bool:
-    """Let one job of this kind be done for the claim. False: sandboxes were larger than thought."""
+    """Start one job for the claim. False if there is no room after all: sandboxes became larger."""
     for prefix in claim.path[candidate.depth : -1]:
         state.stock.count_requests(prefix, 1, int(not prefix.idle), now)
         state.demand.consider(prefix)
@@ -251,11 +247,11 @@ def _engage(state: State, claim: Claim, candidate: Candidate, now: float) -> boo
 def _reserved(
     state: State, path: tuple[Prefix, ...], candidate: Candidate, now: float, worth: float | None = None
 ) -> Job | None:
-    """A job, and room for what it makes, if need be in the place of what is worth less."""
+    """A job with room for its sandbox, which may evict others. None if there is no room."""
     size = state.stock.size(path[-1])
     if candidate.kind != "promoted":
         return state.job(path, candidate, now) if eviction.evict_for(state, 1, size, worth) else None
-    job = state.job(path, candidate, now)  # first, so that its sandbox is not evicted
+    job = state.job(path, candidate, now)  # before the eviction, which must not take its sandbox
     assert job.origin is not None
     growth = max(0, size - job.origin.charge)
     if not eviction.evict_for(state, 0, growth, worth):
@@ -266,7 +262,7 @@ def _reserved(
 
 
 def _advance(state: State, claim: Claim, now: float) -> None:
-    """Copy what is to be copied once a sibling is ready; deliver when all are."""
+    """Start the forks when one member is ready; deliver when all are."""
     if claim.request.id not in state.claims:
         return
     if claim.forks and claim.ready and len(claim.jobs) == len(claim.forks):
@@ -276,7 +272,12 @@ def _advance(state: State, claim: Claim, now: float) -> None:
         for job in jobs:
             job.started, job.copied = True, origin
         state.operations.append(
-            Fork(origin.id, claim.request.chain, tuple(job.id for job in jobs), eviction.going(state))
+            Fork(
+                origin.id,
+                claim.request.chain,
+                tuple(job.id for job in jobs),
+                eviction.destroys_to_await(state),
+            )
         )
     if not claim.jobs and not claim.missing:
         state.deliver(claim, now)
@@ -309,13 +310,13 @@ def _begin(state: State, job: Job, now: float) -> None:
             origin=None if job.origin is None else job.origin.id,
             keep=keep,
             background=job.background,
-            after=eviction.going(state),
+            after=eviction.destroys_to_await(state),
         )
     )
 
 
 def _room_for(state: State, claim: Claim, warm: int, rest: int) -> bool:
-    """Whether all of it fits, if need be in the place of what is idle now."""
+    """Whether the claim fits, if idle sandboxes are evicted."""
     stock, top = state.stock, claim.path[-1]
     joined = min(len(top.making), rest) if state.policy.join and not claim.forkable else 0
     if claim.forkable and not warm and not claim.ready and top.making and state.policy.join:
@@ -326,7 +327,7 @@ def _room_for(state: State, claim: Claim, warm: int, rest: int) -> bool:
 
 
 def _refused(state: State, path: tuple[Prefix, ...], now: float) -> bool:
-    """Whether a new sandbox would need a stage whose breaker is open."""
+    """Whether a new sandbox would need a quarantined stage."""
     start = state.stock.layer_under(path) or 0
     return any(prefix.breaker is not None and prefix.breaker.refuses(now) for prefix in path[start + 1 :])
 
@@ -358,31 +359,31 @@ def _refill(state: State, now: float) -> None:
                 state.demand.postpone(prefix)
                 return
             continue
-        found = next(state.demand.thin(now), None)
+        found = next(state.demand.in_demand(now), None)
         if found is None:
             return
         prefix, worth = found
         if not _stock_up(state, prefix, now, worth):
-            state.demand.again(prefix)
+            state.demand.requeue(prefix)
             return
 
 
 def _stock_up(state: State, prefix: Prefix, now: float, worth: float | None) -> bool:
-    """Start to make one more for the stock. False: there is no room for it."""
+    """Start a refill. False if there is no room for it."""
     options = candidates(state, prefix.path, now)
     useful = [candidate for candidate in options if candidate.kind in {"layer", "cold"}]
-    if worth is None:  # what was promised may be made of what nobody was promised
+    if worth is None:  # for a promise, an idle sandbox that was not promised may be promoted
         useful += [
-            candidate for candidate in options if candidate.kind == "promoted" and not candidate.wanted
+            candidate for candidate in options if candidate.kind == "promoted" and not candidate.promised
         ]
     if not useful:
         return True
-    chosen = _cheapest(useful)
+    chosen = place(useful)
     job = _reserved(state, prefix.path, chosen, now, inf if worth is None else worth)
     if job is None:
         return False
     job.background = True
-    probe(prefix.path, chosen.depth, under_way=True)
+    mark_retry(prefix.path, chosen.depth, retrying=True)
     state.refills.begin(job.id, chosen.seconds, now)
     prefix.making[job.id] = now + chosen.seconds
     _begin(state, job, now)

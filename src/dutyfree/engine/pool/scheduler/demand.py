@@ -1,4 +1,4 @@
-"""What should be in stock: hints and minima first, then what demand makes worth its memory."""
+"""Which prefixes need more stock: promised ones (hints and minimums) first, then by demand."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dutyfree.engine.pool.scheduler.values import Policy
 
 
 class Demand:
-    """Nodes whose stock is short. Looking at one costs the same however many there are."""
+    """The prefixes whose stock is short. Finding the next one takes logarithmic time."""
 
     def __init__(self, stock: Stock, policy: Policy) -> None:
         self._stock = stock
         self._policy = policy
         self._owed: OrderedDict[str, Prefix] = OrderedDict()
-        self._thin: Ranking[Prefix] = Ranking(self._urgency)
+        self._in_demand: Ranking[Prefix] = Ranking(self._urgency)
         self._ends: list[tuple[float, str]] = []
 
     def _urgency(self, prefix: Prefix) -> Score:
         return (-self._stock.worth(prefix, prefix.idle_or_coming + 1),)
 
-    # --- What is wished -----------------------------------------------------------------------------
+    # --- Events -------------------------------------------------------------------------------------
 
     def hint(self, prefix: Prefix, count: int, until: float) -> None:
         prefix.hints.append([until, count])
@@ -38,7 +38,7 @@ class Demand:
         self.consider(prefix)
 
     def fulfilled(self, prefix: Prefix, count: int) -> None:
-        """So many were handed out: hints for them are done."""
+        """``count`` sandboxes were handed out: take them off the hints."""
         while count and prefix.hints:
             used = min(count, int(prefix.hints[0][1]))
             prefix.hints[0][1] -= used
@@ -61,47 +61,50 @@ class Demand:
 
     @property
     def next_time(self) -> float | None:
-        """When a hint ends, or a failed stage may be tried again."""
+        """When the next hint ends, or a failed stage may be retried."""
         return self._ends[0][0] if self._ends else None
 
     def consider(self, prefix: Prefix) -> None:
-        """Its stock or its demand has changed."""
+        """Queue a prefix whose stock or demand has changed, if it needs more."""
         if prefix.promised > prefix.idle_or_coming:
             self._owed[prefix.key] = prefix
         elif self._policy.refill and prefix.depth >= self._policy.shallowest and prefix.heat > float("-inf"):
-            self._thin.put(prefix)
+            self._in_demand.put(prefix)
 
-    # --- What to do about it ------------------------------------------------------------------------
+    # --- The next refill ----------------------------------------------------------------------------
 
     def owed(self, now: float) -> Iterator[Prefix]:
-        """Those promised, in the order of asking; each is taken off the list."""
+        """Prefixes with less stock than promised, the oldest first. Each is taken off the queue."""
         while self._owed:
             _, prefix = self._owed.popitem(last=False)
-            if prefix.promised > prefix.idle_or_coming and not self._held_up(prefix, now):
+            if prefix.promised > prefix.idle_or_coming and not self._is_blocked(prefix, now):
                 yield prefix
 
     def postpone(self, prefix: Prefix) -> None:
-        """There was no room for what is owed; it stays first."""
+        """Put a prefix back to the front: there was no room for it."""
         self._owed[prefix.key] = prefix
         self._owed.move_to_end(prefix.key, last=False)
 
-    def thin(self, now: float) -> Iterator[tuple[Prefix, float]]:
-        """Those that demand wants, the most urgent first, with the worth of one more. Each is taken off."""
-        while (found := self._thin.least()) is not None:
+    def in_demand(self, now: float) -> Iterator[tuple[Prefix, float]]:
+        """Prefixes in demand and the worth of one more sandbox, best first. Each is taken off the queue."""
+        while (found := self._in_demand.least()) is not None:
             prefix, score = found
-            self._thin.drop(prefix)
-            if self.expected(prefix, now) * 2 >= prefix.idle_or_coming + 1 and not self._held_up(prefix, now):
+            self._in_demand.drop(prefix)
+            if self.expected(prefix, now) * 2 >= prefix.idle_or_coming + 1 and not self._is_blocked(
+                prefix, now
+            ):
                 yield prefix, -score[0]
 
-    def again(self, prefix: Prefix) -> None:
-        self._thin.put(prefix)
+    def requeue(self, prefix: Prefix) -> None:
+        """Put a prefix back: there was no room for it."""
+        self._in_demand.put(prefix)
 
     def expected(self, prefix: Prefix, now: float) -> float:
-        """Requests that will find nothing idle here while one more is made, and for a while after."""
+        """The expected number of misses until one more is ready, and ``policy.cover`` seconds longer."""
         return self._stock.misses(prefix, now) * (self._policy.cover + self._stock.saved(prefix))
 
-    def _held_up(self, prefix: Prefix, now: float) -> bool:
-        """A failing stage waits for its retry; what leaves a layer behind is made once, not twice at once."""
+    def _is_blocked(self, prefix: Prefix, now: float) -> bool:
+        """Whether a refill must wait: for room below the maximum, for a retry, or for a layer being made."""
         if prefix.maximum is not None and prefix.idle_or_coming >= prefix.maximum:
             return True
         breakers = [shorter.breaker for shorter in prefix.path if shorter.breaker is not None]

@@ -1,4 +1,4 @@
-"""Room for what is wanted, in the place of what is worth least."""
+"""Make room within the budget: evict the idle sandboxes and layers that are worth least."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from math import log
 from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import Forget
 
-WORTHIER = log(2)
-"""A refill evicts only what is worth less than half of it, so that the two do not take turns."""
+MARGIN = log(2)
+"""A refill evicts only what is worth less than half of it, so that two prefixes do not evict each other."""
 
 
 def evict_for(state: State, count: int, memory: int, worth: float | None = None) -> bool:
-    """Evict the least valuable until so much fits; with ``worth`` only what is worth far less."""
+    """Evict until this many sandboxes and bytes fit; with ``worth``, only what is worth far less."""
     while not state.stock.fits(count, memory):
         found = state.stock.least_worth()
         if found is None:
             return False
         instance, (promised, value) = found
-        if worth is not None and (promised or value > worth - WORTHIER):
+        if worth is not None and (promised or value > worth - MARGIN):
             return False
         state.destroy(instance, "evicted")
     return True
 
 
-def going(state: State) -> tuple[str, ...]:
-    """Those told to go whose room is given away already, the oldest first."""
+def destroys_to_await(state: State) -> tuple[str, ...]:
+    """Sandboxes being destroyed, the oldest first, whose room is already reserved for others."""
     stock, needed = state.stock, []
     count = stock.alive + len(state.destroying) - state.budget.sandboxes
     memory = stock.memory + state.destroying_memory - state.budget.memory
@@ -38,6 +38,8 @@ def going(state: State) -> tuple[str, ...]:
 
 
 def room_on_disk(state: State, layers: int) -> bool:
+    """Forget layers until this many more fit. False if they do not."""
+    """Forget layers until this many more fit. False if they do not."""
     while state.stock.disk + layers * state.budget.layer_disk > state.budget.disk:
         prefix = state.stock.forget_layer()
         if prefix is None:
@@ -47,7 +49,7 @@ def room_on_disk(state: State, layers: int) -> bool:
 
 
 def trim(state: State, now: float) -> None:
-    """Sandboxes turned out larger, layers too; and nobody came for some."""
+    """Return to the budget if sandboxes or layers became larger; end sandboxes that were idle too long."""
     while state.stock.memory > state.budget.memory and state.stock.idle:
         found = state.stock.least_worth()
         assert found is not None
@@ -57,11 +59,11 @@ def trim(state: State, now: float) -> None:
         if prefix is None:
             break
         state.operations.append(Forget(prefix.key))
-    patience = state.policy.idle_seconds
-    while patience is not None and (instance := state.parked.due(now - patience)) is not None:
+    idle_seconds = state.policy.idle_seconds
+    while idle_seconds is not None and (instance := state.parked.due(now - idle_seconds)) is not None:
         state.parked.drop(instance)
         if instance.status != "idle":
-            continue  # it is parked again when it comes back
+            continue  # it is parked again when it is returned
         prefix = state.stock.path(instance.chain)[instance.depth]
         if len(prefix.idle) > prefix.promised:
             state.destroy(instance, "stale")

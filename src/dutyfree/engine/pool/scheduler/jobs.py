@@ -1,4 +1,4 @@
-"""What is under way: requests that were accepted, sandboxes in the making, leases."""
+"""Work in progress: requests that were accepted, and sandboxes that are being made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dutyfree.engine.pool.scheduler.values import LeaseRequest
 
 
 class Claim:
-    """A request on its candidate: the sandboxes that are ready for it, and the jobs that make the others."""
+    """An accepted request, until its lease ends: the sandboxes it has, and the jobs that make the others."""
 
     __slots__ = (
         "admitted",
@@ -33,15 +33,17 @@ class Claim:
         self.path = path
         self.arrived = arrived
         self.admitted: float | None = None
-        """When there was room for it, the first time."""
+        """When there was room for it the first time."""
         self.forkable = forkable
         self.attempts = 0
         self.counted = False
-        """As demand, and as the one that was hinted at."""
+        """Whether it was counted as demand, and taken off the hints."""
         self.ready: list[tuple[Instance, ServedKind, int]] = []
+        """Its sandboxes: how each was served, and from which depth on."""
+        """Its sandboxes: how each was served, and from which depth on."""
         self.jobs: dict[int, Job] = {}
         self.forks: list[Job] = []
-        """Jobs that wait for a sibling to be copied from."""
+        """Jobs that wait until another member is ready to be copied."""
         self.until: float | None = None
         """When its lease ends, once it is leased."""
 
@@ -51,7 +53,7 @@ class Claim:
 
 
 class Job:
-    """One sandbox in the making, for a claim or (without one) for the stock."""
+    """One sandbox that is being made, for a claim, or for the stock."""
 
     __slots__ = (
         "background",
@@ -81,7 +83,9 @@ class Job:
         self.seconds = seconds
         self.claim: Claim | None = None
         self.origin: Instance | None = None
+        """The idle sandbox that it promotes."""
         self.copied: Instance | None = None
+        """The sandbox that it copies."""
         self.charge = 0
         self.on_layer: Prefix | None = None
         self.expected = 0.0
@@ -92,8 +96,8 @@ class Job:
     def top(self) -> Prefix:
         return self.path[-1]
 
-    def spared(self, found: int | None, joined: bool, fetched: bool) -> tuple[ServedKind, int]:
-        """How its sandbox was made after all, and from what depth on, by what its maker tells."""
+    def outcome(self, found: int | None, joined: bool, fetched: bool) -> tuple[ServedKind, int]:
+        """How its sandbox was served, and from which depth on, as the source reports it."""
         start = self.start if found is None else found
         if fetched and self.kind in ("promoted", "layer", "cold"):
             return "fetched", start
@@ -105,7 +109,7 @@ class Job:
 
 
 class Returns:
-    """How often sandboxes come back, lately."""
+    """The recent rate at which sandboxes are returned."""
 
     def __init__(self, half_life: float) -> None:
         self._decay = log(2) / half_life
@@ -117,6 +121,6 @@ class Returns:
         self._at = now
 
     def seconds_for(self, count: int, now: float) -> float | None:
-        """Until so many have come back; None if hardly any do."""
+        """Seconds until ``count`` sandboxes are returned; None if the rate is about 0."""
         rate = self._decay * self._weight * exp(self._decay * (self._at - now))
         return count / rate if rate > 1e-9 else None

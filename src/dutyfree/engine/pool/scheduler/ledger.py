@@ -1,4 +1,4 @@
-"""How sandboxes were handed out: one record each, and counts of them."""
+"""The ledger: counters and histograms of how requests were served."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dutyfree.contract.served import Served, ServedKind
 
 BOUNDS = tuple(base * 10.0**power for power in range(-5, 3) for base in (1, 2.5, 5))
-"""Upper bounds of the histograms' buckets, in seconds: 10 µs to 500 s."""
+"""The upper bounds of the histogram buckets in seconds: 10 µs to 500 s."""
 
 
 class Histogram:
-    """Counts by bucket, cumulative only when read, as Prometheus wants it."""
+    """Counts by bucket. ``cumulative`` adds them up as Prometheus expects."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
@@ -32,7 +32,7 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Upper bound → hand-outs that took no longer; the last bound is infinite."""
+        """Pairs of an upper bound and the number of hand-outs within it; the last bound is infinite."""
         pairs, seen = [], 0
         for bound, count in zip((*BOUNDS, float("inf")), self.counts, strict=True):
             seen += count
@@ -41,22 +41,22 @@ class Histogram:
 
 
 class Ledger:
-    """Counters and histograms of one pool, as plain values."""
+    """Counters and histograms of one pool."""
 
     def __init__(self) -> None:
         self.served: Counter[tuple[ServedKind, str]] = Counter()
         self.seconds: dict[tuple[ServedKind, str], Histogram] = {}
         self.saved_seconds = 0.0
         self.waited_seconds = 0.0
-        """For room in the budget, of all together."""
+        """Seconds that all requests together waited for room in the budget."""
         self.events: Counter[str] = Counter()
         """made, refills, resets, discarded, failures, refused, layers forgotten, cleanup failures; and why
-        sandboxes went: returned, evicted, expired, stale, died."""
+        sandboxes were destroyed: returned, evicted, expired, stale, died."""
 
     def record(self, served: Served) -> None:
-        of = (served.kind, served.stage)
-        self.served[of] += 1
-        self.seconds.setdefault(of, Histogram()).add(served.seconds)
+        key = (served.kind, served.stage)
+        self.served[key] += 1
+        self.seconds.setdefault(key, Histogram()).add(served.seconds)
         self.saved_seconds += served.cold_seconds - (served.seconds - served.waited)
         self.waited_seconds += served.waited
 
@@ -64,21 +64,21 @@ class Ledger:
         return f"<Ledger: {self.served.total()} served, {self.saved_seconds:.1f} s saved>"
 
     def __str__(self) -> str:
-        """A table for people."""
+        """A table, as text."""
         lines = [f"{'kind':<10}{'found ready':<14}{'served':>8}{'share':>8}{'mean':>12}"]
         for (kind, stage), share in self.shares().items():
             mean = self.seconds[kind, stage].mean
             count = self.served[kind, stage]
             digits = 1 if mean >= 0.001 else 3
             lines.append(f"{kind:<10}{stage:<14}{count:>8}{share:>8.1%}{mean * 1e3:>9.{digits}f} ms")
-        lines.append(f"{self.saved_seconds:.1f} s saved, against making each of them from nothing")
+        lines.append(f"{self.saved_seconds:.1f} s saved, compared with cold starts")
         if self.waited_seconds:
             lines.append(f"{self.waited_seconds:.1f} s waited for room in the budget")
         lines += [f"{name}: {count}" for name, count in sorted(self.events.items())]
         return "\n".join(lines)
 
     def figures(self) -> dict[str, float]:
-        """All of it under flat names, as trackers of experiments take it: ``served/warm/setup`` and so on."""
+        """All numbers under flat names, for experiment trackers: ``served/warm/setup`` and so on."""
         found: dict[str, float] = {
             "served": self.served.total(),
             "saved_seconds": self.saved_seconds,
@@ -90,7 +90,7 @@ class Ledger:
         return found | {f"events/{name}": count for name, count in sorted(self.events.items())}
 
     def prometheus(self) -> str:
-        """The same as Prometheus reads it, with whole histograms."""
+        """All numbers in the text format of Prometheus, with full histograms."""
         name = "dutyfree_pool_served_seconds"
         lines = [f"# TYPE {name} histogram"]
         for (kind, stage), histogram in sorted(self.seconds.items()):
@@ -100,7 +100,7 @@ class Ledger:
                 lines.append(f'{name}_bucket{{{of},le="{at}"}} {count}')
             lines.append(f"{name}_sum{{{of}}} {histogram.total:g}")
             lines.append(f"{name}_count{{{of}}} {histogram.count}")
-        # A gauge: what was slower than from nothing takes away of it.
+        # A gauge, since a request that was slower than a cold start lowers it.
         lines.append("# TYPE dutyfree_pool_saved_seconds gauge")
         lines.append(f"dutyfree_pool_saved_seconds {self.saved_seconds:g}")
         lines.append("# TYPE dutyfree_pool_waited_seconds_total counter")
@@ -111,6 +111,6 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
     def shares(self) -> Mapping[tuple[ServedKind, str], float]:
-        """The hit rate by kind and stage."""
+        """The share of each kind and stage."""
         total = self.served.total()
         return {of: count / total for of, count in sorted(self.served.items())}

@@ -1,4 +1,4 @@
-"""A heap whose scores may change behind its back."""
+"""A priority queue whose scores may rise without notice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Score = tuple[float, ...]
 
 
 class Ranking(Generic[Item]):
-    """Gives the item with the least score, in logarithmic time.
+    """Finds the item with the least score in logarithmic time.
 
-    Whoever lowers a score must ``put`` the item again. A score that rose is noticed when the item comes
-    up, so that what rises often (demand) costs nothing.
+    The caller must ``put`` an item again when its score falls. A score that rises is read again only when the
+    item comes to the front, so scores that rise often, such as demand, cost nothing.
     """
 
     def __init__(self, score: Callable[[Item], Score]) -> None:
@@ -42,17 +42,17 @@ class Ranking(Generic[Item]):
 
     @property
     def first(self) -> float | None:
-        """Where scores are times: the first."""
+        """The least score, where scores are times."""
         found = self.least()
         return None if found is None else found[1][0]
 
     def due(self, now: float) -> Item | None:
-        """Likewise: the item whose time has come first; it stays in."""
+        """The first item whose time has come. It stays in the queue."""
         found = self.least()
         return found[0] if found is not None and found[1][0] <= now else None
 
     def least(self) -> tuple[Item, Score] | None:
-        """It stays in."""
+        """The item with the least score, and that score. It stays in the queue."""
         while self._heap:
             score, number, item = self._heap[0]
             if self._current.get(item) != number:

@@ -1,4 +1,4 @@
-"""The numbers that an exhausted pool tells."""
+"""The numbers behind an Exhausted error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shortage(state: State, claim: Claim, now: float) -> Shortage:
-    """What there was, and how long the wait would be."""
+    """What the pool had when it refused the claim, and an estimate of the wait."""
     ahead = 0
     for waiting in state.queue.values():
         ahead += waiting.missing

@@ -1,8 +1,7 @@
-"""Everything the scheduler knows, and what happens to it.
+"""The state of the scheduler, and the events that change it.
 
-A state is an index that grows by events; ``scheduler.decide`` turns it into operations. It holds no clock,
-no chance and no I/O: the same events at the same times give the same operations, always. So a test builds
-any state by telling events, and two states that were told the same are the same.
+``decide`` reads the state and returns operations. Both are deterministic, with no clock and no I/O: the same
+events at the same times give the same operations. So a test can build any state from events.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from dutyfree.engine.pool.scheduler.jobs import Claim, Job, Returns
 from dutyfree.engine.pool.scheduler.ranking import Ranking
 from dutyfree.engine.pool.scheduler.refills import Refills
 from dutyfree.engine.pool.scheduler.shortage import shortage
-from dutyfree.engine.pool.scheduler.stock import Instance, Prefix, Stock, probe
+from dutyfree.engine.pool.scheduler.stock import Instance, Prefix, Stock, mark_retry
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
     Deliver,
     Destroy,
+    DestroyReason,
     JobFailure,
     LeaseRequest,
     Member,
@@ -31,7 +31,6 @@ from dutyfree.engine.pool.scheduler.values import (
     Policy,
     PrefixChain,
     Quarantine,
-    Reason,
     Refuse,
     Reset,
     Shortage,
@@ -39,6 +38,8 @@ from dutyfree.engine.pool.scheduler.values import (
 
 
 class State:
+    """Requests, leases, sandboxes and jobs of one pool, and the stock."""
+
     def __init__(
         self, budget: Budget | None = None, policy: Policy | None = None, costs: Costs | None = None
     ) -> None:
@@ -48,34 +49,42 @@ class State:
         self.stock = Stock(self.budget, self.policy, self.costs)
         self.demand = Demand(self.stock, self.policy)
         self.claims: dict[int, Claim] = {}
+        """Requests that are not answered, by number."""
         self.queue: OrderedDict[int, Claim] = OrderedDict()
+        """Those of them that wait for room."""
         self.partly_served: dict[int, Claim] = {}
-        """Those in the queue that may hold sandboxes, since a part of theirs failed or was too large."""
+        """Claims in the queue that may hold sandboxes, since one of theirs failed or was too large."""
         self.leases: dict[int, Claim] = {}
+        """Requests that were delivered, by number."""
+        """Requests that were delivered, by number."""
         self.instances: dict[str, Instance] = {}
         self.jobs: dict[int, Job] = {}
         self.pending: deque[Job] = deque()
-        """Jobs for requests, not started yet."""
+        """Jobs for requests that have not started."""
         self.running = 0
+        """Jobs for requests that have started, without forks."""
+        """Jobs for requests that have started, without forks."""
         self.refills = Refills(self.policy)
         self.leased = 0
         self.resetting = 0
         self.operations: list[Operation] = []
         self.destroying: OrderedDict[str, int] = OrderedDict()
-        """Sandboxes told to be destroyed that may still be there, and their memory."""
+        """Sandboxes that are being destroyed, and their memory."""
         self.destroying_memory = 0
         self.deadlines: Ranking[Claim] = Ranking(lambda claim: (claim.request.deadline,))
         self.lease_ends: Ranking[Claim] = Ranking(lambda claim: (claim.until or 0.0,))
         self.changed: list[Claim] = []
-        """Claims that a decision must look at."""
+        """Claims that the next decision must look at."""
         self.parked: Ranking[Instance] = Ranking(lambda instance: (instance.parked_at,))
-        """By when they last were, also of those in use since; none where nothing becomes too old."""
+        """Sandboxes by the time they last became idle, if ``policy.idle_seconds`` ends them."""
         self.returns = Returns(self.policy.half_life)
         self._numbers = count(1)
 
     # --- Requests and leases ------------------------------------------------------------------------
 
     def arrive(self, request: LeaseRequest, now: float) -> None:
+        """A request came in."""
+        """A request came in."""
         path = self.stock.path(request.chain)
         claim = Claim(request, path, now, self.policy.fork and request.count > 1)
         self._enter(claim)
@@ -86,14 +95,14 @@ class State:
         self.deadlines.put(claim)
 
     def withdraw(self, request: int, now: float) -> None:
-        """Nobody waits any more, or the lease is over."""
+        """The caller no longer waits, or ended the lease."""
         if request in self.leases:
             self.returned(request, now)
         elif request in self.claims:
             self.dissolve(self.claims[request], now)
 
     def keep_alive(self, request: int, until: float | None) -> bool:
-        """False if the lease is over already."""
+        """Set the end of a lease. False if it has ended already."""
         claim = self.leases.get(request)
         if claim is None:
             return False
@@ -101,30 +110,30 @@ class State:
         return True
 
     def returned(self, request: int, now: float) -> None:
-        """The lease is over; its sandboxes may be used again once they are reset."""
+        """End a lease, and reset its sandboxes for reuse."""
         claim = self.end_lease(request)
         if claim is None:
             return
         self.returns.add(len(claim.ready), now)
         for instance, _, _ in claim.ready:
             self.leased -= 1
-            # Nothing idle is left when a request waits, so this one would be evicted right after.
+            # While a request for another recipe waits, this sandbox would be evicted at once.
             blocked = self.queue and next(iter(self.queue.values())).path[-1].key != instance.chain.key
-            if self.policy.park and not blocked and not self._behind(instance):
+            if self.policy.park and not blocked and not self._is_busy(instance):
                 instance.status = "resetting"
                 self.resetting += 1
                 self.operations.append(Reset(instance.id))
             else:
                 self.destroy(instance, "returned")
 
-    def _behind(self, instance: Instance) -> bool:
-        """Whether what requests wait for leaves no time to reset this too: a layer gives another as soon."""
+    def _is_busy(self, instance: Instance) -> bool:
+        """Whether to discard it instead of a reset: too many resets run, and a layer has its state."""
         prefix = self.stock.prefix(instance.chain.keys[instance.depth])
         busy = self.running and self.resetting >= self.policy.resetting
         return bool(busy and prefix is not None and prefix.layer is not None)
 
     def undelivered(self, request: int, dead: Iterable[str], now: float) -> None:
-        """Some of what was delivered had died before. The request goes on, at the head of the queue."""
+        """Some delivered sandboxes were dead. The request goes back to the head of the queue."""
         claim = self.end_lease(request)
         if claim is None:
             return
@@ -139,11 +148,13 @@ class State:
         self.changed.append(claim)
 
     def refuse(self, claim: Claim, reason: Shortage | Quarantine | JobFailure, now: float) -> None:
+        """Answer a request with an error."""
+        """Answer a request with an error."""
         self.operations.append(Refuse(claim.request.id, reason))
         self.dissolve(claim, now)
 
     def dissolve(self, claim: Claim, now: float) -> None:
-        """Forget the request; what was ready or in the making for it becomes stock."""
+        """Drop a request. Its sandboxes, and those being made for it, become stock."""
         self._leave(claim)
         self.queue.pop(claim.request.id, None)
         self.partly_served.pop(claim.request.id, None)
@@ -157,7 +168,7 @@ class State:
         self.let_go(claim, now)
 
     def let_go(self, claim: Claim, now: float) -> None:
-        """What was ready for it becomes stock."""
+        """Its sandboxes become stock."""
         ready, claim.ready = claim.ready, []
         for instance, _, _ in ready:
             instance.abandoned = instance.copies > 0
@@ -174,6 +185,8 @@ class State:
         claim.path[-1].users -= 1
 
     def deliver(self, claim: Claim, now: float) -> None:
+        """All sandboxes of the request are ready: hand them out."""
+        """All sandboxes of the request are ready: hand them out."""
         request = claim.request
         self._leave(claim)
         until = None if request.lease_seconds is None else now + request.lease_seconds
@@ -188,7 +201,7 @@ class State:
         self.operations.append(Deliver(request.id, members, until, self.costs.cold(request.chain), waited))
 
     def end_lease(self, request: int) -> Claim | None:
-        """Its sandboxes are still where they were; None if it is over already."""
+        """Remove a lease, and leave its sandboxes as they are. None if it has ended already."""
         claim = self.leases.pop(request, None)
         if claim is not None:
             self.lease_ends.drop(claim)
@@ -217,11 +230,7 @@ class State:
         joined: bool = False,
         fetched: bool = False,
     ) -> None:
-        """A job is done. ``layers`` has the sizes of those kept, by depth; ``memory`` that of the sandbox.
-
-        ``found``, ``joined`` and ``fetched`` tell what its making was really spared, where that was not
-        known before.
-        """
+        """A job is done. The arguments are those of ``NewSandbox``, which ``source`` explains."""
         done = self._end(job, now)
         claim = done.claim
         chain = done.top.chain if claim is None else claim.request.chain
@@ -251,12 +260,12 @@ class State:
         else:
             instance.status = "ready"
             del claim.jobs[done.id]
-            claim.ready.append((instance, *done.spared(found, joined, fetched)))
+            claim.ready.append((instance, *done.outcome(found, joined, fetched)))
             self.changed.append(claim)
         self.demand.consider(done.top)
 
     def failed(self, job: int, failure: JobFailure, now: float) -> None:
-        """A job came to nothing; what was left of its sandbox is gone."""
+        """A job failed. Nothing is left of its sandbox."""
         done = self._end(job, now)
         self._unpin(done)
         if done.origin is not None:
@@ -264,7 +273,7 @@ class State:
             self.stock.drop(done.origin)
         else:
             self.stock.free(done.charge)
-        probe(done.path, done.start, under_way=False)
+        mark_retry(done.path, done.start, retrying=False)
         if failure.depth is not None or done.claim is None:
             prefix = done.path[done.depth if failure.depth is None else failure.depth]
             prefix.breaker = prefix.breaker or Breaker(self.policy)
@@ -274,7 +283,7 @@ class State:
         if claim is None:
             return
         del claim.jobs[done.id]
-        if done.kind != "forked" or claim.forkable:  # one fork makes many children: they fail once
+        if done.kind != "forked" or claim.forkable:  # the children of one fork fail together: count once
             claim.attempts += 1
         if done.kind == "forked":
             claim.forkable = False
@@ -284,7 +293,7 @@ class State:
             self._to_the_front(claim)
 
     def clean(self, sandbox: str, depth: int, now: float, *, memory: int | None = None) -> None:
-        """A returned sandbox was reset and verified, and is now in the state of this depth."""
+        """A returned sandbox was reset and verified. It is now at this depth."""
         instance = self.instances.get(sandbox)
         if instance is None:
             return
@@ -296,15 +305,13 @@ class State:
         self.park(instance, now)
 
     def died(self, sandbox: str, now: float) -> None:
-        """A sandbox ended by itself, or could not be reset, wherever it stands."""
+        """A sandbox died, or its reset failed, whatever its status."""
         instance = self.instances.get(sandbox)
-        if (
-            instance is None or instance.status == "promoting" or instance.copies
-        ):  # its job will fail, and tell
+        if instance is None or instance.status == "promoting" or instance.copies:  # its job will fail
             return
         if instance.status == "resetting":
             self.resetting -= 1
-        # A death is rare, but many may die at once: only who can have a holder is looked for.
+        # The search for holders reads all claims, so skip it where there is none: many may die at once.
         for claim in self._holders(instance) if instance.status in ("ready", "leased") else ():
             before = len(claim.ready)
             claim.ready = [entry for entry in claim.ready if entry[0] is not instance]
@@ -319,7 +326,7 @@ class State:
         self.destroying_memory -= self.destroying.pop(sandbox, 0)
 
     def park(self, instance: Instance, now: float) -> None:
-        """Make it stock, unless a request was about to have the same made, or it is not wanted."""
+        """Make a sandbox idle; or give it to a request whose job has not started; or destroy it."""
         prefix = self.stock.path(instance.chain)[instance.depth]
         full = prefix.maximum is not None and len(prefix.idle) >= prefix.maximum
         if not self.policy.park or instance.depth < self.policy.shallowest or full:
@@ -339,7 +346,8 @@ class State:
         if self.policy.idle_seconds is not None:
             self.parked.put(instance)
 
-    def destroy(self, instance: Instance, reason: Reason) -> None:
+    def destroy(self, instance: Instance, reason: DestroyReason) -> None:
+        """Remove a sandbox. Its room is free at once; ``Make.after`` waits until it is gone."""
         prefix = self.stock.prefix(instance.chain.keys[instance.depth])
         self.instances.pop(instance.id, None)
         self.parked.drop(instance)
@@ -353,17 +361,17 @@ class State:
     # --- Demand -------------------------------------------------------------------------------------
 
     def hint(self, chain: PrefixChain, wanted: int, now: float) -> None:
-        """So many sandboxes of this recipe will be asked for soon."""
+        """``wanted`` sandboxes of this recipe will be requested soon."""
         self.demand.hint(self.stock.path(chain)[-1], wanted, now + self.policy.hint_seconds)
 
     def bound(self, chain: PrefixChain, minimum: int, maximum: int | None) -> None:
-        """Keep at least and at most so many idle."""
+        """Keep at least ``minimum`` and at most ``maximum`` sandboxes of this recipe idle."""
         self.demand.bound(self.stock.path(chain)[-1], minimum, maximum)
 
     # --- Jobs ---------------------------------------------------------------------------------------
 
     def job(self, path: tuple[Prefix, ...], chosen: Candidate, now: float) -> Job:
-        """Set a sandbox aside, or room for a new one; the room must be there."""
+        """A new job: take the sandbox to promote, or reserve room for a new one, which must be free."""
         job = Job(next(self._numbers), path, chosen.depth, chosen.kind, chosen.seconds)
         job.expected = now + chosen.seconds
         job.charge = self.stock.size(job.top)
@@ -381,11 +389,11 @@ class State:
         return job
 
     def cancel(self, job: Job, now: float) -> None:
-        """Drop a job that was not started."""
+        """Drop a job that has not started."""
         del self.jobs[job.id]
         job.top.users -= 1
         self._unpin(job)
-        probe(job.path, job.start, under_way=False)
+        mark_retry(job.path, job.start, retrying=False)
         if job.origin is None:
             self.stock.free(job.charge)
         else:
@@ -417,6 +425,6 @@ class State:
         self.partly_served[claim.request.id] = claim
 
     def _holders(self, instance: Instance) -> list[Claim]:
-        """Who has it; looks at all."""
+        """The claims that have this sandbox; reads all claims."""
         everyone = [*self.claims.values(), *self.leases.values()]
         return [claim for claim in everyone if any(entry[0] is instance for entry in claim.ready)]

@@ -1,7 +1,7 @@
-"""What is there: idle sandboxes and layers by the key of their prefix, their worth, and the budgets.
+"""The stock: idle sandboxes and layers by prefix, what each is worth, and what the budget has left.
 
-One *prefix* for each prefix that is known. A recipe's prefixes are found by one look-up, and everything a
-decision needs is on them, so that its cost depends on the length of the recipe alone.
+A ``Prefix`` object holds all that a decision needs to know about one prefix. One look-up finds all prefixes
+of a recipe, so the cost of a decision depends only on the length of the recipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dutyfree.engine.pool.scheduler.values import Budget, Policy, PrefixChain
 
 
 class Instance:
-    """A sandbox that is alive."""
+    """One live sandbox, as the scheduler sees it."""
 
     __slots__ = ("abandoned", "chain", "charge", "copies", "depth", "id", "on_layer", "parked_at", "status")
 
@@ -28,17 +28,18 @@ class Instance:
         self.chain = chain
         self.depth = depth
         self.charge = charge
+        """Bytes of memory that it counts for."""
         self.on_layer = on_layer
         self.parked_at = 0.0
         self.copies = 0
-        """Being made of it now; until they are done, nobody may touch it."""
+        """Copies of it that are being made. Until they are done, it must not be used."""
         self.abandoned = False
-        """Nobody waits for it; it becomes stock once it was copied."""
+        """Its request is gone: it becomes stock when its copies are done."""
         self.status: Literal["idle", "ready", "leased", "resetting", "promoting"] = "ready"
 
 
 class CachedLayer:
-    """State on the disk. ``pins`` counts the sandboxes and layers that stand on it."""
+    """A layer on disk. ``references`` counts the sandboxes, jobs and layers that use it."""
 
     __slots__ = ("parent", "references", "size")
 
@@ -49,7 +50,7 @@ class CachedLayer:
 
 
 class Prefix:
-    """All that is known about one prefix. ``path`` has the shorter ones, and itself at the end."""
+    """All that is known about one prefix. ``path`` has the shorter prefixes, then itself."""
 
     __slots__ = (
         "breaker",
@@ -79,21 +80,24 @@ class Prefix:
         self.chain = chain
         self.path: tuple[Prefix, ...] = (*above, self)
         self.chains = 0
+        """Known recipes that contain this prefix."""
         self.children = 0
+        """Known prefixes that are longer by one stage."""
         self.users = 0
-        """Requests and jobs under way for exactly this state."""
+        """Requests and jobs in progress for exactly this prefix."""
         self.idle: dict[str, Instance] = {}
         self.making: dict[int, float] = {}
-        """Refills under way that nobody claimed, and when each is expected to be done."""
+        """Refills in progress that no request has joined, and when each should be done."""
         self.queued: deque[int] = deque()
-        """Jobs for requests of exactly this state that were not started yet."""
+        """Jobs for requests of exactly this prefix that have not started."""
         self.memory: int | None = None
+        """Bytes of memory of an idle sandbox here, once measured."""
         self.layer: CachedLayer | None = None
         self.breaker: Breaker | None = None
         self.heat = -inf
-        """Logarithm of the decayed count of requests that got as far as here, at time 0."""
+        """The logarithm of the decayed number of requests that reached this prefix, as of time 0."""
         self.missed = -inf
-        """The same of those that found nothing idle here."""
+        """The same for requests that found nothing idle here."""
         self.hints: deque[list[float]] = deque()
         self.hinted = 0
         self.minimum = 0
@@ -105,6 +109,8 @@ class Prefix:
 
     @property
     def promised(self) -> int:
+        """How many idle sandboxes hints and the minimum ask for."""
+        """How many idle sandboxes hints and the minimum ask for."""
         return self.hinted + self.minimum
 
     @property
@@ -112,18 +118,22 @@ class Prefix:
         return len(self.idle) + len(self.making)
 
     @property
-    def needless(self) -> bool:
+    def unused(self) -> bool:
         return not (self.idle or self.users or self.promised or self.layer)
 
 
-def probe(path: tuple[Prefix, ...], start: int, *, under_way: bool) -> None:
-    """Stages after ``start`` that failed before are being tried again, or no longer are."""
+def mark_retry(path: tuple[Prefix, ...], start: int, *, retrying: bool) -> None:
+    """Note that the failed stages after ``start`` are being retried, or no longer are."""
     for prefix in path[start + 1 :]:
         if prefix.breaker is not None:
-            prefix.breaker.probing = under_way
+            prefix.breaker.probing = retrying
 
 
 class Stock:
+    """All known prefixes, and how much of the budget is in use."""
+
+    """All known prefixes, and how much of the budget is in use."""
+
     def __init__(self, budget: Budget, policy: Policy, costs: Costs) -> None:
         self.budget = budget
         self.costs = costs
@@ -139,9 +149,11 @@ class Stock:
         self._worst: Ranking[Prefix] = Ranking(self._idle_worth)
         self._worst_layer: Ranking[Prefix] = Ranking(self._layer_worth)
 
-    # --- Nodes --------------------------------------------------------------------------------------
+    # --- Prefixes -----------------------------------------------------------------------------------
 
     def path(self, chain: PrefixChain) -> tuple[Prefix, ...]:
+        """The prefixes of a recipe, from the base to all stages. Unknown ones are added."""
+        """The prefixes of a recipe, from the base to all stages. Unknown ones are added."""
         found = self._chains.get(chain.key)
         if found is not None:
             self._chains.move_to_end(chain.key)
@@ -164,10 +176,10 @@ class Stock:
         return self._prefixes.get(key)
 
     def _forget_oldest(self) -> None:
-        """Forget one recipe that nothing is kept for; a few are looked at."""
+        """Forget the least recently used recipe that has no stock; look at a few only."""
         for key in [key for key, _ in zip(self._chains, range(8), strict=False)]:
             path = self._chains[key]
-            if not path[-1].needless:
+            if not path[-1].unused:
                 self._chains.move_to_end(key)
                 continue
             del self._chains[key]
@@ -177,9 +189,9 @@ class Stock:
             return
 
     def _prune(self, path: tuple[Prefix, ...]) -> None:
-        """Forget prefixes that no recipe and no longer prefix needs."""
+        """Forget prefixes that no recipe and no longer prefix contains."""
         for prefix in reversed(path):
-            if prefix.chains or prefix.children or not prefix.needless:
+            if prefix.chains or prefix.children or not prefix.unused:
                 return
             del self._prefixes[prefix.key]
             self.costs.forget(prefix.key)
@@ -211,23 +223,23 @@ class Stock:
     # --- Worth --------------------------------------------------------------------------------------
 
     def layer_under(self, path: tuple[Prefix, ...]) -> int | None:
-        """The depth of the longest layer."""
+        """The depth of the longest prefix with a layer."""
         for prefix in reversed(path):
             if prefix.layer is not None:
                 return prefix.depth
         return None
 
     def saved(self, prefix: Prefix) -> float:
-        """Seconds that an idle sandbox here spares a request, against the disk alone."""
+        """Seconds that an idle sandbox here saves a request, compared with the layers on disk."""
         start = self.layer_under(prefix.path) or 0
         return self.costs.create() + self.costs.distance(prefix.chain, start, prefix.depth)
 
     def size(self, prefix: Prefix) -> int:
-        """Bytes of memory of an idle sandbox here."""
+        """Bytes of memory of an idle sandbox here, measured or estimated."""
         return self.budget.sandbox_memory if prefix.memory is None else prefix.memory
 
     def worth(self, prefix: Prefix, stock: int) -> float:
-        """Of one among ``stock``: the logarithm of uses times seconds saved over bytes, to compare."""
+        """What one of ``stock`` sandboxes here is worth: log(uses * seconds saved / bytes)."""
         if prefix.heat == -inf:
             return -inf
         return prefix.heat + log(self.saved(prefix) / (max(1, stock) * max(1, self.size(prefix))))
@@ -243,27 +255,31 @@ class Stock:
         return (float(bool(prefix.layer.references)), worth)
 
     def reconsider(self, prefix: Prefix) -> None:
-        """Its worth may have sunk."""
+        """Rank a prefix again, since its worth may have fallen."""
         if prefix.idle:
             self._worst.put(prefix)
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
     def reserve(self, count: int, memory: int) -> None:
+        """Take room in the budget for new sandboxes."""
+        """Take room in the budget for new sandboxes."""
         self.alive += count
         self.memory += memory
 
     def free(self, memory: int) -> None:
+        """Give back the room of one sandbox."""
+        """Give back the room of one sandbox."""
         self.alive -= 1
         self.memory -= memory
 
     def adopt(self, instance: Instance) -> None:
-        """A sandbox has come into being, within what was reserved for it."""
+        """A sandbox was made, in the room that was reserved for it."""
         if instance.on_layer is not None:
             self.pin(instance.on_layer)
 
     def drop(self, instance: Instance) -> None:
-        """It is no more."""
+        """A sandbox is gone, or will be."""
         if instance.status == "idle":
             self.take(self._prefixes[instance.chain.keys[instance.depth]], instance)
         if instance.on_layer is not None:
@@ -271,6 +287,8 @@ class Stock:
         self.free(instance.charge)
 
     def park(self, instance: Instance, prefix: Prefix, now: float) -> None:
+        """Make a sandbox idle."""
+        """Make a sandbox idle."""
         instance.status = "idle"
         instance.parked_at = now
         prefix.idle[instance.id] = instance
@@ -279,7 +297,7 @@ class Stock:
         self._worst.put(prefix)
 
     def take(self, prefix: Prefix, instance: Instance | None = None) -> Instance:
-        """The one parked last, whose pages are warmest, unless another is meant."""
+        """Take an idle sandbox. By default the last one parked, whose pages are most likely cached."""
         if instance is None:
             _, instance = prefix.idle.popitem()
         else:
@@ -292,6 +310,8 @@ class Stock:
         return instance
 
     def recharge(self, instance: Instance, memory: int) -> None:
+        """Count a sandbox with another amount of memory."""
+        """Count a sandbox with another amount of memory."""
         self.memory += memory - instance.charge
         instance.charge = memory
 
@@ -301,24 +321,26 @@ class Stock:
         return self.alive + count <= self.budget.sandboxes and self.memory + memory <= self.budget.memory
 
     def could_fit(self, count: int, memory: int) -> bool:
-        """If every idle sandbox went."""
+        """Whether they would fit if every idle sandbox were evicted."""
         return (
             self.alive - self.idle + count <= self.budget.sandboxes
             and self.memory - self.idle_memory + memory <= self.budget.memory
         )
 
     def could_ever_fit(self, count: int, prefix: Prefix) -> bool:
-        """If nothing else were there."""
+        """Whether they would fit into an empty pool."""
         return count <= self.budget.sandboxes and count * self.size(prefix) <= self.budget.memory
 
     def least_worth(self) -> tuple[Instance, Score] | None:
-        """Of the least valuable state, the one idle for longest."""
+        """The idle sandbox to evict first: of the prefix worth least, the one idle for longest."""
         found = self._worst.least()
         return None if found is None else (next(iter(found[0].idle.values())), found[1])
 
     # --- Layers -------------------------------------------------------------------------------------
 
     def keep_layer(self, prefix: Prefix, size: int) -> None:
+        """The prefix has a layer on disk now."""
+        """The prefix has a layer on disk now."""
         if prefix.layer is not None:
             return
         depth = self.layer_under(prefix.path[:-1])
@@ -341,7 +363,7 @@ class Stock:
                 self._worst_layer.put(prefix)
 
     def forget_layer(self) -> Prefix | None:
-        """The least valuable layer that nothing stands on, no longer counted; None if there is none."""
+        """Drop the unused layer that is worth least, and return its prefix; None if all are in use."""
         found = self._worst_layer.least()
         if found is None or found[1][0]:
             return None

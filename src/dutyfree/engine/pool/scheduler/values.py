@@ -1,7 +1,8 @@
-"""The words between the scheduler and whoever carries its decisions out. All frozen.
+"""The values that pass between the scheduler and the pool: requests, operations, failures, options.
 
-A *chain* is a recipe as the scheduler sees it: the content keys of its prefixes. ``keys[0]`` is the base (a
-sandbox without an image), ``keys[1]`` the image, then one key for each stage. A *depth* is an index into it.
+The scheduler sees a recipe as a ``PrefixChain``: the content keys of its prefixes. ``keys[0]`` is the base (a
+sandbox without an image), ``keys[1]`` the image, then there is one key for each stage. A *depth* is an index
+into the keys.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ BASE = "base"
 
 
 class PrefixChain(msgspec.Struct, frozen=True):
+    """The prefixes of one recipe, from the base to all stages."""
+
     keys: tuple[str, ...]
     kinds: tuple[str, ...]
     recipe: Recipe = Recipe()
-    """For whoever runs the stages; the scheduler does not look into it."""
+    """For the source, which runs the stages; the scheduler does not read it."""
     layers: tuple[str, ...] = ()
-    """What layers of these states are known by: files have no services."""
+    """The keys of the layers of these prefixes. Layers hold files only, so services do not change them."""
     whole: str = ""
-    """The key of the recipe with its variables, of which a sandbox without services knows nothing."""
+    """The key of the whole recipe with its variables. Only services make idle sandboxes depend on those."""
 
     @classmethod
     def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> PrefixChain:
-        """Without keys, reads the recipe's files, if it names some. Raises OSError."""
+        """The chain of a recipe. Without ``keys``, this reads the recipe's files. Raises OSError."""
         layers = (BASE, *(keys or recipe.keys()))
         whole = recipe.served_key(layers[-1])
         keys = (*layers[:-1], whole) if recipe.services else layers
@@ -46,88 +49,89 @@ class PrefixChain(msgspec.Struct, frozen=True):
         return len(self.keys) - 1
 
 
-def _refuse_less(values: msgspec.Struct, least: Mapping[str, float]) -> None:
+def _check_least(values: msgspec.Struct, least: Mapping[str, float]) -> None:
     for name, low in least.items():
         value = getattr(values, name)
-        if value is not None and not value >= low:  # nor what is no number
+        if value is not None and not value >= low:  # not value < low: NaN must fail too
             raise LimitError(f"{name} must be at least {low:g}, not {value}")
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all sandboxes of the pool together may take. Raises LimitError for what cannot be."""
+    """The most that a pool may hold. Raises LimitError for values that are too small."""
 
     sandboxes: int = 1000
-    """Alive at once: idle, handed out, in the making, being reset."""
+    """Sandboxes that are alive at once: idle, leased, being made, being reset."""
     memory: int = 4 << 30
-    """Bytes, counting each sandbox as it is when idle."""
+    """Bytes of memory. Each sandbox counts with the memory it uses while idle."""
     disk: int = 20 << 30
-    """Bytes of layers."""
+    """Bytes of layers on disk."""
     sandbox_memory: int = 1_000_000
-    """Of a sandbox whose kind was not measured yet."""
+    """Bytes of memory of an idle sandbox, until one with the same recipe was measured."""
     layer_disk: int = 50 << 20
-    """Of a layer whose kind was not measured yet."""
+    """Bytes of a layer, before it is built."""
 
     def __post_init__(self) -> None:
-        _refuse_less(self, _LEAST_BUDGET)
+        _check_least(self, _LEAST_BUDGET)
 
 
 _LEAST_BUDGET = {"sandboxes": 1, "memory": 1, "disk": 0, "sandbox_memory": 1, "layer_disk": 0}
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The knobs; the first group restricts the scheduler to what lesser pools do.
+    """How the scheduler decides. The first group turns abilities off, to compare with simpler pools.
 
-    Raises LimitError for what cannot be.
+    Raises LimitError for values that are too small.
     """
 
     park: bool = True
-    """Keep returned sandboxes, and refill."""
+    """Keep idle sandboxes: reset returned ones, and refill."""
     partial: bool = True
-    """Promote idle sandboxes of a shorter prefix."""
+    """Promote idle sandboxes at a shorter prefix."""
     join: bool = True
-    """Take over a refill that is under way."""
+    """Let a request take over a refill in progress."""
     fork: bool = True
-    """Copy one prepared sandbox for the rest of a group."""
+    """Prepare one sandbox of a group, and fork the others from it."""
     refill: bool = True
-    """Follow demand; hints and minima are followed anyhow."""
+    """Refill by demand. Hints and minimums are followed in any case."""
     deepest_layer: int | None = None
-    """Layers of longer prefixes are neither kept nor used; None uses all, 0 none, 1 images alone."""
+    """The longest prefix whose layer is kept and used: None for all, 0 for none, 1 for images only."""
     shallowest: int = 1
-    """No sandbox is parked at a shorter prefix; 0 parks bases, where the source can promote them."""
+    """The shortest prefix at which sandboxes are kept idle. 0 includes bases."""
 
     starting: int = 8
-    """Sandboxes made at once for requests."""
+    """Sandboxes that are made at once for requests."""
     refilling: int = 2
-    """Sandboxes made at once in the background, and only while no request waits."""
+    """Sandboxes that are made at once in the background. None starts while a request waits."""
     resetting: int = 16
-    """Sandboxes reset at once while others are made for requests; more are discarded, if a layer has them."""
+    """Sandboxes that are reset at once while requests wait. Beyond that, those with a layer are discarded."""
     late: float = 60.0
-    """Seconds after which one of these no longer keeps others from being made beside it, at the least."""
+    """Seconds after which a refill may be late. A late refill does not count against ``refilling``."""
     cover: float = 5.0
-    """Seconds of expected arrivals, beyond the time that a refill takes, that stock is kept for."""
+    """Seconds of expected requests to keep stock for, beyond the time of a refill."""
     half_life: float = 120.0
-    """Seconds after which an arrival counts half."""
+    """Seconds after which a past request counts half as demand."""
     hint_seconds: float = 600.0
-    """A hint that nobody came for is forgotten after this."""
+    """Seconds after which an unused hint is forgotten."""
     idle_seconds: float | None = None
-    """An idle sandbox that nobody came for is removed after this."""
+    """Seconds after which an idle sandbox is removed; None for never."""
     remembered: float = 600.0
-    """Seconds for which the idempotency key of an ended lease is known."""
+    """Seconds for which the idempotency key of an ended lease stays known."""
     recipes: int = 20_000
-    """So many are known; beyond, those not asked for longest are forgotten."""
+    """The most recipes to remember. Beyond that, the least recently used are forgotten."""
 
     attempts: int = 3
-    """A request survives so many failures of the machinery."""
+    """Failures of the machinery after which a request is refused."""
     tolerated: int = 3
-    """Failures of a stage in a row that open its breaker."""
+    """Failures in a row after which a stage is quarantined."""
     backoff: float = 1.0
-    """Seconds until the first retry; doubled each time."""
+    """Seconds until the first retry. They double with each failure."""
     longest_backoff: float = 300.0
+    """The most seconds between two retries."""
     seed: int = 0
-    """Of the jitter."""
+    """The seed of the jitter."""
 
     def __post_init__(self) -> None:
-        _refuse_less(self, _LEAST_POLICY)
+        _check_least(self, _LEAST_POLICY)
 
 
 _LEAST_POLICY = {
@@ -139,28 +143,33 @@ _LEAST_POLICY = {
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
+    """A request for ``count`` sandboxes of one recipe."""
+
+    """A request for ``count`` sandboxes of one recipe."""
+
     id: int
     chain: PrefixChain
     deadline: float
-    """By the caller's clock; an answer is given by then."""
+    """When it must be answered, on the caller's clock."""
     count: int = 1
     lease_seconds: float | None = None
     labels: Mapping[str, str] = {}
 
 
 class Candidate(NamedTuple):
-    """One candidate to serve a request, and what it would still cost."""
+    """One possible way to serve a request, and its distance."""
 
     kind: ServedKind
     depth: int
-    """What is there already."""
+    """The depth that need not be made."""
     seconds: float
-    wanted: bool = False
-    """Others were promised this one."""
+    """The distance: estimated seconds for the rest."""
+    promised: bool = False
+    """Whether it would take an idle sandbox that was promised to others by a hint or a minimum."""
 
 
 class JobFailure(msgspec.Struct, frozen=True):
-    """Why a sandbox could not be made. Without a depth the machinery failed, else a stage of the recipe."""
+    """Why a sandbox could not be made: the stage at ``depth`` failed, or without a depth the machinery."""
 
     message: str
     depth: int | None = None
@@ -170,7 +179,7 @@ class JobFailure(msgspec.Struct, frozen=True):
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """The numbers of an exhausted pool."""
+    """The state of a pool that could not serve a request in time."""
 
     waited: float
     wanted: int
@@ -183,15 +192,15 @@ class Shortage(msgspec.Struct, frozen=True):
     memory_limit: int
     queue: int
     estimated_wait: float | None
-    """Seconds until the request would have been served, by the present rate of returns."""
+    """Seconds until the request would have been served, at the present rate of returns."""
     preparing: str = ""
-    """The stage that was under way for this request, if it was no longer queued."""
+    """The stage that was running for this request, if it had left the queue."""
     never: bool = False
-    """The budget has no room for so many, whoever gives back what."""
+    """Whether the whole budget is too small for the request."""
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """A stage that failed too often in a row, and when it is tried again."""
+    """A stage that failed too often in a row, and the seconds until its next retry."""
 
     stage: str
     key: str
@@ -200,11 +209,11 @@ class Quarantine(msgspec.Struct, frozen=True):
     failure: JobFailure
 
 
-# --- Operations: what decide() asks for -------------------------------------------------------------
+# --- Operations: what decide() tells the pool to do -------------------------------------------------
 
 
 class Make(msgspec.Struct, frozen=True):
-    """Bring a sandbox to ``depth``: ``origin`` by promotion, or a new one on the layer at ``start``."""
+    """Make a sandbox at ``depth``: promote ``origin``, or create one on the layer at ``start``."""
 
     job: int
     chain: PrefixChain
@@ -212,14 +221,14 @@ class Make(msgspec.Struct, frozen=True):
     depth: int
     origin: str | None
     keep: int
-    """Layers are kept up to this depth."""
+    """Keep the layers of the stages up to this depth."""
     background: bool
     after: tuple[str, ...] = ()
-    """Sandboxes that must be gone before, so that budgets hold at every moment."""
+    """Sandboxes that must be destroyed before it starts, so that the budget holds at every moment."""
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Copy a sandbox that nobody has used yet, once for each job."""
+    """Copy an unused sandbox, once for each job."""
 
     origin: str
     chain: PrefixChain
@@ -228,52 +237,72 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
+    """One sandbox of a delivery: how it was served, and from which depth on."""
+
+    """One sandbox of a delivery: how it was served, and from which depth on."""
+
     sandbox: str
     kind: ServedKind
     start: int
 
 
 class Deliver(msgspec.Struct, frozen=True):
+    """Hand the sandboxes of a request out."""
+
+    """Hand the sandboxes of a request out."""
+
     request: int
     members: tuple[Member, ...]
     until: float | None
     cold_seconds: float
-    """What one of them would have cost with nothing at hand."""
+    """Estimated seconds of a cold start of one of them."""
     waited: float = 0.0
-    """Seconds until there was room for them."""
+    """Seconds that the request waited for room in the budget."""
 
 
 class Refuse(msgspec.Struct, frozen=True):
+    """Answer a request with an error."""
+
+    """Answer a request with an error."""
+
     request: int
     reason: Shortage | Quarantine | JobFailure
 
 
 class Prioritize(msgspec.Struct, frozen=True):
-    """Somebody waits now for a job that was begun in the background."""
+    """Raise the priority of a background job: a request waits for it now."""
 
     job: int
 
 
 class Expire(msgspec.Struct, frozen=True):
-    """Nobody kept the lease of this request alive; its sandboxes go."""
+    """End the lease of this request: it was not kept alive."""
 
     request: int
 
 
 class Reset(msgspec.Struct, frozen=True):
+    """Reset and verify a returned sandbox."""
+
+    """Reset and verify a returned sandbox."""
+
     sandbox: str
 
 
-Reason: TypeAlias = Literal["evicted", "returned", "expired", "stale", "died"]
+DestroyReason: TypeAlias = Literal["evicted", "returned", "expired", "stale", "died"]
 
 
 class Destroy(msgspec.Struct, frozen=True):
+    """Remove a sandbox."""
+
+    """Remove a sandbox."""
+
     sandbox: str
-    reason: Reason
+    reason: DestroyReason
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """Remove a layer that no sandbox and no other layer stands on."""
+    """Drop a layer that no sandbox and no other layer uses."""
 
     key: str
 
