@@ -14,7 +14,8 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Ready, Recipe, Service, Stage
 from dutyfree.contract.errors import CreateError, ExecError, StageError
-from dutyfree.engine.pool import native_source
+from dutyfree.engine.launcher.timeouts import Timeouts
+from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import PATIENCE
 
 pytestmark = [
@@ -163,25 +164,23 @@ async def test_what_a_service_takes_is_not_asked_of_its_sandbox(pooled: Any, say
         services=(Service("held", ("python3", "-c", f"import time; {hold}"), Ready(line="on")),),
     )
     lease = await pool.acquire(wanted, deadline=100)
-    assert 20 << 20 <= lease.sandboxes[0].weight < 40 << 20
+    assert 20 << 20 <= lease.sandboxes[0].services_memory < 40 << 20
     pool.release(lease)
     assert pool.ledger.events["evicted"] == 0
 
 
-async def test_a_program_that_never_ends_holds_up_no_reset(
-    pooled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native_source, "PATIENCE", 0.5)
+async def test_a_program_that_never_ends_holds_up_no_reset() -> None:
     shell = (
         "cp /bin/sh /usr/bin/kept-sh; printf '#!/usr/bin/kept-sh\nsleep 1000\n' > /tmp/sh; chmod +x /tmp/sh"
     )
     wanted = Recipe(stages=(Stage("setup", (f"{shell}; mv /tmp/sh $(readlink -f /bin/sh)",)),))
-    pool = await pooled.pooled()
-    async with pool.lease(wanted, deadline=100):
-        pass
-    with anyio.fail_after(60):
-        while not pool.ledger.events["discarded"]:
-            await pool.changed()
+    async with Native(NativeConfig(ready=1, limits=LIMITS), Timeouts(warm_up=0.5)) as native:
+        pool = await native.pooled()
+        async with pool.lease(wanted, deadline=100):
+            pass
+        with anyio.fail_after(60):
+            while not pool.ledger.events["discarded"]:
+                await pool.changed()
 
 
 async def test_a_stage_that_never_ends_is_stopped() -> None:

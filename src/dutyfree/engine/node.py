@@ -128,7 +128,7 @@ class Node:
             self._disk, self.layers, self.factory.build, store, options.budget.disk, peers
         )
         self.recipes = RecipeLayers(self.images, self.builder, options.image)
-        self.source = NativeSource(self.recipes, self.factory, options.limits, warmth)
+        self.source = NativeSource(self.recipes, self.factory, options.limits, warmth, timeouts)
         self.pool = NodePool(self.source, options.budget, options.policy, options.limits, options.patience)
 
     @classmethod

@@ -17,6 +17,8 @@ class Timeouts(msgspec.Struct, frozen=True):
     """A launcher that works answers within this time."""
     end: float = 30.0
     """The kernel must freeze, or end, all processes of a sandbox within this time."""
+    warm_up: float = 60.0
+    """The first command in a new idle sandbox must end within this time. The shell is the recipe's."""
 
 
 DEFAULT_TIMEOUTS = Timeouts()

@@ -22,6 +22,7 @@ import msgspec
 from dutyfree.contract import Limits, Recipe, Sandbox, Span
 from dutyfree.contract.errors import CleanupError, CreateError, StageError, SubstrateError
 from dutyfree.contract.served import Served
+from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers.build import BuildTrace
 from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
@@ -36,9 +37,6 @@ SANDBOX_MEMORY = Budget().sandbox_memory
 
 WARM_UP = ("/bin/sh", "-c", ":")
 """Runs in each new idle sandbox, so that the kernel's caches are warm for the first action."""
-
-WARM_UP_SECONDS = 60.0
-"""Its timeout: the shell is a program of the recipe, and could do anything."""
 
 Warmth: TypeAlias = Literal["image", "repository", "dependencies"]
 """The kind of the last stage that layers and idle sandboxes may have."""
@@ -61,7 +59,12 @@ class NativeSource:
     """A ``ForkingSource``. With a ``warmth``, all stages after it run for each sandbox."""
 
     def __init__(
-        self, recipes: RecipeLayers, factory: SandboxFactory, limits: Limits, warmth: Warmth | None = None
+        self,
+        recipes: RecipeLayers,
+        factory: SandboxFactory,
+        limits: Limits,
+        warmth: Warmth | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self.keys = recipes.keys
         self._recipes = recipes
@@ -69,6 +72,7 @@ class NativeSource:
         self._layers = factory.layers
         self._limits = limits
         self._warmth = warmth
+        self._warm_up_timeout = timeouts.warm_up
         self._sandboxes: dict[str, _PoolSandbox] = {}
         self.on_lost: Callable[[Sandbox], None] | None = None
         """Called with each sandbox that dies by itself."""
@@ -243,8 +247,8 @@ class NativeSource:
 
     async def _warm_up(self, sandbox: NativeSandbox) -> None:
         try:
-            if (await sandbox.exec(WARM_UP, timeout=WARM_UP_SECONDS)).timed_out:
-                raise CreateError(f"sandbox {sandbox.id} ran no command within {WARM_UP_SECONDS:g} s")
+            if (await sandbox.exec(WARM_UP, timeout=self._warm_up_timeout)).timed_out:
+                raise CreateError(f"sandbox {sandbox.id} ran no command within {self._warm_up_timeout:g} s")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._discard(sandbox)
