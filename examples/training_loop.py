@@ -24,8 +24,7 @@ import anyio
 import dutyfree
 from dutyfree import Recipe, Stage, recipes
 from dutyfree.contract.errors import Quarantined, StageError, SubstrateError, verdict
-from dutyfree.engine.sandbox.sandbox import NativeSandbox
-from dutyfree.substrates.native import Native
+from dutyfree.substrates.native import Native, NativeSandbox
 
 GROUP = 8
 REPEATS = 2
@@ -168,7 +167,6 @@ async def best_branch(native: Native, task: Task) -> str:
         async with root.fork(len(operators)) as branches:
             found = []
             for branch, operator in zip(branches, operators, strict=True):
-                assert isinstance(branch, NativeSandbox)
                 await guess(branch, suspect, operator)
                 found.append((await reward(branch), operator))
     return max(found)[1].strip()

@@ -38,7 +38,7 @@ from dutyfree.engine.node_pool import DEFAULT_POLICY, default_budget
 from dutyfree.engine.pool.native_source import Warmth
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
-from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox as NativeSandbox
 from dutyfree.substrates.local.lifecycle import require
 
 Ready = Annotated[int, msgspec.Meta(ge=0, le=1000)]

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import anyio
 import msgspec
@@ -22,14 +21,13 @@ from dutyfree.engine.sandbox.observation import check, entries, observe
 from dutyfree.engine.sandbox.pending import (
     CommandNotStarted,
     CommandRejected,
+    Pending,
     PendingCommand,
     PendingOperation,
 )
 
 EncodedAction = tuple[Frame, bytes, int | None, int]
 """Kind, payload, descriptor, flags."""
-
-Pending = PendingCommand | PendingOperation
 
 RESULTS_AT_ONCE = 16
 """Results that are decoded before other tasks of the event loop may run."""
@@ -85,17 +83,17 @@ async def run(
     _expect(channel, actions, posted)
     pending = [one for _, one in posted]
     try:
-        await asyncio.wait([_future(one) for one in pending])
+        await asyncio.wait([one.future for one in pending])
     except asyncio.CancelledError:
         # From the last to the first, so that no action starts because the one before it was killed.
         for identity, one in reversed(posted):
-            future = _future(one)
+            future = one.future
             future.add_done_callback(lambda ended: ended.exception())  # marks it as retrieved
             if not future.done():
                 channel.kill(identity)
-        if not channel.held:
+        if not channel.frozen:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([_future(one) for one in pending])
+                await asyncio.wait([one.future for one in pending])
         _discard(pending)
         raise
     return await results(actions, pending)
@@ -110,10 +108,6 @@ def _expect(channel: Channel, actions: Sequence[Action], posted: Sequence[tuple[
                 return
             seconds += action.timeout
             channel.expect(one, seconds)
-
-
-def _future(one: Pending) -> asyncio.Future[Any]:
-    return one.ended if isinstance(one, PendingCommand) else one.done
 
 
 async def results(actions: Sequence[Action], pending: Sequence[Pending]) -> tuple[Result | Exception, ...]:

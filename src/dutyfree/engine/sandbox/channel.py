@@ -30,7 +30,14 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME, Frame
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
 from dutyfree.engine.sandbox import transit
-from dutyfree.engine.sandbox.pending import P, PendingCommand, PendingOperation, PendingRequests, rejection
+from dutyfree.engine.sandbox.pending import (
+    P,
+    Pending,
+    PendingCommand,
+    PendingOperation,
+    PendingRequests,
+    rejection,
+)
 
 _CHUNK = 1 << 16  # from the heap; larger buffers would be mapped and unmapped each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
@@ -65,13 +72,13 @@ class Channel(PendingRequests):
         self._name = name
         self._destroy = destroy
         self._responds = responds
-        self._conclusion: asyncio.Task[None] | None = None
+        self._diagnosis: asyncio.Task[None] | None = None
         self._identities = itertools.count(1)
         self._received = bytearray()
         self._arrived: deque[int] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
-        self._queued = False
+        self._queueing = False
         self.on_death: Callable[[], None] | None = None
         """Called once if the sandbox ends by itself."""
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
@@ -91,7 +98,7 @@ class Channel(PendingRequests):
         if self._closed is not None:
             raise SandboxClosed(str(self._closed))
 
-    # --- Requests ------------------------------------------------------------------------------------
+    # --- Requests ----------------------------------------------------------------------------------
 
     def exec(
         self,
@@ -125,7 +132,7 @@ class Channel(PendingRequests):
         """Kill a command whose caller was cancelled, and wait until it is dead."""
         if running.ended.done() and not running.ended.cancelled():
             return
-        if self.held:  # the sandbox is frozen: init kills the command when it is thawed
+        if self.frozen:  # the sandbox is frozen: init kills the command when it is thawed
             self.kill(identity)
             return
         running.ended = self._loop.create_future()
@@ -135,8 +142,8 @@ class Channel(PendingRequests):
             await asyncio.wait([running.ended])
             running.ended.exception()
 
-    async def hold_if_idle(self) -> bool:
-        """If nothing runs in the sandbox, queue all further requests until ``proceed``, and return True."""
+    async def queue_if_idle(self) -> bool:
+        """If nothing runs in the sandbox, queue all requests until ``send_queued``, and return True."""
         if self._waiting or self._unsent or self._closed is not None:
             return False
         nothing = protocol.NUMBER.pack(0)
@@ -144,19 +151,19 @@ class Channel(PendingRequests):
             Frame.SIGNAL_ALL, nothing, None, PendingOperation(self._loop, protocol.INLINE_MAX)
         )
         self.expect(answer, 0.0)
-        self._queued = True
+        self._queueing = True
         try:
             quiet = await answer.done == errno.ESRCH
         except BaseException:
-            self.proceed()
+            self.send_queued()
             raise
         if not quiet:
-            self.proceed()
+            self.send_queued()
         return quiet
 
-    def proceed(self, successor: Channel | None = None) -> None:
+    def send_queued(self, successor: Channel | None = None) -> None:
         """Send the queued requests: to this sandbox, or to that of ``successor``, whose socket it takes."""
-        self._queued = False
+        self._queueing = False
         if self._closed is not None:
             if successor is not None:
                 successor.abandon()
@@ -172,7 +179,7 @@ class Channel(PendingRequests):
         if self._unsent:
             self._loop.add_writer(self._descriptor, self._flush)
         else:
-            self._pay_all()
+            self._send_all_credit()
 
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Send a frame that has no answer. Does nothing once the channel is closed."""
@@ -186,18 +193,18 @@ class Channel(PendingRequests):
             return
         waiting.owed += size
         # No credit while init does not read: else these frames would pile up here.
-        if not self._unsent and not self._queued:
-            self._pay(identity, waiting)
+        if not self._unsent and not self._queueing:
+            self._send_credit(identity, waiting)
 
-    def _pay(self, identity: int, waiting: PendingCommand | PendingOperation) -> None:
+    def _send_credit(self, identity: int, waiting: Pending) -> None:
         size, waiting.owed = waiting.owed, 0
         waiting.room += size
         self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
 
-    def _pay_all(self) -> None:
+    def _send_all_credit(self) -> None:
         for identity, waiting in self._waiting.items():
             if waiting.owed:
-                self._pay(identity, waiting)
+                self._send_credit(identity, waiting)
 
     async def ask(
         self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
@@ -228,9 +235,7 @@ class Channel(PendingRequests):
         answer.on_output = on_output
         return self._post(kind, payload, None, answer)
 
-    def post_all(
-        self, frames: Sequence[tuple[Frame, bytes, int | None, int]]
-    ) -> list[tuple[int, PendingCommand | PendingOperation]]:
+    def post_all(self, frames: Sequence[tuple[Frame, bytes, int | None, int]]) -> list[tuple[int, Pending]]:
         """Send several requests at once (kind, payload, descriptor, flags). Raises DispatchError."""
         largest = max((len(payload) for _, payload, _, _ in frames), default=0)
         if self._closed is not None or largest > protocol.FRAME_MAX:
@@ -239,9 +244,9 @@ class Channel(PendingRequests):
                     os.close(descriptor)
             self.check()
             raise _too_large(largest)
-        posted: list[tuple[int, PendingCommand | PendingOperation]] = []
+        posted: list[tuple[int, Pending]] = []
         parts: list[bytes] = []
-        rider: int | None = None
+        attached: int | None = None
         for kind, payload, descriptor, flags in frames:
             identity = next(self._identities) & 0xFFFFFFFF
             room = protocol.room(kind, payload)
@@ -255,10 +260,10 @@ class Channel(PendingRequests):
             if descriptor is not None:
                 # A descriptor arrives with the first byte of a write, so this frame begins a new write.
                 if parts:
-                    self._send(b"".join(parts), rider)
-                parts, rider, flags = [], descriptor, flags | protocol.WITH_FD
+                    self._send(b"".join(parts), attached)
+                parts, attached, flags = [], descriptor, flags | protocol.WITH_FD
             parts.append(protocol.frame(kind, identity, payload, flags))
-        self._send(b"".join(parts), rider)
+        self._send(b"".join(parts), attached)
         return posted
 
     def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: P) -> tuple[int, P]:
@@ -274,7 +279,7 @@ class Channel(PendingRequests):
         return identity, waiting
 
     def _send(self, data: bytes, descriptor: int | None) -> None:
-        if self._unsent or self._queued:
+        if self._unsent or self._queueing:
             self._unsent.append((data, descriptor))
             return
         try:
@@ -306,7 +311,7 @@ class Channel(PendingRequests):
             else:
                 self._unsent.popleft()
         self._loop.remove_writer(self._descriptor)
-        self._pay_all()
+        self._send_all_credit()
 
     def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
         if descriptor is None:
@@ -329,7 +334,7 @@ class Channel(PendingRequests):
             )
             self._destroy()
 
-    # --- Answers ----------------------------------------------------------------------------------
+    # --- Answers -----------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         try:
@@ -344,7 +349,7 @@ class Channel(PendingRequests):
         if not data:
             self._fail(ExecError(f"sandbox {self._name} died"))
             return
-        self._heard = self._loop.time()
+        self._last_heard = self._loop.time()
         buffer: bytes | bytearray = data
         if self._received:
             self._received += data
@@ -354,7 +359,7 @@ class Channel(PendingRequests):
             size, what, flags, identity = FRAME.unpack_from(buffer, at)
             begin = at + FRAME.size
             if size > protocol.FRAME_MAX:
-                self._violated(f"a frame of {size} bytes")
+                self._protocol_error(f"a frame of {size} bytes")
                 return
             if end - begin < size:
                 break
@@ -366,18 +371,18 @@ class Channel(PendingRequests):
             self._received += memoryview(buffer)[at:]
         # One may belong to a frame that is incomplete; more would fill our descriptor table.
         if len(self._arrived) > 1:
-            self._violated("descriptors that it was not asked for")
+            self._protocol_error("descriptors that it was not asked for")
 
     def _handle(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
         waiting = self._waiting.get(identity)
         if waiting is not None:
             waiting.room -= len(payload) + protocol.FRAME_COST
             if waiting.room < 0:
-                self._violated("more than it was allowed to")
+                self._protocol_error("more than it was allowed to")
                 return
         if kind == _OUTPUT and isinstance(waiting, PendingCommand):
             if flags not in (1, 2):
-                self._violated(f"output of stream {flags}")
+                self._protocol_error(f"output of stream {flags}")
             elif waiting.on_output is not None:
                 waiting.on_output(flags, payload)
             else:
@@ -389,7 +394,7 @@ class Channel(PendingRequests):
         elif kind == Frame.DONE and waiting is not None and len(payload) >= protocol.ERROR.size:
             self._done(waiting, flags, identity, payload)
         elif kind == _OUTPUT and isinstance(waiting, PendingOperation):
-            self._hear(waiting, identity, payload)
+            self._add_data(waiting, identity, payload)
         elif kind == Frame.STARTED and isinstance(waiting, PendingCommand):
             self._started(waiting, flags, identity)
         elif kind == Frame.READY and len(payload) == protocol.READY.size and not self.ready.done():
@@ -399,9 +404,9 @@ class Channel(PendingRequests):
             step = payload[protocol.ERROR.size :][:_REASON_MAX].decode(errors="replace")
             self._fail(SetupError(f"the sandbox could not be set up: {step}: {os.strerror(error)}", error))
         else:
-            self._violated("a frame that it was not asked for")
+            self._protocol_error("a frame that it was not asked for")
 
-    def _violated(self, what: str) -> None:
+    def _protocol_error(self, what: str) -> None:
         """Destroy the sandbox: init broke the protocol, so a process in the sandbox has taken it over."""
         if self._closed is None:
             self._fail(CollectError(f"sandbox {self._name} sent {what}, and was destroyed"))
@@ -415,21 +420,19 @@ class Channel(PendingRequests):
         else:
             os.close(self._arrived.popleft())
 
-    def _hear(self, waiting: PendingOperation, identity: int, payload: bytes) -> None:
+    def _add_data(self, waiting: PendingOperation, identity: int, payload: bytes) -> None:
         if waiting.on_output is not None:
             waiting.on_output(payload)
         else:
             waiting.data.append(payload)
             self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload) + protocol.FRAME_COST))
 
-    def _done(
-        self, waiting: PendingCommand | PendingOperation, flags: int, identity: int, payload: bytes
-    ) -> None:
+    def _done(self, waiting: Pending, flags: int, identity: int, payload: bytes) -> None:
         descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
         (error,) = protocol.ERROR.unpack_from(payload)
         if descriptor is not None and not (isinstance(waiting, PendingOperation) and waiting.with_file):
             os.close(descriptor)
-            self._violated("a file that it was not asked for")
+            self._protocol_error("a file that it was not asked for")
             return
         self._forget(identity)
         if isinstance(waiting, PendingOperation) and not waiting.done.cancelled():
@@ -442,13 +445,13 @@ class Channel(PendingRequests):
         if isinstance(waiting, PendingCommand) and not waiting.ended.done():
             waiting.ended.set_exception(rejection(error))
 
-    # --- End ------------------------------------------------------------------------------------
+    # --- End ---------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        if self._closed is None and self._conclusion is None:
-            self._conclusion = self._loop.create_task(self._conclude())
+        if self._closed is None and self._diagnosis is None:
+            self._diagnosis = self._loop.create_task(self._diagnose())
 
-    async def _conclude(self) -> None:
+    async def _diagnose(self) -> None:
         """Decide why init does not answer: if the launcher does, because of processes in the sandbox."""
         what = f"sandbox {self._name} stopped answering"
         if self._responds is not None and await self._responds():
@@ -463,10 +466,9 @@ class Channel(PendingRequests):
         with contextlib.suppress(OSError):
             self._socket.close()
         for waiting in self._waiting.values():
-            future = waiting.ended if isinstance(waiting, PendingCommand) else waiting.done
-            if not future.done():
-                future.set_exception(self._closed)
-                future.exception()
+            if not waiting.future.done():
+                waiting.future.set_exception(self._closed)
+                waiting.future.exception()
         self._waiting.clear()
 
     def abandon(self) -> None:
@@ -486,12 +488,7 @@ class Channel(PendingRequests):
             self._loop.remove_writer(self._descriptor)
         self._loop.remove_reader(self._descriptor)
         self._socket.close()
-        futures: list[asyncio.Future[tuple[int, ...]] | asyncio.Future[int]] = [self.ready]
-        futures += [
-            waiting.ended if isinstance(waiting, PendingCommand) else waiting.done
-            for waiting in self._waiting.values()
-        ]
-        for future in futures:
+        for future in (self.ready, *(waiting.future for waiting in self._waiting.values())):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # marks it as retrieved: its caller may be gone

@@ -1,4 +1,4 @@
-"""Commands in one sandbox: encode them for init, run them, stream their output."""
+"""CommandRunner in one sandbox: encode them for init, run them, stream their output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CREDIT = 1 << 20
 _STRINGS_MAX = protocol.FRAME_MAX - 256  # more than the kernel accepts
 
 
-class Commands:
+class CommandRunner:
     """Run commands with the defaults of one sandbox, and keep a limited amount of their output."""
 
     def __init__(self, lifecycle: Lifecycle, defaults: CommandDefaults, output: int) -> None:

@@ -96,7 +96,7 @@ class Lifecycle:
 
     async def freeze(self, channel: Channel) -> None:
         """Stop all processes. If this fails, some may have stopped: call ``thaw`` then too."""
-        channel.hold()
+        channel.freeze_deadlines()
         if not self.handle.freezer:
             await self.signal(channel, signal.SIGSTOP)
         await self.handle.freeze()
@@ -110,7 +110,7 @@ class Lifecycle:
         if not self.handle.freezer:
             with anyio.CancelScope(shield=True):
                 await self.signal(channel, signal.SIGCONT)
-        channel.release()
+        channel.thaw_deadlines()
 
     async def signal(self, channel: Channel, number: signal.Signals) -> None:
         """Send a signal to all processes of the sandbox."""

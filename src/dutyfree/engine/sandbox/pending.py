@@ -7,7 +7,7 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from dutyfree.contract.errors import MACHINERY, ActionError, DispatchError, file_error
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
@@ -63,6 +63,10 @@ class PendingCommand:
         self.overdue: asyncio.TimerHandle | None = None
         self.doubts = 0
 
+    @property
+    def future(self) -> asyncio.Future[Any]:
+        return self.ended
+
 
 class PendingOperation:
     """A file operation, or another request that is not a command, without an answer yet."""
@@ -85,8 +89,14 @@ class PendingOperation:
         self.overdue: asyncio.TimerHandle | None = None
         self.doubts = 0
 
+    @property
+    def future(self) -> asyncio.Future[Any]:
+        return self.done
+
 
 P = TypeVar("P", PendingCommand, PendingOperation)
+
+Pending: TypeAlias = PendingCommand | PendingOperation
 
 
 class PendingRequests(ABC):
@@ -96,23 +106,23 @@ class PendingRequests(ABC):
         self.answer_timeout = answer_timeout
         """Seconds that an answer may be late, after the timeout of its action or after a kill."""
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, PendingCommand | PendingOperation] = {}
-        self._held: dict[PendingCommand | PendingOperation, float] | None = None
-        self._heard = 0.0  # when init last sent something
+        self._waiting: dict[int, Pending] = {}
+        self._frozen: dict[Pending, float] | None = None
+        self._last_heard = 0.0  # when init last sent something
 
     @abstractmethod
     def _give_up(self) -> None: ...
 
     @property
-    def held(self) -> bool:
-        """Whether deadlines stand still, between ``hold`` and ``release``."""
-        return self._held is not None
+    def frozen(self) -> bool:
+        """Whether deadlines are frozen, because the sandbox is."""
+        return self._frozen is not None
 
-    def expect(self, waiting: PendingCommand | PendingOperation, seconds: float) -> None:
+    def expect(self, waiting: Pending, seconds: float) -> None:
         """Expect the answer within ``seconds``, plus ``answer_timeout``. An earlier deadline stays."""
-        if self._held is not None:
+        if self._frozen is not None:
             left = seconds + self.answer_timeout - _FINAL_WAIT
-            self._held[waiting] = min(left, self._held.get(waiting, left))
+            self._frozen[waiting] = min(left, self._frozen.get(waiting, left))
             return
         when = self._loop.time() + seconds + self.answer_timeout - _FINAL_WAIT
         if waiting.overdue is not None:
@@ -121,34 +131,34 @@ class PendingRequests(ABC):
             waiting.overdue.cancel()
         waiting.overdue = self._loop.call_at(when, self._doubt, waiting)
 
-    def _doubt(self, waiting: PendingCommand | PendingOperation) -> None:
+    def _doubt(self, waiting: Pending) -> None:
         # Perhaps we did not read: first handle what has arrived in the meantime.
         waiting.overdue = self._loop.call_later(_FINAL_WAIT, self._judge, waiting)
 
-    def _judge(self, waiting: PendingCommand | PendingOperation) -> None:
+    def _judge(self, waiting: Pending) -> None:
         waiting.doubts += 1
-        left = self._heard + self.answer_timeout - self._loop.time()
+        left = self._last_heard + self.answer_timeout - self._loop.time()
         if left > 0 and waiting.doubts < LENIENCE:
             waiting.overdue = self._loop.call_later(max(0.0, left - _FINAL_WAIT), self._doubt, waiting)
         else:
             self._give_up()
 
-    def hold(self) -> None:
-        """Stop all deadlines until ``release``, because init is about to be frozen."""
-        self._held = {}
+    def freeze_deadlines(self) -> None:
+        """Stop all deadlines, because init is about to be frozen and cannot answer."""
+        self._frozen = {}
         now = self._loop.time()
         for waiting in self._waiting.values():
             if waiting.overdue is not None:
-                self._held[waiting] = max(0.0, waiting.overdue.when() - now)
+                self._frozen[waiting] = max(0.0, waiting.overdue.when() - now)
                 waiting.overdue.cancel()
                 waiting.overdue = None
 
-    def release(self) -> None:
-        held, self._held = self._held or {}, None
+    def thaw_deadlines(self) -> None:
+        frozen, self._frozen = self._frozen or {}, None
         now = self._loop.time()
         for waiting in self._waiting.values():
-            if waiting in held:
-                waiting.overdue = self._loop.call_at(now + held[waiting], self._doubt, waiting)
+            if waiting in frozen:
+                waiting.overdue = self._loop.call_at(now + frozen[waiting], self._doubt, waiting)
 
     def _forget(self, identity: int) -> None:
         waiting = self._waiting.pop(identity, None)

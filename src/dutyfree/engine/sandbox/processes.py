@@ -19,7 +19,7 @@ from dutyfree.contract.errors import ArgumentError, LimitError, UnknownProcess
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.commands import Commands
+from dutyfree.engine.sandbox.commands import CommandRunner
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import observe
 from dutyfree.engine.sandbox.output_credit import OutputCredit
@@ -228,7 +228,7 @@ class NativeProcess:
 class ProcessTable:
     """The background processes of one sandbox: all that run, and the latest that have ended."""
 
-    def __init__(self, lifecycle: Lifecycle, commands: Commands) -> None:
+    def __init__(self, lifecycle: Lifecycle, commands: CommandRunner) -> None:
         self._lifecycle = lifecycle
         self._commands = commands
         self._processes: dict[str, NativeProcess] = {}

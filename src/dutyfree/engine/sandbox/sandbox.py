@@ -46,7 +46,7 @@ from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.sandbox import batch
 from dutyfree.engine.sandbox.channel import Channel, SetupError
-from dutyfree.engine.sandbox.commands import Commands
+from dutyfree.engine.sandbox.commands import CommandRunner
 from dutyfree.engine.sandbox.files import SandboxFiles
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import REASON_MAX, observe
@@ -109,7 +109,7 @@ class NativeSandbox:
         self._network = network
         self._host = host
         self._lifecycle = Lifecycle(identity, channel, handle)
-        self._commands = Commands(self._lifecycle, start.defaults.with_recipe(recipe), limits.output)
+        self._commands = CommandRunner(self._lifecycle, start.defaults.with_recipe(recipe), limits.output)
         self._files = SandboxFiles(self._lifecycle, start.defaults.directory)
         self._processes = ProcessTable(self._lifecycle, self._commands)
         self._services = Services(
@@ -127,7 +127,7 @@ class NativeSandbox:
             state = ", paused"
         return f"<sandbox {self.id}{state}>"
 
-    # --- Commands -----------------------------------------------------------------------------------
+    # --- CommandRunner -----------------------------------------------------------------------------------
 
     async def exec(
         self,

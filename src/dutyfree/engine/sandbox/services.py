@@ -27,7 +27,7 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Await, Frame
 from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.commands import Commands
+from dutyfree.engine.sandbox.commands import CommandRunner
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import REFUSED, check, final_code, observe
 from dutyfree.engine.sandbox.output_credit import OutputCredit
@@ -130,7 +130,7 @@ class Services:
     def __init__(
         self,
         lifecycle: Lifecycle,
-        commands: Commands,
+        commands: CommandRunner,
         encode_path: Callable[[str], bytes],
         workdir: str,
         services: Sequence[Service],

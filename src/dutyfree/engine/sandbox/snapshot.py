@@ -60,7 +60,7 @@ class SandboxLayers:
                 if lifecycle.paused and not lifecycle.closed:
                     return self._state(await self._keep(Request.SNAPSHOT_COPY))
                 with lifecycle.launcher_request() as channel:
-                    idle = await channel.hold_if_idle()
+                    idle = await channel.queue_if_idle()
                     return self._state(await (self._take(channel) if idle else self._copy(channel)))
             except LauncherError as error:
                 raise self._not_kept(error) from error
@@ -107,21 +107,21 @@ class SandboxLayers:
                 if error.number != errno.EBUSY:
                     raise
                 trees = await self._keep(Request.SNAPSHOT_COPY)
-                channel.proceed()
+                channel.send_queued()
                 return trees
         except BaseException:
-            channel.proceed()
+            channel.send_queued()
             raise
         try:
             successor, handle = await self._create(trees)
         except BaseException as error:
             self._layers.release(trees)
-            channel.proceed()
+            channel.send_queued()
             if isinstance(error, SetupError):
                 raise unusable(error) from error
             raise
         former, self._lifecycle.handle = self._lifecycle.handle, handle
-        channel.proceed(successor)
+        channel.send_queued(successor)
         if not self._lifecycle.closed:
             self._stand_on(trees)
         with anyio.CancelScope(shield=True):

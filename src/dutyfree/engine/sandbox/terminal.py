@@ -106,11 +106,11 @@ class NativeTerminal:
         if self._side is not None:
             self._side.close()
         with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError, ActionError):
-            if not self._running.ended.done() and not self._channel.held:
+            if not self._running.ended.done() and not self._channel.frozen:
                 await asyncio.wait([self._running.ended], timeout=GRACE)
             if not self._running.ended.done():
                 self._channel.kill(self._identity)
-            if not self._channel.held:
+            if not self._channel.frozen:
                 await asyncio.wait([self._running.ended])
 
     def _open_side(self) -> AsyncDescriptor:

@@ -1,7 +1,7 @@
-"""Trees of files through a pipe, as ``struct member`` of ``init/protocol.h`` has it.
+"""Send and receive a tree of files through a pipe, in the format of ``struct member`` (``init/protocol.h``).
 
-Both functions block, and run in a thread. What comes out of a sandbox is hostile: no name leads out of
-the target, and no link is written through.
+``pack`` and ``unpack`` block, so they run in a thread. A tree from a sandbox is hostile input: no name may
+lead out of the target, and nothing is written through a link.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dutyfree.contract.errors import CollectError, file_error
 from dutyfree.engine.launcher.protocol import MEMBER
 
 LARGEST = 64 << 30
-"""Bytes of a whole tree: a few in a sandbox, with many names, can claim to be any number."""
+"""Bytes of the largest tree that we accept: sparse files and hard links in a sandbox can claim any size."""
 
 _CHUNK = 1 << 18
 _LINK = 4096
-_INODE = 4096  # what a file takes besides its bytes, at the least
+_INODE = 4096  # bytes that a file takes on disk at least, besides its content
 _HOLE = bytes(_CHUNK)
 
 
 def pack(source: Path, pipe: int) -> None:
-    """Write ``source``, a file, a link or a directory, to the pipe, and close it."""
+    """Write ``source``, which is a file, link or directory, to the pipe, and close the pipe."""
     with open(pipe, "wb", buffering=_CHUNK) as stream:
         for path, name in _walk(source):
             _pack_member(path, name, stream)
@@ -61,14 +61,14 @@ def _pack_member(path: str, name: bytes, stream: BinaryIO) -> None:
             while size > 0 and (data := file.read(min(size, _CHUNK))):
                 stream.write(data)
                 size -= len(data)
-            stream.write(bytes(size))  # it became shorter meanwhile
+            stream.write(bytes(size))  # the file became shorter while we read it
 
 
 def unpack(pipe: int, target: Path, links: Links) -> None:
-    """Read a tree from the pipe to exactly ``target``.
+    """Read a tree from the pipe, and create it at ``target``.
 
-    Raises CollectError for one that makes no sense, or that this host has no room for; FileError for names
-    that cannot be used here; OSError for the target itself.
+    Raises CollectError if the data makes no sense or this host has no room for it; FileError for names that
+    cannot be used here; OSError for the target itself.
     """
     with open(pipe, "rb", buffering=_CHUNK) as stream:
         directories: dict[Path, int] = {}
@@ -89,9 +89,9 @@ def unpack(pipe: int, target: Path, links: Links) -> None:
                     _unpack_member(stream, path, size, mode, directories)
             except OSError as error:
                 if not name:
-                    raise  # the target itself, which the program chose
+                    raise  # the target itself, which the caller chose
                 raise unpackable(error, name) from error
-        # Last, for a directory may be closed to writing.
+        # Modes of directories last: a directory may be read-only.
         for path, mode in reversed(directories.items()):
             path.chmod(mode)
 
@@ -100,7 +100,7 @@ def _place(target: Path, name: str, directories: dict[Path, int]) -> Path:
     path = target
     if name:
         parts = name.split("/")
-        # A directory comes before what is in it; what is not in one that we made ourselves is a trick.
+        # A directory comes before its content, so a parent that we did not create is an attack.
         parent = target.joinpath(*parts[:-1])
         if any(part in ("", ".", "..") for part in parts) or "\0" in name or parent not in directories:
             raise CollectError(f"the sandbox sent a file with the name {name!r}")
@@ -108,7 +108,7 @@ def _place(target: Path, name: str, directories: dict[Path, int]) -> Path:
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink() or path.is_file():
-        path.unlink()  # one that was here before: not to be written through
+        path.unlink()  # it existed before: do not write through it
     return path
 
 
@@ -133,14 +133,14 @@ def _unpack_member(stream: BinaryIO, path: Path, size: int, mode: int, directori
             left = size
             while left > 0:
                 data = _exactly(stream, min(left, _CHUNK))
-                # Holes stay holes: a few bytes in there shall not fill the disk here.
+                # Keep holes, so that a small sparse file in the sandbox does not fill our disk.
                 if data == _HOLE:
                     file.seek(len(data), os.SEEK_CUR)
                 else:
                     file.write(data)
                 left -= len(data)
             file.truncate(size)
-            # Never set-id: the file is the caller's now, and came from a stranger.
+            # Never set-id, because the file now belongs to the caller.
             os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o1777)
 
 
@@ -149,12 +149,12 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
         raise CollectError("the sandbox sent a name that is too long")
     data = stream.read(size)
     if len(data) != size:
-        raise CollectError("the sandbox ended within a tree")
+        raise CollectError("the sandbox sent an incomplete tree")
     return data
 
 
 def discard(target: Path) -> None:
-    """Remove what a failed download left."""
+    """Remove what a failed download has created."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target, ignore_errors=True)
     else:
