@@ -16,6 +16,8 @@ import pytest
 import dutyfree
 from dutyfree import Edit, Limits, Recipe, Stage
 from dutyfree.contract.errors import UsageError
+from dutyfree.engine.launcher.timeouts import Timeouts
+from dutyfree.substrates.native import Native, NativeConfig
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 from tests.engine import counts
@@ -203,12 +205,12 @@ class Counted:
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda one: one.__name__)
 async def test_a_hostile_agent_gets_no_reward_and_no_second_try(
-    loop: dict[str, Any], impatient: Any, patient: Any, hostile: Callable[[Any], Awaitable[float]]
+    loop: dict[str, Any], hostile: Callable[[Any], Awaitable[float]]
 ) -> None:
-    substrate = impatient if hostile is stops_its_init else patient
+    timeouts = Timeouts(answer=1.5 if hostile is stops_its_init else 20.0)
     loop["rollout"] = rollout = Counted(hostile)
     with anyio.fail_after(200):
-        async with substrate.sandbox() as sandbox:
+        async with Native(NativeConfig(limits=LIMITS), timeouts) as substrate, substrate.sandbox() as sandbox:
             assert await loop["attempt"](substrate, Recipe(), sandbox) == 0.0
     assert rollout.times == 1
 
