@@ -1,6 +1,6 @@
-"""The rollout-native engine: isolated sandboxes at the speed of fork and exec.
+"""The native engine: isolated sandboxes on this host, at about the speed of fork and exec.
 
-``init/`` is one static C program with two roles: the *launcher*, which makes sandboxes, and *init*, the
-first process in each of them. The modules here talk to both; ``substrates.native`` offers them under the
-contract.
+Its rooms, each of which imports only those before it: ``host``, ``launcher``, ``store``, ``images``,
+``exchange``, ``layers``, ``sandbox``, ``pool``. ``node`` wires them together: start there. ``init/`` is the C
+program, which is launcher, init and egress process. The engine imports no substrate.
 """

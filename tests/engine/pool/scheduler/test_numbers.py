@@ -9,7 +9,7 @@ import pytest
 from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.decide import candidates, wake
-from dutyfree.engine.pool.scheduler.jobs import Returns
+from dutyfree.engine.pool.scheduler.jobs import ReturnRate
 from dutyfree.engine.pool.scheduler.ranking import Ranking
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
@@ -515,7 +515,7 @@ def test_the_estimated_wait_is_for_those_ahead_alone():
 
 
 def test_returns_fade():
-    returns = Returns(half_life=10.0)
+    returns = ReturnRate(half_life=10.0)
     assert returns.seconds_for(1, 5.0) is None
     returns.add(4, 0.0)
     rate = log(2) / 10 * 4

@@ -41,7 +41,6 @@ class Breaker:
     @property
     def tripped(self) -> bool:
         """Whether it did so because of the stage itself."""
-        """Whether it did so because of the stage itself."""
         return self.last.depth is not None and self.exhausted
 
     def refuses(self, now: float) -> bool:

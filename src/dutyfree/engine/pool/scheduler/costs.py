@@ -73,5 +73,4 @@ class Costs:
 
     def cold(self, chain: PrefixChain) -> float:
         """Estimated seconds of a cold start."""
-        """Estimated seconds of a cold start."""
         return self.create() + self.distance(chain, 0, chain.depth)

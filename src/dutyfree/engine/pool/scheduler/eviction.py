@@ -12,7 +12,7 @@ MARGIN = log(2)
 
 
 def evict_for(state: State, count: int, memory: int, worth: float | None = None) -> bool:
-    """Evict until this many sandboxes and bytes fit; with ``worth``, only what is worth far less."""
+    """Evict idle sandboxes until this many fit. With ``worth``, only far less valuable ones. False if not."""
     while not state.stock.fits(count, memory):
         found = state.stock.least_worth()
         if found is None:
@@ -38,7 +38,6 @@ def destroys_to_await(state: State) -> tuple[str, ...]:
 
 
 def room_on_disk(state: State, layers: int) -> bool:
-    """Forget layers until this many more fit. False if they do not."""
     """Forget layers until this many more fit. False if they do not."""
     while state.stock.disk + layers * state.budget.layer_disk > state.budget.disk:
         prefix = state.stock.forget_layer()

@@ -40,7 +40,6 @@ class Claim:
         """Whether it was counted as demand, and taken off the hints."""
         self.ready: list[tuple[Instance, ServedKind, int]] = []
         """Its sandboxes: how each was served, and from which depth on."""
-        """Its sandboxes: how each was served, and from which depth on."""
         self.jobs: dict[int, Job] = {}
         self.forks: list[Job] = []
         """Jobs that wait until another member is ready to be copied."""
@@ -108,7 +107,7 @@ class Job:
         return self.kind, start
 
 
-class Returns:
+class ReturnRate:
     """The recent rate at which sandboxes are returned."""
 
     def __init__(self, half_life: float) -> None:

@@ -13,7 +13,7 @@ from itertools import count
 from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.demand import Demand
-from dutyfree.engine.pool.scheduler.jobs import Claim, Job, Returns
+from dutyfree.engine.pool.scheduler.jobs import Claim, Job, ReturnRate
 from dutyfree.engine.pool.scheduler.ranking import Ranking
 from dutyfree.engine.pool.scheduler.refills import Refills
 from dutyfree.engine.pool.scheduler.shortage import shortage
@@ -56,13 +56,11 @@ class State:
         """Claims in the queue that may hold sandboxes, since one of theirs failed or was too large."""
         self.leases: dict[int, Claim] = {}
         """Requests that were delivered, by number."""
-        """Requests that were delivered, by number."""
         self.instances: dict[str, Instance] = {}
         self.jobs: dict[int, Job] = {}
         self.pending: deque[Job] = deque()
         """Jobs for requests that have not started."""
         self.running = 0
-        """Jobs for requests that have started, without forks."""
         """Jobs for requests that have started, without forks."""
         self.refills = Refills(self.policy)
         self.leased = 0
@@ -77,13 +75,12 @@ class State:
         """Claims that the next decision must look at."""
         self.parked: Ranking[Instance] = Ranking(lambda instance: (instance.parked_at,))
         """Sandboxes by the time they last became idle, if ``policy.idle_seconds`` ends them."""
-        self.returns = Returns(self.policy.half_life)
+        self.returns = ReturnRate(self.policy.half_life)
         self._numbers = count(1)
 
     # --- Requests and leases ------------------------------------------------------------------------
 
     def arrive(self, request: LeaseRequest, now: float) -> None:
-        """A request came in."""
         """A request came in."""
         path = self.stock.path(request.chain)
         claim = Claim(request, path, now, self.policy.fork and request.count > 1)
@@ -149,7 +146,6 @@ class State:
 
     def refuse(self, claim: Claim, reason: Shortage | Quarantine | JobFailure, now: float) -> None:
         """Answer a request with an error."""
-        """Answer a request with an error."""
         self.operations.append(Refuse(claim.request.id, reason))
         self.dissolve(claim, now)
 
@@ -185,7 +181,6 @@ class State:
         claim.path[-1].users -= 1
 
     def deliver(self, claim: Claim, now: float) -> None:
-        """All sandboxes of the request are ready: hand them out."""
         """All sandboxes of the request are ready: hand them out."""
         request = claim.request
         self._leave(claim)

@@ -99,6 +99,7 @@ class Prefix:
         self.missed = -inf
         """The same for requests that found nothing idle here."""
         self.hints: deque[list[float]] = deque()
+        """For each hint, when it ends and how many sandboxes of it are left."""
         self.hinted = 0
         self.minimum = 0
         self.maximum: int | None = None
@@ -109,7 +110,6 @@ class Prefix:
 
     @property
     def promised(self) -> int:
-        """How many idle sandboxes hints and the minimum ask for."""
         """How many idle sandboxes hints and the minimum ask for."""
         return self.hinted + self.minimum
 
@@ -132,8 +132,6 @@ def mark_retry(path: tuple[Prefix, ...], start: int, *, retrying: bool) -> None:
 class Stock:
     """All known prefixes, and how much of the budget is in use."""
 
-    """All known prefixes, and how much of the budget is in use."""
-
     def __init__(self, budget: Budget, policy: Policy, costs: Costs) -> None:
         self.budget = budget
         self.costs = costs
@@ -152,7 +150,6 @@ class Stock:
     # --- Prefixes -----------------------------------------------------------------------------------
 
     def path(self, chain: PrefixChain) -> tuple[Prefix, ...]:
-        """The prefixes of a recipe, from the base to all stages. Unknown ones are added."""
         """The prefixes of a recipe, from the base to all stages. Unknown ones are added."""
         found = self._chains.get(chain.key)
         if found is not None:
@@ -201,23 +198,23 @@ class Stock:
     # --- Demand -------------------------------------------------------------------------------------
 
     def count_requests(self, prefix: Prefix, count: int, missed: int, now: float) -> None:
-        """Count requests that got as far as this prefix, and those of them that found nothing idle."""
-        prefix.heat = self._grown(prefix.heat, count, now)
+        """Count requests that reached this prefix, and those of them that found nothing idle here."""
+        prefix.heat = self._add(prefix.heat, count, now)
         if missed:
-            prefix.missed = self._grown(prefix.missed, missed, now)
+            prefix.missed = self._add(prefix.missed, missed, now)
 
-    def _grown(self, heat: float, count: int, now: float) -> float:
-        """One count more.
+    def _add(self, heat: float, count: int, now: float) -> float:
+        """Add a count to a logarithm of decayed counts.
 
-        Logarithms of weights that grow with time, instead of weights that shrink: the order of two prefixes
-        does not change while time passes, and no overflow ever comes.
+        New counts weigh more, instead of old ones less. So the order of two prefixes does not change with
+        time, and the logarithm cannot overflow.
         """
         new = self._decay * now + log(count)
         high, low = (heat, new) if heat > new else (new, heat)
         return high + log1p(exp(low - high))
 
     def misses(self, prefix: Prefix, now: float) -> float:
-        """Requests a second that find nothing idle here."""
+        """The rate of requests that find nothing idle here, per second."""
         return self._decay * exp(min(700.0, prefix.missed - self._decay * now))
 
     # --- Worth --------------------------------------------------------------------------------------
@@ -263,12 +260,10 @@ class Stock:
 
     def reserve(self, count: int, memory: int) -> None:
         """Take room in the budget for new sandboxes."""
-        """Take room in the budget for new sandboxes."""
         self.alive += count
         self.memory += memory
 
     def free(self, memory: int) -> None:
-        """Give back the room of one sandbox."""
         """Give back the room of one sandbox."""
         self.alive -= 1
         self.memory -= memory
@@ -287,7 +282,6 @@ class Stock:
         self.free(instance.charge)
 
     def park(self, instance: Instance, prefix: Prefix, now: float) -> None:
-        """Make a sandbox idle."""
         """Make a sandbox idle."""
         instance.status = "idle"
         instance.parked_at = now
@@ -310,7 +304,6 @@ class Stock:
         return instance
 
     def recharge(self, instance: Instance, memory: int) -> None:
-        """Count a sandbox with another amount of memory."""
         """Count a sandbox with another amount of memory."""
         self.memory += memory - instance.charge
         instance.charge = memory
@@ -339,7 +332,6 @@ class Stock:
     # --- Layers -------------------------------------------------------------------------------------
 
     def keep_layer(self, prefix: Prefix, size: int) -> None:
-        """The prefix has a layer on disk now."""
         """The prefix has a layer on disk now."""
         if prefix.layer is not None:
             return

@@ -145,8 +145,6 @@ _LEAST_POLICY = {
 class LeaseRequest(msgspec.Struct, frozen=True):
     """A request for ``count`` sandboxes of one recipe."""
 
-    """A request for ``count`` sandboxes of one recipe."""
-
     id: int
     chain: PrefixChain
     deadline: float
@@ -239,16 +237,12 @@ class Fork(msgspec.Struct, frozen=True):
 class Member(msgspec.Struct, frozen=True):
     """One sandbox of a delivery: how it was served, and from which depth on."""
 
-    """One sandbox of a delivery: how it was served, and from which depth on."""
-
     sandbox: str
     kind: ServedKind
     start: int
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Hand the sandboxes of a request out."""
-
     """Hand the sandboxes of a request out."""
 
     request: int
@@ -261,8 +255,6 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Answer a request with an error."""
-
     """Answer a request with an error."""
 
     request: int
@@ -284,8 +276,6 @@ class Expire(msgspec.Struct, frozen=True):
 class Reset(msgspec.Struct, frozen=True):
     """Reset and verify a returned sandbox."""
 
-    """Reset and verify a returned sandbox."""
-
     sandbox: str
 
 
@@ -293,8 +283,6 @@ DestroyReason: TypeAlias = Literal["evicted", "returned", "expired", "stale", "d
 
 
 class Destroy(msgspec.Struct, frozen=True):
-    """Remove a sandbox."""
-
     """Remove a sandbox."""
 
     sandbox: str
