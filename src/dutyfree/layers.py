@@ -262,14 +262,14 @@ def _named(chain: LayerChain, what: What) -> LayerChain:
 
 def _is(chain: LayerChain, what: What) -> bool:
     from dutyfree.engine.exchange import chains
-    from dutyfree.engine.layers import build_request as wanted
+    from dutyfree.engine.layers.build_request import layer_key
 
     told = [layer.made for layer in chain.upper if layer.made]
     tops = {chain.name} | {chains.RECIPE + last.recipe for last in told[-1:] if last.recipe}
     if isinstance(what, str):
         return what in tops
     keys = {what.key(length) for length in range(1, len(what.stages) + 1)}
-    made = {wanted.name(one.recipe, one.identity) for one in told if one.recipe in keys}
+    made = {layer_key(one.recipe, one.identity) for one in told if one.recipe in keys}
     is_upon = what.image is None or chain.image == what.image
     return bool(told) and is_upon and {layer.key for layer in chain.upper} == made
 

@@ -47,7 +47,7 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
         NAME=VALUE: an option of the substrate native. May be repeated.
     """
     from dutyfree import recipes
-    from dutyfree.engine.layers.disk_bridge import DEEPEST
+    from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
 
     loaded = recipes.load(recipe)
     if not loaded.stages:
@@ -59,7 +59,7 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     for stage, kept in zip(loaded.stages, found, strict=True):
         text = "not stored on disk: see docs/recipes.md" if kept is None else _describe(kept)
         console.show(f"{stage.kind:<12} {text}")
-    return 1 if None in found[:DEEPEST] else 0
+    return 1 if None in found[:MAX_CHAIN] else 0
 
 
 async def _build(recipe: Recipe, options: SandboxOptions) -> None:

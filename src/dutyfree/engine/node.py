@@ -33,12 +33,12 @@ from dutyfree.engine.launcher import create, network_policy, protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from dutyfree.engine.layers import memory_layers
 from dutyfree.engine.layers.build import BuildTrace, LayerBuilder
-from dutyfree.engine.layers.disk_bridge import DiskLayers, StartState
-from dutyfree.engine.layers.memory_layers import MemoryLayers, MemorySnapshots
-from dutyfree.engine.layers.open_image import OpenImages
+from dutyfree.engine.layers.disk_bridge import DiskLayers
+from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME, MemoryLayers, MemorySnapshots
+from dutyfree.engine.layers.open_image import DaemonImage, OpenImages
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.node_pool import NodePool
 from dutyfree.engine.pool.native_source import NativeSource, Warmth
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
@@ -94,6 +94,7 @@ class Node:
         launcher: Launcher,
         host: HostFeatures,
         resolvers: tuple[network_policy.Resolver, ...],
+        daemon_image: DaemonImage,
         warmth: Warmth | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
@@ -110,7 +111,9 @@ class Node:
         self.snapshots = MemorySnapshots(self.layers)
         self._disk = DiskLayers(launcher)
         registries = partial(mirrors.options, options.mirrors, options.insecure)
-        self.images = OpenImages(launcher, self._disk, self.snapshots, options.image, registries)
+        self.images = OpenImages(
+            launcher, self._disk, self.snapshots, options.image, registries, daemon_image
+        )
         self.images.rootless = host.mode == "rootless"
         self.images.named.store = store
         self.factory = SandboxFactory(
@@ -133,7 +136,11 @@ class Node:
 
     @classmethod
     async def open(
-        cls, options: NodeOptions, warmth: Warmth | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        cls,
+        options: NodeOptions,
+        daemon_image: DaemonImage,
+        warmth: Warmth | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> Node:
         """Start the launcher, and prepare the parts of ``options.ready`` sandboxes.
 
@@ -143,7 +150,7 @@ class Node:
         launcher = Launcher(*await anyio.to_thread.run_sync(Launcher.spawn, Path(options.program)))
         try:
             host = await _greet(launcher, options.program)
-            node = cls(options, launcher, host, resolvers, warmth, timeouts)
+            node = cls(options, launcher, host, resolvers, daemon_image, warmth, timeouts)
             await launcher.ask(Request.SLOTS, options.ready)
         except LauncherError as error:
             await _end(launcher)
@@ -213,7 +220,7 @@ class Node:
 
     def _fits_pool(self, recipe: Recipe, limits: Limits) -> bool:
         """Whether an idle sandbox can serve it: only network and output limits can change after creation."""
-        if recipe.image is not None and recipe.image.startswith(memory_layers.PREFIX):
+        if recipe.image is not None and recipe.image.startswith(SNAPSHOT_SCHEME):
             return False
         default = self.options.limits
         if limits is default:

@@ -28,6 +28,7 @@ from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerStats
 from dutyfree.engine.host import requirements
 from dutyfree.engine.host.features import HostFeatures
+from dutyfree.engine.images.install import LeasedImage
 from dutyfree.engine.launcher import create, network_policy
 from dutyfree.engine.launcher.client import BINARY, Launcher
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -122,7 +123,7 @@ class Native:
     async def __aenter__(self) -> Self:
         refuse_second_entry(self._is_open, self.name)
         require(await self.probe(self._config), "native")
-        self._node = await Node.open(self._config, self.pool_warmth, self._timeouts)
+        self._node = await Node.open(self._config, _daemon_image, self.pool_warmth, self._timeouts)
         self.host_address = network_policy.HOST if self.features.mode == "root" else "127.0.0.1"
         self._is_open = True
         return self
@@ -241,3 +242,10 @@ class Native:
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
             facts |= await run_stage.tools(sandbox)
         return facts
+
+
+async def _daemon_image(name: str) -> LeasedImage:
+    """Copy an image from the Docker engine into the store. Raises CreateError."""
+    from dutyfree.substrates.docker import export
+
+    return await export.bring(name)

@@ -19,7 +19,7 @@ from dutyfree.contract import Limits, Recipe, limited
 from dutyfree.contract.errors import CreateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers import memory_layers
-from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.node import EMPTY_RECIPE
 from dutyfree.engine.pool.native_source import Warmth, spans
 from dutyfree.engine.pool.scheduler.values import Policy
@@ -90,8 +90,8 @@ class BaseWarm(Native):
     async def _open_image(self, name: str | None, stack: AsyncExitStack) -> StartState:
         """Open the image for one sandbox, and close it with that sandbox."""
         name, node = name or self._config.image, self.node
-        if name.startswith(memory_layers.PREFIX):
-            return await node.images.opened(name)
+        if name.startswith(memory_layers.SNAPSHOT_SCHEME):
+            return await node.images.open(name)
         state, held = await node.images.load(name)
         layers = [layer for _, tree in state.trees for layer in tree]
 

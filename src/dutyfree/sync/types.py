@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from dutyfree.engine.exchange.peers import PeerStats
     from dutyfree.engine.host.features import HostFeatures
     from dutyfree.engine.launcher.protocol import Tree
-    from dutyfree.engine.layers.disk_bridge import StartState
     from dutyfree.engine.layers.memory_layers import MemorySnapshot
+    from dutyfree.engine.layers.start_state import StartState
     from dutyfree.engine.pool.leases import Terms
     from dutyfree.substrates.scripted.files import MemoryNode
 
@@ -480,7 +480,6 @@ class Pool(Protocol):
     def prefetch(self, recipes: Iterable[Recipe], each: int = 1) -> None: ...
     def keep(self, recipe: Recipe, minimum: int = 0, maximum: int | None = None) -> None: ...
     def until_idle(self, recipe: Recipe, count: int) -> None: ...
-    def changed(self) -> None: ...
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from dutyfree import recipes
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, StageError
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.layers.build_request import name
+from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.layers.run_stage import LOGS
 from dutyfree.engine.store.store import Store
 from tests.engine import counts
@@ -257,7 +257,7 @@ async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
         await settled(native)
         making = asyncio.create_task(native.prepare(recipe))
         (sleeper,) = await sleepers()
-        native.node.builder.ready.forget(shorter.key(1))
+        native.node.builder.prefixes.forget(shorter.key(1))
         os.kill(sleeper, signal.SIGKILL)
         await making
         await settled(native)
@@ -273,7 +273,7 @@ async def test_who_asks_at_the_same_time_shares_what_the_disk_has() -> None:
         async with anyio.create_task_group() as group:
             for _ in range(16):
                 group.start_soon(native.prepare, recipe)
-        assert len(native.node.builder._leases) == 2
+        assert native.node.builder.leased == 2
 
 
 # --- The budget ---------------------------------------------------------------------------------------------
@@ -290,10 +290,7 @@ async def host() -> str:
 async def settled(native: Any) -> None:
     """Nothing is on its way to the disk, or from there."""
     with anyio.fail_after(60):
-        while waited := [making.task for making in native.node.builder._making.values()]:
-            await asyncio.wait(waited)
-        while native.node.builder._removing:
-            await asyncio.wait(native.node.builder._removing)
+        await native.node.builder.wait_until_idle()
 
 
 async def later(cache: Path) -> None:
@@ -311,7 +308,7 @@ async def later(cache: Path) -> None:
 async def test_the_last_used_stay_on_the_disk_and_those_in_use(cache: Path) -> None:
     recipes = [Recipe(stages=(large(str(number)),)) for number in range(6)]
     async with opened(budget={"disk": 1_000_000}) as native:
-        names = [name(recipe.key(1), await host()) for recipe in recipes]
+        names = [layer_key(recipe.key(1), await host()) for recipe in recipes]
         await native.prepare(recipes[0])
         await settled(native)
         async with native.sandbox(recipes[0]) as held:
@@ -346,10 +343,10 @@ async def test_a_chain_is_shortened_from_its_end(cache: Path) -> None:
     await _said(Recipe(stages=stages), "true")
     await anyio.to_thread.run_sync(Store().collect, 700_000)
     async with opened() as native:
-        wanted = [name(Recipe(stages=stages).key(number), await host()) for number in (1, 2)]
+        wanted = [layer_key(Recipe(stages=stages).key(number), await host()) for number in (1, 2)]
         assert sorted(await _layers()) == sorted(wanted)
         await native.prepare(Recipe(stages=stages[:1]))
-        native.node.builder.ready.forget(Recipe(stages=stages).key(1))
+        native.node.builder.prefixes.forget(Recipe(stages=stages).key(1))
         await settled(native)
     assert sorted(await _layers()) == sorted(wanted)  # the second needs the first
 
@@ -366,7 +363,7 @@ async def test_many_recipes_need_few_open_files() -> None:
             for recipe in recipes:
                 await native.prepare(recipe)
             await settled(native)
-            assert len(native.node.builder._leases) <= most // 4 + 2
+            assert native.node.builder.leased <= most // 4 + 2
             async with native.sandbox(recipes[0]) as sandbox:
                 assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "setup")
                 assert (await sandbox.exec("cat a b")).stdout == b"1\n0\n"
@@ -386,7 +383,7 @@ async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
             async with native.sandbox(recipe) as sandbox:
                 assert len(await sandbox.read("a")) == 3_000_000
                 await settled(native)
-        assert "'setup' is not kept on the disk, only in memory" in caplog.text
+        assert "'setup' is not kept on disk, only in memory" in caplog.text
     finally:
         await anyio.run_process(["umount", "-l", str(cache)])
 

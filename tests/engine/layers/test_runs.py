@@ -22,7 +22,7 @@ from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import rootfs
-from dutyfree.engine.layers.build_request import name
+from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.store import Store
@@ -57,7 +57,7 @@ HOST = rootfs.host_identity()
 
 
 def key_of(wanted: Recipe) -> str:
-    return name(wanted.keys()[-1], HOST)
+    return layer_key(wanted.keys()[-1], HOST)
 
 
 async def runs(native: Any, wanted: Recipe) -> list[bytes]:
@@ -196,12 +196,12 @@ async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
     async with on_small_disk(cache) as disk, opened() as native:
         await anyio.to_thread.run_sync(disk.fill)
         ours = await runs(native, recipe(1))
-        await quiet(native)
+        await native.node.builder.wait_until_idle()
         await anyio.to_thread.run_sync(disk.clear)
         theirs = await seen(recipe(2))
         assert theirs[0] != ours[0]
         assert (await runs(native, recipe(2)))[0] == ours[0]
-        await quiet(native)
+        await native.node.builder.wait_until_idle()
         assert await seen(recipe(2)) == theirs
 
 
@@ -211,7 +211,7 @@ async def test_copies_for_a_group_are_of_the_run_of_their_first(cache: Path) -> 
         await anyio.to_thread.run_sync(disk.fill)
         await native.prefetch([recipe(1)], 1)
         await native.pool.until_idle(recipe(1), 1)
-        native.node.builder.ready.forget(recipe(1).keys()[-1])
+        native.node.builder.prefixes.forget(recipe(1).keys()[-1])
         async with native.group(recipe(1), 3) as group:
             assert len({await sandbox.read("s1") for sandbox in group}) == 1
 
@@ -279,14 +279,6 @@ def mounted(cache: Path) -> Iterator[SmallDisk]:
         assert os.system(f"umount -l {cache}") == 0
 
 
-async def quiet(native: Any) -> None:
-    """Nothing is on its way to the disk."""
-    while tasks := [making.task for making in native.node.builder._making.values()]:
-        for task in tasks:
-            with contextlib.suppress(Exception):
-                await task
-
-
 DEPTHS = st.integers(1, 3)
 BRANCHES = st.sampled_from(["", "other"])
 WHO = st.integers(0, 1)
@@ -326,7 +318,7 @@ class World:
         self._natives[who] = await self._stacks[who].enter_async_context(opened())
 
     async def forget(self, who: int, depth: int, branch: str) -> None:
-        self._natives[who].node.builder.ready.forget(recipe(depth, branch).keys()[-1])
+        self._natives[who].node.builder.prefixes.forget(recipe(depth, branch).keys()[-1])
 
     async def disk(self, what: str) -> None:
         await anyio.to_thread.run_sync(getattr(self._disk, what))

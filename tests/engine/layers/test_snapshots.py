@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.contract.abilities import Forkable, Snapshottable
 from dutyfree.contract.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
-from dutyfree.engine.layers.memory_layers import worth_merging
+from dutyfree.engine.layers.memory_layers import merge_count
 from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -106,10 +106,10 @@ async def test_chains_are_flattened_and_show_the_same(native: Any) -> None:
 
 
 def test_large_layers_are_not_copied_again_and_again() -> None:
-    assert worth_merging([1, 1, 1, 1, 1, 1, 1]) == 7
-    assert worth_merging([1, 1, 1, 1, 1, 1, 100]) == 6
-    assert worth_merging([1, 2, 4, 8, 16, 32, 64]) == 2
-    assert worth_merging([100, 1, 1, 1, 1, 1, 1]) == 7
+    assert merge_count([1, 1, 1, 1, 1, 1, 1]) == 7
+    assert merge_count([1, 1, 1, 1, 1, 1, 100]) == 6
+    assert merge_count([1, 2, 4, 8, 16, 32, 64]) == 2
+    assert merge_count([100, 1, 1, 1, 1, 1, 1]) == 7
 
 
 async def test_processes_go_on_through_a_snapshot(native: Any) -> None:

@@ -1,9 +1,9 @@
-"""Recipe → layers: every prefix of a recipe is made once on this machine, and kept in the layer store.
+"""Build the layers of a recipe: each prefix once on this machine, kept in the layer store.
 
-A stage runs in a sandbox upon the prefix before it. What it wrote can be used at once, from memory; a copy
-goes to the disk meanwhile, and takes its place. Peers are asked before, if there are any. Whoever wants the
-same prefix at the same time, in whatever process, waits for the one who makes it; a maker who dies leaves
-nothing behind.
+A stage runs in a sandbox on the prefix before it. Its files can be used at once, from memory; meanwhile a
+copy is written to disk, which then replaces them. If there are peers, they are asked for the layer first.
+Requests for the same prefix, in any process, wait for the one build. A builder that dies leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, SubstrateError
 from dutyfree.engine.exchange.peers import PeerSet
 from dutyfree.engine.host import capacity
-from dutyfree.engine.layers.build_request import BuildRequest, ParentPrefix, name
-from dutyfree.engine.layers.disk_bridge import DEEPEST, DiskLayers, StartState, in_loop, measure, upon
+from dutyfree.engine.layers.build_request import BuildRequest, ParentPrefix, layer_key
+from dutyfree.engine.layers.disk_bridge import MAX_CHAIN, DiskLayers, measure, run_in_loop
 from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.prefix_cache import PrefixCache
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import CancelToken, run_in_thread
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class FilesChanged(CreateError):  # noqa: N818 (says what happened)
-    """What a stage copies in is no longer what its key was worked out of."""
+    """The files that a stage copies in changed after its key was computed."""
 
     def __init__(self, stage: Stage, key: str) -> None:
         super().__init__(
@@ -50,328 +51,348 @@ class FilesChanged(CreateError):  # noqa: N818 (says what happened)
 
 
 class StageResult(NamedTuple):
-    base: StartState
+    """The state after a stage."""
+
+    state: StartState
     commit: str = ""
-    """What a repository was at when it was cloned."""
+    """The commit of a cloned repository."""
 
 
-RunStage = Callable[[StartState, Stage, int, Urgency], Awaitable[StageResult]]
-"""Of a prefix, the stage upon it and its number in the recipe."""
-
+RunStage: TypeAlias = Callable[[StartState, Stage, int, Urgency], Awaitable[StageResult]]
+"""Runs a stage, with its number in the recipe, on a state."""
 
 BuildOutcome: TypeAlias = Literal["ran", "fetched", "found", "joined"]
-"""A stage was run, came from a peer, was on the disk after all, or was made by another process meanwhile."""
+"""The stage ran here, its layer came from a peer, was on disk, or was built by another process."""
 
 
 @dataclass
 class BuildTrace:
-    """What became of the stages of one recipe."""
+    """Where the layers of one recipe came from."""
 
     found: int = 0
-    """So many were there."""
+    """How many stages had a layer already."""
     ran: int = 0
-    """So many were run for this request; the rest was under way for another, or came from a peer."""
+    """How many stages ran for this request. Another request built the rest, or a peer had them."""
     fetched: int = 0
-    """Up to this one they need not be run, since a peer had them."""
+    """Number of the last stage that a peer had; none up to it had to run."""
     number: int = 0
-    """All of them."""
+    """How many stages there are."""
     image: bool = True
-    """Whether the image was there."""
+    """Whether the image was open already."""
 
-    def note(self, how: BuildOutcome, number: int) -> None:
-        """What became of one that was not in memory."""
-        if how == "ran":
+    def note(self, outcome: BuildOutcome, number: int) -> None:
+        """Count a stage that was not in memory."""
+        if outcome == "ran":
             self.ran += 1
-        elif how == "fetched":
+        elif outcome == "fetched":
             self.fetched = number
-        elif how == "found" and self.found == number - 1:
+        elif outcome == "found" and self.found == number - 1:
             self.found = number
 
 
 @dataclass
 class _Build:
-    """A prefix under way: usable once ``built``, on the disk once ``task`` is done."""
+    """A build in progress: usable when ``built`` is done, on disk when ``task`` is done."""
 
     built: asyncio.Future[StartState]
     urgency: Urgency
-    how: BuildOutcome = "joined"
+    outcome: BuildOutcome = "joined"
     task: asyncio.Task[None] | None = None
     waiters: int = 0
 
 
 @dataclass
 class LayerBuilder:
-    """Those of one open substrate."""
+    """Builds the layers of all recipes of one node."""
 
     disk: DiskLayers
     layers: MemoryLayers
-    build: RunStage
+    run_stage: RunStage
     store: Store | None
-    """None where nothing is kept on the disk."""
-    most: int
-    """Bytes of layers that no image has, which may stay on the disk: the last used ones."""
+    """None without root: then nothing is written to disk."""
+    disk_budget: int
+    """Bytes of stage layers that may stay on disk; the least recently used are evicted."""
     peers: PeerSet | None = None
-    """Who is asked before something is built for the disk."""
+    """Asked for a layer before it is built."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """What each prefix's last stage took, by the prefix's key."""
+    """How long the last stage of each prefix took, by the prefix's key."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of its layers, likewise."""
-    _making: dict[str, _Build] = field(default_factory=dict)
+    """Bytes of the last layer of each prefix, by the prefix's key."""
+    _builds: dict[str, _Build] = field(default_factory=dict)
     _leases: dict[int, LayerLease] = field(default_factory=dict)
     _commits: dict[str, str] = field(default_factory=dict)
-    _removing: set[asyncio.Future[bool]] = field(default_factory=set)
+    _removals: set[asyncio.Future[bool]] = field(default_factory=set)
     _added: bool = False
 
     def __post_init__(self) -> None:
-        self.ready = PrefixCache(self.layers, self.most)
+        self.prefixes = PrefixCache(self.layers, self.disk_budget)
 
-    async def base(
+    @property
+    def leased(self) -> int:
+        """How many layers of the store are in use."""
+        return len(self._leases)
+
+    async def state(
         self,
         recipe: Recipe,
-        prefixes: Sequence[str],
+        keys: Sequence[str],
         image: StartState,
         identity: str | None,
         urgency: Urgency,
         trace: BuildTrace,
     ) -> StartState:
-        """The recipe's state upon its image; ``prefixes`` are its keys.
+        """The state of a recipe on its image; builds the missing stages. ``keys`` are those of its prefixes.
 
-        Without an identity of that, no disk is used. Raises StageError if a stage fails, and CreateError.
+        Without an identity of the image, nothing is written to disk. Raises StageError and CreateError.
         """
-        upon, *keys = prefixes
-        room = DEEPEST - len(image.origin.keys)
-        at, base = await self._longest(keys[:room], keys, image, identity)
-        trace.found, trace.number = at, len(keys)
-        for length in range(at + 1, len(keys) + 1):
-            names = tuple(name(key, identity) for key in keys[: length - 1]) if identity else ()
-            below = ParentPrefix(keys[length - 2] if length > 1 else upon, base, image, names)
-            wanted = BuildRequest(
-                keys[length - 1],
-                below,
+        image_key, *stage_keys = keys
+        room = MAX_CHAIN - len(image.origin.keys)
+        at, state = await self._longest(stage_keys[:room], stage_keys, image, identity)
+        trace.found, trace.number = at, len(stage_keys)
+        for length in range(at + 1, len(stage_keys) + 1):
+            below = stage_keys[: length - 1]
+            layer_keys = tuple(layer_key(key, identity) for key in below) if identity else ()
+            request = BuildRequest(
+                stage_keys[length - 1],
+                ParentPrefix(below[-1] if below else image_key, state, image, layer_keys),
                 recipe.stages[length - 1],
                 length,
                 identity if length <= room else None,
-                tuple(keys[length - 1 : room]),
+                tuple(stage_keys[length - 1 : room]),
             )
-            base = await self._step(wanted, trace, urgency)
-        return base
+            state = await self._obtain(request, trace, urgency)
+        return state
 
-    def _present(self, below: ParentPrefix) -> StartState:
-        """What lies there now of the same run: in memory first, then on the disk; or as it was."""
-        now = self.ready.get(below.key)
-        return now if now is not None and now.build_id == below.base.build_id else below.base
+    def _current(self, parent: ParentPrefix) -> StartState:
+        """The parent's layers as they are now: the same build may have moved from memory to disk."""
+        now = self.prefixes.get(parent.key)
+        return now if now is not None and now.build_id == parent.state.build_id else parent.state
 
     async def _longest(
-        self, kept: list[str], keys: list[str], image: StartState, identity: str | None
+        self, stored: list[str], keys: list[str], image: StartState, identity: str | None
     ) -> tuple[int, StartState]:
-        """The longest prefix that is there: in use, and from there on upwards on the disk."""
-        at, base = 0, image
+        """The longest prefix that exists: first among those in the cache, from there on among those on disk.
+
+        ``stored`` are the keys that can be on disk.
+        """
+        at, state = 0, image
         for length in range(len(keys), 0, -1):
-            if (known := self.ready.get(keys[length - 1])) is not None:
-                at, base = length, known
+            if (known := self.prefixes.get(keys[length - 1])) is not None:
+                at, state = length, known
                 break
         if self.store is None or identity is None:
-            return at, base
-        for length, key in enumerate(kept[at:], at + 1):
+            return at, state
+        for length, key in enumerate(stored[at:], at + 1):
             lease = await run_in_thread(
-                partial(self.store.lease, name(key, identity), base.build_id), CancelToken()
+                partial(self.store.lease, layer_key(key, identity), state.build_id), CancelToken()
             )
             if lease is None:
-                return length - 1, base
-            adopted = await self._adopt(key, base, lease)
-            if (known := self.ready.get(key)) is not None:  # by another, who was quicker
-                self._drop(adopted)
-                base = known
+                return length - 1, state
+            loaded = await self._load(key, state, lease)
+            if (known := self.prefixes.get(key)) is not None:  # another task was faster
+                self._unload(loaded)
+                state = known
             else:
-                base = self._offer(key, adopted)
-        return max(at, len(kept)), base
+                state = self._cache(key, loaded)
+        return max(at, len(stored)), state
 
-    async def _step(self, wanted: BuildRequest, trace: BuildTrace, urgency: Urgency) -> StartState:
-        key = wanted.key
-        if (base := self.ready.get(key)) is not None:
-            return base
-        making = self._making.get(key)
-        is_ours = making is None
-        if making is None:
-            making = _Build(
-                asyncio.get_running_loop().create_future(), Urgency(background=urgency.background)
-            )
-            self._making[key] = making
-            self.layers.hold(wanted.below.base.trees)
-            making.task = asyncio.create_task(self._make(making, wanted))
-            making.task.add_done_callback(lambda _: self.layers.release(wanted.below.base.trees))
-        making.waiters += 1
+    async def _obtain(self, request: BuildRequest, trace: BuildTrace, urgency: Urgency) -> StartState:
+        """Join the build of this prefix, or start it. The last waiter that is cancelled cancels it."""
+        key = request.key
+        if (state := self.prefixes.get(key)) is not None:
+            return state
+        build = self._builds.get(key)
+        is_ours = build is None
+        if build is None:
+            parent = request.parent.state.trees
+            build = _Build(asyncio.get_running_loop().create_future(), Urgency(background=urgency.background))
+            self._builds[key] = build
+            self.layers.hold(parent)
+            build.task = asyncio.create_task(self._build(build, request))
+            build.task.add_done_callback(lambda _: self.layers.release(parent))
+        build.waiters += 1
         try:
-            with urgency.notify(making.urgency.escalate):
-                base = await asyncio.shield(making.built)
+            with urgency.notify(build.urgency.escalate):
+                state = await asyncio.shield(build.built)
             if is_ours:
-                trace.note(making.how, wanted.number)
-            return base
+                trace.note(build.outcome, request.number)
+            return state
         except asyncio.CancelledError:
-            if making.waiters == 1 and not making.built.done() and making.task is not None:
-                self._over(key, making)  # who comes now begins anew
-                making.task.cancel()
+            if build.waiters == 1 and not build.built.done() and build.task is not None:
+                self._end(key, build)  # the next request starts a new build
+                build.task.cancel()
                 with anyio.CancelScope(shield=True):
-                    await asyncio.wait([making.task])
+                    await asyncio.wait([build.task])
             raise
         finally:
-            making.waiters -= 1
+            build.waiters -= 1
 
-    async def _make(self, making: _Build, wanted: BuildRequest) -> None:
-        stage = wanted.stage
+    async def _build(self, build: _Build, request: BuildRequest) -> None:
+        stage = request.stage
         try:
-            if self.store is None or wanted.identity is None:
-                await self._run(making, wanted, flat=True)
+            if self.store is None or request.identity is None:
+                await self._run(build, request, in_memory=True)
             else:
-                await self._kept(making, self.store, name(wanted.key, wanted.identity), wanted)
+                stored_key = layer_key(request.key, request.identity)
+                await self._build_on_disk(build, self.store, stored_key, request)
         except BaseException as error:
-            if not making.built.done():
-                making.built.set_exception(
-                    error if isinstance(error, CreateError) else _failure(stage, wanted.number, error)
+            if not build.built.done():
+                build.built.set_exception(
+                    error if isinstance(error, CreateError) else _failure(stage, request.number, error)
                 )
-                making.built.exception()  # there may be nobody left to hear of it
+                build.built.exception()  # all waiters may be gone
             elif isinstance(error, Exception):
-                _log.warning("stage %r is not kept on the disk, only in memory: %s", stage.kind, error)
+                _log.warning("stage %r is not kept on disk, only in memory: %s", stage.kind, error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._over(wanted.key, making)
+            self._end(request.key, build)
 
-    def _over(self, key: str, making: _Build) -> None:
-        if self._making.get(key) is making:
-            del self._making[key]
+    def _end(self, key: str, build: _Build) -> None:
+        if self._builds.get(key) is build:
+            del self._builds[key]
 
-    async def _run(self, making: _Build, wanted: BuildRequest, *, flat: bool = False) -> StartState:
-        begin, key = perf_counter(), wanted.key
-        making.how = "ran"
-        built = await self.build(self._present(wanted.below), wanted.stage, wanted.number, making.urgency)
-        base, self._commits[key] = built.base._replace(build_id=secrets.token_hex(16)), built.commit
+    async def _run(self, build: _Build, request: BuildRequest, *, in_memory: bool = False) -> StartState:
+        """Run the stage, and let the waiters use its files. ``in_memory``: they will not go to disk."""
+        begin, key = perf_counter(), request.key
+        build.outcome = "ran"
+        parent = self._current(request.parent)
+        result = await self.run_stage(parent, request.stage, request.number, build.urgency)
+        state, self._commits[key] = result.state._replace(build_id=secrets.token_hex(16)), result.commit
         try:
-            await self._check(wanted)
-            self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in base.trees])
-            if flat:
-                base = base._replace(trees=await self.layers.flattened(base.trees))
+            await self._check_files(request)
+            self.sizes[key] = self.layers.size_of([(point, layers[:1]) for point, layers in state.trees])
+            if in_memory:
+                state = state._replace(trees=await self.layers.shorten(state.trees))
         except BaseException:
-            self.layers.release(base.trees)
+            self.layers.release(state.trees)
             raise
         self.seconds[key] = perf_counter() - begin
-        self.ready.put(key, base)
-        if flat:
-            self.ready.trim({key, *self._making})
-        making.built.set_result(base)
-        return base
+        self.prefixes.put(key, state)
+        if in_memory:
+            self.prefixes.trim({key, *self._builds})
+        build.built.set_result(state)
+        return state
 
-    async def _check(self, wanted: BuildRequest) -> None:
-        """See that the files which were copied in are those of the key. Raises CreateError."""
-        stage = wanted.stage
-        if stage.files and wanted.key != await anyio.to_thread.run_sync(stage.key, wanted.below.key):
-            raise FilesChanged(stage, wanted.key)
+    async def _check_files(self, request: BuildRequest) -> None:
+        """Raises FilesChanged if the files that were copied in are not those of the key."""
+        stage = request.stage
+        if stage.files and request.key != await anyio.to_thread.run_sync(stage.key, request.parent.key):
+            raise FilesChanged(stage, request.key)
 
-    async def _kept(self, making: _Build, store: Store, kept_as: str, wanted: BuildRequest) -> None:
-        """Have it from a peer, or make it under the store's lock, or have it from whoever was quicker."""
+    async def _build_on_disk(
+        self, build: _Build, store: Store, stored_key: str, request: BuildRequest
+    ) -> None:
+        """Take the layer from disk or fetch it from a peer, or build it under the store's lock."""
         loop = asyncio.get_running_loop()
-        key, below = wanted.key, wanted.below
+        key, parent = request.key, request.parent
         cancel = CancelToken()
 
         def make(tree: Path) -> tuple[int, int, int]:
-            base = in_loop(loop, self._run(making, wanted), cancel)
-            in_loop(loop, self._until_kept(below.key), cancel)
-            _check_ground(store, below)
-            for index, (_, layers) in enumerate(base.trees):
+            state = run_in_loop(loop, self._run(build, request), cancel)
+            run_in_loop(loop, self._wait_for(parent.key), cancel)
+            _check_parent(store, parent)
+            for index, (_, layers) in enumerate(state.trees):
                 (tree / str(index)).mkdir(mode=0o755)
-                in_loop(loop, self.disk.copy(layers[:1], layers[1:], tree / str(index)), cancel)
-            provenance.write(tree, wanted.described(base.build_id, self.seconds[key], self._commits[key]))
+                run_in_loop(loop, self.disk.write(layers[:1], layers[1:], tree / str(index)), cancel)
+            provenance.write(tree, request.provenance(state.build_id, self.seconds[key], self._commits[key]))
             return measure(tree)
 
         def obtain() -> LayerLease:
-            if found := store.lease(kept_as, below.base.build_id):
-                making.how = "found"
+            if found := store.lease(stored_key, parent.state.build_id):
+                build.outcome = "found"
                 return found
-            if self.peers is not None and (missing := wanted.missing(self.seconds)):
+            if self.peers is not None and (missing := request.missing(self.seconds)):
                 self.peers.fetch(store, missing, cancel)
-            return store.obtain(kept_as, make, cancel, parent_build=below.base.build_id)
+            return store.obtain(stored_key, make, cancel, parent_build=parent.state.build_id)
 
         lease = await run_in_thread(obtain, cancel)
-        if self.peers is not None and self.peers.brought(kept_as) and making.how != "ran":
-            making.how = "fetched"
-        await self._until_kept(below.key)  # so that none stays in memory below the disk's
-        base = await self._adopt(key, self._present(below), lease)
-        self._offer(key, base)
-        if not making.built.done():
-            making.built.set_result(base)
+        if self.peers is not None and self.peers.brought(stored_key) and build.outcome != "ran":
+            build.outcome = "fetched"
+        await self._wait_for(parent.key)  # so that no layer in memory stays below one on disk
+        state = await self._load(key, self._current(parent), lease)
+        self._cache(key, state)
+        if not build.built.done():
+            build.built.set_result(state)
         self._added = True
 
-    async def _until_kept(self, key: str) -> None:
-        """Until what is being made of a prefix lies on the disk, or does not come to."""
-        making = self._making.get(key)
-        if making is not None and making.task is not None:
-            await asyncio.wait([making.task])
+    async def _wait_for(self, key: str) -> None:
+        """Wait until the build of this prefix has ended: it is on disk then, or has failed."""
+        build = self._builds.get(key)
+        if build is not None and build.task is not None:
+            await asyncio.wait([build.task])
 
-    async def _adopt(self, key: str, below: StartState, lease: LayerLease) -> StartState:
-        """Layers of the store upon those below, held once; nobody is offered them yet."""
+    async def _load(self, key: str, below: StartState, lease: LayerLease) -> StartState:
+        """A layer of the store on a state, held for the caller. The cache does not have it yet."""
         try:
-            told, facts, is_synced = await anyio.to_thread.run_sync(_read, lease)
-            own = await self.disk.layers(lease, len(below.trees))
+            made, info, is_synced = await anyio.to_thread.run_sync(_read, lease)
+            own = await self.disk.open(lease, len(below.trees))
         except BaseException:
             lease.close()
             raise
-        if not is_synced and self.store is not None:  # whoever made it may have ended too early
+        if not is_synced and self.store is not None:  # its builder may have ended too early
             self.store.sync_in_background([lease.key])
-        self.seconds[key] = told.seconds
-        self.sizes[key] = facts.size
+        self.seconds[key] = made.seconds
+        self.sizes[key] = info.size
         self._leases[own[0]] = lease
-        self.layers.lend(own, self._unused)
-        base = upon(below, own, lease.key, told.build_id)
-        self.layers.hold(base.trees)
-        return base
+        self.layers.lend(own, self._remove_unused)
+        state = below.with_layer(own, lease.key, made.build_id)
+        self.layers.hold(state.trees)
+        return state
 
-    def _offer(self, key: str, base: StartState) -> StartState:
-        """Of the disk, to whoever comes from now on."""
-        self.ready.put(key, base, max(1, self.sizes[key]))
-        busy = {key, *self._making}
-        self.ready.trim(busy)
-        for other in self.ready.beyond(capacity.spare_files(), busy):
-            self._let_go(other)
-        return base
+    def _cache(self, key: str, state: StartState) -> StartState:
+        """Use this state from disk for all new requests. Each takes an open file, so close unused ones."""
+        self.prefixes.put(key, state, max(1, self.sizes[key]))
+        busy = {key, *self._builds}
+        self.prefixes.trim(busy)
+        for other in self.prefixes.unused_on_disk(capacity.spare_files(), busy):
+            self._close_prefix(other)
+        return state
 
-    def _let_go(self, key: str) -> None:
-        """It stays on the disk, where it is found again: whatever is used here takes an open file."""
-        base = self.ready.get(key)
-        assert base is not None
-        lease = self._leases.pop(base.trees[0][1][0])
-        self.ready.forget(key)
+    def _close_prefix(self, key: str) -> None:
+        """Stop using a prefix here. It stays on disk."""
+        state = self.prefixes.get(key)
+        assert state is not None
+        lease = self._leases.pop(state.trees[0][1][0])
+        self.prefixes.forget(key)
         lease.close()
 
-    def _drop(self, base: StartState) -> None:
-        """Adopted, and not needed."""
-        self._leases.pop(base.trees[0][1][0]).close()
-        self.layers.release(base.trees)
+    def _unload(self, state: StartState) -> None:
+        """Undo ``_load``."""
+        self._leases.pop(state.trees[0][1][0]).close()
+        self.layers.release(state.trees)
 
-    def _unused(self, layer: int) -> None:
-        """Nobody stands on it any more, and nobody will."""
+    def _remove_unused(self, layer: int) -> None:
+        """Remove an evicted layer from disk, unless another process uses it."""
         lease = self._leases.pop(layer, None)
         if lease is None or self.store is None:
             return
         lease.close()
-        # It stays if another process uses it.
         removal = asyncio.get_running_loop().run_in_executor(None, self.store.discard, lease.key)
-        self._removing.add(removal)
+        self._removals.add(removal)
         removal.add_done_callback(self._removed)
 
     def _removed(self, removal: asyncio.Future[bool]) -> None:
-        self._removing.discard(removal)
+        self._removals.discard(removal)
         if not removal.cancelled() and (error := removal.exception()) is not None:
             _log.warning("a layer could not be removed: %s", error)
 
+    async def wait_until_idle(self) -> None:
+        """Wait until all builds are on disk or have failed, and evicted layers are removed."""
+        while tasks := [build.task for build in self._builds.values() if build.task is not None]:
+            await asyncio.wait(tasks)
+        while self._removals:
+            await asyncio.wait(self._removals)
+
     async def close(self, *, finish: bool) -> None:
-        """Wait for what is on its way to the disk, or have it stopped."""
-        tasks = [making.task for making in self._making.values() if making.task is not None]
+        """Wait for the builds, or cancel them unless ``finish``; end all leases."""
+        tasks = [build.task for build in self._builds.values() if build.task is not None]
         for task in tasks if not finish else ():
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if self._removing:
-            await asyncio.wait(self._removing)
+        if self._removals:
+            await asyncio.wait(self._removals)
         if self.peers is not None:
             await anyio.to_thread.run_sync(self.peers.close)
         while self._leases:
@@ -379,7 +400,7 @@ class LayerBuilder:
         if self._added and self.store is not None:
             if finish:
                 await anyio.to_thread.run_sync(self.store.wait_for_sync)
-            await anyio.to_thread.run_sync(self.store.collect, self.most)
+            await anyio.to_thread.run_sync(self.store.collect, self.disk_budget)
 
 
 def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
@@ -389,14 +410,14 @@ def _failure(stage: Stage, number: int, error: BaseException) -> CreateError:
     return CreateError(f"stage {stage.kind!r} (number {number}) could not be made: {why}", remedy=remedy)
 
 
-def _check_ground(store: Store, below: ParentPrefix) -> None:
-    """Raises CreateError unless the disk has the very run that something was made upon: it fits no other."""
-    told = provenance.read(store.path(below.names[-1]) / "tree") if below.names else None
-    if below.names and (told is None or told.build_id != below.base.build_id):
-        raise CreateError("the stage before it is not on the disk")
+def _check_parent(store: Store, parent: ParentPrefix) -> None:
+    """Raises CreateError unless the same build of the parent is on disk: the new layer fits no other."""
+    made = provenance.read(store.path(parent.layer_keys[-1]) / "tree") if parent.layer_keys else None
+    if parent.layer_keys and (made is None or made.build_id != parent.state.build_id):
+        raise CreateError("the stage before it is not on disk")
 
 
 def _read(lease: LayerLease) -> tuple[Provenance, LayerInfo, bool]:
-    told = provenance.read(lease.tree)
-    assert told is not None  # or it was not leased
-    return told, lease.info, lease.is_synced
+    made = provenance.read(lease.tree)
+    assert made is not None  # the store leases no stage layer without it
+    return made, lease.info, lease.is_synced

@@ -1,4 +1,4 @@
-"""A prefix of a recipe that is to be made: what it is called in the store, and what is told of it there."""
+"""A request to build one prefix of a recipe; its key in the store, and its provenance."""
 
 from __future__ import annotations
 
@@ -9,62 +9,64 @@ from typing import NamedTuple
 
 from dutyfree.contract import Stage
 from dutyfree.engine.exchange.peers import QUICK, MissingLayers
-from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.provenance import Provenance
 
-FORM = 3
-"""Of what lies in the store: changed with it."""
+FORMAT = 3
+"""Version of the stored layers. It is part of each key."""
 
 
 class ParentPrefix(NamedTuple):
-    """The prefix that a stage is made upon, by its key; the shortest is the image."""
+    """The prefix that a stage is built on. The shortest one is the image."""
 
     key: str
-    base: StartState
-    """As it was when the stage was wanted, which is made upon this run of it; held until then."""
+    state: StartState
+    """The build that the new stage is built on, held until the end of the build."""
     image: StartState
-    names: tuple[str, ...]
-    """Keys in the store of all prefixes down to the image, the shortest first."""
+    layer_keys: tuple[str, ...]
+    """Keys in the store of this prefix and of all shorter ones, the shortest first."""
 
 
 class BuildRequest(NamedTuple):
-    """A prefix that is to be made, and the stage that makes it of the one below."""
+    """A prefix to build: the stage, and the prefix that it is built on."""
 
     key: str
-    below: ParentPrefix
+    parent: ParentPrefix
     stage: Stage
     number: int
+    """The stage's number in the recipe, from 1."""
     identity: str | None
+    """The image's identity; None if the layer is not written to disk."""
     rest: tuple[str, ...]
-    """Keys of this prefix and of all longer ones that are kept."""
+    """Keys of this prefix and of all longer ones of the recipe that are written to disk."""
 
     def missing(self, seconds: Mapping[str, float]) -> MissingLayers | None:
-        """What peers are asked for: nothing upon a snapshot, known here alone, nor what takes no time."""
+        """What to fetch from peers: nothing on a snapshot, which no peer has, nor what builds quickly."""
         took = sum(seconds.get(key, QUICK) for key in self.rest)
-        if self.identity is None or self.below.image.origin.keys or took < QUICK:
+        if self.identity is None or self.parent.image.origin.keys or took < QUICK:
             return None
-        wanted = tuple(name(key, self.identity) for key in self.rest)
-        return MissingLayers(self.identity, self.below.names, wanted, self.below.base.build_id)
+        wanted = tuple(layer_key(key, self.identity) for key in self.rest)
+        return MissingLayers(self.identity, self.parent.layer_keys, wanted, self.parent.state.build_id)
 
-    def described(self, build_id: str, seconds: float, commit: str) -> Provenance:
-        """As it is told beside its layer, once it was made."""
-        origin, stage = self.below.image.origin, self.stage
+    def provenance(self, build_id: str, seconds: float, commit: str) -> Provenance:
+        """The provenance of the layer, once it is built."""
+        origin, stage = self.parent.image.origin, self.stage
         return Provenance(
             kind=stage.kind,
             seconds=seconds,
             image=origin.image,
             identity=self.identity or "",
             mounted=origin.mounted,
-            below=(*origin.keys, *self.below.names),
+            below=(*origin.keys, *self.parent.layer_keys),
             recipe=self.key,
             build_id=build_id,
-            parent_build=self.below.base.build_id,
+            parent_build=self.parent.state.build_id,
             commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
             commit=commit,
         )
 
 
-def name(key: str, identity: str) -> str:
-    """The key in the store of a recipe's prefix upon an image."""
-    return f"{provenance.STAGE}:{hashlib.sha256(f'{FORM} {identity} {key}'.encode()).hexdigest()}"
+def layer_key(key: str, identity: str) -> str:
+    """The key in the store of a prefix (its content key) on an image (its identity)."""
+    return f"{provenance.STAGE}:{hashlib.sha256(f'{FORMAT} {identity} {key}'.encode()).hexdigest()}"

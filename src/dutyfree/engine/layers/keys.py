@@ -1,4 +1,4 @@
-"""Which recipes are the same to an open substrate and its pool, and the content keys of each."""
+"""Content keys of recipes, and a cache of values by recipe."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import msgspec
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import CreateError
 
-KNOWN = 20_000
-"""Of so many recipes is remembered what was worked out."""
-LATELY = 256
-"""So many of them are also known by their objects."""
+CACHED_RECIPES = 20_000
+RECENT_OBJECTS = 256
 
 Identity: TypeAlias = Recipe | int
 
@@ -23,49 +21,51 @@ T = TypeVar("T")
 
 
 def identity(recipe: Recipe) -> Identity:
-    """Those that say the same are one; but one that copies files in is only what its own object is.
+    """Equal recipes have the same identity. One that copies files in is identified by its object.
 
-    Its files may be others by the time that somebody writes the same again.
+    By the time that someone makes an equal recipe, its files may have changed.
     """
     return id(recipe) if recipe.reads_files else recipe
 
 
 class RecipeCache(Generic[T]):
-    """Something of each of the recipes that were used last."""
+    """A value for each of the most recently used recipes."""
 
-    def __init__(self, most: int = KNOWN) -> None:
+    def __init__(self, most: int = CACHED_RECIPES) -> None:
         self._most = most
         self._known: OrderedDict[Identity, tuple[Recipe, T]] = OrderedDict()
-        self._lately: dict[int, tuple[Recipe, T]] = {}
-        """By objects, which they keep, so that their ids stay their own: a hash takes some microseconds."""
+        self._recent: dict[int, tuple[Recipe, T]] = {}
+        """By the id of the object: the hash of a recipe takes microseconds. Holds the object, so that no
+        other gets its id."""
 
     def get(self, recipe: Recipe) -> T | None:
-        if (lately := self._lately.get(id(recipe))) is not None:
-            return lately[1]
+        if (recent := self._recent.get(id(recipe))) is not None:
+            return recent[1]
         known = self._known.get(name := identity(recipe))
         if known is None:
             return None
         self._known.move_to_end(name)
-        if len(self._lately) >= LATELY:
-            self._lately.clear()
-        self._lately[id(recipe)] = recipe, known[1]
+        if len(self._recent) >= RECENT_OBJECTS:
+            self._recent.clear()
+        self._recent[id(recipe)] = recipe, known[1]
         return known[1]
 
     def put(self, recipe: Recipe, value: T) -> T:
-        self._lately.pop(id(recipe), None)
+        self._recent.pop(id(recipe), None)
         self._known[identity(recipe)] = recipe, value
         if len(self._known) > self._most:
             self._known.popitem(last=False)
         return value
 
     def drop(self, is_stale: Callable[[T], bool]) -> None:
-        self._lately.clear()
+        """Remove all values for which ``is_stale`` is true."""
+        self._recent.clear()
         for name in [name for name, (_, value) in self._known.items() if is_stale(value)]:
             del self._known[name]
 
 
 class RecipeKeys:
-    """Content keys of recipes; the files that one copies in are read once, when it is first wanted."""
+    """Content keys of recipes. The files that a recipe copies in are read once, on its first use."""
 
     def __init__(self) -> None:
         self._keys: RecipeCache[tuple[str, ...]] = RecipeCache()
@@ -73,24 +73,24 @@ class RecipeKeys:
         self._cuts: RecipeCache[dict[int, Recipe]] = RecipeCache()
 
     def known(self, recipe: Recipe) -> tuple[str, ...] | None:
-        """Those of all its prefixes, from the image alone on, if nothing has to be read for them."""
+        """The keys of all its prefixes, the image first; None if files must be read for them."""
         if recipe.reads_files:
             return self._fixed.get(recipe) or self._keys.get(recipe)
         return self._keys.get(recipe) or self._keys.put(recipe, recipe.keys())
 
     async def of(self, recipe: Recipe) -> tuple[str, ...]:
-        """The same for every recipe. Raises CreateError if a file cannot be read."""
+        """The keys of all its prefixes. Raises CreateError if a file cannot be read."""
         known = self.known(recipe)
         if known is None:
             try:
                 read = await anyio.to_thread.run_sync(recipe.keys)
             except OSError as error:
                 raise CreateError(f"the recipe names {error.filename}: {error.strerror}") from error
-            known = self.known(recipe) or self._keys.put(recipe, read)  # another may have been quicker
+            known = self.known(recipe) or self._keys.put(recipe, read)  # another task may have been faster
         return known
 
     def fixed(self, recipe: Recipe, keys: tuple[str, ...]) -> Recipe:
-        """One that says the same, and means these keys, whatever becomes of the files."""
+        """A copy of the recipe that keeps these keys, even if its files change."""
         if not recipe.reads_files:
             return recipe
         same = msgspec.structs.replace(recipe)
@@ -98,13 +98,14 @@ class RecipeKeys:
         return same
 
     def forget(self, key: str) -> None:
-        """The files of this prefix are others now: who asks again for a recipe that begins so means those."""
+        """The files of this prefix have changed: read those of each recipe with it again on the next use."""
         self._keys.drop(lambda keys: key in keys)
 
     def cut(self, recipe: Recipe, depth: int) -> Recipe:
-        """What a sandbox at this depth is of; variables only where a service runs with them.
+        """The recipe of a sandbox at this depth (1 is the image alone).
 
-        Those of commands are given to it when it is handed out. Of a fixed recipe, it has the keys.
+        It has the recipe's variables only if a service runs with them; commands get them when the sandbox is
+        handed out. A cut of a fixed recipe keeps its keys.
         """
         if depth > len(recipe.stages) and (recipe.services or not (recipe.env or recipe.path)):
             return recipe

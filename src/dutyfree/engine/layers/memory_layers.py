@@ -1,7 +1,7 @@
-"""What sandboxes wrote, kept as layers: counted, bounded, and forgotten when the last user is gone.
+"""Layers and snapshots in memory: reference-counted, within a budget, removed with their last user.
 
-A layer is used by the snapshots that have it and by the sandboxes that stand on it. What a snapshot holds is
-files alone: no process, no open file or socket, nothing of ``/dev/shm``.
+The users of a layer are the snapshots that contain it and the sandboxes on it. A snapshot contains files
+only: no process, no open file or socket, and nothing of ``/dev/shm``.
 """
 
 from __future__ import annotations
@@ -19,128 +19,133 @@ from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageE
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, layers_of
 from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.layers.disk_bridge import StartState
+from dutyfree.engine.layers.start_state import StartState
 
-PREFIX = "snapshot:"
-"""Of the image that a snapshot's recipe names."""
+SNAPSHOT_SCHEME = "snapshot:"
+"""Begins the image name in the recipe of a snapshot."""
 
-NAMELESS = "#"
-"""Begins what no name begins with."""
+UNNAMED = "#"
+"""Begins the name of a snapshot in memory. No name that a user gives can begin with it."""
 
-CHAIN = 6
-"""So many kept layers may lie upon each other in a tree, before they become one. See disk.DEEPEST."""
+MAX_CHAIN = 6
+"""The most layers in memory in one tree; above that, some are merged. See ``disk_bridge.MAX_CHAIN``."""
 
 
 class MemorySnapshot(msgspec.Struct, frozen=True):
-    """One that was taken without a name, until it is forgotten."""
+    """A snapshot without a name. It exists until ``forget``, or until the substrate is closed."""
 
     recipe: Recipe
     size: int
-    """Bytes of memory that its own layers take; some may be others' too."""
+    """Bytes of memory of its layers; other snapshots may share some of them."""
     made: float
     """Seconds since the epoch."""
 
 
 class MemoryLayers:
-    """Kept layers, and how many use each."""
+    """The layers in memory of one launcher, and how many users each has."""
 
-    def __init__(self, launcher: Launcher, most: int) -> None:
+    def __init__(self, launcher: Launcher, budget: int) -> None:
         self._launcher = launcher
-        self.most = most
-        """Bytes that they may take together."""
+        self.budget = budget
+        """The most bytes that they may take together."""
         self._users: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
-        self._weights: dict[int, int] = {}  # what lies in them at most
-        self._lent: dict[int, Callable[[int], None]] = {}  # those that lie on the disk
+        self._weights: dict[int, int] = {}  # the most that each can contain, to choose which to merge
+        self._on_disk: dict[int, Callable[[int], None]] = {}
 
     @property
     def size(self) -> int:
         return sum(self._sizes.values())
 
     def size_of(self, trees: Sequence[Tree]) -> int:
-        return sum(self._sizes.get(layer, 0) for layer in self._kept(trees))
+        return sum(self._sizes.get(layer, 0) for layer in self._counted(trees))
 
-    def is_spare(self, trees: Sequence[Tree]) -> bool:
-        """Whether one user alone has the uppermost of these layers: nobody stands on them."""
+    def is_unused(self, trees: Sequence[Tree]) -> bool:
+        """Whether the uppermost layers have one user at most: the cache, but no sandbox."""
         return all(self._users[layers[0]] <= 1 for _, layers in trees)
 
     def hold(self, trees: Sequence[Tree]) -> None:
-        self._users.update(self._kept(trees))
+        """Add a user to all these layers."""
+        self._users.update(self._counted(trees))
 
     def release(self, trees: Sequence[Tree]) -> None:
-        """One user less; a layer without any is gone."""
-        for layer in self._kept(trees):
+        """Remove a user. A layer without users is removed."""
+        for layer in self._counted(trees):
             self._users[layer] -= 1
             if self._users[layer] <= 0:
                 del self._users[layer]
                 self._sizes.pop(layer, None)
                 self._weights.pop(layer, None)
                 self._launcher.tell(Request.REMOVE_LAYER, layer)
-                if (unused := self._lent.pop(layer, None)) is not None:
-                    unused(layer)
+                if (on_unused := self._on_disk.pop(layer, None)) is not None:
+                    on_unused(layer)
 
-    def lend(self, layers: Sequence[int], unused: Callable[[int], None]) -> None:
-        """Layers of the disk, whose users are counted too; told of each that is used no more."""
-        self._lent.update(dict.fromkeys(layers, unused))
+    def lend(self, layers: Sequence[int], on_unused: Callable[[int], None]) -> None:
+        """Count the users of these layers on disk too. Calls ``on_unused`` when one has no user any more."""
+        self._on_disk.update(dict.fromkeys(layers, on_unused))
 
     async def keep(
         self, kind: Request, number: int, below: Sequence[Tree], *, final: bool = False
     ) -> tuple[Tree, ...]:
-        """What the sandbox wrote upon these trees, held once for the caller; ``final`` of one that ends.
+        """Keep the files that a sandbox wrote as layers on ``below``; the caller holds the result.
 
-        Raises LauncherError; ExecError if there is no room for it.
+        ``final``: the sandbox ends, and the budget does not apply. Raises LauncherError; ActionError if they
+        exceed the budget, ExecError if other snapshots have used it up.
         """
         reply = await self._launcher.ask(kind, number, b"\1" if final else b"")
         layers = layers_of(reply)
         size, _ = protocol.SNAPSHOT_USAGE.unpack_from(reply.text)
-        for index, layer in enumerate(layers):  # they are one file system, counted once
+        for index, layer in enumerate(layers):  # all on one file system, so count its size once
             self._sizes[layer] = 0 if index else size
             self._weights[layer] = size
-        above = tuple((point, (layer,)) for layer, (point, _) in zip(layers, below, strict=True))
-        trees = tuple((point, (*new, *old)) for (_, new), (point, old) in zip(above, below, strict=True))
+        trees = tuple((point, (new, *old)) for new, (point, old) in zip(layers, below, strict=True))
         self.hold(trees)
         try:
             if final:
                 return trees
-            if 0 < self.most < size:
+            if 0 < self.budget < size:
                 raise ActionError(
-                    f"a snapshot of {size} bytes: {self.most} can be kept",
+                    f"a snapshot of {size} bytes is too large: {self.budget} can be kept in memory",
                     kind="too_large",
                     remedy="open native with a larger `kept`, or give sandboxes a smaller disk limit",
                 )
-            if self.size > self.most:
+            if self.size > self.budget:
                 raise ExecError(
-                    f"a snapshot of {size} bytes: {self.size - size} of {self.most} are kept already",
+                    f"no room for a snapshot of {size} bytes:"
+                    f" {self.size - size} of {self.budget} are kept already",
                     remedy="forget snapshots that are no longer needed, or open native with a larger `kept`",
                 )
-            return await self.flattened(trees)
+            return await self.shorten(trees)
         except BaseException:
             self.release(trees)
             raise
 
-    async def flattened(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """The same with shorter chains; what was held before is held no more then. Raises LauncherError."""
-        flat: list[Tree] = []
-        made: list[Tree] = []
+    async def shorten(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """Merge layers where a chain is too long. The caller's hold moves to the result.
+
+        Raises LauncherError.
+        """
+        short: list[Tree] = []
+        merged: list[Tree] = []
         try:
             for point, layers in trees:
                 chain = tuple(layer for layer in layers if layer in self._sizes)
-                if len(chain) > CHAIN:
-                    merged = chain[: worth_merging([self._weights[layer] for layer in chain])]
-                    one = await self._merge(merged)
-                    made.append((point, (one,)))
-                    layers = (one, *layers[len(merged) :])
-                flat.append((point, layers))
-            if not made:
+                if len(chain) > MAX_CHAIN:
+                    upper = chain[: merge_count([self._weights[layer] for layer in chain])]
+                    one = await self._merge(upper)
+                    merged.append((point, (one,)))
+                    layers = (one, *layers[len(upper) :])
+                short.append((point, layers))
+            if not merged:
                 return trees
-            self.hold(flat)
+            self.hold(short)
             self.release(trees)
         finally:
-            self.release(made)
-        return tuple(flat)
+            self.release(merged)
+        return tuple(short)
 
     async def _merge(self, layers: tuple[int, ...]) -> int:
-        """One layer of several, held once."""
+        """One layer of several, with one user."""
         reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(layers))
         (one,) = layers_of(reply)
         self._sizes[one], _ = protocol.SNAPSHOT_USAGE.unpack_from(reply.text)
@@ -148,16 +153,17 @@ class MemoryLayers:
         self._users[one] = 1
         return one
 
-    def _kept(self, trees: Sequence[Tree]) -> list[int]:
+    def _counted(self, trees: Sequence[Tree]) -> list[int]:
+        """The layers whose users are counted."""
         return [
-            layer for _, layers in trees for layer in layers if layer in self._sizes or layer in self._lent
+            layer for _, layers in trees for layer in layers if layer in self._sizes or layer in self._on_disk
         ]
 
 
-def worth_merging(sizes: Sequence[int]) -> int:
-    """How many layers, of these from the uppermost on, to make one of: two at least.
+def merge_count(sizes: Sequence[int]) -> int:
+    """How many of these layers, from the uppermost on, to merge: two at least.
 
-    One that is larger than all above it together stays as it is, so that no byte is copied often.
+    A layer that is larger than all above it together stays alone, so that no byte is copied often.
     """
     count = len(sizes)
     while count > 2 and sizes[count - 1] > sum(sizes[: count - 1]):
@@ -166,22 +172,22 @@ def worth_merging(sizes: Sequence[int]) -> int:
 
 
 class MemorySnapshots:
-    """Those of one open substrate, by the image that their recipes name."""
+    """The snapshots without names of one open substrate, by the image name in their recipes."""
 
     def __init__(self, layers: MemoryLayers) -> None:
         self.layers = layers
         self._numbers = itertools.count(1)
         self._known: dict[str, tuple[MemorySnapshot, StartState]] = {}
 
-    def add(self, base: StartState) -> Recipe:
-        """The caller's hold on the layers becomes the snapshot's."""
-        recipe = Recipe(f"{PREFIX}{NAMELESS}{os.getpid()}-{next(self._numbers)}")
-        taken = MemorySnapshot(recipe, self.layers.size_of(base.trees), time.time())
-        self._known[recipe.image or ""] = taken, base
+    def add(self, state: StartState) -> Recipe:
+        """Add a snapshot, and take over the caller's hold on its layers."""
+        recipe = Recipe(f"{SNAPSHOT_SCHEME}{UNNAMED}{os.getpid()}-{next(self._numbers)}")
+        snapshot = MemorySnapshot(recipe, self.layers.size_of(state.trees), time.time())
+        self._known[recipe.image or ""] = snapshot, state
         return recipe
 
-    def base(self, image: str) -> StartState:
-        """Raises CreateError."""
+    def state(self, image: str) -> StartState:
+        """Raises CreateError if there is no such snapshot."""
         if image not in self._known:
             raise CreateError(
                 f"there is no {image}", remedy="it was forgotten, or belongs to another open substrate"
@@ -189,14 +195,14 @@ class MemorySnapshots:
         return self._known[image][1]
 
     def all(self) -> tuple[MemorySnapshot, ...]:
-        return tuple(taken for taken, _ in self._known.values())
+        return tuple(snapshot for snapshot, _ in self._known.values())
 
     def forget(self, recipe: Recipe) -> None:
-        """Raises UsageError if there is none of it."""
+        """Remove a snapshot. Sandboxes on it go on. Raises UsageError if there is none."""
         known = self._known.pop(recipe.image or "", None)
         if known is None:
             raise UsageError(
                 f"{recipe.image!r} is no snapshot that this substrate has in memory",
-                remedy="those with names are removed by `dutyfree layer rm`, or dutyfree.layers.remove",
+                remedy="to remove a named snapshot, use `dutyfree layer rm` or dutyfree.layers.remove",
             )
         self.layers.release(known[1].trees)

@@ -1,7 +1,7 @@
-"""Snapshots with names: layers of the store, there for every process until somebody removes them.
+"""Named snapshots: layers of the store that every process can start from, until someone removes them.
 
-What a sandbox wrote becomes one layer upon those that it started from, with nothing in it that refers to
-them. A chain of such snapshots stays short: before it is longer than the kernel likes, its layers become one.
+The files that a sandbox wrote become one layer on the layers that the sandbox started from. That layer does
+not refer to files in the lower ones. When a chain of snapshots becomes too long, its layers are merged.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ from dutyfree.contract import Recipe
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageError
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.layers.command_defaults import command_defaults
-from dutyfree.engine.layers.disk_bridge import (
-    DEEP,
-    DEEPEST,
-    DiskLayers,
-    StartState,
-    StoredOrigin,
-    in_loop,
-    measure,
-)
-from dutyfree.engine.layers.memory_layers import PREFIX
+from dutyfree.engine.layers.disk_bridge import MAX_CHAIN, TOO_DEEP, DiskLayers, measure, run_in_loop
+from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
+from dutyfree.engine.layers.start_state import StartState, StoredOrigin
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import CancelToken, run_in_thread
 from dutyfree.engine.store.layer_lease import LayerLease
@@ -41,21 +34,19 @@ from dutyfree.engine.store.store import Store
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-REMEDY = "see `dutyfree layer ls`"
-
 
 class NamedSnapshots:
-    """Those that one open substrate takes and starts from."""
+    """The named snapshots that one open substrate takes and starts from."""
 
-    def __init__(self, disk: DiskLayers, image: Callable[[str], Awaitable[StartState]]) -> None:
+    def __init__(self, disk: DiskLayers, open_image: Callable[[str], Awaitable[StartState]]) -> None:
         self.store: Store | None = None
-        """None where nothing is kept on the disk."""
+        """None without root: then nothing is written to disk."""
         self._disk = disk
-        self._image = image
-        self._ready: dict[str, StartState] = {}
+        self._open_image = open_image
+        self._states: dict[str, StartState] = {}
 
     async def check(self, name: str) -> None:
-        """Raises UsageError unless a snapshot can be taken under the name."""
+        """Raises UsageError unless a snapshot can have this name."""
         if not NAME.fullmatch(name):
             raise UsageError(
                 f"{name!r} is no name for a snapshot",
@@ -63,43 +54,43 @@ class NamedSnapshots:
             )
         if self.store is None:
             raise UsageError(
-                "without root there are no snapshots with names, which lie on the disk",
-                remedy="run as root, or take it without a name: it lives as long as the substrate",
+                "without root there are no named snapshots, because they are stored on disk",
+                remedy="run as root, or take a snapshot without a name: it exists until the substrate closes",
             )
         known = await anyio.to_thread.run_sync(self.store.snapshots.all)
-        if name in self._ready or name in {snapshot.name for snapshot in known}:
+        if name in self._states or name in {snapshot.name for snapshot in known}:
             raise _taken(name)
 
-    async def keep(self, name: str, base: StartState) -> Recipe:
-        """Write it to the disk, under a name that was checked. Raises ExecError."""
+    async def keep(self, name: str, state: StartState) -> Recipe:
+        """Write a snapshot to disk, under a name that was checked. Raises ExecError, ActionError."""
         begin = perf_counter()
         store, loop, cancel = self.store, asyncio.get_running_loop(), CancelToken()
         assert store is not None
-        origin = _shortened(base.origin)
+        origin = _shortened(state.origin)
 
         def make(tree: Path) -> tuple[int, int, int]:
-            for index, ((_, layers), (_, below)) in enumerate(zip(base.trees, origin.trees, strict=True)):
+            for index, ((_, layers), (_, below)) in enumerate(zip(state.trees, origin.trees, strict=True)):
                 (tree / str(index)).mkdir(mode=0o755)
                 own = layers[: len(layers) - len(below)]
-                in_loop(loop, self._disk.copy(own, below, tree / str(index)), cancel)
-            provenance.write(tree, _described(base, origin, perf_counter() - begin))
+                run_in_loop(loop, self._disk.write(own, below, tree / str(index)), cancel)
+            provenance.write(tree, _provenance(state, origin, perf_counter() - begin))
             return measure(tree)
 
         def write() -> _Written:
             key = f"{provenance.SNAPSHOT}:{os.urandom(32).hex()}"
             try:
-                name_it(key)
+                write_as(key)
             except BaseException:
                 store.remove(key)
                 raise
             return _Written(store, name, key)
 
-        def name_it(key: str) -> None:
-            with store.build_lock(PREFIX + name, cancel), store.obtain(key, make, cancel) as lease:
-                if store.snapshots.get(name):  # by another process, meanwhile
+        def write_as(key: str) -> None:
+            with store.build_lock(SNAPSHOT_SCHEME + name, cancel), store.obtain(key, make, cancel) as lease:
+                if store.snapshots.get(name):  # another process was faster
                     raise _taken(name)
                 below = (*origin.mounted, *origin.keys)
-                store.sync([*below, key])  # all that it takes, or it would not be whole after a crash
+                store.sync([*below, key])  # with all layers below: a crash must not leave it incomplete
                 size = lease.info.size
                 store.snapshots.put(
                     NamedSnapshot(name=name, layer=key, below=below, size=size, made=time.time())
@@ -109,52 +100,52 @@ class NamedSnapshots:
             await run_in_thread(write, cancel)
         except (OSError, CreateError) as error:
             what = f"the snapshot {name} cannot be written: {error}"
-            if getattr(error, "errno", None) in DEEP:
+            if getattr(error, "errno", None) in TOO_DEEP:
                 raise ActionError(what, kind="name_too_long") from error
             raise ExecError(what) from error
-        return Recipe(PREFIX + name)
+        return Recipe(SNAPSHOT_SCHEME + name)
 
-    async def base(self, name: str) -> StartState:
-        """What a snapshot of that name gives. Raises CreateError."""
-        if name not in self._ready:
-            self._ready[name] = await self._load(name)
-        return self._ready[name]
+    async def state(self, name: str) -> StartState:
+        """The state of the snapshot with this name. Raises CreateError."""
+        if name not in self._states:
+            self._states[name] = await self._load(name)
+        return self._states[name]
 
     def identity(self, name: str) -> str:
-        """Of one that was given: what it is, whatever its name will mean later."""
-        return self._ready[name].origin.keys[-1]
+        """What tells a loaded snapshot from a later one of the same name."""
+        return self._states[name].origin.keys[-1]
 
     async def _load(self, name: str) -> StartState:
-        leases = await anyio.to_thread.run_sync(self._leased, name)
-        self._disk.hold(list(leases.values()))
+        leases = await anyio.to_thread.run_sync(self._lease, name)
+        self._disk.keep(list(leases.values()))
         (*below, top) = leases.values()
-        told = await anyio.to_thread.run_sync(provenance.read, top.tree)
-        if told is None or told.settings is None:
-            raise _broken(name, "its layer does not say what it is")
-        settings = told.settings
-        if told.mounted:
-            layers = [leases[key].tree for key in told.mounted]
+        made = await anyio.to_thread.run_sync(provenance.read, top.tree)
+        if made is None or made.settings is None:
+            raise _broken(name, "its layer has no provenance")
+        settings = made.settings
+        if made.mounted:
+            layers = [leases[key].tree for key in made.mounted]
             trees = await rootfs.stack(self._disk.launcher, layers, settings.workdir)
-            origin = StoredOrigin(told.image, told.identity, told.mounted, (), trees)
+            origin = StoredOrigin(made.image, made.identity, made.mounted, (), trees)
         else:
-            origin = (await self._image(told.image)).origin
-            if (origin.identity or "") != told.identity:
+            origin = (await self._open_image(made.image)).origin
+            if (origin.identity or "") != made.identity:
                 raise CreateError(
-                    f"the snapshot {name} was taken upon another {told.image}, or before that changed",
-                    remedy="take it again; one upon an image of a registry stays usable",
+                    f"the snapshot {name} was taken on another {made.image}, or the image has changed since",
+                    remedy="take it again; a snapshot on an image of a registry stays usable",
                 )
-        usual = command_defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
-        base = StartState(origin.trees, usual, origin)
-        for lease in (*below[len(told.mounted) :], top):
+        defaults = command_defaults(settings.env, settings.user, settings.workdir, settings.entrypoint)
+        state = StartState(origin.trees, defaults, origin)
+        for lease in (*below[len(made.mounted) :], top):
             build_id = await anyio.to_thread.run_sync(_build_id, lease)
-            base = await self._disk.adopt(base, lease, build_id)
-        return base
+            state = await self._disk.stack(state, lease, build_id)
+        return state
 
-    def _leased(self, name: str) -> dict[str, LayerLease]:
-        """Layers that the snapshot needs: the image's, those upon it, and its own."""
+    def _lease(self, name: str) -> dict[str, LayerLease]:
+        """Lease all layers of a snapshot: of its image, of the stages on that, and its own."""
         found = self.store.snapshots.get(name) if self.store else None
         if self.store is None or found is None:
-            raise CreateError(f"there is no snapshot {name}", remedy=REMEDY)
+            raise CreateError(f"there is no snapshot {name}", remedy="see `dutyfree layer ls`")
         leases: dict[str, LayerLease] = {}
         with contextlib.ExitStack() as stack:
             for key in (*found.below, found.layer):
@@ -162,13 +153,13 @@ class NamedSnapshots:
                     raise _broken(name, f"the layer {key} is gone")
                 leases[key] = stack.enter_context(lease)
             if self.store.is_stale(found.layer):
-                raise _broken(name, "a stage that it was taken upon was lost, and made anew since")
+                raise _broken(name, "a stage below it was lost, and has been built again since")
             stack.pop_all()
         return leases
 
 
 class _Written(NamedTuple):
-    """A snapshot with its name, to be taken back if nobody waits for it any more."""
+    """A snapshot on disk. ``run_in_thread`` closes it, and so removes it, if the caller was cancelled."""
 
     store: Store
     name: str
@@ -180,35 +171,38 @@ class _Written(NamedTuple):
 
 
 def _broken(name: str, why: str) -> CreateError:
-    return CreateError(
-        f"the snapshot {name} is not whole: {why}", remedy=f"remove it: dutyfree layer rm {PREFIX}{name}"
-    )
-
-
-def _build_id(lease: LayerLease) -> str:
-    told = provenance.read(lease.tree)
-    return told.build_id if told is not None else ""
+    return CreateError(f"the snapshot {name} is not whole: {why}", remedy=_removal(name))
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(
-        f"there is a snapshot {name} already", remedy=f"remove it: dutyfree layer rm {PREFIX}{name}"
-    )
+    return UsageError(f"there is a snapshot {name} already", remedy=_removal(name))
+
+
+def _removal(name: str) -> str:
+    return f"remove it: dutyfree layer rm {SNAPSHOT_SCHEME}{name}"
+
+
+def _build_id(lease: LayerLease) -> str:
+    made = provenance.read(lease.tree)
+    return made.build_id if made is not None else ""
 
 
 def _shortened(origin: StoredOrigin) -> StoredOrigin:
-    """What stays below a further one: of too many layers, those down to the lowest snapshot go into it."""
-    if len(origin.keys) < DEEPEST:
+    """The layers that stay below a new snapshot.
+
+    If the chain is too long, the new snapshot replaces all layers down to the lowest snapshot.
+    """
+    if len(origin.keys) < MAX_CHAIN:
         return origin
     kinds = [key.partition(":")[0] for key in origin.keys]
-    count = kinds.index(provenance.SNAPSHOT) if provenance.SNAPSHOT in kinds else DEEPEST - 1
+    count = kinds.index(provenance.SNAPSHOT) if provenance.SNAPSHOT in kinds else MAX_CHAIN - 1
     gone = len(origin.keys) - count
     trees = tuple((point, layers[gone:]) for point, layers in origin.trees)
     return origin._replace(keys=origin.keys[:count], build_ids=origin.build_ids[:count], trees=trees)
 
 
-def _described(base: StartState, origin: StoredOrigin, seconds: float) -> Provenance:
-    usual = base.defaults
+def _provenance(state: StartState, origin: StoredOrigin, seconds: float) -> Provenance:
+    defaults = state.defaults
     return Provenance(
         kind=provenance.SNAPSHOT,
         seconds=seconds,
@@ -218,6 +212,9 @@ def _described(base: StartState, origin: StoredOrigin, seconds: float) -> Proven
         below=origin.keys,
         parent_build=origin.build_ids[-1] if origin.build_ids else "",
         settings=ImageSettings(
-            env=dict(usual.environment), user=usual.user, workdir=usual.directory, entrypoint=usual.program
+            env=dict(defaults.environment),
+            user=defaults.user,
+            workdir=defaults.directory,
+            entrypoint=defaults.program,
         ),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dutyfree.contract import Recipe
 from dutyfree.engine.layers.build import BuildTrace, FilesChanged, LayerBuilder
-from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.keys import RecipeKeys
 from dutyfree.engine.layers.open_image import OpenImages
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency
 
 
@@ -28,18 +28,18 @@ class RecipeLayers:
         """
         urgency, trace = urgency or Urgency(background=False), trace or BuildTrace()
         image = recipe.image or self._default_image
-        trace.image = self.images.ready(image)
+        trace.image = self.images.is_open(image)
         if not recipe.stages:
-            return await self.images.opened(recipe.image)
+            return await self.images.open(recipe.image)
         known = self.keys.known(recipe)
-        if known is not None and (state := self.builder.ready.get(known[-1])) is not None:
+        if known is not None and (state := self.builder.prefixes.get(known[-1])) is not None:
             trace.found = trace.number = len(recipe.stages)
             return state
-        below = await self.images.opened(recipe.image)
+        below = await self.images.open(recipe.image)
         keys = await self.keys.of(recipe)
         identity = self.images.identity(image)
         try:
-            return await self.builder.base(recipe, keys, below, identity, urgency, trace)
+            return await self.builder.state(recipe, keys, below, identity, urgency, trace)
         except FilesChanged as error:
             self.keys.forget(error.key)
             raise
@@ -55,7 +55,7 @@ class RecipeLayers:
 
     def forget(self, key: str) -> None:
         """Drop the layer of this prefix from memory."""
-        self.builder.ready.forget(key)
+        self.builder.prefixes.forget(key)
 
     def _stage_keys(self, recipe: Recipe) -> tuple[str, ...]:
         return (self.keys.known(recipe) or ())[1:]

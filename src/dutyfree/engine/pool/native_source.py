@@ -24,8 +24,8 @@ from dutyfree.contract.errors import CleanupError, CreateError, StageError, Subs
 from dutyfree.contract.served import Served
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers.build import BuildTrace
-from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.pool.source import NewSandbox

@@ -25,9 +25,9 @@ from dutyfree.engine.launcher.protocol import Tree
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.build import StageResult
-from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
@@ -134,7 +134,7 @@ class SandboxFactory:
     async def fork_child(self, recipe: Recipe, limits: Limits, policy: bytes) -> AsyncIterator[NativeSandbox]:
         """A sandbox on a snapshot in memory. Raises CreateError, and UsageError for a forgotten snapshot."""
         asked = perf_counter()
-        state = self._snapshots.base(recipe.image or "")
+        state = self._snapshots.state(recipe.image or "")
         async with self.create(recipe, limits, state, asked=asked, policy=policy) as child:
             seconds = perf_counter() - asked
             child.served = Served("forked", "snapshot", seconds, seconds, child.id, recipe.key())

@@ -41,9 +41,9 @@ from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame, Tree
 from dutyfree.engine.layers.command_defaults import WORKDIR
-from dutyfree.engine.layers.disk_bridge import StartState
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.sandbox import batch
 from dutyfree.engine.sandbox.channel import Channel, SetupError
 from dutyfree.engine.sandbox.commands import CommandRunner

@@ -23,8 +23,9 @@ from dutyfree.contract.served import Served
 from dutyfree.engine.launcher.client import LauncherError
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.protocol import Request, Tree
-from dutyfree.engine.layers.disk_bridge import DEEP, StartState
+from dutyfree.engine.layers.disk_bridge import TOO_DEEP
 from dutyfree.engine.layers.memory_layers import MemoryLayers
+from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.sandbox.channel import Channel, SetupError
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 
@@ -83,7 +84,7 @@ class SandboxLayers:
 
     def _not_kept(self, error: LauncherError) -> ActionError | ExecError:
         what = f"sandbox {self._lifecycle.name} could not be kept: {error.message}"
-        return ActionError(what, kind="name_too_long") if error.number in DEEP else ExecError(what)
+        return ActionError(what, kind="name_too_long") if error.number in TOO_DEEP else ExecError(what)
 
     def _stand_on(self, trees: tuple[Tree, ...]) -> None:
         if trees is not self.start.trees:
