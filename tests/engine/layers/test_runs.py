@@ -150,7 +150,7 @@ async def test_a_snapshot_upon_a_lost_layer_is_told_and_can_be_removed() -> None
         if again:
             await seen(recipe(1))
         async with opened() as native:
-            with pytest.raises(CreateError, match=r"not whole: .*(gone|made anew)"):
+            with pytest.raises(CreateError, match=r"not whole: .*(gone|built again)"):
                 async with native.sandbox(upon):
                     pass
     assert "snapshot:kept" in [kept.name for kept in await anyio.to_thread.run_sync(layers.ls)]
