@@ -66,7 +66,7 @@ class Module:
         self.homes: dict[str, str] = dict.fromkeys(self.classes, name)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                self.homes |= {one.name: node.module for one in node.names if one.asname is None}
+                self.homes |= {one.name: node.module for one in node.names if one.asname in (None, one.name)}
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 self.homes.setdefault(node.target.id, name)
 
