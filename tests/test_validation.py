@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from dutyfree import Limits, validation
-from dutyfree.recipes.toml import _File
+from dutyfree.recipes.toml import RecipeFile
 from dutyfree.study.plan import Plan
 from dutyfree.validation import suggestion
 
@@ -98,7 +98,7 @@ def tables(kind: type[msgspec.Struct]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from([*kind.__struct_fields__, "else"]), values, max_size=4)
 
 
-@pytest.mark.parametrize("kind", [Outer, Plan, _File, Limits])
+@pytest.mark.parametrize("kind", [Outer, Plan, RecipeFile, Limits])
 @given(data=st.data())
 def test_whatever_msgspec_refuses_is_explained_and_nothing_else(kind: Any, data: st.DataObject) -> None:
     table = data.draw(values | tables(kind))

@@ -1,10 +1,16 @@
-"""Recipes from TOML files, and from tables in other people's configurations (docs/recipes.md)."""
+"""Recipes from TOML files, and from tables in other configuration files (docs/recipes.md).
+
+The keys of a stage are the parameters of the function in ``stages`` that makes it.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,129 +20,106 @@ from dutyfree.contract.errors import RecipeError, UsageError
 from dutyfree.contract.services import Service
 from dutyfree.recipes import stages
 
+T = TypeVar("T")
 
-class _Repository(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="repository"
-):
-    source: str
-    commit: str | None = None
-    branch: str | None = None
-    path: str = stages.REPOSITORY
-    token: str | None = None
-    strip: int = 0
+_DOCS = "docs/recipes.md describes recipes"
 
-    def stage(self, root: Path) -> Stage:
-        source = self.source if stages.URL.match(self.source) else root / self.source
-        return stages.repository(
-            source,
-            commit=self.commit,
-            branch=self.branch,
-            path=self.path,
-            token=self.token,
-            strip=self.strip,
+
+class _Table(Generic[T]):
+    """A table of a file that gives the arguments of a function.
+
+    Its keys are the function's parameters. ``*names`` is a list; ``optional`` says that it may be missing.
+    Paths are strings, relative to the directory of the file.
+    """
+
+    def __init__(self, function: Callable[..., T], kind: str | None = None, optional: bool = False) -> None:
+        self._function = function
+        self._kind = kind
+        self._several = ""
+        hints = get_type_hints(function)
+        fields: list[Any] = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            hint, default = _toml_type(hints[name]), parameter.default
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._several = name
+                hint, default = tuple[hint, ...], () if optional else parameter.empty  # type: ignore[valid-type]
+            fields.append((name, hint) if default is parameter.empty else (name, hint, default))
+        self._paths = [name for name, hint in hints.items() if _has_path(hint)]
+        fields.sort(key=len)  # the required ones first, as in any signature
+        self._keys = msgspec.defstruct(
+            function.__name__,
+            fields,
+            frozen=True,
+            forbid_unknown_fields=True,
+            tag_field=kind and "kind",
+            tag=kind,
         )
 
-
-class _Checkout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="checkout"):
-    commit: str
-    path: str = stages.REPOSITORY
-    token: str | None = None
-    only_past: bool = False
-
-    def stage(self, root: Path) -> Stage:
-        del root
-        return stages.checkout(self.commit, path=self.path, token=self.token, only_past=self.only_past)
-
-
-class _Pip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="pip"):
-    packages: tuple[str, ...] = ()
-    requirements: str | None = None
-    options: tuple[str, ...] = ()
-    python: str = "python3"
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        file = None if self.requirements is None else root / self.requirements
-        return stages.pip(
-            *self.packages, requirements=file, options=self.options, python=self.python, secrets=self.secrets
-        )
+    def call(self, table: Mapping[str, object], root: Path) -> T:
+        """Call the function. Raises UsageError."""
+        try:
+            values = msgspec.structs.asdict(msgspec.convert(table, self._keys))
+        except msgspec.ValidationError as error:
+            mistake = validation.explain(error, table, self._keys)
+            prefix = f"{self._kind}: " if self._kind else ""
+            raise UsageError(prefix + mistake.message, remedy=mistake.remedy or _DOCS) from error
+        for name in self._paths:
+            values[name] = _resolved(values[name], root)
+        return self._function(*values.pop(self._several, ()), **values)
 
 
-class _Npm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="npm"):
-    directory: str = stages.REPOSITORY
-    lock: str | None = None
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        return stages.npm(
-            self.directory, lock=None if self.lock is None else root / self.lock, secrets=self.secrets
-        )
-
-
-class _Apt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="apt"):
-    packages: tuple[str, ...]
-
-    def stage(self, root: Path) -> Stage:
-        del root
-        return stages.apt(*self.packages)
+def _toml_type(hint: Any) -> Any:
+    """The type of a TOML value for a parameter of this type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Path:
+        return str
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_toml_type(one) for one in args)]  # noqa: UP007 (of a tuple)
+    if origin is Sequence:
+        return tuple[_toml_type(args[0]), ...]  # type: ignore[misc]
+    if origin is Mapping:
+        return dict[str, _toml_type(args[1])]  # type: ignore[misc]
+    return hint
 
 
-class _Dependencies(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="dependencies"
-):
-    commands: tuple[str, ...]
-    locks: dict[str, str] = {}
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        locks = {name: root / path for name, path in self.locks.items()}
-        return stages.command(*self.commands, locks=locks, secrets=self.secrets)
+def _has_path(hint: Any) -> bool:
+    return hint is Path or any(_has_path(one) for one in get_args(hint))
 
 
-class _Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="files"):
-    files: dict[str, str]
-
-    def stage(self, root: Path) -> Stage:
-        return Stage("files", files={name: root / path for name, path in self.files.items()})
-
-
-class _Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="setup"):
-    commands: tuple[str, ...]
-    secrets: tuple[str, ...] = ()
-
-    def stage(self, root: Path) -> Stage:
-        del root
-        return Stage("setup", commands=self.commands, secrets=self.secrets)
+def _resolved(value: Any, root: Path) -> Any:
+    if isinstance(value, dict):
+        return {name: root / path for name, path in value.items()}
+    return root / value if isinstance(value, str) and not stages.URL.match(value) else value
 
 
-_Described: TypeAlias = _Repository | _Checkout | _Pip | _Npm | _Apt | _Dependencies | _Files | _Setup
-_KINDS: dict[object, type[_Described]] = {kind.__struct_config__.tag: kind for kind in get_args(_Described)}
+def _files(files: Mapping[str, str | Path]) -> Stage:
+    return Stage("files", files={name: Path(path) for name, path in files.items()})
 
 
-class _Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    modules: tuple[str, ...]
-    name: str = "python"
-    python: str = "python3"
-    cwd: str | None = None
-    env: dict[str, str] = {}
-    seconds: float = 60.0
-
-    def service(self) -> Service:
-        return stages.python(
-            *self.modules,
-            name=self.name,
-            python=self.python,
-            cwd=self.cwd,
-            env=self.env,
-            seconds=self.seconds,
-        )
+def _setup(*commands: str, secrets: Sequence[str] = ()) -> Stage:
+    return Stage("setup", commands=commands, secrets=tuple(secrets))
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+_STAGES = {
+    "repository": _Table(stages.repository, "repository"),
+    "checkout": _Table(stages.checkout, "checkout"),
+    "pip": _Table(stages.pip, "pip", optional=True),
+    "npm": _Table(stages.npm, "npm"),
+    "apt": _Table(stages.apt, "apt"),
+    "dependencies": _Table(stages.command, "dependencies"),
+    "files": _Table(_files, "files"),
+    "setup": _Table(_setup, "setup"),
+}
+_PYTHON = _Table(stages.python)
+
+
+class RecipeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of a recipe file. ``_Table`` checks the tables of stages and interpreters."""
+
     image: str | None = None
     stages: tuple[dict[str, object], ...] = ()
     services: tuple[Service, ...] = ()
-    python: tuple[_Python, ...] = ()
+    python: tuple[dict[str, object], ...] = ()
     env: dict[str, str] = {}
     path: tuple[str, ...] = ()
 
@@ -154,45 +137,48 @@ def load(path: str | Path) -> Recipe:
 
 
 def recipe(table: object, root: Path, name: str) -> Recipe:
-    """What a file says, as tables and lists; paths in it start at ``root``. Raises UsageError."""
+    """Build a recipe from tables and lists; paths in them are relative to ``root``. Raises UsageError.
+
+    ``name`` is what errors call the source of the tables.
+    """
     try:
-        described = msgspec.convert(table, _File)
+        file = msgspec.convert(table, RecipeFile)
     except msgspec.ValidationError as error:
-        mistake = validation.explain(error, table, _File)
+        mistake = validation.explain(error, table, RecipeFile)
         raise UsageError(f"{name}: {mistake.message}", remedy=mistake.remedy or _DOCS) from error
-    built = []
-    for number, one in enumerate(described.stages, 1):
-        try:
-            built.append(_stage(one, root))
-        except UsageError as error:
-            place = f"stage {number} of {len(described.stages)}"
-            raise UsageError(f"{name}: {place}: {error.message}", remedy=error.remedy) from error
-    services = (*described.services, *(one.service() for one in described.python))
+    built = _each(f"{name}: stage", file.stages, lambda one: _stage(one, root))
+    interpreters = _each(f"{name}: python", file.python, lambda one: _PYTHON.call(one, root))
     try:
-        return Recipe(described.image, tuple(built), services, described.env, described.path)
+        return Recipe(file.image, built, (*file.services, *interpreters), file.env, file.path)
     except RecipeError as error:
         raise UsageError(f"{name}: {error.message}", remedy=error.remedy) from error
 
 
-_DOCS = "docs/recipes.md describes recipes"
+def _each(
+    what: str, tables: Sequence[Mapping[str, object]], make: Callable[[Mapping[str, object]], T]
+) -> tuple[T, ...]:
+    """Convert each table. Raises UsageError that says which table is wrong."""
+    made = []
+    for number, table in enumerate(tables, 1):
+        try:
+            made.append(make(table))
+        except UsageError as error:
+            message = f"{what} {number} of {len(tables)}: {error.message}"
+            raise UsageError(message, remedy=error.remedy) from error
+    return tuple(made)
 
 
-def _stage(table: dict[str, object], root: Path) -> Stage:
-    """One of a file's stages. Raises UsageError."""
+def _stage(table: Mapping[str, object], root: Path) -> Stage:
+    """Raises UsageError."""
     kind = table.get("kind")
-    known = _KINDS.get(kind) if isinstance(kind, str) else None
+    known = _STAGES.get(kind) if isinstance(kind, str) else None
     if known is None:
-        kinds = [str(one) for one in _KINDS]
-        listed = f"the kinds are: {', '.join(kinds)}"
+        listed = f"the kinds are: {', '.join(_STAGES)}"
         if kind is None:
             raise UsageError("the key 'kind' is missing", remedy=listed)
-        remedy = f"{validation.suggestion(kind, kinds)} {listed}".strip() if isinstance(kind, str) else listed
-        raise UsageError(f"there is no kind of stage {kind!r}", remedy=remedy)
-    try:
-        stage = msgspec.convert(table, known).stage(root)
-    except msgspec.ValidationError as error:
-        mistake = validation.explain(error, table, known)
-        raise UsageError(f"{kind}: {mistake.message}", remedy=mistake.remedy or _DOCS) from error
+        meant = validation.suggestion(kind, _STAGES) if isinstance(kind, str) else ""
+        raise UsageError(f"there is no kind of stage {kind!r}", remedy=f"{meant} {listed}".strip())
+    stage = known.call(table, root)
     for source in stage.files.values():
         if not os.path.lexists(source):
             raise UsageError(f"there is no {source}")
