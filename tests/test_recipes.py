@@ -323,14 +323,14 @@ PYTHON: Any = recipes.python
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: STAGE("deps"), "'deps' is no kind of stage .known are: repository, "),
+        (lambda: STAGE("deps"), "there is no kind of stage 'deps' .the kinds are: repository, "),
         (lambda: STAGE("setup", "make"), "commands must be several strings, not 'make'"),
         (lambda: STAGE("setup", ("make",), secrets="TOKEN"), "secrets must be several"),
         (lambda: STAGE("setup", (3,)), "a command must be several strings, not 3"),
         (lambda: STAGE("setup", (("make", 3),)), "a command must be several strings"),
         (lambda: STAGE("setup", ("make",), secrets=(3,)), "secrets must be several strings"),
         (lambda: PIP("a", secrets="TOKEN"), "secrets must be several strings, not 'TOKEN'"),
-        (lambda: PYTHON(["ast"]), "the command of the service 'python' must be strings alone"),
+        (lambda: PYTHON(["ast"]), "the command of the service 'python' must consist of strings"),
         (lambda: RECIPE(Path("/image.tar")), "image must be a string, not PosixPath.*str"),
         (lambda: RECIPE(stages=STAGE("setup")), "stages must be several Stage"),
         (lambda: RECIPE(stages=("make",)), "stages must be several Stage"),

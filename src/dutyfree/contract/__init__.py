@@ -1,11 +1,11 @@
-"""The contract: the nouns of the system, which every substrate and every caller shares.
+"""The contract between substrates and callers: the nouns of the system.
 
-A *substrate* gives *sandboxes*. An agent's *action* in a sandbox returns an *observation*, with the
-timing *spans* inside it. A *recipe* describes the state of a sandbox when it is handed out.
+A *substrate* creates *sandboxes*. An agent's *action* in a sandbox returns an *observation*, with timing
+*spans*. A *recipe* describes the state in which a sandbox starts.
 
 Start with ``sandbox`` and ``substrate``; ``abilities`` has what only some substrates can do, ``errors`` the
 tree of exceptions. ``arguments``, ``entries``, ``output`` and ``perform`` are the rules that all substrates
-apply in the same way. This room imports only ``dutyfree.validation``.
+share. This room imports only ``dutyfree.validation``.
 """
 
 from dutyfree.contract.action import (

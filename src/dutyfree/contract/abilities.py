@@ -1,6 +1,6 @@
-"""Abilities: what a substrate or a sandbox may be able to do beyond the contract.
+"""Abilities: what only some substrates or sandboxes can do.
 
-Each is a small Protocol, asked for with ``isinstance``. The values that they give stand beside them.
+Each ability is a small Protocol. Ask for it with ``isinstance``. Its result types are beside it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Countable(Protocol):
-    """Of a substrate."""
+    """A substrate that can list its sandboxes."""
 
     async def sandboxes(self) -> Sequence[str]:
-        """The ids of its sandboxes that exist now."""
+        """The ids of the sandboxes that exist now."""
         ...
 
 
 @runtime_checkable
 class Pooling(Protocol):
-    """Of a substrate that keeps sandboxes warm."""
+    """A substrate with a pool: it prepares sandboxes in advance, and gives groups."""
 
     async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
-        """``count`` sandboxes of each recipe will be asked for soon: make them ready in the background."""
+        """Prepare ``count`` sandboxes of each recipe in the background, for requests that will come soon."""
         ...
 
     def group(
@@ -47,97 +47,117 @@ class Pooling(Protocol):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
-        """``count`` sandboxes in the same state: all of them, or (raising as ``sandbox`` does) none."""
+        """``count`` sandboxes in the same state, or none. Raises the errors of ``sandbox``."""
         ...
 
 
 @runtime_checkable
 class Leasing(Protocol):
-    """Of a pool: sandboxes for a time (docs/pools.md)."""
+    """A pool that gives leases: sandboxes with a deadline (docs/pools.md)."""
 
     async def acquire(self, recipe: Recipe, size: int = 1) -> object:
-        """A lease of so many sandboxes; further terms by name."""
+        """A lease of ``size`` sandboxes. A pool may take further keyword arguments."""
         ...
 
-    def release(self, lease: Any) -> None: ...
+    def release(self, lease: Any) -> None:
+        """Give the sandboxes of a lease back."""
+        ...
 
 
 @runtime_checkable
 class Warmed(Protocol):
-    """Of a substrate that brings sandboxes through a workload's set-up itself, from where it is warm."""
+    """A substrate that runs a workload's set-up itself, as stages of a recipe, from a fixed warmth."""
 
     @property
     def warmth(self) -> str:
-        """What is ready before a sandbox is asked for: up to which stage."""
+        """The stage up to which it prepares sandboxes in advance."""
         ...
 
 
 @runtime_checkable
 class Resettable(Protocol):
+    """A sandbox that can be put back into its first state."""
+
     async def reset(self) -> None:
-        """Back to the state of the hand-out: no process, file or variable of the former use is left."""
+        """Return to the state in which it was handed out: no process, file or variable of its use is left."""
         ...
 
 
 @runtime_checkable
 class Snapshottable(Protocol):
+    """A sandbox whose files can be kept."""
+
     async def snapshot(self) -> Recipe:
-        """Keep the present files; the recipe gives sandboxes that start from them, with the variables."""
+        """Keep the files. Sandboxes of the returned recipe start from them, with the same variables."""
         ...
 
 
 @runtime_checkable
 class Forkable(Protocol):
+    """A sandbox that can be copied."""
+
     def fork(self, count: int) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
-        """``count`` sandboxes that start from the present state of this one."""
+        """``count`` new sandboxes that start from the files of this one."""
         ...
 
 
 @runtime_checkable
 class Pausable(Protocol):
-    async def pause(self) -> None:
-        """Stop every process where it stands. Until the resumption, actions raise DispatchError.
+    """A sandbox whose processes can be frozen."""
 
-        The time of the pause counts for no command's timeout.
+    async def pause(self) -> None:
+        """Freeze all processes. Until ``resume``, actions raise DispatchError.
+
+        Timeouts do not run during the pause.
         """
         ...
 
     async def resume(self) -> None:
-        """All goes on."""
+        """Let the processes go on."""
         ...
 
 
 @runtime_checkable
 class NetworkControl(Protocol):
-    async def set_network(self, policy: NetworkPolicy) -> None:
-        """What the sandbox may reach from now on; connections that it has to elsewhere are cut, at once.
+    """A sandbox whose network policy can change."""
 
-        A reset keeps it. Raises UsageError for a policy that makes no sense; ActionError (a process in the
-        sandbox is in the way) and DispatchError with the former one still in force.
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what the sandbox may reach. Connections that the new policy does not allow are cut at once.
+
+        A reset keeps the policy. Raises UsageError for a policy that is not valid. Raises ActionError if a
+        process in the sandbox prevents the change, and DispatchError; then the former policy stays in force.
         """
         ...
 
 
 @runtime_checkable
 class Ports(Protocol):
-    async def connect(self, port: int) -> ByteStream:
-        """A connection to a server in the sandbox, whatever its network policy; close it after use.
+    """A sandbox whose servers can be reached from this machine."""
 
-        Raises PortClosed, a ConnectionRefusedError, if no process listens there.
-        ``dutyfree.port_forward.forward`` makes an address on this machine of it.
+    async def connect(self, port: int) -> ByteStream:
+        """Connect to a server in the sandbox, with any network policy. Close the stream after use.
+
+        Raises PortClosed, a ConnectionRefusedError, if no process listens on the port.
+        ``dutyfree.port_forward.forward`` gives the port an address on this machine.
         """
         ...
 
 
 class Shell(Protocol):
-    """A held shell: variables, functions and the working directory live on between commands."""
+    """A shell that keeps its variables, functions and working directory between commands."""
 
-    async def run(self, command: str, *, timeout: float | None = None) -> Observation: ...
+    async def run(self, command: str, *, timeout: float | None = None) -> Observation:
+        """Run a command in the shell."""
+        ...
 
 
 @runtime_checkable
 class ShellSessions(Protocol):
-    def shell(self) -> AbstractAsyncContextManager[Shell]: ...
+    """A sandbox that can keep a shell open."""
+
+    def shell(self) -> AbstractAsyncContextManager[Shell]:
+        """A shell; the end of the context ends it."""
+        ...
 
 
 class Process(Protocol):
@@ -146,37 +166,47 @@ class Process(Protocol):
     @property
     def id(self) -> str: ...
 
-    async def wait(self) -> Observation: ...
+    async def wait(self) -> Observation:
+        """Wait for its end."""
+        ...
 
     async def kill(self) -> None:
-        """Kill its whole tree."""
+        """Kill its whole process tree."""
         ...
 
 
 @runtime_checkable
 class BackgroundProcesses(Protocol):
+    """A sandbox that can run commands in the background."""
+
     async def start(
         self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
-    ) -> Process: ...
+    ) -> Process:
+        """Start a command and return at once."""
+        ...
 
 
 class Chunk(msgspec.Struct, frozen=True):
+    """A piece of a command's output."""
+
     stream: Literal["stdout", "stderr"]
     data: bytes
 
 
 @runtime_checkable
 class Programmed(Protocol):
-    """A sandbox whose image says what it runs."""
+    """A sandbox whose image names a program to run."""
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The image's entry point and command; nothing if it has none."""
+        """The image's entry point and command; empty if it has none."""
         ...
 
 
 @runtime_checkable
 class Streaming(Protocol):
+    """A sandbox that gives output while the command runs."""
+
     def stream(
         self,
         command: Command,
@@ -187,15 +217,15 @@ class Streaming(Protocol):
         timeout: float | None = None,
         user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
-        """Output as it comes; the last item is the Observation, its streams empty.
+        """Yield output as it arrives. The last item is the Observation, without the output.
 
-        An iterable as ``stdin`` is read at the command's own pace, and no further once it has ended.
+        An iterable as ``stdin`` is read as fast as the command reads, and not after the command has ended.
         """
         ...
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of what a process printed, and where in the whole of it, both streams together, it begins."""
+    """A piece of a process's output; ``position`` counts the bytes of both streams before it."""
 
     position: int
     stream: Literal["stdout", "stderr"]
@@ -203,7 +233,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class ManagedProcess(Process, Protocol):
-    """A command in the background that can be talked to."""
+    """A command in the background with input, output and signals."""
 
     @property
     def command(self) -> Command: ...
@@ -212,30 +242,32 @@ class ManagedProcess(Process, Protocol):
     def running(self) -> bool: ...
 
     def output(self, after: int = 0) -> AsyncIterator[Piece]:
-        """What it printed from position ``after`` on, and what it prints, until it ends.
+        """Yield its output from position ``after`` on, until it ends.
 
-        As much as ``Limits.output`` is kept: if what is asked for is gone, it begins with the oldest that
-        is there. Whoever goes on gives ``position + len(data)`` of the last piece.
+        The last ``Limits.output`` bytes are kept. If ``after`` is older, it begins with the oldest piece. To
+        continue later, pass ``position + len(data)`` of the last piece.
         """
         ...
 
     async def write(self, data: bytes) -> None:
-        """To its stdin, if it was started with one. Raises InputClosed (a BrokenPipeError), ArgumentError."""
+        """Write to its stdin. Raises InputClosed (a BrokenPipeError), and ArgumentError if it has none."""
         ...
 
-    async def close_stdin(self) -> None: ...
+    async def close_stdin(self) -> None:
+        """End its input."""
+        ...
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and its process group; nothing happens if it has ended.
+        """Send a signal to its process group; nothing happens if it has ended.
 
-        Raises LimitError for a number that is no signal's.
+        Raises LimitError for a number that is not a signal.
         """
         ...
 
 
 @runtime_checkable
 class ManagedProcesses(Protocol):
-    """As BackgroundProcesses, and a process can be found again by its id."""
+    """A sandbox whose background processes have input and output, and can be found again by their ids."""
 
     async def start(
         self,
@@ -245,47 +277,49 @@ class ManagedProcesses(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
     ) -> ManagedProcess:
-        """With ``stdin`` its input is kept open, to be written to; else it is empty."""
+        """Start a command. With ``stdin`` you can write to its input; otherwise its input is empty."""
         ...
 
     async def processes(self) -> Sequence[ManagedProcess]:
-        """All that were started here: those that run, and the latest of those that ended."""
+        """All processes that run, and the latest of those that have ended."""
         ...
 
     async def attach(self, id: str) -> ManagedProcess:  # noqa: A002
-        """The process of this id. Raises UnknownProcess, a KeyError."""
+        """The process with this id. Raises UnknownProcess, a KeyError."""
         ...
 
 
 class Terminal(Protocol):
-    """A command in a terminal of its own."""
+    """A command in its own terminal."""
 
     @property
     def id(self) -> str: ...
 
     async def read(self) -> bytes:
-        """What it printed since; waits until there is something. Empty when no more comes."""
+        """Wait for output and return it; empty after the end."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """As if typed. Waits while the command takes nothing. Raises InputClosed after its end."""
+        """Send input, as if typed; waits until the command reads it. Raises InputClosed after its end."""
         ...
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Raises LimitError for a size that cannot be."""
+        """Change the size. Raises LimitError for a size out of range."""
         ...
 
     async def wait(self) -> Observation:
-        """The end of the command; its streams are empty."""
+        """Wait for the end of the command. The observation has no output."""
         ...
 
     async def kill(self) -> None:
-        """Kill its whole tree."""
+        """Kill its whole process tree."""
         ...
 
 
 @runtime_checkable
 class Terminals(Protocol):
+    """A sandbox that can run a command in a terminal."""
+
     def terminal(
         self,
         command: Command | None = None,
@@ -296,23 +330,27 @@ class Terminals(Protocol):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AbstractAsyncContextManager[Terminal]:
-        """A terminal that runs the command, or a shell. Leaving it hangs it up and kills what is left."""
+        """A terminal that runs a command, or a shell. The end of the context kills its processes."""
         ...
 
 
 @runtime_checkable
 class Editing(Protocol):
-    async def edit(self, path: str, old: bytes, new: bytes) -> None:
-        """Replace ``old``, which must stand in the file exactly once, by ``new``.
+    """A sandbox that can edit a file in one action."""
 
-        The file is replaced as a whole, with its mode and owner; links are followed. Raises EditError, and
-        other ActionErrors as ``read`` and ``write`` do.
+    async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        """Replace ``old``, which must occur exactly once in the file, by ``new``.
+
+        The file is replaced as a whole and keeps its mode and owner. Links are followed. Raises EditError,
+        and the ActionErrors of ``read`` and ``write``.
         """
         ...
 
 
 @runtime_checkable
 class Searching(Protocol):
+    """A sandbox that can search its files in one action."""
+
     async def search(
         self,
         path: str = ".",
@@ -327,17 +365,17 @@ class Searching(Protocol):
         width: int = 500,
         timeout: float | None = 60.0,
     ) -> Found:
-        """See ``Search``. Links are not followed.
+        """Search lines or names; ``Search`` describes the arguments. Links are not followed.
 
-        Raises ActionError: for a bad expression (``pattern``), the path, or a search that takes too long.
+        Raises ActionError for a bad expression (kind ``pattern``), for the path, and after the timeout.
         """
         ...
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something happened to a path below the watched one; "" is that one itself.
+    """A change of a path, relative to the watched one; "" is the watched path itself.
 
-    ``lost``: more happened than could be kept, or more directories are there than can be watched.
+    ``lost``: there were more changes than the buffer holds, or more directories than can be watched.
     """
 
     kind: Literal["created", "modified", "closed", "attributes", "deleted", "moved_from", "moved_to", "lost"]
@@ -347,40 +385,47 @@ class Change(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Watching(Protocol):
+    """A sandbox that can report changes of files."""
+
     def watch(
         self, path: str = ".", *, recursive: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """Changes under ``path`` from the entering on. Whoever reads too slowly gets ``lost``.
+        """The changes below ``path`` since the context was entered. A reader that is too slow gets ``lost``.
 
-        The iteration ends when the path itself is deleted. Raises ActionError on entering.
+        The iteration ends if the path itself is deleted. Entering raises ActionError.
         """
         ...
 
 
 @runtime_checkable
 class Batching(Protocol):
+    """A sandbox that can perform several actions in one round trip."""
+
     async def batch(
         self, actions: Sequence[Action], *, stop_on_failure: bool = True
     ) -> tuple[Result | Exception, ...]:
-        """Several actions, one after the other, in one round trip; a result for each that was carried out.
+        """Perform actions one after the other; one result for each action that ran.
 
-        An ActionError that an action would raise stands in its place. With ``stop_on_failure`` the first that
-        fails (a command whose observation is not ``ok``, or an error) is the last result. Errors of the
-        substrate are raised. A cancellation kills what runs, and what follows is not begun.
+        An ActionError is returned as the result of its action. With ``stop_on_failure`` the batch ends after
+        the first failure: an error, or a command whose observation is not ``ok``. Errors of the substrate are
+        raised. A cancellation kills the running action, and the following ones do not start.
         """
         ...
 
 
 @runtime_checkable
 class Serving(Protocol):
-    """Of a sandbox whose recipe's services run."""
+    """A sandbox that runs the services of its recipe."""
 
     async def services(self) -> Sequence[ServiceState]:
-        """How each of them fares, in the recipe's order."""
+        """The state of each service, in the order of the recipe."""
         ...
 
     async def restart(self, service: str) -> None:
-        """End it if it runs, and start it. Raises UsageError, and ActionError if it does not become ready."""
+        """End a service, if it runs, and start it.
+
+        Raises UsageError for an unknown name, and ActionError if it does not become ready.
+        """
         ...
 
     async def call(
@@ -393,9 +438,9 @@ class Serving(Protocol):
         stdin: bytes | None = None,
         timeout: float | None = None,
     ) -> Observation:
-        """Run a fork of a service that forks, to its end, as ``exec`` runs a command.
+        """Run a fork of a service to its end, as ``exec`` runs a command.
 
-        ``env`` adds to that of the service. One that has ended is started again before. Raises UsageError if
-        there is none of this name that forks, and ActionError if it does not become ready.
+        ``env`` adds to the service's variables. A service that has ended is started again first. Raises
+        UsageError if no service of this name forks, and ActionError if it does not become ready.
         """
         ...

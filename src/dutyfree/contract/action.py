@@ -1,4 +1,4 @@
-"""Actions as data, and their results: trajectories are made of these."""
+"""Actions as data, and their results. Trajectories consist of them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Exec(msgspec.Struct, frozen=True, tag="exec", omit_defaults=True):
+    """Run a command: the arguments of ``Sandbox.exec``."""
+
     command: str | tuple[str, ...]
     cwd: str | None = None
     env: Mapping[str, str] | None = None
@@ -32,17 +34,21 @@ class Exec(msgspec.Struct, frozen=True, tag="exec", omit_defaults=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Read a file."""
+
     path: str
 
 
 class Write(msgspec.Struct, frozen=True, tag="write"):
+    """Write a file."""
+
     path: str
     data: bytes
     mode: int = 0o644
 
 
 class Edit(msgspec.Struct, frozen=True, tag="edit"):
-    """Replace ``old``, which must stand in the file exactly once, by ``new``."""
+    """Replace ``old``, which must occur exactly once in the file, by ``new``."""
 
     path: str
     old: bytes
@@ -50,32 +56,34 @@ class Edit(msgspec.Struct, frozen=True, tag="edit"):
 
 
 class List(msgspec.Struct, frozen=True, tag="list"):
+    """List a directory."""
+
     path: str
 
 
 class Search(msgspec.Struct, frozen=True, tag="search", omit_defaults=True):
-    """Look for lines that hold ``text``, or without it for names, under ``path``."""
+    """Search for lines that contain ``text`` below ``path``; without ``text``, for names of files."""
 
     path: str = "."
     text: str | None = None
     regex: bool = False
-    """``text`` is an extended regular expression of POSIX."""
+    """Whether ``text`` is a POSIX extended regular expression."""
     ignore_case: bool = False
     names: tuple[str, ...] = ()
-    """Only files whose name, or whose path below ``path`` where a pattern has a slash, fits one of these."""
+    """Search only files whose name matches one of these patterns; with a slash, the path below ``path``."""
     skip: tuple[str, ...] = (".git",)
-    """Names of directories that are not entered; patterns too."""
+    """Names or patterns of directories to leave out."""
     binary: bool = False
-    """Look also into files that hold NUL bytes."""
+    """Search files with NUL bytes too."""
     limit: int = 1000
-    """At most so many matches."""
+    """The largest number of matches."""
     width: int = 500
-    """At most so many bytes of a line."""
+    """The largest number of bytes of a matching line."""
     timeout: float | None = 60.0
 
 
 class Match(msgspec.Struct, frozen=True):
-    """One line that fits, or one name (``line`` 0). The path can be given to ``read`` as it is."""
+    """One matching line, or one matching name (``line`` is 0). ``read`` takes the path as it is."""
 
     path: str
     line: int = 0
@@ -84,16 +92,18 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
+    """The result of a search."""
+
     matches: tuple[Match, ...]
-    """By path, then by line."""
+    """Sorted by path, then by line."""
     truncated: bool = False
-    """There were more than the limit."""
+    """Whether there were more matches than the limit."""
     unseen: int = 0
-    """Files that were not looked into: binary, too large, or closed to us."""
+    """How many files were not searched: binary, too large, or not readable."""
 
 
 Action: TypeAlias = Exec | Read | Write | Edit | List | Search
-"""What an agent asks, as data: trajectories are made of these."""
+"""One request of the agent, as data."""
 
 Result: TypeAlias = Observation | bytes | tuple[Entry, ...] | Found | None
-"""What an action brings: of Exec, Read, List, Search; None of Write and Edit."""
+"""The result of Exec, Read, List and Search, in this order; None for Write and Edit."""

@@ -1,8 +1,8 @@
-"""What a program may pass to a sandbox, checked the same way by every substrate.
+"""Checks of the arguments of a sandbox's methods, the same for every substrate.
 
-A wrong type, or a number that means nothing, is the program's mistake: ArgumentError or LimitError, at once.
-What an agent may have written (a NUL byte, an empty command, a text that cannot be encoded) is not: a command
-then has an observation that says why it did not start, and a path raises RequestError.
+A wrong type or a number out of range is the program's mistake: ArgumentError or LimitError, at once. An agent
+may have written a NUL byte, an empty command or a text that cannot be encoded. Such a command gets an
+observation that says why it did not start, and such a path raises RequestError.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dutyfree.contract.errors import ActionKind, ArgumentError, LimitError, Requ
 from dutyfree.contract.observation import Observation, Span
 
 NOT_RUNNABLE = 126
-"""The exit code of a command that could not be started, as shells have it."""
+"""The exit code of a command that could not start, as in shells."""
 
 NOT_FOUND = 127
-"""The exit code of a command whose program, or whose directory, does not exist."""
+"""The exit code of a command whose program or directory does not exist."""
 
-_WORD_MAX = 128 << 10  # bytes of one argument or variable, as the kernel has it
+_WORD_MAX = 128 << 10  # bytes of one argument or variable, as in the kernel
 
 NAMES = 256
-"""So many patterns of names a search may have."""
+"""How many patterns a search may have, ``names`` and ``skip`` together."""
 
 _BYTES = (bytes, bytearray, memoryview)
 
@@ -39,7 +39,7 @@ def check_command(
     timeout: float | None = None,
     user: str | None = None,
 ) -> None:
-    """Raises ArgumentError. Costs about a microsecond: every exec begins with it."""
+    """Check the arguments of ``exec``. Raises ArgumentError. It takes about a microsecond."""
     if type(command) is not str:
         _check_words(command)
     if cwd is not None and not isinstance(cwd, str):
@@ -76,7 +76,7 @@ def _check_env(env: object) -> None:
 
 
 def check_actions(actions: object) -> None:
-    """Raises ArgumentError."""
+    """Check that it is a list of actions. Raises ArgumentError."""
     if isinstance(actions, str) or not isinstance(actions, Sequence):
         raise ArgumentError(f"a batch must be a list of actions, not {_named(actions)}")
     for action in actions:
@@ -87,26 +87,26 @@ def check_actions(actions: object) -> None:
 
 
 def check_timeout(timeout: object) -> None:
-    """Raises ArgumentError."""
-    # NaN is the number that is not equal to itself.
+    """Check that it is a number of seconds. Raises ArgumentError."""
+    # Only NaN is not equal to itself.
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
         shown = "nan" if isinstance(timeout, float) else _named(timeout)
         raise ArgumentError(f"a timeout must be a number of seconds, or None, not {shown}")
 
 
 def check_bytes(data: object, name: str = "the contents of a file") -> None:
-    """Raises ArgumentError."""
+    """Check that it is bytes. Raises ArgumentError."""
     if not isinstance(data, _BYTES):
         remedy = "give text.encode()" if isinstance(data, str) else ""
         raise ArgumentError(f"{name} must be bytes, not {_named(data)}", remedy=remedy)
 
 
 def check_mode(mode: object) -> None:
-    """Raises LimitError for a number that is no permissions of a file, ArgumentError for no number."""
+    """Check the permissions of a file. Raises LimitError, and ArgumentError if it is not an int."""
     if isinstance(mode, bool) or not isinstance(mode, int):
         raise ArgumentError(f"a mode must be an int, such as 0o644, not {_named(mode)}")
     if not 0 <= mode <= 0o7777:
-        raise LimitError(f"{mode} is no mode of a file", remedy="give its permissions, such as 0o644")
+        raise LimitError(f"a mode must be from 0 to 0o7777, not {mode}", remedy="give one such as 0o644")
 
 
 def check_count(count: int, least: int) -> int:
@@ -120,32 +120,32 @@ def check_count(count: int, least: int) -> int:
     return found
 
 
-def check_search(asked: Search) -> None:
-    """Raises RequestError, LimitError, ArgumentError."""
-    for word in (asked.path, asked.text or "", *asked.names, *asked.skip):
+def check_search(request: Search) -> None:
+    """Check the arguments of a search. Raises RequestError, LimitError, ArgumentError."""
+    for word in (request.path, request.text or "", *request.names, *request.skip):
         if not isinstance(word, str):
-            raise ArgumentError(f"what is searched for must be a str, not {_named(word)}")
-    if asked.timeout is not None:
-        check_timeout(asked.timeout)
-    if asked.text == "":
+            raise ArgumentError(f"the texts and patterns of a search must be str, not {_named(word)}")
+    if request.timeout is not None:
+        check_timeout(request.timeout)
+    if request.text == "":
         raise RequestError(
-            "the text to search for is empty", kind="pattern", remedy="leave it out to find names"
+            "the text to search for is empty", kind="pattern", remedy="leave it out to search for names"
         )
-    if len(asked.names) + len(asked.skip) > NAMES:
-        raise RequestError(f"a search has more than {NAMES} patterns of names", kind="pattern")
-    if asked.limit < 1 or asked.width < 0:
-        raise LimitError("a search needs a limit of at least one match, and a width of 0 or more")
+    if len(request.names) + len(request.skip) > NAMES:
+        raise RequestError(f"a search may have at most {NAMES} patterns of names", kind="pattern")
+    if request.limit < 1 or request.width < 0:
+        raise LimitError("a search needs limit ≥ 1 and width ≥ 0")
 
 
 def encoded_path(path: object) -> bytes:
-    """The path as the operating system has it. Raises ArgumentError, RequestError."""
+    """Encode a path for the operating system. Raises ArgumentError, RequestError."""
     if not isinstance(path, str):
         raise ArgumentError(f"a path in a sandbox must be a str, not {_named(path)}")
     return encoded(path, "a path", "bad_path")
 
 
 def encoded(text: str, what: str, kind: ActionKind = "pattern") -> bytes:
-    """A text that an agent may have written, as bytes without a NUL. Raises RequestError."""
+    """Encode a text of the agent. Raises RequestError if it has a NUL byte or cannot be encoded."""
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
@@ -156,7 +156,7 @@ def encoded(text: str, what: str, kind: ActionKind = "pattern") -> bytes:
 
 
 class Unrunnable(RequestError):  # noqa: N818 (names the state)
-    """A command that no process can have: ``observation`` is what comes of it."""
+    """No process can have this command. ``observation`` is the result that the caller gets."""
 
     def __init__(self, reason: str, exit_code: int = NOT_RUNNABLE) -> None:
         super().__init__(reason)
@@ -166,7 +166,7 @@ class Unrunnable(RequestError):  # noqa: N818 (names the state)
 def check_runnable(
     command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None
 ) -> None:
-    """Raises Unrunnable. For substrates that do not encode commands themselves."""
+    """Check that a command can be encoded, for substrates that do not encode it. Raises Unrunnable."""
     words = [command] if isinstance(command, str) else command
     variables = () if env is None else (text for pair in env.items() for text in pair)
     if not words:
@@ -189,7 +189,7 @@ TOO_LONG = f"cannot run the command: {os.strerror(errno.E2BIG)}"
 
 
 def not_started(reason: str, exit_code: int = NOT_RUNNABLE, seconds: float = 0.0) -> Observation:
-    """What comes back of a command that could not be started: the reason on stderr, as a shell tells it."""
+    """The observation of a command that could not start: the reason is on stderr, as in a shell."""
     return Observation(
         exit_code=exit_code,
         stderr=f"{reason}\n".encode(errors="surrogateescape"),

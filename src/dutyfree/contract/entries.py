@@ -1,4 +1,4 @@
-"""What stands at a path, in the contract's words."""
+"""Entries of directories, and the links of downloaded trees."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ KINDS: dict[int, Literal["file", "directory", "link"]] = {
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "link",
 }
-"""By what stat tells. What is none of these cannot be read, written or copied."""
+"""By file type, as in ``st_mode``. Other types cannot be read, written or copied."""
 
 
 def entry(name: str, mode: int, size: int) -> Entry:
-    """``mode`` as stat has it."""
+    """Make an entry; ``mode`` is the ``st_mode`` of stat."""
     return Entry(name, KINDS.get(stat.S_IFMT(mode), "other"), size, stat.S_IMODE(mode))
 
 
 def local_special(path: Path) -> shutil.SpecialFileError:
-    """A pipe, a socket or a device of this host, which the program asked to upload."""
+    """The error for an upload of a pipe, a socket or a device of this host."""
     return shutil.SpecialFileError(errno.EINVAL, "Neither a file nor a directory", str(path))
 
 
 NAMED = 10_000
-"""At most so many links are named that a download left out."""
+"""How many omitted links a download names at most."""
 
 
 class Links:
-    """The links of a downloaded tree: which of them are made here, and which are left out."""
+    """Decides which links of a downloaded tree are made on this host. ``left_out`` names the others."""
 
     def __init__(self, path: str, *, outside: bool) -> None:
-        """``path`` is what is downloaded; with ``outside`` all links are made."""
+        """``path`` is the downloaded path. With ``outside``, all links are made."""
         self._path = path
         self._outside = outside
         self.left_out: list[str] = []
 
     def admit(self, name: str, destination: str) -> bool:
-        """Whether it is to be made: by its name in the tree, "" for the top, which raises ActionError."""
+        """Whether to make the link of this name in the tree. Raises ActionError for the top, named ""."""
         if self._outside or not leads_out(name, destination):
             return True
         if not name:
             raise ActionError(
-                f"{self._path} is a link to {destination!r}, which here would lead to a file of this host",
-                remedy="download what it leads to, or give outside_links=True",
+                f"{self._path} is a link to {destination!r}, which would point to a file of this host",
+                remedy="download the target of the link, or give outside_links=True",
             )
         if len(self.left_out) < NAMED:
             self.left_out.append(name)
@@ -57,9 +57,10 @@ class Links:
 
 
 def leads_out(name: str, destination: str) -> bool:
-    """Whether a link of this name in a tree could lead out of it, now or when others have been made there.
+    """Whether a link of this name could point out of its tree, now or after further links are made.
 
-    Only ``..`` at the beginning are sure to be directories above the link, and not above where another leads.
+    Only a ``..`` at the beginning of the target is sure to mean a directory above the link. A later one may
+    follow another link.
     """
     parts = [part for part in destination.split("/") if part not in ("", ".")]
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
@@ -70,7 +71,7 @@ _OWN = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM, errno.EACCES, er
 
 
 def unpackable(error: OSError, name: str) -> DutyfreeError:
-    """A downloaded file cannot be written here: our fault for want of room or rights, else its name's."""
+    """The error for a downloaded file that cannot be written: CollectError if this host is the cause."""
     number = error.errno or errno.EIO
     if number in _OWN:
         return CollectError(f"{name} cannot be written on this host: {error.strerror}")

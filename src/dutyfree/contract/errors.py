@@ -1,47 +1,52 @@
-"""What can go wrong, split by who must act on it.
+"""Errors, split by who caused them.
 
 ::
 
-    DutyfreeError                 every error of ours; carries a remedy where there is one
-    ├── ActionError               an action failed because of the agent's request, or of what it did before
-    │   ├── FileError             ... as the operating system has it: an OSError with errno and filename
-    │   │   ├── PathNotFound      ... and a FileNotFoundError
-    │   │   ├── PathIsDirectory   ... and an IsADirectoryError
-    │   │   ├── PathNotDirectory  ... and a NotADirectoryError
-    │   │   ├── PathForbidden     ... and a PermissionError
-    │   │   ├── PathExists        ... and a FileExistsError
-    │   │   ├── SpecialFile       ... and a shutil.SpecialFileError
-    │   │   ├── InputClosed       ... and a BrokenPipeError
-    │   │   └── PortClosed        ... and a ConnectionRefusedError
-    │   ├── RequestError          a path, a text or a pattern that no action can have; a ValueError
-    │   │   └── EditError         the text to replace does not occur in the file exactly once
-    │   ├── ActionTimeout         a search took longer than its timeout; a TimeoutError
-    │   └── SandboxGone           the sandbox ended through what ran in it
-    ├── UsageError                the program asked for something that makes no sense
-    │   ├── PlanError             a plan that cannot be run
-    │   ├── RecordsError          records that cannot be read, written or mixed
-    │   ├── OptionError           an unknown substrate, or an option it does not take
-    │   ├── RecipeError           a recipe with what no recipe can have, such as a variable without a name
-    │   ├── UnknownProcess        no background process of that id; a KeyError
-    │   ├── ArgumentError         an argument of a wrong type; a TypeError and a ValueError
-    │   └── LimitError            a number that cannot be, such as no memory at all, or a file mode of -1
-    ├── Unavailable               the substrate cannot be used on this machine now
-    └── SubstrateError            the machinery failed, in one phase of a rollout
-        ├── PoolError             the pool has no sandbox to give
-        │   ├── Exhausted         ... since all are in use; with numbers
-        │   ├── Quarantined       ... since a stage of the recipe keeps failing
-        │   └── LeaseEnded        ... since this lease was given and given back before
-        ├── CreateError           no sandbox came into being
-        │   └── StageError        ... since a stage of the recipe failed
-        ├── ReadyError            it came into being, but never ran its first command
-        ├── DispatchError         an action could not be handed over
-        │   └── SandboxClosed     ... because the sandbox is closed or gone
-        ├── ExecError             the machinery broke while the action ran
-        ├── CollectError          the action ended, its result could not be had
-        └── CleanupError          the sandbox could not be removed
+    DutyfreeError                  every error of dutyfree; ``remedy`` says what to do, if we know it
+    │
+    ├── ActionError                verdict "task": the agent's request, or what it did before, is the cause
+    │   ├── FileError              an OSError with errno and filename
+    │   │   ├── PathNotFound       also a FileNotFoundError
+    │   │   ├── PathIsDirectory    also an IsADirectoryError
+    │   │   ├── PathNotDirectory   also a NotADirectoryError
+    │   │   ├── PathForbidden      also a PermissionError
+    │   │   ├── PathExists         also a FileExistsError
+    │   │   ├── SpecialFile        also a shutil.SpecialFileError: a pipe, a socket or a device
+    │   │   ├── InputClosed        also a BrokenPipeError: the process does not read its stdin any more
+    │   │   └── PortClosed         also a ConnectionRefusedError: no process listens on the port
+    │   ├── RequestError           a ValueError: a path, text or pattern that is not valid for any action
+    │   │   ├── EditError          the text to replace does not occur exactly once in the file
+    │   │   └── Unrunnable         (contract.arguments) no process can have this command
+    │   ├── ActionTimeout          a TimeoutError: a search took longer than its timeout
+    │   └── SandboxGone            a process in the sandbox ended the sandbox
+    │
+    ├── UsageError                 verdict "program": the calling program made a mistake
+    │   ├── PlanError              the plan of a study is not valid
+    │   ├── RecordsError           records cannot be read, written or mixed
+    │   ├── OptionError            an unknown substrate, or an option that it does not have
+    │   ├── RecipeError            a ValueError: a recipe that is not valid
+    │   ├── LimitError             a ValueError: a number out of range, such as memory=0 or mode=-1
+    │   ├── ArgumentError          a TypeError and a ValueError: an argument of a wrong type
+    │   └── UnknownProcess         a KeyError: no background process has this id
+    │
+    ├── Unavailable                verdict "infrastructure": the substrate does not work on this machine now
+    │
+    └── SubstrateError             verdict "infrastructure": the machinery failed; ``phase`` says where
+        ├── PoolError              pool: the pool cannot give a sandbox
+        │   ├── Exhausted          all are in use until the deadline; ``numbers`` has the counts
+        │   ├── Quarantined        a stage of the recipe failed several times in a row
+        │   └── LeaseEnded         the lease of this idempotency key was already given back
+        ├── CreateError            create: the sandbox could not be created
+        │   └── StageError         a stage of the recipe failed
+        ├── ReadyError             ready: the sandbox was created, but its first command never ran
+        ├── DispatchError          dispatch: the action could not be delivered, so it did not run
+        │   └── SandboxClosed      the sandbox or its substrate is closed
+        ├── ExecError              exec: the machinery failed while the action ran
+        ├── CollectError           collect: the action ended, and its result was lost
+        └── CleanupError           cleanup: the sandbox could not be removed
 
-``verdict`` says from the type of an error alone whether the agent, the machinery or the program is to blame.
-A command that fails is no error: its exit code, signal and output are data in the Observation.
+``verdict`` tells from the type of an error who caused it. A command that fails is not an error: its exit
+code, signal and output are data in the Observation.
 """
 
 from __future__ import annotations
@@ -82,11 +87,11 @@ ActionKind: TypeAlias = Literal[
     "timeout",
     "gone",
 ]
-"""Why an action failed through the agent's doing: docs/contract.md has a row for each."""
+"""Why an action of the agent failed. docs/contract.md has a row for each kind."""
 
 
 class DutyfreeError(Exception):
-    """An error with one clear sentence, and what to do about it; it can be printed, whoever it cites."""
+    """An error with a message and a remedy. Both are safe to print, also if they quote foreign text."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         message, remedy = printable(message), printable(remedy)
@@ -98,8 +103,8 @@ class DutyfreeError(Exception):
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors travel between processes as they are, whatever their constructors take."""
-        # OSError keeps the file's name beside its arguments.
+        """Pickle errors as they are, whatever arguments their constructors take."""
+        # OSError keeps the file name beside its arguments.
         arguments = (*self.args, self.filename) if isinstance(self, FileError) else self.args
         return _restored, (type(self), arguments), self.__dict__
 
@@ -111,23 +116,23 @@ def _restored(kind: type[DutyfreeError], arguments: tuple[object, ...]) -> Dutyf
 
 
 def verdict(error: BaseException) -> Verdict:
-    """Who is to blame for an error, by its type alone.
+    """Tell from the type of an error who caused it.
 
-    "task": the agent is, and it counts against the attempt. "infrastructure": the machinery is, the attempt
-    has no outcome and may be repeated elsewhere. "program": all other errors; let them raise.
+    "task": the agent; the error is the outcome of the attempt. "infrastructure": the machinery; the attempt
+    has no outcome, so repeat it in another sandbox. "program": every other error; let it raise.
     """
     if isinstance(error, ActionError):
         return "task"
     return "infrastructure" if isinstance(error, SubstrateError | Unavailable) else "program"
 
 
-# --- The agent's doing ------------------------------------------------------------------------------
+# --- Verdict: task ----------------------------------------------------------------------------------
 
 
 class ActionError(DutyfreeError):
-    """The agent's request, or the state it made in the sandbox, is why the action failed.
+    """An action failed because of the agent's request, or of the state that it made in the sandbox.
 
-    It counts against the attempt: repeating the attempt elsewhere would give the agent a second try.
+    It is an outcome of the attempt. To repeat the attempt would give the agent a second try.
     """
 
     kind: ActionKind = "refused"
@@ -139,7 +144,7 @@ class ActionError(DutyfreeError):
 
 
 class FileError(ActionError, OSError):
-    """The operating system refused: ``errno``, ``strerror`` and ``filename`` say what and why."""
+    """The operating system refused the action. It has ``errno``, ``strerror`` and ``filename``."""
 
     def __init__(self, number: int, path: str, reason: str = "") -> None:
         reason = reason or os.strerror(number)
@@ -168,7 +173,7 @@ class PathExists(FileError, FileExistsError):  # noqa: N818
 
 
 class SpecialFile(FileError, shutil.SpecialFileError):  # noqa: N818
-    """A pipe, a socket or a device, which is neither a file nor a directory."""
+    """The path is a pipe, a socket or a device."""
 
     kind = "special_file"
 
@@ -177,7 +182,7 @@ class SpecialFile(FileError, shutil.SpecialFileError):  # noqa: N818
 
 
 class InputClosed(FileError, BrokenPipeError):  # noqa: N818
-    """The process that was written to reads no more, or has ended."""
+    """The process does not read its input any more, or has ended."""
 
     kind = "ended"
 
@@ -196,11 +201,13 @@ class PortClosed(FileError, ConnectionRefusedError):  # noqa: N818
 
 
 class RequestError(ActionError, ValueError):
+    """A path, a text or a pattern is not valid for any action."""
+
     kind: ActionKind = "bad_request"
 
 
 class EditError(RequestError):
-    """The text occurs in the file ``count`` times; ``lines`` are the first of them. Nothing was changed."""
+    """The text to replace occurs ``count`` times, not once, first on ``lines``. Nothing was changed."""
 
     kind = "edit"
 
@@ -216,6 +223,8 @@ class EditError(RequestError):
 
 
 class ActionTimeout(ActionError, TimeoutError):  # noqa: N818
+    """A search took longer than its timeout."""
+
     kind = "timeout"
 
     def __init__(self, message: str) -> None:
@@ -223,7 +232,7 @@ class ActionTimeout(ActionError, TimeoutError):  # noqa: N818
 
 
 class SandboxGone(ActionError):  # noqa: N818 (names the state)
-    """The sandbox ended through what ran in it; every later action raises this again."""
+    """A process in the sandbox ended the sandbox. Every later action raises this error again."""
 
     kind = "gone"
 
@@ -277,49 +286,51 @@ MACHINERY = frozenset(
         errno.ECANCELED,
     }
 )
-"""Errors of the operating system that no process in a sandbox can bring about."""
+"""Error numbers that no process in a sandbox can cause."""
 
 
 def file_error(number: int, path: str) -> DutyfreeError:
-    """What an action on a path of a sandbox raises for an errno: FileError, or ExecError for MACHINERY's."""
+    """The error of an action on a path for an errno: a FileError, or ExecError for those of MACHINERY."""
     if number in MACHINERY:
         return ExecError(f"{path}: {os.strerror(number)}")
     kind = _KINDS.get(number, "refused")
     return _CLASSES.get(kind, FileError)(number, path, _REASONS.get(number, ""))
 
 
-# --- The program's ----------------------------------------------------------------------------------
+# --- Verdict: program -------------------------------------------------------------------------------
 
 
 class UsageError(DutyfreeError):
-    pass
+    """The calling program made a mistake."""
 
 
 class PlanError(UsageError):
-    pass
+    """The plan of a study is not valid."""
 
 
 class RecordsError(UsageError):
-    pass
+    """Records cannot be read, written or mixed."""
 
 
 class OptionError(UsageError):
-    pass
+    """The substrate is unknown, or does not have the option."""
 
 
 class LimitError(UsageError, ValueError):
-    pass
+    """A number is out of range."""
 
 
 class RecipeError(UsageError, ValueError):
-    pass
+    """A recipe is not valid."""
 
 
 class ArgumentError(UsageError, TypeError, ValueError):
-    pass
+    """An argument has a wrong type."""
 
 
 class UnknownProcess(UsageError, KeyError):  # noqa: N818 (names the state)
+    """No background process of the sandbox has this id."""
+
     def __init__(self, name: str) -> None:
         super().__init__(
             f"this sandbox has no process {name!r}",
@@ -327,25 +338,27 @@ class UnknownProcess(UsageError, KeyError):  # noqa: N818 (names the state)
         )
 
 
-# --- The machinery's --------------------------------------------------------------------------------
+# --- Verdict: infrastructure ------------------------------------------------------------------------
 
 
-class Unavailable(DutyfreeError):  # noqa: N818 (an answer to "can I use it?", read as such)
-    pass
+class Unavailable(DutyfreeError):  # noqa: N818 (names the state)
+    """The substrate does not work on this machine now."""
 
 
 class SubstrateError(DutyfreeError):
-    """The substrate failed, never the command that it ran."""
+    """The machinery failed, not the command. ``phase`` says in which part of the rollout."""
 
     phase: ClassVar[Phase]
 
 
 class PoolError(SubstrateError):
+    """The pool cannot give a sandbox."""
+
     phase = "pool"
 
 
 class Exhausted(PoolError):  # noqa: N818 (names the state)
-    """No sandbox within the request's deadline. ``numbers`` has the pool's counts and the estimated wait."""
+    """No sandbox was free before the deadline. ``numbers`` has the pool's counts and the estimated wait."""
 
     def __init__(self, message: str, *, remedy: str = "", numbers: Mapping[str, object]) -> None:
         super().__init__(message, remedy=remedy)
@@ -353,7 +366,7 @@ class Exhausted(PoolError):  # noqa: N818 (names the state)
 
 
 class Quarantined(PoolError):  # noqa: N818 (names the state)
-    """A stage failed too often in a row; it is tried again in ``retry_in`` seconds."""
+    """A stage failed several times in a row. The pool tries it again in ``retry_in`` seconds."""
 
     def __init__(
         self, message: str, *, remedy: str = "", stage: str, command: str, output: str, retry_in: float
@@ -366,15 +379,17 @@ class Quarantined(PoolError):  # noqa: N818 (names the state)
 
 
 class LeaseEnded(PoolError):  # noqa: N818 (names the state)
-    pass
+    """The lease of this idempotency key was already given back."""
 
 
 class CreateError(SubstrateError):
+    """The sandbox could not be created."""
+
     phase = "create"
 
 
 class StageError(CreateError):
-    """``number`` is the stage's place in the recipe, from 1; 0 is the image."""
+    """A stage of the recipe failed. ``number`` is its place in the recipe, from 1; 0 is the image."""
 
     def __init__(
         self, message: str, *, remedy: str = "", number: int, command: str = "", output: str = ""
@@ -386,24 +401,34 @@ class StageError(CreateError):
 
 
 class ReadyError(SubstrateError):
+    """The sandbox was created, but its first command never ran."""
+
     phase = "ready"
 
 
 class DispatchError(SubstrateError):
+    """The action could not be delivered, so it did not run."""
+
     phase = "dispatch"
 
 
-class SandboxClosed(DispatchError):  # noqa: N818 (names the state, as anyio's ClosedResourceError would)
-    pass
+class SandboxClosed(DispatchError):  # noqa: N818 (names the state)
+    """The sandbox or its substrate is closed."""
 
 
 class ExecError(SubstrateError):
+    """The machinery failed while the action ran."""
+
     phase = "exec"
 
 
 class CollectError(SubstrateError):
+    """The action ended, and its result was lost."""
+
     phase = "collect"
 
 
 class CleanupError(SubstrateError):
+    """The sandbox could not be removed."""
+
     phase = "cleanup"

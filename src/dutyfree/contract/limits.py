@@ -1,4 +1,4 @@
-"""What a sandbox may use: limits, and sizes written as text such as ``512M``."""
+"""The limits of a sandbox, and sizes as text such as ``512M``."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ import msgspec
 from dutyfree.contract.errors import LimitError
 
 NetworkPolicy: TypeAlias = Literal["off", "on"] | tuple[str, ...]
-"""What a sandbox may reach: nothing; whatever this machine reaches; or what a list names.
+"""What a sandbox may reach: nothing, everything that this machine reaches, or the entries of a list.
 
 An entry is a host (``example.org``), all names below a domain (``*.example.org``), an address or a range
-of them (``10.0.0.0/8``), or ``host``: this machine, by the substrate's ``host_address``. Each may end in a
-port (``example.org:443``).
+(``10.0.0.0/8``), or ``host``: this machine, at the substrate's ``host_address``. Each may end with a port
+(``example.org:443``).
 """
 
 Bytes: TypeAlias = Annotated[int, msgspec.Meta(description="a number of bytes or a size such as '512M'")]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a sandbox may use. None leaves a resource to the substrate's default.
+    """What a sandbox may use. None means the substrate's default.
 
-    Sizes may be given as texts: ``Limits(memory="512M")``. A substrate that cannot enforce a limit it is
-    asked for refuses with CreateError. Raises LimitError for one that is none: zero or less, or more than
-    any machine has.
+    Sizes may be text: ``Limits(memory="512M")``. A substrate that cannot enforce a limit raises CreateError.
+    Raises LimitError for a number out of range.
     """
 
     cpus: float | None = None
     memory: Bytes | None = None
     pids: int | None = None
     disk: Bytes | None = None
-    """That may be written."""
+    """Bytes that the sandbox may write."""
     network: NetworkPolicy | None = None
-    """Off by default wherever the substrate isolates at all."""
+    """Off by default on every substrate that isolates."""
     output: Bytes = 16 << 20
-    """Kept of each stream: the head and the tail; the middle is counted and dropped."""
+    """Bytes that are kept of each stream: the head and the tail. The middle is counted and dropped."""
 
     if TYPE_CHECKING:
-        # Sizes may be texts, such as "512M"; the attributes are numbers all the same.
+        # The constructor takes sizes as text too; the attributes are numbers.
         def __init__(
             self,
             cpus: float | None = None,
@@ -67,14 +66,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _MOST = {"cpus": 1 << 17, "memory": 1 << 62, "pids": 4_000_000, "disk": 1 << 60, "output": (1 << 32) - 1}
-"""What the kernel can count."""
+"""The largest values that the kernel accepts."""
 
 SIZES = ("memory", "disk", "output")
-"""Limits in bytes."""
+"""The limits that are in bytes."""
 
 
 def _number(name: str, value: object) -> float:
-    """A limit that is no int. Raises LimitError."""
+    """Convert a limit that is not an int. Raises LimitError."""
     if name in SIZES and isinstance(value, str):
         return size(value, name)
     if name == "cpus" and isinstance(value, float):
@@ -85,7 +84,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _allow_list(network: object) -> tuple[str, ...]:
-    """A network policy that is neither "on" nor "off". Raises LimitError."""
+    """Check a network policy that is neither "on" nor "off". Raises LimitError."""
     if isinstance(network, tuple | list) and all(isinstance(entry, str) for entry in network):
         return tuple(network)
     raise LimitError(
@@ -95,7 +94,7 @@ def _allow_list(network: object) -> tuple[str, ...]:
 
 
 def size(text: str, of: str) -> int:
-    """Bytes as people write them: ``512M``, ``1.5G``, ``4096``. Raises LimitError."""
+    """Parse a size such as ``512M``, ``1.5G`` or ``4096``. Raises LimitError."""
     import re
 
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -108,7 +107,7 @@ def size(text: str, of: str) -> int:
 
 
 def limited(given: Limits | Mapping[str, object] | None, usual: Limits) -> Limits:
-    """The limits that a caller gives, also as a table such as ``{"memory": "512M"}``; else the usual ones.
+    """The limits that a caller gives, also as a table such as ``{"memory": "512M"}``; else ``usual``.
 
     Raises LimitError.
     """
@@ -129,7 +128,7 @@ def limited(given: Limits | Mapping[str, object] | None, usual: Limits) -> Limit
 
 
 def sized(table: Mapping[str, object]) -> dict[str, object]:
-    """A table of limits, or of a budget, with numbers for the sizes; what is no size stays as it is."""
+    """Replace the sizes in a table of limits or of a budget by numbers; leave other values as they are."""
     found = dict(table)
     for name in SIZES:
         value = table.get(name)

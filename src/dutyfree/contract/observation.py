@@ -1,18 +1,18 @@
-"""What a command returns: its output, how it ended, and where the time went."""
+"""The result of a command: its output, how it ended, and what its time was spent on."""
 
 from __future__ import annotations
 
 import msgspec
 
 KILLED = 128
-"""Exit codes of a command killed by signal n are KILLED + n, as shells have it."""
+"""The exit code of a command that signal n killed is KILLED + n, as in shells."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A named stretch of time, in seconds since the action was asked for.
+    """A named piece of time inside an action; ``start`` is in seconds since the request.
 
-    Names: queue, dispatch, spawn, run, collect, return. ``run`` is the command's own time inside the
-    environment; a substrate that cannot tell it leaves it out.
+    Names: queue, dispatch, spawn, run, collect, return. ``run`` is the command's own time in the sandbox; a
+    substrate that cannot measure it leaves it out.
     """
 
     name: str
@@ -21,23 +21,23 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the command consumed, where the substrate knows."""
+    """The resources that a command used, if the substrate knows them."""
 
     cpu_seconds: float
     peak_memory: int | None = None
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Bytes dropped from the middle of each stream."""
+    """How many bytes were dropped from the middle of each stream."""
 
     stdout: int = 0
     stderr: int = 0
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back from a command. ``exit_code`` is 128 + n for a command killed by signal n.
+    """The result of a command. ``exit_code`` is 128 + n if signal n killed it.
 
-    A substrate that sees only such codes (Docker) derives ``signal`` from them.
+    Docker knows only the exit code, and derives ``signal`` from it.
     """
 
     exit_code: int
@@ -46,8 +46,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     stderr: bytes = b""
     timed_out: bool = False
     oom: bool = False
-    """The memory limit killed a process in the sandbox, of this command or of another one, while this command
-    ran or since the command before it ended."""
+    """Whether the memory limit killed a process of the sandbox while this command ran, or since the end of
+    the command before it. The process may belong to another command."""
     cut: Cut = Cut()
     seconds: float = 0.0
     spans: tuple[Span, ...] = ()
@@ -59,10 +59,10 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> bool:
-        """Whether a process ran at all; if not, ``stderr`` has the reason, and no process has written it."""
+        """Whether a process ran. If not, ``stderr`` has the reason, which the substrate wrote."""
         return len(self.spans) != 1 or self.spans[0].name != "spawn"
 
     @property
     def command_seconds(self) -> float | None:
-        """The command's own time inside the environment, if the substrate tells."""
+        """The command's own time in the sandbox, if the substrate measures it."""
         return next((span.seconds for span in self.spans if span.name == "run"), None)

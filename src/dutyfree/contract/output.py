@@ -1,13 +1,13 @@
-"""What is kept of a stream that may be endless: its head and its tail."""
+"""Keep the head and the tail of an output stream of any length."""
 
 from __future__ import annotations
 
 
 class Collector:
-    """Keeps the first and the last ``limit / 2`` bytes of a stream; the middle is counted and dropped.
+    """Keeps the first and the last ``limit / 2`` bytes of a stream; counts and drops the middle.
 
-    Memory stays below 1.5 times the limit (and the last chunk), whatever the sizes of the chunks; each
-    byte is copied at most twice.
+    It uses less than 1.5 times the limit plus the last chunk, for chunks of any size. It copies each byte at
+    most twice.
     """
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "_total")
@@ -29,21 +29,21 @@ class Collector:
             self._tail.clear()
             data = data[len(data) - self._tail_limit :]
         self._tail += data
-        # Trimming only at twice the limit moves each byte once, not once per chunk.
+        # Trim only at twice the limit, so that each byte moves once and not once per chunk.
         if len(self._tail) > 2 * self._tail_limit:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def value(self) -> bytes:
-        """The head followed by the tail; the whole stream when nothing was cut."""
+        """The head followed by the tail: the whole stream if nothing was cut."""
         return bytes(self._head + self._tail[max(0, len(self._tail) - self._tail_limit) :])
 
     @property
     def total(self) -> int:
-        """Bytes seen."""
+        """How many bytes the stream had."""
         return self._total
 
     @property
     def cut(self) -> int:
-        """Bytes dropped from the middle."""
+        """How many bytes were dropped from the middle."""
         kept = len(self._head) + min(len(self._tail), self._tail_limit)
         return self._total - kept

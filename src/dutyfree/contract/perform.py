@@ -1,4 +1,4 @@
-"""Actions as data, carried out: the one way in which a harness, a study or a batch asks a sandbox."""
+"""Perform actions that are data: for harnesses, studies and batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dutyfree.contract.sandbox import Sandbox
 
 
 async def perform(sandbox: Sandbox, action: Action) -> Result:
-    """Carry out one action. Raises what the sandbox raises, and EditError.
+    """Perform one action. Raises the errors of the sandbox, and EditError.
 
-    An edit is read and written from outside where the substrate cannot edit by itself; a search needs one
-    that can, and raises UsageError elsewhere.
+    If the sandbox cannot edit, the file is read, changed and written from here. If it cannot search, a search
+    raises UsageError.
     """
     match action:
         case Exec(command, cwd, env, stdin, timeout, user):
@@ -52,7 +52,7 @@ async def perform(sandbox: Sandbox, action: Action) -> Result:
 async def in_order(
     sandbox: Sandbox, actions: Sequence[Action], *, stop_on_failure: bool = True
 ) -> tuple[Result | Exception, ...]:
-    """A batch, one action after the other from here: what ``Batching.batch`` promises, without its speed."""
+    """Perform a batch as ``Batching.batch`` does, with one round trip for each action."""
     check_actions(actions)
     results: list[Result | Exception] = []
     for action in actions:
@@ -69,11 +69,12 @@ async def in_order(
 
 
 def failed(result: Result | Exception) -> bool:
+    """Whether a result is an error, or a command that failed."""
     return isinstance(result, Exception) or (isinstance(result, Observation) and not result.ok)
 
 
 def edited(path: str, text: bytes, old: bytes, new: bytes) -> bytes:
-    """The text with ``old`` replaced. Raises EditError, and what ``check_edit`` raises."""
+    """Return the text with ``old`` replaced. Raises EditError, and the errors of ``check_edit``."""
     check_edit(old, new)
     count = text.count(old)
     if count != 1:
@@ -90,6 +91,7 @@ def check_edit(old: bytes, new: bytes) -> None:
 
 
 def _lines(text: bytes, old: bytes) -> tuple[int, ...]:
+    """The numbers of the first lines in which ``old`` begins."""
     lines: list[int] = []
     at = text.find(old)
     while at >= 0 and len(lines) < 16:

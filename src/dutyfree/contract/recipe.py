@@ -1,4 +1,4 @@
-"""The state that a sandbox is handed out in, and the content keys of it and its parts (docs/recipes.md)."""
+"""Recipes: the state in which a sandbox starts, and the content keys of its prefixes (docs/recipes.md)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ StageKind: TypeAlias = Literal["repository", "dependencies", "files", "setup"]
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step towards the wanted state: host files copied in, then commands run, which must succeed.
+    """One step of a recipe: it copies files in, then runs commands, which must succeed.
 
-    Lists are taken for tuples, and paths as strings too: the key is the same. Raises RecipeError.
+    Lists are accepted for tuples, and strings for paths; the content key is the same. Raises RecipeError.
     """
 
     kind: StageKind
@@ -27,15 +27,16 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: Mapping[str, Path] = {}
     """Path in the sandbox (relative to the working directory) → file or directory on this host.
 
-    Of a link, what it leads to is copied, and counts; those within a directory stay links.
+    If the source is a link, its target is copied and counts in the key. Links inside a directory stay links.
     """
     secrets: tuple[str, ...] = ()
-    """Variables of the caller's environment that the commands get; their values enter no key and no layer."""
+    """Variables of the caller's environment for the commands. Their values are in no key and no layer."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(StageKind):
             raise RecipeError(
-                f"{self.kind!r} is no kind of stage", remedy=f"known are: {', '.join(get_args(StageKind))}"
+                f"there is no kind of stage {self.kind!r}",
+                remedy=f"the kinds are: {', '.join(get_args(StageKind))}",
             )
         commands = tuple(
             one if isinstance(one, str) else _several("a command", one, str)
@@ -48,14 +49,14 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __hash__(self) -> int:
         return hash((self.kind, self.commands, frozenset(self.files.items()), self.secrets))
 
-    def key(self, upon: str) -> str:
-        """The content key of the prefix that ends with this stage, upon the one of that key.
+    def key(self, below: str) -> str:
+        """The content key of the prefix that ends here; ``below`` is the key of the prefix before this stage.
 
         Reads the stage's files. Raises OSError.
         """
-        import hashlib  # it takes longer to load than all of this module
+        import hashlib  # it takes longer to load than this module
 
-        said = (upon, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
+        said = (below, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
         digest = hashlib.sha256(repr(said).encode())
         for _, source in sorted(self.files.items()):
             digest.update(tree_digest(Path(os.path.realpath(source))))
@@ -63,27 +64,27 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state a sandbox must be in: an image, then stages upon it, then services that run; and variables.
+    """The state in which a sandbox starts: an image, then stages, then services; and environment variables.
 
-    Every prefix has a content key, in which files count by what is in them when it is worked out. Recipes
-    that say the same are equal and have the same hash, in which files count by their paths.
+    Every prefix has a content key, which includes the contents of files at the time of the computation.
+    Equality and hash compare files by their paths.
 
-    Raises RecipeError for an image that is no string, for what are no stages, for services of the same name,
-    and for what cannot be an environment.
+    Raises RecipeError for fields of a wrong type, for two services with one name, and for variables that no
+    process can have.
     """
 
     image: str | None = None
-    """None is the substrate's own default: the host for bare, the study's image for Docker."""
+    """None means the substrate's default: the host for bare and native, the study's image for Docker."""
     stages: tuple[Stage, ...] = ()
     services: tuple[Service, ...] = ()
-    """Started one after the other when the files of all stages are there."""
+    """They start one after the other, after the last stage."""
     env: Mapping[str, str] = {}
-    """Variables of every command and service, as they stand here: over the image's, under those of a call.
+    """Variables of every command and service. They override the image's, and those of a call override them.
 
-    Stages do not get them, so recipes that differ in nothing else have the same layers.
+    Stages do not get them, so recipes that differ only in variables share all layers.
     """
     path: tuple[str, ...] = ()
-    """Directories that come before those of PATH; relative ones start at the working directory."""
+    """Directories to put before PATH; relative ones start at the working directory."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.image, str | None):
@@ -101,11 +102,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reads_files(self) -> bool:
-        """Whether its keys depend on files of this machine."""
+        """Whether its content keys depend on files of this machine."""
         return any(stage.files for stage in self.stages)
 
     def variables(self, workdir: str, path: str) -> dict[str, str]:
-        """What commands get over the image's environment, in which PATH is ``path``."""
+        """The variables to add to the image's environment, in which PATH is ``path``."""
         if not self.path:
             return dict(self.env)
         first = [posixpath.normpath(posixpath.join(workdir, directory)) for directory in self.path]
@@ -113,13 +114,13 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {**self.env, "PATH": ":".join([*first, rest] if rest else first)}
 
     def key(self, length: int | None = None) -> str:
-        """The content key of the first ``length`` stages; by default of all, of services and variables."""
+        """The content key of the first ``length`` stages; by default of the whole recipe."""
         if length is not None:
             return Recipe(self.image, self.stages[:length]).keys()[-1]
         return self.served_key(self.keys()[-1])
 
     def keys(self) -> tuple[str, ...]:
-        """The content keys of all prefixes, from the image alone to all stages; each file is read once."""
+        """The content keys of all prefixes, from the image alone to all stages. Reads each file once."""
         import hashlib
 
         found = [hashlib.sha256(repr(self.image).encode()).hexdigest()[:32]]
@@ -128,7 +129,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(found)
 
     def served_key(self, prefix: str) -> str:
-        """The key of the whole, of that of all its stages."""
+        """The content key of the whole recipe, from the key of all its stages."""
         import hashlib
 
         if not (self.services or self.env or self.path):
@@ -139,15 +140,15 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def checked(recipe: object) -> Recipe:
-    """It, from a program without types. Raises RecipeError for what is none."""
+    """Validate an untyped argument. Raises RecipeError."""
     if isinstance(recipe, Recipe):
         return recipe
     remedy = f"write Recipe({recipe!r})" if isinstance(recipe, str) else "write Recipe(…)"
-    raise RecipeError(f"{recipe!r} is no recipe", remedy=remedy)
+    raise RecipeError(f"{recipe!r} is not a recipe", remedy=remedy)
 
 
 def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
-    """The values as a tuple. Raises RecipeError for a single one."""
+    """Convert a list to a tuple. Raises RecipeError for anything else than a list or a tuple."""
     if isinstance(values, tuple | list) and all(isinstance(value, of) for value in values):
         return tuple(values)
     wanted = "strings" if of in (object, str) else f"{of.__name__} values"
@@ -155,15 +156,15 @@ def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
 
 
 def _variables(env: Any) -> dict[str, str]:
-    """A copy. Raises RecipeError."""
+    """Check and copy environment variables. Raises RecipeError."""
     if not isinstance(env, Mapping):
         raise RecipeError(f"env must be names and values, not {env!r}", remedy='write env={"NAME": "value"}')
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise RecipeError(f"the variable {name!r} must be a text, not {value!r}")
-        if not name or "=" in name or not _can_be_told(name):
+        if not name or "=" in name or not _encodable(name):
             raise RecipeError(f"{name!r} can be no variable's name")
-        if not _can_be_told(value):
+        if not _encodable(value):
             raise RecipeError(f"the variable {name} cannot be {value!r}")
     return dict(env)
 
@@ -172,13 +173,13 @@ def _directories(path: Any) -> tuple[str, ...]:
     """Raises RecipeError."""
     found = _several("path", path, str)
     for directory in found:
-        if not directory or ":" in directory or not _can_be_told(directory):
+        if not directory or ":" in directory or not _encodable(directory):
             raise RecipeError(f"{directory!r} can be no directory of PATH", remedy="give one at a time")
     return found
 
 
-def _can_be_told(text: str) -> bool:
-    """Whether a program can be given it."""
+def _encodable(text: str) -> bool:
+    """Whether a process can get this text as an argument or a variable."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -186,9 +187,9 @@ def _can_be_told(text: str) -> bool:
 
 
 def tree_digest(root: Path) -> bytes:
-    """A digest of names, modes and contents under ``root``, independent of times and owners.
+    """A digest of the names, modes and contents below ``root``, independent of times and owners.
 
-    Pipes, sockets and devices are left out, as whoever copies the tree leaves them out.
+    It leaves out pipes, sockets and devices, which are not copied either.
     """
     import hashlib
     import stat

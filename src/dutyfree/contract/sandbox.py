@@ -1,4 +1,4 @@
-"""The sandbox: one environment that an agent acts in."""
+"""The sandbox: one environment in which an agent acts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dutyfree.contract.observation import Observation, Span
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One environment. Safe to use from many tasks of one event loop at once.
+    """One environment. Many tasks of one event loop may use it at once.
 
     Every method raises SandboxClosed after the sandbox was closed; DispatchError, ExecError or CollectError
-    when the substrate fails; SandboxGone when the sandbox ended through what ran in it.
+    if the substrate fails; SandboxGone if a process in the sandbox ended it.
     """
 
     @property
@@ -23,12 +23,12 @@ class Sandbox(Protocol):
 
     @property
     def workdir(self) -> str:
-        """Where commands start and relative paths begin; writable."""
+        """The directory in which commands start and relative paths begin. It is writable."""
         ...
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Where the time of the creation went."""
+        """The parts of the time that the creation took."""
         ...
 
     async def exec(
@@ -41,56 +41,56 @@ class Sandbox(Protocol):
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
-        """Run a command to its end. ``env`` adds to what the image and the recipe give.
+        """Run a command to its end. ``env`` adds to the variables of the image and the recipe.
 
-        A timeout kills the command's whole process tree, and the observation keeps what was printed.
-        One of nothing or less does so as soon as it runs, if it has not ended by then.
-        A child left in the background does not hold the call. Without ``stdin`` the command reads
-        an empty stream. A command that cannot be started is a result too, with the reason on stderr: 127
-        when its program or ``cwd`` does not exist, 126 otherwise (it may not be run, has a NUL byte, is too
-        long, the user does not exist, no process or memory is left). Raises ArgumentError for wrong types.
+        A timeout kills the command's whole process tree; the observation keeps what it printed. A timeout ≤ 0
+        kills the command as soon as it runs. A child in the background does not delay the result. Without
+        ``stdin`` the command reads an empty stream. A command that cannot start is a result too, with the
+        reason on stderr: exit code 127 if its program or ``cwd`` does not exist, otherwise 126 (it is not
+        executable, has a NUL byte or is too long, the user does not exist, no process or memory is left).
+        Raises ArgumentError for wrong types.
         """
         ...
 
     async def read(self, path: str) -> bytes:
-        """The whole file.
+        """Read the whole file.
 
-        This and the methods below raise ActionError for what is wrong with the path in the sandbox. Most are
-        also Python's FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, or OSError
-        with an errno; shutil.SpecialFileError for a pipe, a socket or a device.
+        This and the following methods raise ActionError if something is wrong with the path in the sandbox.
+        Most are also Python's FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, or
+        OSError with an errno; shutil.SpecialFileError for a pipe, a socket or a device.
         """
         ...
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write the whole file, making missing parents.
+        """Write the whole file, and make missing parent directories.
 
-        Raises ActionError, LimitError for a mode that is none, ArgumentError for data that is not bytes.
+        Raises ActionError, LimitError for a mode out of range, ArgumentError for data that is not bytes.
         """
         ...
 
     async def list(self, path: str) -> tuple[Entry, ...]:
-        """Entries by name. Raises ActionError."""
+        """The entries of a directory, sorted by name. Raises ActionError."""
         ...
 
     async def remove(self, path: str) -> None:
-        """Remove a file or a whole tree. Raises ActionError."""
+        """Remove a file or a directory tree. Raises ActionError."""
         ...
 
     async def upload(self, source: Path, path: str) -> None:
-        """Copy a local file or tree to exactly ``path``; modes are kept.
+        """Copy a local file or tree to exactly ``path``, with its modes.
 
-        Links stay links, also when the source itself is one; pipes, sockets and devices in a tree are
-        left out. Raises ActionError for ``path``, and Python's plain FileNotFoundError for a missing source.
+        Links stay links, also if the source itself is a link. Pipes, sockets and devices in a tree are left
+        out. Raises ActionError for ``path``, and Python's own FileNotFoundError for a missing source.
         """
         ...
 
     async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
-        """Copy a file or tree of the sandbox to exactly ``target``, as ``upload`` does the other way.
+        """Copy a file or tree of the sandbox to exactly ``target``, in the way of ``upload``.
 
-        Nothing is written outside: a link at ``target`` or below is replaced, never followed. Links that
-        lead out of the tree would lead to files of this host: they are left out, and their names returned
-        (the first 10,000), unless ``outside_links`` asks for them. Files are never set-id. Raises ActionError
-        for ``path``, also if it is such a link itself, and for what it holds, and Python's plain OSError for
-        ``target`` itself.
+        Nothing is written outside of ``target``: a link at ``target`` or below is replaced, never followed.
+        Links that point out of the tree would point to files of this host. They are left out, and their names
+        are returned (the first 10,000), unless ``outside_links`` is true. Files are never set-id. Raises
+        ActionError for ``path``, also if it is such a link, and for its contents; Python's own OSError for
+        ``target``.
         """
         ...

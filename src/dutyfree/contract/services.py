@@ -1,4 +1,4 @@
-"""Warm processes: what a recipe leaves running beside the actions (docs/warm-processes.md)."""
+"""Services: the processes that a recipe starts and leaves running (docs/warm-processes.md)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dutyfree.contract.errors import RecipeError
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When a service is ready: by one of these; by none of them, as soon as it runs. Raises RecipeError."""
+    """The condition for a service to be ready: one of these; with none, as soon as it runs.
+
+    Raises RecipeError.
+    """
 
     line: str | None = None
-    """It prints this text, on either stream."""
+    """It has printed this text, on stdout or stderr."""
     file: str | None = None
     """This path exists."""
     socket: str | None = None
-    """Somebody listens to this Unix socket."""
+    """A process listens on this Unix socket."""
 
     def __post_init__(self) -> None:
         given = [value for value in (self.line, self.file, self.socket) if value is not None]
@@ -31,11 +34,11 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             return f"it did not print {self.line!r}"
         if self.file is not None:
             return f"there is no {self.file}"
-        return f"nobody listens to {self.socket}" if self.socket is not None else "it does not run"
+        return f"no process listens on {self.socket}" if self.socket is not None else "it does not run"
 
 
 class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A process that is started when a sandbox stands, before it is handed out, and lives as long as it does.
+    """A process that starts before the sandbox is handed out, and ends with the sandbox.
 
     It sees the files of all stages, and gets no secrets. Raises RecipeError.
     """
@@ -44,18 +47,18 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     command: str | tuple[str, ...]
     ready: Ready = Ready()
     seconds: float = 60.0
-    """So long it may take until it is ready."""
+    """How long it may take to become ready."""
     cwd: str | None = None
     env: Mapping[str, str] = {}
     forks: bool = False
-    """It forks for calls, by the protocol of docs/warm-processes.md; ``recipes.python`` gives such a one."""
+    """Whether it forks for each call, as ``recipes.python`` does (protocol: docs/warm-processes.md)."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.command:
             raise RecipeError("a service needs a name and a command")
         if not isinstance(self.command, str):
             if not all(isinstance(word, str) for word in self.command):
-                raise RecipeError(f"the command of the service {self.name!r} must be strings alone")
+                raise RecipeError(f"the command of the service {self.name!r} must consist of strings")
             msgspec.structs.force_setattr(self, "command", tuple(self.command))
         if not self.seconds > 0:
             raise RecipeError(f"the service {self.name!r} needs time to become ready, not {self.seconds:g} s")
@@ -64,19 +67,19 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return hash(self.identity())
 
     def identity(self) -> str:
-        """All that makes it what it is, as text."""
+        """All fields as text, independent of the order of ``env``."""
         fields = msgspec.structs.asdict(self)
         return repr(sorted({**fields, "env": sorted(self.env.items())}.items()))
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """How a service of a sandbox fares."""
+    """The state of a service in a sandbox."""
 
     name: str
     running: bool
     starts: int
-    """How often it was started since the sandbox was made or reset: once, if it never ended."""
+    """How often it was started since the creation or the last reset of the sandbox."""
     exit_code: int | None = None
-    """Of its last end, if it does not run; 128 + n if signal n killed it."""
+    """The exit code of its last run, if it does not run now; 128 + n if signal n killed it."""
     output: bytes = b""
-    """The end of what it printed lately."""
+    """The end of its output."""

@@ -1,4 +1,4 @@
-"""The substrate: where sandboxes run, and the class that a registry entry names."""
+"""The substrate, and the provider class that a registry entry names."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dutyfree.contract.sandbox import Sandbox
 
 @runtime_checkable
 class Substrate(Protocol):
-    """Where sandboxes run. Given by ``dutyfree.open``; use it inside its context."""
+    """A kind of place where sandboxes run. ``dutyfree.open`` gives it; use it inside that context."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def host_address(self) -> str | None:
-        """Where a sandbox whose network is on reaches services of this host; None if it cannot.
+        """The address at which a sandbox with network reaches services of this host; None if it cannot.
 
-        One of this host's addresses is where such a service has to listen; any other one stands for the
+        If it is an address of this host, the service must listen on it. Any other address stands for the
         host's loopback.
         """
         ...
@@ -37,24 +37,24 @@ class Substrate(Protocol):
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox in the recipe's state, gone when the context is left.
+        """A sandbox in the recipe's state; the end of the context removes it.
 
-        Raises CreateError on entering (PoolError where a pool has none to give), and CleanupError on leaving,
-        unless the body raised: then that.
+        Entering raises CreateError, or PoolError if a pool cannot give one. Leaving raises CleanupError,
+        unless the body raised: then the body's error passes.
         """
         ...
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        """Do all that can be done for the recipe before a sandbox is wanted. Raises CreateError."""
+        """Prepare the recipe, so that its first sandbox starts faster. Raises CreateError."""
         ...
 
     async def facts(self) -> dict[str, str]:
-        """Versions, image digests and settings that a reader of the measurements should know."""
+        """Versions, image digests and settings, for the readers of measurements."""
         ...
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """Whether a substrate can be used here; if not, why, and how to enable it."""
+    """Whether a substrate works on this machine; if not, why, and how to enable it."""
 
     available: bool
     detail: str
@@ -62,7 +62,7 @@ class Availability(msgspec.Struct, frozen=True):
 
 
 class Provider(Protocol):
-    """What a registry entry names: a class made from its frozen ``Config``, entered to open it."""
+    """A class that a registry entry names: made from its frozen ``Config``, entered to open the substrate."""
 
     summary: ClassVar[str]
     Config: ClassVar[type[msgspec.Struct]]
@@ -70,12 +70,12 @@ class Provider(Protocol):
     def __call__(self, config: msgspec.Struct, /) -> AbstractAsyncContextManager[Substrate]: ...
 
     async def probe(self, config: msgspec.Struct, /) -> Availability:
-        """A cheap look at whether it would open; raises nothing. A classmethod."""
+        """Check cheaply whether it would open. A classmethod; raises nothing."""
         ...
 
 
 def refuse_second_entry(is_open: bool, substrate: str) -> None:
-    """Raises UsageError for a substrate that is open: entering it again would lose what it holds."""
+    """Raises UsageError if the substrate is open: entering it again would lose its sandboxes."""
     if is_open:
         raise UsageError(
             f"{substrate} is open already", remedy="enter it once and share it, or open another one"
@@ -83,7 +83,7 @@ def refuse_second_entry(is_open: bool, substrate: str) -> None:
 
 
 def require_open(is_open: bool) -> None:
-    """Raises UsageError for a substrate that was not entered yet, or is left already."""
+    """Raises UsageError if the substrate was not entered yet, or was already left."""
     if not is_open:
         raise UsageError(
             "the substrate is not open", remedy="use it inside of: async with dutyfree.open(…) as substrate"

@@ -101,20 +101,20 @@ async def test_the_sandboxes_of_a_lease_say_how_they_were_served(pooled):
 
 
 async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
-    with pytest.raises(RecipeError, match=r"'python:3.12' is no recipe \(write Recipe\('python:3.12'\)\)"):
+    with pytest.raises(RecipeError, match=r"'python:3.12' is not a recipe \(write Recipe\('python:3.12'\)\)"):
         pooled.sandbox("python:3.12")
-    with pytest.raises(RecipeError, match="7 is no recipe"):
+    with pytest.raises(RecipeError, match="7 is not a recipe"):
         await pooled.prepare(7)
-    with pytest.raises(RecipeError, match="is no recipe"):
+    with pytest.raises(RecipeError, match="is not a recipe"):
         async with pooled.group("host", 2):
             pass
-    with pytest.raises(RecipeError, match="is no recipe"):
+    with pytest.raises(RecipeError, match="is not a recipe"):
         await pooled.prefetch(["host"], 2)
     with pytest.raises(
         RecipeError, match=r"prefetch takes a list of recipes, not one recipe \(write \[recipe\]\)"
     ):
         await pooled.prefetch(recipe(), 2)
-    with pytest.raises(RecipeError, match="is no recipe"):
+    with pytest.raises(RecipeError, match="is not a recipe"):
         await (await pooled.pooled()).acquire("host")
 
 

@@ -105,7 +105,7 @@ async def test_it_sees_what_stages_made_and_the_one_before_it(native: Any) -> No
         (Service("web", "sleep 1000", cwd="/none"), "ended with 127; its last output: No such file"),
         (Service("web", "exec sleep 1000", Ready(line="up"), 0.3), "within 0.3 s: it did not print 'up'"),
         (Service("web", "sleep 1000", Ready(file="f"), 0.3), "within 0.3 s: there is no f"),
-        (Service("web", "sleep 1000", Ready(socket="s"), 0.3), "within 0.3 s: nobody listens to s"),
+        (Service("web", "sleep 1000", Ready(socket="s"), 0.3), "within 0.3 s: no process listens on s"),
         (Service("web", "sleep 1000", Ready(socket="s" * 200), 9), "File name too long"),
     ],
 )
