@@ -1,7 +1,7 @@
-"""Layers of recipes and snapshots on this machine: listed, removed, exported, imported (docs/layers.md).
+"""List, remove, export and import the layers of recipes and named snapshots (docs/layers.md).
 
-What is meant is named as ``snapshot:NAME``, by the first digits of a layer's key, or by a recipe: of that it
-is the longest prefix that is there. All functions block.
+A layer is named by ``snapshot:NAME``, by the first digits of its key, or by a recipe, which means its longest
+prefix that is on this machine. All functions block.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 What: TypeAlias = str | Recipe
 
-SHORTEST = 6
-"""Digits of a key that can be enough."""
+DIGITS_MIN = 6
+"""The fewest digits that name a layer."""
 
-REMEDY = "see `dutyfree layer ls`"
+REMEDY = "list the layers: `dutyfree layer ls`"
 
 
 class LayerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer with what it stands for."""
+    """A layer of a stage, or a named snapshot."""
 
     name: str
     """``snapshot:NAME``, or the layer's key."""
@@ -41,76 +41,76 @@ class LayerEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     image: str
     identity: str
-    """What the image is: its name may mean another later."""
+    """What the image was: its name may mean another image later."""
     recipe: str
-    """The key of the recipe's prefix that ends with it, if it is of one."""
+    """Content key of the recipe's prefix that ends with this layer; empty for a snapshot."""
     below: int
-    """Layers between it and the image."""
+    """Number of layers between this one and the image."""
     parent: str
-    """The key of the next one below it that is listed; none if it stands upon the image."""
+    """Key of the next listed layer below; empty if that is the image."""
     size: int
-    """Bytes of its own."""
+    """Bytes of this layer alone."""
     seconds: float
-    """That making it took."""
+    """Duration of the build."""
     made: float
     used: float
     in_use: bool
-    """Whether an open substrate uses it just now."""
+    """Whether an open substrate uses it now."""
     commit: str = ""
-    """What a repository was at when it was cloned."""
+    """Commit of a cloned repository."""
     commands: tuple[str, ...] = ()
 
 
 class ExportResult(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     digests: tuple[str, ...]
-    """One for each name: who knows it knows what was exported."""
+    """Digests of the exported contents, one for each name."""
     size: int
     """Bytes that were written."""
 
 
 def ls() -> list[LayerEntry]:
-    """All of them, those upon the same image together, each after what it stands on."""
+    """All layers, grouped by image, each after those below it."""
     from dutyfree.engine.exchange import chains
 
     store = _store()
     named = {snapshot.layer: snapshot.name for snapshot in store.snapshots.all()}
-    there = {facts.key: (facts, told) for facts in store.layers() if (told := store.provenance(facts.key))}
+    there = {info.key: (info, built) for info in store.layers() if (built := store.provenance(info.key))}
     listed = [
         key for key in there if key in named or not (key.startswith(chains.SNAPSHOT) or store.is_stale(key))
     ]
     keys = set(listed)
     found = []
     for key in listed:
-        facts, told = there[key]
+        info, built = there[key]
         found.append(
             LayerEntry(
                 name=chains.SNAPSHOT + named[key] if key in named else key,
                 key=key,
-                kind=told.kind,
-                image=told.image,
-                identity=told.identity,
-                recipe=told.recipe,
-                below=len(told.below),
-                parent=next((below for below in reversed(told.below) if below in keys), ""),
-                size=facts.size,
-                seconds=told.seconds,
-                made=facts.made,
-                used=store.last_use(key) or facts.made,
+                kind=built.kind,
+                image=built.image,
+                identity=built.identity,
+                recipe=built.recipe,
+                below=len(built.below),
+                parent=next((below for below in reversed(built.below) if below in keys), ""),
+                size=info.size,
+                seconds=built.seconds,
+                made=info.made,
+                used=store.last_use(key) or info.made,
                 in_use=store.is_in_use(key),
-                commit=told.commit,
-                commands=told.commands,
+                commit=built.commit,
+                commands=built.commands,
             )
         )
-    return sorted(found, key=lambda kept: (kept.image, kept.identity, kept.below, kept.made))
+    return sorted(found, key=lambda entry: (entry.image, entry.identity, entry.below, entry.made))
 
 
 def export(
     what: Sequence[What], target: Path | str, *, image: bool = True, cancel: CancelToken | None = None
 ) -> ExportResult:
-    """Write chains of layers to an archive (``-`` for standard output), or add them to a directory.
+    """Write chains of layers to an archive (``-`` is standard output), or add them to a directory.
 
-    Without ``image`` the layers of the image itself stay here: whoever imports it must have it.
+    If ``image`` is false, the layers of the image are left out: the importing machine must have it.
     Raises UsageError, CreateError.
     """
     from dutyfree.engine.exchange import layout
@@ -119,10 +119,10 @@ def export(
     store = _store()
     found = {chain.name: chain for one in what for chain in [_one(store, one)]}
     if not found:
-        raise UsageError("nothing is named that could be exported", remedy=REMEDY)
+        raise UsageError("no layers are named to export", remedy=REMEDY)
     try:
-        contents = layout.contents(store, list(found.values()), cancel or CancelToken(), image=image)
-        size = _written(contents, target)
+        contents = layout.pack_chains(store, list(found.values()), cancel or CancelToken(), image=image)
+        size = _write(contents, target)
     except OSError as error:
         raise CreateError(f"{target} cannot be written: {error.strerror or error}") from error
     return ExportResult(tuple(found), tuple(one["digest"] for one in contents.manifests), size)
@@ -137,12 +137,12 @@ def bring(
     progress: Progress | None = None,
     cancel: CancelToken | None = None,
 ) -> list[FetchResult]:
-    """Import chains of layers: what is missing here of them.
+    """Import the missing layers of chains.
 
-    ``source`` is an archive or a directory of ``export``, the cache of another machine as a directory,
+    ``source`` is an archive or a directory of ``export``, the cache directory of another machine,
     ``tcp://HOST:PORT``, or ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without
-    ``what``, all that an export holds. ``digest`` must be that of the export, if given. Raises UsageError,
-    CreateError.
+    ``what``, everything in an export is imported. If ``digest`` is given, it must be that of the export.
+    Raises UsageError, CreateError.
     """
     from dutyfree.engine.exchange import layout, sources
     from dutyfree.engine.exchange.fetcher import Fetcher
@@ -150,24 +150,26 @@ def bring(
     from dutyfree.engine.store.cancel import CancelToken
 
     store, cancel = _store(), cancel or CancelToken()
-    with sources.opened(str(source), store, cancel) as peer:
+    with sources.open_peer(str(source), store, cancel) as peer:
         is_export = isinstance(peer, layout.LayoutPeer)
         if not what and not is_export:
-            raise UsageError(f"{source} has many layers: say which", remedy="name recipes or snapshots")
+            raise UsageError(
+                f"{source} is not an export: name the layers to import", remedy="name recipes or snapshots"
+            )
         if digest and not (isinstance(peer, layout.LayoutPeer) and set(peer.digests.values()) == {digest}):
             raise CreateError(f"{source} is not the export with the digest {digest}")
         fetcher = Fetcher(store, peer, progress, cancel, largest or UNPACKED_MAX)
         offered = [_offered(peer, one) for one in what] if what else peer.offer(())
         if not offered:
-            raise CreateError(f"{source} holds no layers of dutyfree")
+            raise CreateError(f"{source} contains no layers of dutyfree")
         return [fetcher.fetch(chain) for chain in offered]
 
 
 def remove(what: Sequence[What]) -> list[str]:
-    """Remove snapshots by name, and layers of stages with all stages that were made upon them.
+    """Remove named snapshots, and layers of stages together with the layers above them.
 
-    Made again, a stage may leave something else: nothing of before fits upon that. What is in use goes with
-    a later `dutyfree gc`. Raises UsageError.
+    If a stage is built again, the layers above it no longer fit: it may write other files. A layer that is in
+    use is removed by a later `dutyfree gc`. Raises UsageError.
     """
     from dutyfree.engine.exchange import chains
 
@@ -183,14 +185,14 @@ def remove(what: Sequence[What]) -> list[str]:
                 f"{name} is needed by the snapshot {needed[0]}",
                 remedy=f"remove that first: dutyfree layer rm {chains.SNAPSHOT}{needed[0]}",
             )
-        upon = [key for key, told in chains.stages(store).items() if top in told.below]
-        for key in (*upon, top) if not needed else ():
+        above = [key for key, built in chains.stage_layers(store).items() if top in built.below]
+        for key in (*above, top) if not needed else ():
             store.remove(key)
     return [name for name, _ in found]
 
 
 def _top(store: Store, what: What) -> tuple[str, str]:
-    """What is meant, and its uppermost layer; a snapshot need not be whole. Raises UsageError."""
+    """The full name, and the key of the uppermost layer. A snapshot may be incomplete. Raises UsageError."""
     from dutyfree.engine.exchange import chains
 
     if isinstance(what, str) and what.startswith(chains.SNAPSHOT):
@@ -207,7 +209,7 @@ def _store() -> Store:
     return Store()
 
 
-def _written(contents: object, target: Path | str) -> int:
+def _write(contents: object, target: Path | str) -> int:
     from dutyfree.engine.exchange import layout
 
     assert isinstance(contents, layout.LayoutContents)
@@ -217,17 +219,17 @@ def _written(contents: object, target: Path | str) -> int:
     path = Path(target)
     if path.is_dir() or str(target).endswith("/"):
         return layout.write_directory(contents, path)
-    if path.exists() and not path.is_file():  # a pipe or a device, which must stay what it is
+    if path.exists() and not path.is_file():  # a pipe or a device: do not replace it
         with open(path, "wb") as file:
             layout.write_archive(contents, file)
         return contents.size
-    with layout.renamed(path) as file:
+    with layout.replace_file(path) as file:
         layout.write_archive(contents, file)
     return path.stat().st_size
 
 
 def _wanted(what: What) -> list[str]:
-    """What to ask a peer for. Raises UsageError."""
+    """The names to request from a peer. Raises UsageError."""
     from dutyfree.engine.exchange import chains
 
     if isinstance(what, str):
@@ -238,74 +240,78 @@ def _wanted(what: What) -> list[str]:
 
 
 def _offered(peer: Peer, what: What) -> LayerChain:
-    """What a peer has of it. Raises CreateError if it offers something else.
+    """The chain that a peer offers. Raises CreateError if the peer offers something else.
 
-    Else who is asked for one thing could bring in another, under whatever name it likes.
+    Without this check a peer could deliver other layers under any name.
     """
     found = peer.offer(_wanted(what))
-    if not all(_is(chain, what) for chain in found):
-        raise CreateError("the peer offers what it was not asked for", remedy="it is broken or hostile")
-    return _named(_longest(found, what), what)
+    if not all(_matches(chain, what) for chain in found):
+        raise CreateError(
+            "the peer offers layers that it was not asked for", remedy="it is broken or hostile"
+        )
+    return _rename_image(_longest(found, what), what)
 
 
-def _named(chain: LayerChain, what: What) -> LayerChain:
-    """Its image comes under the name that the recipe has for it, and under no other."""
+def _rename_image(chain: LayerChain, what: What) -> LayerChain:
+    """Let the image have the name that it has in the recipe, and no other."""
     from dutyfree.engine.images import find, reference
 
-    wanted = None if isinstance(what, str) else what.image
-    if chain.known is None or wanted is None:
-        return msgspec.structs.replace(chain, known=None)
-    if not wanted.startswith(("/", find.LAYOUT, find.DAEMON)):
-        wanted = str(reference.parse(wanted))
-    return msgspec.structs.replace(chain, known=msgspec.structs.replace(chain.known, name=wanted))
+    name = None if isinstance(what, str) else what.image
+    if chain.stored_image is None or name is None:
+        return msgspec.structs.replace(chain, stored_image=None)
+    if not name.startswith(("/", find.LAYOUT, find.DAEMON)):
+        name = str(reference.parse(name))
+    image = msgspec.structs.replace(chain.stored_image, name=name)
+    return msgspec.structs.replace(chain, stored_image=image)
 
 
-def _is(chain: LayerChain, what: What) -> bool:
+def _matches(chain: LayerChain, what: What) -> bool:
     from dutyfree.engine.exchange import chains
     from dutyfree.engine.layers.build_request import layer_key
 
-    told = [layer.made for layer in chain.upper if layer.made]
-    tops = {chain.name} | {chains.RECIPE + last.recipe for last in told[-1:] if last.recipe}
+    built = [layer.provenance for layer in chain.upper if layer.provenance]
+    tops = {chain.name} | {chains.RECIPE + last.recipe for last in built[-1:] if last.recipe}
     if isinstance(what, str):
         return what in tops
     keys = {what.key(length) for length in range(1, len(what.stages) + 1)}
-    made = {layer_key(one.recipe, one.identity) for one in told if one.recipe in keys}
-    is_upon = what.image is None or chain.image == what.image
-    return bool(told) and is_upon and {layer.key for layer in chain.upper} == made
+    keys_built = {layer_key(one.recipe, one.identity) for one in built if one.recipe in keys}
+    same_image = what.image is None or chain.image == what.image
+    return bool(built) and same_image and {layer.key for layer in chain.upper} == keys_built
 
 
 def _one(store: Store, what: What) -> LayerChain:
-    """The chain that is meant. Raises UsageError."""
+    """The chain of this machine that ``what`` names. Raises UsageError."""
     from dutyfree.engine.exchange import chains
 
     if isinstance(what, str) and not what.startswith(chains.SNAPSHOT):
         digits = what.rpartition(":")[2]
         fitting = [
             key
-            for key, told in chains.stages(store).items()
-            if len(digits) >= SHORTEST
-            and (key.partition(":")[2].startswith(digits) or told.recipe.startswith(digits))
+            for key, built in chains.stage_layers(store).items()
+            if len(digits) >= DIGITS_MIN
+            and (key.partition(":")[2].startswith(digits) or built.recipe.startswith(digits))
         ]
         if len(fitting) > 1:
-            raise UsageError(f"{what} could be any of {len(fitting)} layers", remedy="give more digits")
+            raise UsageError(f"{what} matches {len(fitting)} layers", remedy="give more digits")
         what = fitting[0] if fitting else what
     return _longest(chains.find(store, _wanted(what)), what)
 
 
 def _longest(found: Sequence[LayerChain], what: What) -> LayerChain:
-    """The longest of them; of several upon images that changed since, the one upon the present."""
+    """The longest chain; if there are several, the one on the image that is here now."""
     if not found:
-        told = what if isinstance(what, str) else "the recipe"
+        name = what if isinstance(what, str) else "the recipe"
         raise UsageError(
-            f"there are no layers of {told}", remedy=f"{REMEDY}; `dutyfree layer build` makes them"
+            f"there are no layers of {name}", remedy=f"{REMEDY}; or build them: `dutyfree layer build`"
         )
-    return max(found, key=lambda chain: (len(chain.upper), _present(chain)))
+    return max(found, key=lambda chain: (len(chain.upper), _is_current(chain)))
 
 
-def _present(chain: LayerChain) -> bool:
+def _is_current(chain: LayerChain) -> bool:
+    """Whether the chain's image is the one that is here now."""
     from dutyfree.engine.images import rootfs
 
     if chain.image == "host":
         return chain.identity == rootfs.host_identity()
-    known = _store().image(chain.known.name) if chain.known else None
+    known = _store().image(chain.stored_image.name) if chain.stored_image else None
     return known is not None and known.digest == chain.identity

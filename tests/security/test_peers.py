@@ -142,7 +142,7 @@ def test_an_answer_that_is_nested_without_end(hostile: Any) -> None:
     say = (
         'import sys; sys.stdin.readline(); print("{\\"x\\":" + "[" * 100000 + "]" * 100000 + "}", flush=True)'
     )
-    with pytest.raises(CreateError, match="is no `dutyfree layer serve`"):
+    with pytest.raises(CreateError, match="is not a `dutyfree layer serve`"):
         layers.bring(f"exec:{sys.executable} -c '{say}'", [WANTED])
 
 

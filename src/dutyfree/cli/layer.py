@@ -227,8 +227,8 @@ def serve(*, bind: str | None = None) -> int:
     from dutyfree.engine.store.store import Store
 
     if bind is not None:
-        token = messages.token()
-        listener = server.bound(bind, token)
+        token = messages.read_token()
+        listener = server.listen(bind, token)
         host, port = listener.getsockname()[:2]
         console.say(f"serving layers at tcp://{f'[{host}]' if ':' in host else host}:{port}")
         run_blocking(server.LayerServer(Store(), listener, token, console.say).serve)

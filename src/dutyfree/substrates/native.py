@@ -214,7 +214,7 @@ class Native:
     def peers(self) -> Mapping[str, PeerStats]:
         """What each peer delivered."""
         peers = self.node.builder.peers
-        return peers.figures if peers else {}
+        return peers.stats if peers else {}
 
     # --- The host -------------------------------------------------------------------------------------
 

@@ -21,16 +21,15 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 
 import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, OptionError
-from dutyfree.engine.exchange import deadline_peer
-from dutyfree.engine.exchange import peers as peer_sets
 from dutyfree.engine.exchange.chains import ChainLayer, LayerChain
-from dutyfree.engine.exchange.peers import MissingLayers, PeerSet
+from dutyfree.engine.exchange.peers import MissingLayers, PeerSet, PeerTiming, best
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
@@ -48,12 +47,8 @@ SETUP = Stage("setup", commands=("sleep 0.3; cat stamp > third",))
 SEE = "cat stamp copy; md5sum one two"
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that is slow because the machine is busy is neither silent nor forgotten meanwhile."""
-    monkeypatch.setattr(deadline_peer, "SILENCE", 100.0)
-    monkeypatch.setattr(peer_sets, "SILENCE", 100.0)
-    monkeypatch.setattr(peer_sets, "LACKING", 1000.0)
+TIMING = PeerTiming(answer=100.0, absent=1000.0)
+"""A peer may be slow because the machine is busy."""
 
 
 async def built(nodes: Nodes, recipe: Recipe = RECIPE) -> bytes:
@@ -78,10 +73,18 @@ async def built_too(nodes: Nodes, recipe: Recipe, see: str) -> bytes:
 
 
 @asynccontextmanager
+async def opened(*peers: str, timing: PeerTiming = TIMING, **options: Any) -> AsyncIterator[Any]:
+    """A node with peers."""
+    native: Any
+    async with dutyfree.open("native", peers=peers, **options) as native:
+        native.node.builder.peers.timing = timing
+        yield native
+
+
+@asynccontextmanager
 async def fetching(*peers: str, recipe: Recipe = RECIPE, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
     """A sandbox of a node with peers, and its substrate."""
-    native: Any
-    async with dutyfree.open("native", peers=peers, **options) as native, native.sandbox(recipe) as sandbox:
+    async with opened(*peers, **options) as native, native.sandbox(recipe) as sandbox:
         yield native, sandbox
 
 
@@ -178,11 +181,11 @@ async def test_of_several_the_one_with_most_is_taken(nodes: Nodes) -> None:
         assert native.peers[str(third)].layers == 0
 
 
-async def test_what_is_built_in_no_time_is_built(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_sets, "QUICK", 60.0)  # by a machine that is busy with other things
+async def test_what_is_built_in_no_time_is_built(nodes: Nodes) -> None:
+    timing = msgspec.structs.replace(TIMING, build_min=60.0)  # on a machine that is busy with other things
     quick = Recipe(stages=(Stage("setup", commands=("date +%N > stamp",)),))
     before = await built_too(nodes, quick, "cat stamp")
-    async with fetching(str(nodes.here), recipe=quick) as (native, sandbox):
+    async with fetching(str(nodes.here), recipe=quick, timing=timing) as (native, sandbox):
         assert await seen(sandbox, "cat stamp") != before
         assert sandbox.served.kind == "cold"
         assert native.peers[str(nodes.here)].layers == 0
@@ -199,7 +202,7 @@ async def test_upon_what_was_built_here_nothing_is_put_that_was_made_upon_anothe
     assert mine not in before
     nodes.use(nodes.root / "third")
     await said(Recipe(stages=(CLONE,)), "true")
-    with pytest.raises(CreateError, match="another run of a stage"):
+    with pytest.raises(CreateError, match="another build of a layer"):
         await anyio.to_thread.run_sync(layers.bring, str(nodes.here), [RECIPE])
 
 
@@ -229,7 +232,7 @@ async def test_the_pool_counts_what_was_fetched(nodes: Nodes) -> None:
     before = await built(nodes)
     source = str(nodes.here)
     native: Any
-    async with dutyfree.open("native", peers=[source]) as native:
+    async with opened(source) as native:
         async with native.group(RECIPE, 4) as group:
             assert [await seen(sandbox) for sandbox in group] == [before] * 4
             kinds = sorted(sandbox.served.kind for sandbox in group)
@@ -255,7 +258,7 @@ async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
             kinds.append(sandbox.served.kind)
 
     native: Any
-    async with dutyfree.open("native", peers=[str(nodes.here)]) as native:
+    async with opened(str(nodes.here)) as native:
         async with anyio.create_task_group() as group:
             for _ in range(8):
                 group.start_soon(ask, native)
@@ -279,7 +282,7 @@ async def test_different_ones_come_beside_each_other(nodes: Nodes) -> None:
             kinds.append(sandbox.served.kind)
 
     native: Any
-    async with dutyfree.open("native", peers=[str(nodes.here)]) as native, anyio.create_task_group() as group:
+    async with opened(str(nodes.here)) as native, anyio.create_task_group() as group:
         for number in range(len(recipes)):
             group.start_soon(ask, native, number)
     assert kinds == ["fetched"] * len(recipes)
@@ -404,15 +407,13 @@ def hung_up(connection: socket.socket) -> None:
     connection.close()
 
 
-async def test_a_peer_that_is_gone_is_told_of_once(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_sets, "BACKOFF", peer_sets.LONGEST)  # longer than all of this takes
+async def test_a_peer_that_is_gone_is_told_of_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    timing = msgspec.structs.replace(TIMING, backoff=TIMING.backoff_max)  # longer than all of this takes
     gone = ["tcp://127.0.0.1:1", "exec:/no/such", "exec:false", str(nodes.root / "absent")]
     nodes.use(nodes.there)
     native: Any
     with caplog.at_level(logging.WARNING):
-        async with dutyfree.open("native", peers=gone) as native:
+        async with opened(*gone, timing=timing) as native:
             for stages in ((CLONE,), (CLONE, SETUP), (CLONE, INSTALL)):
                 async with native.sandbox(Recipe(stages=stages)) as sandbox:
                     assert sandbox.served.kind in ("cold", "layer")
@@ -454,20 +455,17 @@ while data := os.read(0, 99999):
     ("through", "why"),
     [
         (cut(4_000_000), "cut after"),
-        (FLIPPED, "not what was announced"),
-        (HANGING, "said nothing"),
+        (FLIPPED, "does not match its digest"),
+        (HANGING, "did not answer"),
     ],
     ids=["cut", "flipped", "hanging"],
 )
-async def test_one_that_breaks_midway_leaves_what_was_whole(
-    nodes: Nodes, through: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, through: str, why: str) -> None:
     """The first layer is; the second is built upon it."""
     before = await built(nodes)
     source = pipe(nodes.here, through)
-    if through == HANGING:
-        monkeypatch.setattr(deadline_peer, "SILENCE", 10.0)
-    async with fetching(source, peer_seconds=300) as (native, sandbox):
+    timing = msgspec.structs.replace(TIMING, answer=10.0) if through == HANGING else TIMING
+    async with fetching(source, peer_seconds=300, timing=timing) as (native, sandbox):
         assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
         now = await seen(sandbox)
         assert now.split()[:2] == before.split()[:2]
@@ -493,7 +491,7 @@ async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
     try:
         async with fetching(str(nodes.root / "shared"), peer_seconds=1.0) as (native, sandbox):
             assert sandbox.served.kind == "cold"
-            assert "said nothing" in native.peers[str(nodes.root / "shared")].failure
+            assert "did not answer" in native.peers[str(nodes.root / "shared")].failure
     finally:
         os.close(os.open(blob, os.O_RDWR))  # the thread that was left behind can end
 
@@ -527,12 +525,12 @@ async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nod
     native: Any
     with reserved() as port:
         source = f"tcp://127.0.0.1:{port}"
-        async with dutyfree.open("native", peers=[source]) as native, contextlib.AsyncExitStack() as stack:
+        at_once = msgspec.structs.replace(TIMING, backoff=0.0)
+        async with opened(source, timing=at_once) as native, contextlib.AsyncExitStack() as stack:
             await native.prepare(Recipe(stages=(Stage("setup", commands=("true",)),)))
             assert native.peers[source].failures == 1
             server = nodes.listening(nodes.here, port=port)
             await anyio.to_thread.run_sync(stack.enter_context, server)
-            native.node.builder.peers._peers[0].retry_at = 0.0  # as if time had passed
             async with native.sandbox(RECIPE) as sandbox:
                 assert await seen(sandbox) == before
                 assert sandbox.served.kind == "fetched"
@@ -572,7 +570,7 @@ async def test_peers_that_die_all_the_time_lose_no_request(nodes: Nodes) -> None
                 sizes.append(await seen(sandbox, "stat -c %s n"))
 
         native: Any
-        async with dutyfree.open("native", peers=sorted(peers)) as native, anyio.create_task_group() as group:
+        async with opened(*sorted(peers)) as native, anyio.create_task_group() as group:
             for recipe in recipes:
                 group.start_soon(ask, native, recipe)
         assert sorted(map(int, sizes)) == [number * 100_000 for number in range(1, 13)]
@@ -612,7 +610,7 @@ async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -
     await built(nodes)
     native: Any
     sleep = f"sleep {1_000_000 + os.getpid()}"  # of others there may be any number
-    async with dutyfree.open("native", peers=[f"exec:{sleep}"]) as native:
+    async with opened(f"exec:{sleep}") as native:
         with anyio.move_on_after(0.5):
             await native.prepare(RECIPE)
         assert native.peers[f"exec:{sleep}"].failures == 0
@@ -658,14 +656,11 @@ def chain(*keys: str, seconds: float = 1.0, build_id: str = "", **lies: Any) -> 
     ],
 )
 async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[LayerChain], length: int) -> None:
-    found = peer_sets.best(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), offered)
+    found = best(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), offered)
     assert (len(found.upper) if found else 0) == length
     if found:
-        assert found.known is None
-        assert (
-            peer_sets.best(Store(tmp_path), MissingLayers("sha256:1", KEYS[:length], KEYS[length:]), offered)
-            is None
-        )
+        assert found.stored_image is None
+        assert best(Store(tmp_path), MissingLayers("sha256:1", KEYS[:length], KEYS[length:]), offered) is None
 
 
 @pytest.mark.parametrize(("build_id", "fits"), [("ours", True), ("theirs", False)])
@@ -674,7 +669,7 @@ async def test_what_lies_in_memory_alone_is_gone_on_from_too(
 ) -> None:
     """The store does not know of that run: only one that was made upon it will do."""
     missing = MissingLayers("sha256:1", KEYS[:1], KEYS[1:], "ours")
-    assert bool(peer_sets.best(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
+    assert bool(best(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
 
 
 async def test_it_stops_when_it_is_halted(tmp_path: Path) -> None:

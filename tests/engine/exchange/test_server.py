@@ -20,7 +20,7 @@ import pytest
 from dutyfree import layers
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.exchange import server as servers
-from dutyfree.engine.exchange.chains import stages
+from dutyfree.engine.exchange.chains import stage_layers
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance, write
@@ -49,7 +49,7 @@ def layer(nodes: Nodes) -> None:
 
 
 def arrived() -> bool:
-    return KEY in stages(Store())
+    return KEY in stage_layers(Store())
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
@@ -80,9 +80,9 @@ def test_a_token_from_a_file(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("theirs", "ours", "complaint"),
     [
-        (TOKEN, TOKEN + "?", "not its token"),
-        (TOKEN, "", "wants a token"),
-        ("", TOKEN, "has no token: it may be somebody else"),
+        (TOKEN, TOKEN + "?", "the token is wrong"),
+        (TOKEN, "", "requires a token"),
+        ("", TOKEN, "has no token, so it may be another machine"),
     ],
 )
 def test_who_does_not_know_the_token_gets_nothing(
@@ -137,7 +137,7 @@ def test_who_sits_between_cannot_change_a_word(
                 connection.shutdown(socket.SHUT_RDWR)
                 back.join()
 
-        with answering(between) as source, pytest.raises(CreateError, match="somebody sits between"):
+        with answering(between) as source, pytest.raises(CreateError, match="wrong signature"):
             layers.bring(source, [KEY])
     assert not arrived()
 
@@ -206,9 +206,9 @@ def test_noise_and_silence_disturb_nobody_else(nodes: Nodes) -> None:
 
 def test_more_than_it_talks_to_are_told_so(nodes: Nodes) -> None:
     with nodes.listening(nodes.here) as server, contextlib.ExitStack() as stack:
-        for _ in range(servers.CLIENTS):
+        for _ in range(servers.CLIENTS_MAX):
             stack.enter_context(contextlib.closing(Client(server)))
-        with pytest.raises(CreateError, match="talks to 64 others"):
+        with pytest.raises(CreateError, match="64 other clients"):
             layers.bring(server.source, [KEY])
         stack.close()
         until = time.monotonic() + 60
@@ -226,17 +226,19 @@ def test_one_without_the_token_is_hung_up_on(nodes: Nodes) -> None:
                 assert client.file.readline() == b""
         with contextlib.closing(Client(server)) as client:
             answer = client.ask({"nonce": "a" * 64, "proof": "b" * 64})
-            assert answer == {"proof": "", "nonce": "", "error": "that is not its token"}
+            assert answer == {"proof": "", "nonce": "", "error": "the token is wrong"}
             assert client.file.readline() == b""
 
 
-def test_one_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "GREETING", 0.5)
-    cancel, listener = CancelToken(), servers.bound("127.0.0.1:0", TOKEN.encode())
+def test_one_that_says_nothing_is_hung_up_on() -> None:
+    cancel, listener = CancelToken(), servers.listen("127.0.0.1:0", TOKEN.encode())
 
     def serve() -> None:
         with contextlib.suppress(Cancelled):
-            servers.LayerServer(Store(), listener, TOKEN.encode(), lambda _: None).serve(cancel)
+            server = servers.LayerServer(
+                Store(), listener, TOKEN.encode(), lambda _: None, handshake_seconds=0.5
+            )
+            server.serve(cancel)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -267,10 +269,10 @@ def test_it_ends_by_a_signal_while_it_talks(nodes: Nodes, signum: int) -> None:
     [
         ("0.0.0.0:0", "needs a token"),
         ("[::]:0", "needs a token"),
-        ("127.0.0.1", "no address"),
-        ("127.0.0.1:99999", "no address"),
+        ("127.0.0.1", "not an address"),
+        ("127.0.0.1:99999", "not an address"),
         ("192.0.2.1:0", "needs a token"),
-        ("no-such-host.invalid:0", "nobody can listen"),
+        ("no-such-host.invalid:0", "cannot listen"),
     ],
 )
 def test_where_it_does_not_listen(nodes: Nodes, where: str, complaint: str) -> None:
@@ -287,5 +289,5 @@ def test_where_it_does_not_listen(nodes: Nodes, where: str, complaint: str) -> N
 
 
 def test_with_a_token_it_listens_anywhere() -> None:
-    with servers.bound("0.0.0.0:0", TOKEN.encode()) as listener:
+    with servers.listen("0.0.0.0:0", TOKEN.encode()) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"

@@ -1,5 +1,6 @@
-"""Layers on their way between machines: packed, offered, fetched where they are missing, verified.
+"""Copy layers between machines: pack, offer, fetch what is missing, verify. See docs/layers.md.
 
-The exchange, whatever carries it: *names that are wanted* → chains of layers → *layers that are missing* →
-blobs → *blobs, each from where it was cut* → one stream. See docs/layers.md.
+Start with ``protocol``: three requests (offer, pack, send) that every peer answers. ``fetcher`` copies from a
+peer, ``peers`` asks several before a stage is built, ``server`` answers over TCP, ``layout`` reads and writes
+exports, ``sources`` opens a peer by its address. May import ``images``, ``store``, ``launcher`` and ``host``.
 """

@@ -1,6 +1,7 @@
-"""A peer that answers in time or not at all: it has a thread of its own, and is left behind if it hangs.
+"""A peer with a deadline for each answer.
 
-A command or a connection could be given up otherwise; a directory of a file server that is gone could not.
+Each peer has a thread of its own, which is abandoned if it hangs. A command or a connection could be closed;
+but reading a directory of a dead file server cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -17,110 +18,114 @@ from typing import Any, TypeVar
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.chains import Blob, LayerChain
-from dutyfree.engine.exchange.messages import PATIENCE
 from dutyfree.engine.exchange.protocol import BlobRequest, Peer
 from dutyfree.engine.images.streams import Readable
-from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.cancel import POLL_SECONDS, CancelToken
 from dutyfree.engine.store.store import Store
 
-SILENCE = 10.0
-"""Seconds that one may need to be reached and to say what it has, and for each piece of what it sends."""
+ANSWER_SECONDS = 10.0
+"""How long a peer may take to be reached and to offer, and for each piece of a blob."""
 
 T = TypeVar("T")
 
 
 class DeadlinePeer:
-    """One conversation. Its methods block, and raise CreateError and Cancelled; ``close`` it in the end."""
+    """One conversation with a peer. Its methods block, and raise CreateError and Cancelled. Close it."""
 
-    def __init__(self, source: str, store: Store, cancel: CancelToken) -> None:
+    def __init__(
+        self, source: str, store: Store, cancel: CancelToken, answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
         self.source = source
+        self._answer_seconds = answer_seconds
         self._cancel = cancel
-        self._inner = cancel.child()
+        self._abandon = cancel.child()
         self._calls: queue.SimpleQueue[Callable[[Peer | None], None] | None] = queue.SimpleQueue()
         self._last: Future[Any] = Future()
-        self._broken: BaseException | None = None
+        self._failure: BaseException | None = None
         self.thread = threading.Thread(
-            target=self._talk, args=(store,), name=f"dutyfree-peer {source}", daemon=True
+            target=self._run, args=(store,), name=f"dutyfree-peer {source}", daemon=True
         )
         self.thread.start()
 
-    def asked(self, wanted: Sequence[str]) -> Future[list[LayerChain]]:
-        """Ask what it has, without waiting: ``heard`` gives the answer."""
-        return self._begun(lambda peer: peer.offer(wanted))
-
-    def heard(self, answer: Future[T], until: float = float("inf")) -> T:
-        """An answer that comes before that time of the monotonic clock."""
-        while not futures.wait([answer], PATIENCE).done:
-            self._cancel.check()
-            if monotonic() > until:
-                raise silent()
-        return answer.result()
+    def start_offer(self, wanted: Sequence[str]) -> Future[list[LayerChain]]:
+        """Request an offer without waiting for it."""
+        return self._call(lambda peer: peer.offer(wanted))
 
     def offer(self, wanted: Sequence[str]) -> list[LayerChain]:
-        return self.heard(self.asked(wanted), monotonic() + SILENCE)
+        return self._wait(self.start_offer(wanted), self._deadline())
 
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
-        """May take long: it is packed now, if nobody has wanted it lately."""
-        return self.heard(self._begun(lambda peer: peer.pack(keys)))
+        """Has no deadline: packing may take long."""
+        return self._wait(self._call(lambda peer: peer.pack(keys)))
 
     @contextlib.contextmanager
     def send(self, blobs: Sequence[BlobRequest]) -> Iterator[Readable]:
-        stack = contextlib.ExitStack()  # of the thread
-        begun = self._begun(lambda peer: stack.enter_context(peer.send(blobs)))
-        stream = self.heard(begun, monotonic() + SILENCE)
+        stack = contextlib.ExitStack()  # used by the thread
+        answer = self._call(lambda peer: stack.enter_context(peer.send(blobs)))
+        stream = self._wait(answer, self._deadline())
         try:
-            yield _Pieces(self, stream)
+            yield _PieceReader(self, stream)
         finally:
             self._calls.put(lambda _: stack.close())
 
     def read(self, stream: Readable, size: int) -> bytes:
-        return self.heard(self._begun(lambda _: stream.read(size)), monotonic() + SILENCE)
+        return self._wait(self._call(lambda _: stream.read(size)), self._deadline())
 
     def close(self) -> bool:
-        """Hang up, without waiting: the thread cleans up as soon as it can. Whether it hangs."""
+        """End the conversation without waiting for the thread. Returns whether the thread hangs."""
         self._calls.put(None)
         if self._last.done():
             return False
-        self._inner.set()
+        self._abandon.set()
         return True
+
+    def _deadline(self) -> float:
+        return monotonic() + self._answer_seconds
+
+    def _wait(self, answer: Future[T], deadline: float = float("inf")) -> T:
+        while not futures.wait([answer], POLL_SECONDS).done:
+            self._cancel.check()
+            if monotonic() > deadline:
+                raise no_answer(self._answer_seconds)
+        return answer.result()
 
     # --- In the thread ------------------------------------------------------------------------------
 
-    def _begun(self, function: Callable[[Peer], T]) -> Future[T]:
+    def _call(self, function: Callable[[Peer], T]) -> Future[T]:
         answer: Future[T] = Future()
         self._last = answer
 
         def call(peer: Peer | None) -> None:
             try:
                 if peer is None:
-                    raise self._broken or CreateError("the peer is gone")
+                    raise self._failure or CreateError("the peer is gone")
                 answer.set_result(function(peer))
-            except BaseException as error:  # noqa: BLE001 (raised where the answer is heard)
+            except BaseException as error:  # noqa: BLE001 (raised where the answer is awaited)
                 answer.set_exception(error)
 
         self._calls.put(call)
         return answer
 
-    def _talk(self, store: Store) -> None:
+    def _run(self, store: Store) -> None:
         try:
-            with sources.opened(self.source, store, self._inner, alone=True) as peer:
+            with sources.open_peer(self.source, store, self._abandon, unattended=True) as peer:
                 while call := self._calls.get():
                     call(peer)
                 return
-        except BaseException as error:  # noqa: BLE001 (raised where the answers are heard)
-            self._broken = error
+        except BaseException as error:  # noqa: BLE001 (raised where the answers are awaited)
+            self._failure = error
         while call := self._calls.get():
             call(None)
 
 
-def silent() -> CreateError:
-    return CreateError(f"the peer said nothing for {SILENCE:g} s")
+def no_answer(seconds: float) -> CreateError:
+    return CreateError(f"the peer did not answer for {seconds:g} s")
 
 
-class _Pieces:
-    def __init__(self, timely: DeadlinePeer, stream: Readable) -> None:
-        self._timely = timely
+class _PieceReader:
+    def __init__(self, peer: DeadlinePeer, stream: Readable) -> None:
+        self._peer = peer
         self._stream = stream
 
     def read(self, size: int, /) -> bytes:
-        return self._timely.read(self._stream, size)
+        return self._peer.read(self._stream, size)

@@ -1,7 +1,7 @@
-"""Chains into a store: only what is missing there, verified before it is unpacked, whole or not at all.
+"""Fetch chains of layers into a store: only missing layers, verified before they are unpacked.
 
-A blob on its way lies among the store's parts and is taken up again where it was cut. A layer is made aside
-and renamed, so whoever is killed leaves nothing that could be taken for one.
+A blob is downloaded to a file of the store, and resumed from there after an interruption. A layer is unpacked
+elsewhere and renamed, so a process that is killed leaves no half layer.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from dutyfree.engine.store.store import Store
 class FetchResult(msgspec.Struct, frozen=True):
     chain: LayerChain
     layers: int
-    """That were missing."""
+    """Number of layers that were missing."""
     size: int
-    """Bytes that came."""
+    """Bytes that were transferred."""
 
 
 class LayerBusy(CreateError):  # noqa: N818 (names the state)
-    """Somebody else makes it at this moment."""
+    """Another process builds or fetches the layer now."""
 
 
 class Fetcher:
-    """Fills a store from a peer. Blocks; raises CreateError, UsageError, and Cancelled once it is halted.
+    """Fetches chains from a peer into a store. Blocks; raises CreateError, UsageError, Cancelled.
 
-    An eager one, for who would build the layers otherwise, takes none of images. It waits neither for the
-    disk nor for others who make the same, so that no two wait for each other: it raises LayerBusy.
+    An eager fetcher is for a caller that would build the layers otherwise. It fetches no layers of images,
+    does not wait for the disk, and raises LayerBusy instead of waiting for another process, so that no two
+    processes wait for each other.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Fetcher:
         peer: Peer,
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
-        largest: int = UNPACKED_MAX,
+        size_max: int = UNPACKED_MAX,
         *,
         eager: bool = False,
     ) -> None:
@@ -68,48 +69,48 @@ class Fetcher:
         self._peer = peer
         self._progress = progress or (lambda _: None)
         self._cancel = cancel or CancelToken()
-        self._largest = largest
+        self._size_max = size_max
         self._eager = eager
-        self._claim = ""
-        """The uppermost layer that nobody else makes meanwhile."""
-        self.brought: list[str] = []
-        """Keys of the layers that are here by this."""
+        self._locked_key = ""
+        """The uppermost layer of which an eager fetcher holds the build lock."""
+        self.fetched: list[str] = []
+        """Keys of the layers that this fetcher has added to the store."""
 
     def fetch(self, chain: LayerChain) -> FetchResult:
-        """A chain that the peer offers."""
+        """Fetch a chain that the peer offered."""
         chains.check(chain)
         try:
             with contextlib.ExitStack() as leases:
                 return self._fetch(chain, leases)
         except BlockingIOError as error:
-            raise LayerBusy(f"{chain.name} is on its way already") from error
+            raise LayerBusy(f"another process builds or fetches {chain.name} now") from error
         except OSError as error:
             raise disk_error(error) from error
 
     def _fetch(self, chain: LayerChain, leases: contextlib.ExitStack) -> FetchResult:
         self._check_names(chain)
-        known = self._image(chain, leases)
-        lower = () if known else chain.lower
-        if not (known or lower):
-            _check_here(chain)
+        image = self._find_image(chain, leases)
+        lower = () if image else chain.lower
+        if not (image or lower):
+            _check_image_here(chain)
         for layer in chain.upper:
-            if self._store.is_stale(layer.key):  # of no use here, and in the way
+            if self._store.is_stale(layer.key):
                 self._store.remove(layer.key)
         wanted = self._missing(chain.upper, leases)
-        if wanted and (strange := chains.strange(self._store, chain)):
+        if wanted and (others := chains.other_builds(self._store, chain)):
             raise CreateError(
-                f"{wanted[-1].key} stands on another run of a stage than the one here, {strange[0]}",
-                remedy=f"remove that, if it is to come from there too: dutyfree layer rm {strange[0]}",
+                f"{wanted[-1].key} was made on another build of a layer than the one here: {others[0]}",
+                remedy=f"to fetch that layer too, remove it here first: dutyfree layer rm {others[0]}",
             )
         trees = rootfs.host_trees() if chain.image == "host" else 1
-        described = self._described([*lower, *wanted], trees)
-        mounted = known.mounted if known else tuple(layer.key for layer in reversed(described[: len(lower)]))
-        missing = [layer for layer in described if not self._lease(layer.key, leases)]
-        size = self._bring(missing, mounted, leases)
+        packed = self._pack([*lower, *wanted], trees)
+        mounted = image.mounted if image else tuple(layer.key for layer in reversed(packed[: len(lower)]))
+        missing = [layer for layer in packed if not self._lease(layer.key, leases)]
+        size = self._transfer(missing, mounted, leases)
         if missing:
-            settle = self._store.sync_in_background if self._eager else self._store.sync
-            settle([layer.key for layer in missing])
-        self._name(chain, mounted, known)
+            sync = self._store.sync_in_background if self._eager else self._store.sync
+            sync([layer.key for layer in missing])
+        self._write_names(chain, mounted, image)
         return FetchResult(chain, len(missing), size)
 
     def _lease(self, key: str, leases: contextlib.ExitStack) -> LayerLease | None:
@@ -117,45 +118,49 @@ class Fetcher:
         return leases.enter_context(lease) if lease else None
 
     def _missing(self, layers: Sequence[ChainLayer], leases: contextlib.ExitStack) -> list[ChainLayer]:
-        """Those that are not here; of an eager one nobody else makes them from now on."""
+        """The layers that are not here. An eager fetcher locks them, so that no other process builds them."""
         missing = [layer for layer in layers if not self._lease(layer.key, leases)]
         if not self._eager:
             return missing
         for layer in missing:
             leases.enter_context(self._store.build_lock(layer.key, wait=False))
-            self._claim = layer.key
+            self._locked_key = layer.key
         return [layer for layer in missing if not self._lease(layer.key, leases)]
 
-    # --- What is here already -----------------------------------------------------------------------
+    # --- Images and names ---------------------------------------------------------------------------
 
     def _check_names(self, chain: LayerChain) -> None:
-        taken = self._store.snapshots.get(chain.snapshot) if chain.snapshot else None
-        if taken and taken.layer != chain.upper[-1].key:
+        existing = self._store.snapshots.get(chain.snapshot) if chain.snapshot else None
+        if existing and existing.layer != chain.upper[-1].key:
             raise UsageError(
                 f"there is another snapshot {chain.snapshot} here",
                 remedy=f"remove it first: dutyfree layer rm {chain.name}",
             )
-        image = self._store.image(chain.known.name) if chain.known else None
+        image = self._store.image(chain.stored_image.name) if chain.stored_image else None
         if image and image.digest != chain.identity and not chain.snapshot:
             raise CreateError(
-                f"{image.name} is another image here ({image.digest}) than where this was made",
-                remedy="name images by digest; or remove the one that is here: dutyfree image rm",
+                f"{image.name} is another image here ({image.digest}) than where the layers were built",
+                remedy="name images by digest, or remove the one here: dutyfree image rm",
             )
 
-    def _image(self, chain: LayerChain, leases: contextlib.ExitStack) -> StoredImage | None:
-        """The chain's image, if it is here under whatever name."""
+    def _find_image(self, chain: LayerChain, leases: contextlib.ExitStack) -> StoredImage | None:
+        """The chain's image, if it is here under any name."""
         for image in self._store.images():
             if image.digest == chain.identity and all(self._lease(key, leases) for key in image.mounted):
                 return image
         return None
 
-    def _name(self, chain: LayerChain, mounted: tuple[str, ...], known: StoredImage | None) -> None:
-        here = known or chain.known
-        if chain.known and here and not self._store.image(chain.known.name):
-            layers = known.layers if known else tuple(reversed(mounted))
+    def _write_names(self, chain: LayerChain, mounted: tuple[str, ...], image: StoredImage | None) -> None:
+        found = image or chain.stored_image
+        if chain.stored_image and found and not self._store.image(chain.stored_image.name):
             self._store.put_image(
                 msgspec.structs.replace(
-                    here, name=chain.known.name, layers=layers, mounted=mounted, source="", added=time.time()
+                    found,
+                    name=chain.stored_image.name,
+                    layers=image.layers if image else tuple(reversed(mounted)),
+                    mounted=mounted,
+                    source="",
+                    added=time.time(),
                 )
             )
         if not chain.snapshot:
@@ -163,7 +168,7 @@ class Fetcher:
         *below, top = [layer.key for layer in chain.upper]
         lease = self._store.lease(top)
         if lease is None:
-            raise CreateError(f"the layer {top} was removed while it came", remedy="try again")
+            raise CreateError(f"the layer {top} was removed during the fetch", remedy="try again")
         with lease:
             self._store.snapshots.put(
                 NamedSnapshot(
@@ -175,44 +180,45 @@ class Fetcher:
                 )
             )
 
-    # --- What is not --------------------------------------------------------------------------------
+    # --- Transfer -----------------------------------------------------------------------------------
 
-    def _described(self, layers: Sequence[ChainLayer], trees: int) -> list[ChainLayer]:
-        """With their blobs, and the keys that they have here."""
-        told = self._peer.pack([layer.key for layer in layers]) if layers else {}
-        described = []
+    def _pack(self, layers: Sequence[ChainLayer], trees: int) -> list[ChainLayer]:
+        """Let the peer pack layers. Returns them with their blobs, and with the keys that they get here."""
+        blobs_of = self._peer.pack([layer.key for layer in layers]) if layers else {}
+        packed = []
         for layer in layers:
-            blobs = told.get(layer.key, ())
-            if len(blobs) != (trees if layer.made else 1) or not all(chains.sound(blob) for blob in blobs):
+            blobs = blobs_of.get(layer.key, ())
+            expected = trees if layer.provenance else 1
+            if len(blobs) != expected or not all(blob.is_valid for blob in blobs):
                 raise CreateError(
-                    f"the layer {layer.key} has {len(blobs)} parts that could be used here, not {trees}",
-                    remedy="it is broken, or of a machine whose directories are other ones",
+                    f"the layer {layer.key} has {len(blobs)} file systems; {expected} are expected here",
+                    remedy="it is broken, or was built on a machine with other directories",
                 )
-            key = layer.key if layer.made else f"{chains.TAR}:{blobs[0].diff_id.removeprefix('sha256:')}"
-            described.append(ChainLayer(key, layer.made, blobs))
-        return described
+            tar_key = f"{chains.TAR}:{blobs[0].diff_id.removeprefix('sha256:')}"
+            packed.append(ChainLayer(layer.key if layer.provenance else tar_key, layer.provenance, blobs))
+        return packed
 
-    def _bring(
+    def _transfer(
         self, missing: Sequence[ChainLayer], mounted: tuple[str, ...], leases: contextlib.ExitStack
     ) -> int:
+        """Download and unpack layers. Returns the bytes that were transferred."""
         blobs = {blob.digest: blob for layer in missing for blob in layer.blobs}
         if missing and os.geteuid() != 0:
             raise CreateError(
-                "only root can import layers, whose files have many owners",
-                remedy="run as root; without, recipes are made in memory by each process",
+                "only root can import layers, because their files have several owners",
+                remedy="run as root; without root, each process builds its layers in memory",
             )
-        self._check_room(sum(blob.whole + blob.size for layer in missing for blob in layer.blobs))
+        self._check_space(sum(blob.tar_size + blob.size for layer in missing for blob in layer.blobs))
         with contextlib.ExitStack() as stack:
-            # In one order, so that no two wait for each other.
+            # In sorted order, so that no two processes wait for each other.
             parts = {
                 digest: stack.enter_context(locked(self._part(digest), fcntl.LOCK_EX, self._cancel))
                 for digest in sorted(blobs)
             }
-            stack.callback(self._forget_empty, parts)
-            missing = [
-                layer for layer in missing if not self._lease(layer.key, leases)
-            ]  # another was quicker
-            wanted = [want for blob in _each(missing) if (want := _want(blob, parts[blob.digest]))]
+            stack.callback(self._remove_empty, parts)
+            # Another process may have fetched them while we waited for the locks.
+            missing = [layer for layer in missing if not self._lease(layer.key, leases)]
+            wanted = [one for blob in _unique(missing) if (one := _request(blob, parts[blob.digest]))]
             stream = stack.enter_context(self._peer.send(wanted)) if wanted else None
             received: set[str] = set()
             for number, layer in enumerate(missing):
@@ -220,50 +226,52 @@ class Fetcher:
                     if blob.digest not in received:
                         self._receive(layer, blob, parts[blob.digest], stream)
                         received.add(blob.digest)
-                make = partial(self._make, layer, mounted)
+                make = partial(self._unpack, layer, mounted)
                 try:
                     if self._eager:
                         leases.enter_context(self._store.add(layer.key, make))
                     else:
                         leases.enter_context(self._store.obtain(layer.key, make, self._cancel))
-                except CreateError:  # it came whole, and is wrong: it would be so again
-                    self._forget(blob.digest for blob in layer.blobs)
+                except CreateError:  # the blob is complete, but wrong: do not resume it
+                    self._remove_parts(blob.digest for blob in layer.blobs)
                     raise
-                self.brought.append(layer.key)
+                self.fetched.append(layer.key)
                 self._progress(LayerProgress(layer.key, "done"))
-                later = {blob.digest for blob in _each(missing[number + 1 :])}
-                self._forget({blob.digest for blob in layer.blobs} - later)
-            self._forget(blobs.keys() - received)  # of what another made meanwhile
-        return sum(blobs[want.digest].size - want.position for want in wanted)
+                later = {blob.digest for blob in _unique(missing[number + 1 :])}
+                self._remove_parts({blob.digest for blob in layer.blobs} - later)
+            self._remove_parts(blobs.keys() - received)  # of layers that another process added
+        return sum(blobs[one.digest].size - one.position for one in wanted)
 
     def _part(self, digest: str) -> Path:
-        """Where a blob comes to. Two eager ones may want the same, and neither is to wait for the other."""
-        own = hashlib.sha256(f"{self._claim} {digest}".encode()).hexdigest() if self._claim else digest
-        return self._store.download_path(own)
+        """The file of a partial download. Eager fetchers have files of their own, to not wait for others."""
+        own = f"{self._locked_key} {digest}"
+        return self._store.download_path(
+            hashlib.sha256(own.encode()).hexdigest() if self._locked_key else digest
+        )
 
-    def _forget(self, digests: Iterable[str]) -> None:
+    def _remove_parts(self, digests: Iterable[str]) -> None:
         for digest in digests:
             self._part(digest).unlink(missing_ok=True)
 
-    def _forget_empty(self, parts: dict[str, int]) -> None:
-        self._forget(digest for digest, part in parts.items() if os.fstat(part).st_size == 0)
+    def _remove_empty(self, parts: dict[str, int]) -> None:
+        self._remove_parts(digest for digest, part in parts.items() if os.fstat(part).st_size == 0)
 
-    def _check_room(self, size: int) -> None:
-        if size > self._largest:
+    def _check_space(self, size: int) -> None:
+        if size > self._size_max:
             raise CreateError(
-                f"it would take {size} bytes, and {self._largest} are allowed",
-                remedy="allow more, if you trust where it comes from: --largest",
+                f"the layers need {size} bytes; {self._size_max} are allowed",
+                remedy="if you trust the source, allow more: --largest",
             )
         self._store.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         free = shutil.disk_usage(self._store.root).free
         if size > free:
             raise CreateError(
-                f"it would take {size} bytes, and {free} are free on the disk",
-                remedy="`dutyfree gc --spare 0`, or set DUTYFREE_CACHE to a directory on a larger disk",
+                f"the layers need {size} bytes; {free} are free on the disk",
+                remedy="run `dutyfree gc --spare 0`, or set DUTYFREE_CACHE to a directory on a larger disk",
             )
 
     def _receive(self, layer: ChainLayer, blob: Blob, part: int, stream: Readable | None) -> None:
-        """The rest of a blob; then all of it is verified."""
+        """Download the rest of a blob, and verify all of it."""
         digest, at = hashlib.sha256(), 0
         while piece := os.pread(part, CHUNK, at):
             digest.update(piece)
@@ -275,7 +283,7 @@ class Fetcher:
             if not piece:
                 raise CreateError(
                     f"the transfer was cut after {at} of {blob.size} bytes of {blob.digest}",
-                    remedy="try again: what has come is kept",
+                    remedy="try again: it continues from what has arrived",
                 )
             _write(part, piece)
             digest.update(piece)
@@ -285,22 +293,21 @@ class Fetcher:
         if found != blob.digest:
             os.ftruncate(part, 0)
             raise CreateError(
-                f"a blob is not what was announced: it should be {blob.digest}, and is {found}",
-                remedy="its source, or what lies between, is broken or hostile; or try again",
+                f"a blob does not match its digest: expected {blob.digest}, got {found}",
+                remedy="try again; if it fails again, the source or a proxy is broken or hostile",
             )
 
-    def _make(self, layer: ChainLayer, mounted: tuple[str, ...], tree: Path) -> tuple[int, int, int]:
+    def _unpack(self, layer: ChainLayer, mounted: tuple[str, ...], tree: Path) -> tuple[int, int, int]:
         size = files = left_out = 0
         for index, blob in enumerate(layer.blobs):
-            target = tree if layer.made is None else tree / str(index)
+            target = tree if layer.provenance is None else tree / str(index)
             target.mkdir(mode=0o755, exist_ok=True)
             root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._progress(LayerProgress(layer.key, "unpacking", index, len(layer.blobs)))
             with contextlib.closing(FileSlice(self._part(blob.digest), 0, blob.size)) as file:
+                cancel = self._cancel.child()
                 try:
-                    done = unpack(
-                        streams.decompress(file), root, limit=blob.whole, cancel=self._cancel.child()
-                    )
+                    done = unpack(streams.decompress(file), root, limit=blob.tar_size, cancel=cancel)
                 except streams.InvalidLayer as error:
                     raise CreateError(
                         f"the layer {layer.key} is refused: {error}", remedy="it is broken or hostile"
@@ -309,37 +316,39 @@ class Fetcher:
                     os.close(root)
             if done.diff_id != blob.diff_id:
                 raise CreateError(
-                    f"a layer is not what was announced: unpacked it is {done.diff_id}, not {blob.diff_id}",
+                    f"the layer {layer.key} is refused: its tar has the digest {done.diff_id}, "
+                    f"not {blob.diff_id}",
                     remedy="it is broken or hostile",
                 )
-            if layer.made is None:
+            if layer.provenance is None:
                 squash.record_whiteouts(tree, done.whiteout_directories)
             size, files, left_out = size + done.size, files + done.files, left_out + done.left_out
-        if layer.made is not None:
-            provenance.write(tree, msgspec.structs.replace(layer.made, mounted=mounted))
+        if layer.provenance is not None:
+            provenance.write(tree, msgspec.structs.replace(layer.provenance, mounted=mounted))
         return size, files, left_out
 
 
-def _check_here(chain: LayerChain) -> None:
-    """Raises CreateError unless what the chain stands on, and does not bring, is what is here."""
+def _check_image_here(chain: LayerChain) -> None:
+    """Check the image of a chain that does not include it. Raises CreateError unless the image is here."""
     if chain.image == "host":
         if rootfs.host_identity() != chain.identity:
             raise CreateError(
-                f"{chain.name} was made upon the software of another machine (the image `host`)",
-                remedy="make recipes that are to travel upon an image; see docs/layers.md",
+                f"{chain.name} was built on the software of another machine (the image `host`)",
+                remedy="to copy layers to other machines, build them on an OCI image; see docs/layers.md",
             )
     elif not (Path(chain.image).is_absolute() and rootfs.is_rootfs(Path(chain.image))):
         raise CreateError(
-            f"{chain.name} stands on {chain.image} ({chain.identity}), which is neither here nor in it",
-            remedy=f"dutyfree image pull {chain.image}, or export it with its image",
+            f"{chain.name} needs the image {chain.image} ({chain.identity}), which is not here and not "
+            "included",
+            remedy=f"run `dutyfree image pull {chain.image}`, or export the layers with their image",
         )
 
 
-def _each(layers: Sequence[ChainLayer]) -> Iterator[Blob]:
+def _unique(layers: Sequence[ChainLayer]) -> Iterator[Blob]:
     yield from {blob.digest: blob for layer in layers for blob in layer.blobs}.values()
 
 
-def _want(blob: Blob, part: int) -> BlobRequest | None:
+def _request(blob: Blob, part: int) -> BlobRequest | None:
     at = os.fstat(part).st_size
     if at > blob.size:
         os.ftruncate(part, 0)

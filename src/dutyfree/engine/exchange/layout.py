@@ -1,7 +1,7 @@
-"""Chains in a directory or an archive: OCI layouts, which every tool that carries images carries too.
+"""Read and write chains of layers as OCI layouts, in a directory or an archive.
 
-A chain with its image is a whole image to others: ``dutyfree image import`` takes it, and so do they. One
-without (upon ``host``, say) is told as an artifact of its own kind, so that nobody takes it for one.
+A chain with its image is a complete image, which ``dutyfree image import`` and other tools can read. A chain
+without its image, such as one on ``host``, is an OCI artifact of its own type.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange import chains, packer
-from dutyfree.engine.exchange.chains import FORM, RECIPE, Blob, LayerChain
-from dutyfree.engine.exchange.protocol import BlobRequest, joined
+from dutyfree.engine.exchange.chains import FORMAT_VERSION, RECIPE, Blob, LayerChain
+from dutyfree.engine.exchange.protocol import BlobRequest, join_blobs
 from dutyfree.engine.images import manifest
 from dutyfree.engine.images.archives import FileSlice, ImageFiles
 from dutyfree.engine.images.manifest import DOCUMENT_MAX, digest_of
@@ -44,7 +44,7 @@ _VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 
 
 class LayoutPeer:
-    """What lies in a layout. Every document is verified by its digest before it is believed."""
+    """The chains in a layout. Verifies every document by its digest."""
 
     def __init__(self, files: ImageFiles, what: str) -> None:
         self._files = files
@@ -54,16 +54,16 @@ class LayoutPeer:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of each chain by its name: another content has another."""
+        """Digests of the manifests, by the names of their chains."""
         return {chain.name: digest for digest, chain in self._chains.items()}
 
     def offer(self, wanted: Sequence[str]) -> list[LayerChain]:
-        """All of them, if nothing is said to be wanted; of a layer that others stand on, what leads to it."""
+        """The wanted chains, and parts of chains up to a wanted layer. All chains if nothing is wanted."""
         whole = [chain for chain in self._chains.values() if not wanted or _names(chain) & set(wanted)]
         named = {chain.name: chain for chain in whole}
         for key in set(wanted) - named.keys():
             for chain in self._chains.values():
-                if part := chains.upto(chain, key):
+                if part := chains.shorten(chain, key):
                     named[key] = part
         return list(named.values())
 
@@ -71,28 +71,28 @@ class LayoutPeer:
         return {key: self._blobs[key] for key in keys if key in self._blobs}
 
     def send(self, blobs: Sequence[BlobRequest]) -> AbstractContextManager[Readable]:
-        return joined(blobs, self._open)
+        return join_blobs(blobs, self._open)
 
     def _open(self, digest: str) -> FileSlice:
         if self._files.size(_blob(digest)) is None:
-            raise CreateError(f"{self._what} is not whole: {digest} is missing in it")
+            raise CreateError(f"{self._what} is incomplete: {digest} is missing")
         return self._files.open(_blob(digest))
 
     def _read(self) -> Iterator[tuple[str, LayerChain]]:
-        listed = self._decoded("index.json")
+        listed = self._decode("index.json")
         try:
             for entry in listed["manifests"]:
-                found = self._decoded(_blob(entry["digest"]), entry["digest"])
-                told = self._decoded(_blob(found["config"]["digest"]), found["config"]["digest"])
-                if _OURS in told:
-                    yield str(entry["digest"]), msgspec.convert(told[_OURS], LayerChain, strict=True)
+                found = self._decode(_blob(entry["digest"]), entry["digest"])
+                config = self._decode(_blob(found["config"]["digest"]), found["config"]["digest"])
+                if _OURS in config:
+                    yield str(entry["digest"]), msgspec.convert(config[_OURS], LayerChain, strict=True)
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
-            raise CreateError(f"{self._what} is no layout of layers: {error!r}") from error
+            raise CreateError(f"{self._what} is not a layout of layers: {error!r}") from error
 
-    def _decoded(self, name: str, digest: str = "") -> dict[str, Any]:
+    def _decode(self, name: str, digest: str = "") -> dict[str, Any]:
         size = self._files.size(name)
         if size is None or size > DOCUMENT_MAX:
-            raise CreateError(f"{self._what} holds no layers: {name} is missing in it, or too large")
+            raise CreateError(f"{self._what} contains no layers: {name} is missing or too large")
         with contextlib.closing(self._files.open(name)) as file:
             data = file.read(size)
         if digest:
@@ -100,12 +100,12 @@ class LayoutPeer:
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise CreateError(f"{self._what}: {name} is no JSON: {error}") from error
+            raise CreateError(f"{self._what}: {name} is not JSON: {error}") from error
 
 
 def _names(chain: LayerChain) -> set[str]:
-    told = chain.upper[-1].made if chain.upper else None
-    return {chain.name, *([RECIPE + told.recipe] if told and told.recipe else [])}
+    top = chain.upper[-1].provenance if chain.upper else None
+    return {chain.name, *([RECIPE + top.recipe] if top and top.recipe else [])}
 
 
 # --- Writing -------------------------------------------------------------------------------------------
@@ -121,40 +121,41 @@ class LayoutDocument(NamedTuple):
 
 
 class LayoutContents(NamedTuple):
-    """Of a layout."""
+    """What is written into a layout."""
 
     manifests: list[dict[str, Any]]
     documents: list[LayoutDocument]
     blobs: dict[str, Path]
-    """By their digests."""
+    """Files of the blobs, by digest."""
 
     @property
     def size(self) -> int:
         return sum(path.stat().st_size for path in self.blobs.values())
 
 
-def contents(
+def pack_chains(
     store: Store, several: Sequence[LayerChain], cancel: CancelToken, *, image: bool = True
 ) -> LayoutContents:
-    """All that a layout of these chains holds, packed. Raises CreateError, Cancelled, OSError."""
-    made = LayoutContents([], [], {})
+    """Pack chains for a layout. Raises CreateError, Cancelled, OSError."""
+    result = LayoutContents([], [], {})
     for chain in several:
         wanted = chain.layers if image else chain.upper
-        blobs = {layer.key: packer.packed(store, layer.key, cancel) for layer in wanted}
-        told = msgspec.structs.replace(
+        blobs = {layer.key: packer.pack_layer(store, layer.key, cancel) for layer in wanted}
+        described = msgspec.structs.replace(
             chain, layers=tuple(msgspec.structs.replace(layer, blobs=blobs[layer.key]) for layer in wanted)
         )
-        config, found = _documents(told)
-        made.documents.extend((found, config))
-        made.manifests.append({**found.descriptor, "annotations": {_NAME: chain.name}})
+        config, found = chain_documents(described)
+        result.documents.extend((found, config))
+        result.manifests.append({**found.descriptor, "annotations": {_NAME: chain.name}})
         for key, packed in blobs.items():
-            made.blobs.update({blob.digest: packer.blob_path(store, key, blob.digest) for blob in packed})
-    return made
+            result.blobs.update({blob.digest: packer.blob_path(store, key, blob.digest) for blob in packed})
+    return result
 
 
-def _documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
+def chain_documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
+    """The configuration and the manifest of a chain."""
     blobs = [blob for layer in chain.layers for blob in layer.blobs]
-    whole = bool(chain.lower)
+    is_image = bool(chain.lower)
     here = manifest.here()
     config = {
         "architecture": here.architecture,
@@ -163,11 +164,11 @@ def _documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
         "rootfs": {"type": "layers", "diff_ids": [blob.diff_id for blob in blobs]},
         _OURS: chain,
     }
-    about = LayoutDocument(msgspec.json.encode(config), manifest.CONFIGS[0] if whole else ARTIFACT)
+    about = LayoutDocument(msgspec.json.encode(config), manifest.CONFIGS[0] if is_image else ARTIFACT)
     found = {
         "schemaVersion": 2,
         "mediaType": manifest.MANIFESTS[0],
-        **({} if whole else {"artifactType": ARTIFACT}),
+        **({} if is_image else {"artifactType": ARTIFACT}),
         "config": about.descriptor,
         "layers": [{"mediaType": LAYER, "digest": blob.digest, "size": blob.size} for blob in blobs],
     }
@@ -175,10 +176,12 @@ def _documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
 
 
 def _settings(chain: LayerChain) -> dict[str, Any]:
-    told = chain.upper[-1].made
-    found = (
-        told.settings if told and told.settings else chain.known.settings if chain.known else ImageSettings()
-    )
+    top = chain.upper[-1].provenance
+    found = ImageSettings()
+    if top and top.settings:
+        found = top.settings
+    elif chain.stored_image:
+        found = chain.stored_image.settings
     named = {
         "Env": [f"{name}={value}" for name, value in found.env.items()],
         "User": found.user,
@@ -189,62 +192,62 @@ def _settings(chain: LayerChain) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value}
 
 
-def write_archive(made: LayoutContents, target: BinaryIO) -> None:
-    """One tar, the same bytes for the same contents. Raises OSError."""
+def write_archive(contents: LayoutContents, target: BinaryIO) -> None:
+    """Write a layout as one tar. The same contents give the same bytes. Raises OSError."""
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        documents = {"oci-layout": _VERSION, "index.json": _index(made.manifests)}
-        documents |= {_blob(digest_of(one.data)): one.data for one in made.documents}
+        documents = {"oci-layout": _VERSION, "index.json": index(contents.manifests)}
+        documents |= {_blob(digest_of(one.data)): one.data for one in contents.documents}
         for name, data in documents.items():
             tar.addfile(_member(name, len(data)), io.BytesIO(data))
-        for digest, path in made.blobs.items():
+        for digest, path in contents.blobs.items():
             with open(path, "rb") as file:
                 tar.addfile(_member(_blob(digest), os.fstat(file.fileno()).st_size), file)
 
 
-def write_directory(made: LayoutContents, target: Path) -> int:
-    """Add to a layout what is missing in it; bytes that were. Whoever reads it meanwhile sees it whole.
+def write_directory(contents: LayoutContents, target: Path) -> int:
+    """Add what is missing to a layout in a directory. Returns the bytes that were written.
 
-    Raises OSError, CreateError.
+    Other machines may read the layout meanwhile. Raises OSError, CreateError.
     """
     (target / "blobs/sha256").mkdir(parents=True, exist_ok=True)
     added = 0
     with locked(target / ".lock", fcntl.LOCK_EX):
-        for digest, path in made.blobs.items():
+        for digest, path in contents.blobs.items():
             there = target / _blob(digest)
             if not there.exists() or there.stat().st_size != path.stat().st_size:
-                with open(path, "rb") as source, renamed(there) as file:
+                with open(path, "rb") as source, replace_file(there) as file:
                     shutil.copyfileobj(source, file, 1 << 20)
                 added += path.stat().st_size
-        for document in made.documents:
-            with renamed(target / _blob(digest_of(document.data))) as file:
+        for document in contents.documents:
+            with replace_file(target / _blob(digest_of(document.data))) as file:
                 file.write(document.data)
-        with renamed(target / "oci-layout") as file:
+        with replace_file(target / "oci-layout") as file:
             file.write(_VERSION)
-        with renamed(target / "index.json") as file:
-            file.write(_index(_merged(target, made.manifests)))
+        with replace_file(target / "index.json") as file:
+            file.write(index(_merge_manifests(target, contents.manifests)))
     return added
 
 
-def _merged(target: Path, manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With those that are there already, unless others have their names now."""
+def _merge_manifests(target: Path, manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The existing manifests and the new ones. A new one replaces one of the same name."""
     path = target / "index.json"
     if not path.exists():
         return manifests
     try:
-        former = msgspec.json.decode(path.read_bytes())["manifests"]
+        existing = msgspec.json.decode(path.read_bytes())["manifests"]
         names = {entry["annotations"][_NAME] for entry in manifests}
-        return [*[one for one in former if one.get("annotations", {}).get(_NAME) not in names], *manifests]
+        return [*[one for one in existing if one.get("annotations", {}).get(_NAME) not in names], *manifests]
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CreateError(f"{path} is no index that could be added to: {error!r}") from error
+        raise CreateError(f"{path} is not an index that can be extended: {error!r}") from error
 
 
 @contextlib.contextmanager
-def renamed(path: Path) -> Iterator[BinaryIO]:
-    """A file that has its name once it is whole. Until then it has none, and goes with whoever is killed."""
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is complete. If the process is killed, nothing is left."""
     scratch = path.with_name(f".part-{secrets.token_hex(8)}")
     try:
         descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError:  # there are file systems that have no files without a name
+    except OSError:  # not all file systems support O_TMPFILE
         descriptor = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -252,7 +255,7 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fchmod(descriptor, 0o644)
             if not os.fstat(descriptor).st_nlink:
-                # A link to a file that is open is followed only for who names a directory too.
+                # With src_dir_fd, os.link follows the symbolic link in /proc.
                 os.link(f"/proc/self/fd/{descriptor}", scratch, src_dir_fd=descriptor)
         scratch.rename(path)
     except BaseException:
@@ -260,21 +263,22 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _index(manifests: list[dict[str, Any]]) -> bytes:
+def index(manifests: list[dict[str, Any]]) -> bytes:
+    """The contents of ``index.json``."""
     return msgspec.json.encode(
         {
             "schemaVersion": 2,
             "mediaType": manifest.INDEXES[0],
             "manifests": manifests,
-            "annotations": {"dutyfree": str(FORM)},
+            "annotations": {"dutyfree": str(FORMAT_VERSION)},
         }
     )
 
 
 def _blob(digest: str) -> str:
-    """Where it lies. Raises CreateError for what is no digest: it may be meant as a path."""
+    """The path of a blob in a layout. Raises CreateError for an invalid digest, which may be a path."""
     if not manifest.DIGEST.fullmatch(digest):
-        raise CreateError(f"{digest[:100]!r} is no digest", remedy="the layout is broken or hostile")
+        raise CreateError(f"{digest[:100]!r} is not a digest", remedy="the layout is broken or hostile")
     return f"blobs/{digest.replace(':', '/')}"
 
 

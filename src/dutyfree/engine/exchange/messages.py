@@ -1,8 +1,8 @@
-"""Documents over a stream of bytes: one a line, sealed where both ends know a token.
+"""JSON messages over a stream of bytes, one per line, authenticated if both ends have a token.
 
-The token itself is never sent. Each end proves to know it by what it makes of two random numbers; after that
-every line carries a seal of its place and its contents. Whoever sits between can listen and cut, but not
-speak in the name of an end; what is not lines is verified by digests that are.
+The token is never sent. Each end proves that it knows it with an HMAC of two random numbers. After that every
+line carries an HMAC of its number and its contents. An attacker between the ends can read and cut the stream,
+but not change it. Blobs, which are no lines, are verified by digests that came in lines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ import msgspec
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.images.manifest import DOCUMENT_MAX
 from dutyfree.engine.images.streams import CHUNK
-from dutyfree.engine.store.cancel import CancelToken
-
-PATIENCE = 0.1
-"""Seconds between two looks whether anybody still wants what is waited for."""
+from dutyfree.engine.store.cancel import POLL_SECONDS, CancelToken
 
 TOKEN = "DUTYFREE_PEER_TOKEN"  # noqa: S105 (a variable's name)
 TOKEN_FILE = "DUTYFREE_PEER_TOKEN_FILE"  # noqa: S105
-GREETING_MAX = 4096
-"""Bytes that one may say of whom nothing is known yet."""
-SHORTEST = 16
-"""Bytes of a token that nobody guesses."""
+HANDSHAKE_MAX = 4096
+"""Limit for the bytes of a line before the peer is authenticated."""
+TOKEN_LENGTH_MIN = 16
 
 Nonce = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
 
@@ -39,8 +35,6 @@ T = TypeVar("T")
 
 
 class ByteReader(Protocol):
-    """A file as far as it is needed here: nothing is read of it twice."""
-
     def read(self, size: int, /) -> bytes: ...
 
     def readline(self, size: int, /) -> bytes: ...
@@ -53,13 +47,12 @@ class ByteWriter(Protocol):
 
 
 class CancellableReader:
-    """A pipe or a socket that may be silent for long: whoever reads it can be halted meanwhile."""
+    """Reads a pipe or a socket. Raises Cancelled, and TimeoutError after ``timeout`` seconds of silence."""
 
-    def __init__(self, descriptor: int, cancel: CancelToken, silence: float = float("inf")) -> None:
+    def __init__(self, descriptor: int, cancel: CancelToken, timeout: float = float("inf")) -> None:
         self._descriptor = descriptor
         self._cancel = cancel
-        self.silence = silence
-        """Seconds after which TimeoutError is raised."""
+        self.timeout = timeout
         self._rest = b""
 
     def read(self, size: int, /) -> bytes:
@@ -79,153 +72,158 @@ class CancellableReader:
         return data
 
     def _more(self) -> bytes:
-        until = monotonic() + self.silence
-        waiting = select.poll()  # select(2) knows no descriptor above 1023
+        until = monotonic() + self.timeout
+        waiting = select.poll()  # select(2) cannot handle descriptors above 1023
         waiting.register(self._descriptor, select.POLLIN)
-        while not waiting.poll(PATIENCE * 1000):
+        while not waiting.poll(POLL_SECONDS * 1000):
             self._cancel.check()
             if monotonic() > until:
-                raise TimeoutError(f"nothing was said for {self.silence:g} s")
+                raise TimeoutError(f"nothing was received for {self.timeout:g} s")
         return os.read(self._descriptor, CHUNK)
 
 
 class MessageAuthenticator:
-    """Of the lines of one conversation, each way counted."""
+    """Signs and verifies the lines of one connection. Each direction has its own counter."""
 
     def __init__(self, key: bytes, ours: bytes, theirs: bytes) -> None:
         self._key = key
         self._ours, self._theirs = ours, theirs
-        self._sent = self._came = 0
+        self._sent = self._received = 0
 
-    def seal(self, document: bytes) -> bytes:
+    def sign(self, message: bytes) -> bytes:
         self._sent += 1
-        return _code(self._key, self._ours, str(self._sent).encode(), document)
+        return _hmac(self._key, self._ours, str(self._sent).encode(), message)
 
-    def fits(self, seal: bytes, document: bytes) -> bool:
-        self._came += 1
-        return hmac.compare_digest(seal, _code(self._key, self._theirs, str(self._came).encode(), document))
+    def verify(self, signature: bytes, message: bytes) -> bool:
+        self._received += 1
+        expected = _hmac(self._key, self._theirs, str(self._received).encode(), message)
+        return hmac.compare_digest(signature, expected)
 
 
 class MessageStream:
-    """Both ways of a conversation."""
+    """Sends and receives messages."""
 
     def __init__(
-        self, reader: ByteReader, writer: ByteWriter, seals: MessageAuthenticator | None = None
+        self, reader: ByteReader, writer: ByteWriter, authenticator: MessageAuthenticator | None = None
     ) -> None:
         self.reader = reader
         self.writer = writer
-        self._seals = seals
+        self._authenticator = authenticator
 
-    def put(self, document: msgspec.Struct) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Raises OSError."""
-        data = msgspec.json.encode(document)
-        seal = self._seals.seal(data) + b" " if self._seals else b""
-        self.writer.write(seal + data + b"\n")
+        data = msgspec.json.encode(message)
+        signature = self._authenticator.sign(data) + b" " if self._authenticator else b""
+        self.writer.write(signature + data + b"\n")
         self.writer.flush()
 
-    def get(self, most: int = DOCUMENT_MAX) -> bytes | None:
-        """What the other end says next; None once it has hung up. Raises OSError, CreateError."""
-        line = self.reader.readline(most)
+    def receive(self, size_max: int = DOCUMENT_MAX) -> bytes | None:
+        """The next message; None after the other end has closed the stream. Raises OSError, CreateError."""
+        line = self.reader.readline(size_max)
         if not line.endswith(b"\n"):
             return None
-        if self._seals is None:
+        if self._authenticator is None:
             return line[:-1]
-        seal, _, document = line[:-1].partition(b" ")
-        if not self._seals.fits(seal, document):
-            raise CreateError("a line is not sealed by who knows the token: somebody sits between")
-        return document
+        signature, _, message = line[:-1].partition(b" ")
+        if not self._authenticator.verify(signature, message):
+            raise CreateError(
+                "a message of the peer has a wrong signature: an attacker may sit between the two machines"
+            )
+        return message
 
 
-# --- Tokens --------------------------------------------------------------------------------------------
+# --- Handshake -----------------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first word of who is called."""
+    """The first message, from the server."""
 
     dutyfree: int = 1
     nonce: Nonce = ""
-    """Empty where no token is wanted."""
+    """Empty if no token is needed."""
     error: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True):
+    """Proof that the sender knows the token."""
+
     proof: str
     nonce: Nonce = ""
     error: str = ""
 
 
-def token() -> bytes:
-    """Of this machine's environment; empty where there is none. Blocks. Raises UsageError."""
+def read_token() -> bytes:
+    """The token from the environment, or an empty string. Blocks. Raises UsageError."""
     found, path = os.environ.get(TOKEN, ""), os.environ.get(TOKEN_FILE, "")
     if path and not found:
         try:
             found = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the token cannot be read: {error}", remedy=f"see {TOKEN_FILE}") from error
+            raise UsageError(f"the token cannot be read: {error}", remedy=f"check {TOKEN_FILE}") from error
         if not found.strip():
-            raise UsageError(f"there is no token in {path}", remedy=f"see {TOKEN_FILE}")
+            raise UsageError(f"there is no token in {path}", remedy=f"check {TOKEN_FILE}")
     found = found.strip()
-    if found and len(found) < SHORTEST:
+    if found and len(found) < TOKEN_LENGTH_MIN:
         raise UsageError(
-            f"the token has {len(found)} characters, which can be guessed",
-            remedy=f"take {SHORTEST} or more, such as those of: openssl rand -hex 32",
+            f"the token has {len(found)} characters, and can be guessed",
+            remedy=f"use at least {TOKEN_LENGTH_MIN}, for example from: openssl rand -hex 32",
         )
     return found.encode()
 
 
-def received(lines: MessageStream, token: bytes) -> MessageStream:
-    """As who is called: the conversation with one who knows the token. Raises CreateError, OSError."""
+def server_handshake(stream: MessageStream, token: bytes) -> MessageStream:
+    """Authenticate a client, and return the stream to talk to it. Raises CreateError, OSError."""
     ours = secrets.token_hex(32) if token else ""
-    lines.put(Hello(nonce=ours))
+    stream.send(Hello(nonce=ours))
     if not token:
-        return lines
-    said = _heard(lines, Proof)
-    if not hmac.compare_digest(_proof(token, b"asking", ours, said.nonce), said.proof.encode()):
-        lines.put(Proof("", error="that is not its token"))
-        raise CreateError("somebody without the token was turned away")
-    lines.put(Proof(_proof(token, b"asked", ours, said.nonce).decode()))
-    key = _code(token, b"seals", ours.encode(), said.nonce.encode())
-    return MessageStream(lines.reader, lines.writer, MessageAuthenticator(key, b"asked", b"asking"))
+        return stream
+    reply = _receive(stream, Proof)
+    if not hmac.compare_digest(_proof(token, b"asking", ours, reply.nonce), reply.proof.encode()):
+        stream.send(Proof("", error="the token is wrong"))
+        raise CreateError("a client without the right token was refused")
+    stream.send(Proof(_proof(token, b"asked", ours, reply.nonce).decode()))
+    key = _hmac(token, b"seals", ours.encode(), reply.nonce.encode())
+    return MessageStream(stream.reader, stream.writer, MessageAuthenticator(key, b"asked", b"asking"))
 
 
-def greeted(lines: MessageStream, token: bytes) -> MessageStream:
-    """As who calls: the conversation with one who knows the token, if we have one. Raises CreateError."""
-    hello = _heard(lines, Hello)
+def client_handshake(stream: MessageStream, token: bytes) -> MessageStream:
+    """Authenticate a server if we have a token, and return the stream to talk to it. Raises CreateError."""
+    hello = _receive(stream, Hello)
     if hello.error:
-        raise CreateError(f"the peer says: {hello.error}")
+        raise CreateError(f"the peer reports: {hello.error}")
     theirs = hello.nonce
     if bool(theirs) != bool(token):
         raise CreateError(
-            "the peer wants a token" if theirs else "the peer has no token: it may be somebody else",
+            "the peer requires a token" if theirs else "the peer has no token, so it may be another machine",
             remedy=f"set {TOKEN} or {TOKEN_FILE} at both ends",
         )
     if not token:
-        return lines
+        return stream
     ours = secrets.token_hex(32)
-    lines.put(Proof(_proof(token, b"asking", theirs, ours).decode(), ours))
-    said = _heard(lines, Proof)
-    if said.error:
-        raise CreateError(f"the peer says: {said.error}", remedy=f"see {TOKEN} and {TOKEN_FILE}")
-    if not hmac.compare_digest(_proof(token, b"asked", theirs, ours), said.proof.encode()):
-        raise CreateError("the peer does not know the token: it may be somebody else")
-    key = _code(token, b"seals", theirs.encode(), ours.encode())
-    return MessageStream(lines.reader, lines.writer, MessageAuthenticator(key, b"asking", b"asked"))
+    stream.send(Proof(_proof(token, b"asking", theirs, ours).decode(), ours))
+    reply = _receive(stream, Proof)
+    if reply.error:
+        raise CreateError(f"the peer reports: {reply.error}", remedy=f"check {TOKEN} and {TOKEN_FILE}")
+    if not hmac.compare_digest(_proof(token, b"asked", theirs, ours), reply.proof.encode()):
+        raise CreateError("the peer does not know the token, so it may be another machine")
+    key = _hmac(token, b"seals", theirs.encode(), ours.encode())
+    return MessageStream(stream.reader, stream.writer, MessageAuthenticator(key, b"asking", b"asked"))
 
 
-def _heard(lines: MessageStream, kind: type[T]) -> T:
-    line = lines.get(GREETING_MAX)
+def _receive(stream: MessageStream, kind: type[T]) -> T:
+    line = stream.receive(HANDSHAKE_MAX)
     if line is None:
-        raise CreateError("the peer has hung up", remedy="see what it printed, and try again")
+        raise CreateError("the peer closed the connection", remedy="check the peer's output, and try again")
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CreateError(f"the peer is no `dutyfree layer serve`: {error}") from error
+        raise CreateError(f"the peer is not a `dutyfree layer serve`: {error}") from error
 
 
-def _proof(token: bytes, who: bytes, *nonces: str) -> bytes:
-    return _code(token, who, *(nonce.encode() for nonce in nonces))
+def _proof(token: bytes, role: bytes, *nonces: str) -> bytes:
+    return _hmac(token, role, *(nonce.encode() for nonce in nonces))
 
 
-def _code(key: bytes, *parts: bytes) -> bytes:
-    """One code for these parts and no others: none but the last can hold a line's end."""
+def _hmac(key: bytes, *parts: bytes) -> bytes:
+    """The HMAC of several parts. Only the last may contain a line break, so the parts are unambiguous."""
     return hmac.new(key, b"\n".join(parts), hashlib.sha256).hexdigest().encode()

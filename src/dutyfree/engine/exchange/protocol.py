@@ -1,10 +1,10 @@
-"""Who has layers to give: a store, or whoever is at the other end of a stream of bytes.
+"""The protocol between a node that fetches layers and a peer that has them.
 
-Each answers three questions, in this order, and so can whatever else carries bytes:
+A peer answers three requests, in this order, over any transport:
 
-1. ``offer``: which of the wanted chains are there, and of which layers are they?
-2. ``pack``: which blobs do those layers consist of that are missing here?
-3. ``send``: these blobs, each from a position on, one after another, as one stream.
+1. ``offer``: which of the wanted chains do you have, and of which layers do they consist?
+2. ``pack``: which blobs do these layers consist of?
+3. ``send``: send these blobs, each from a position on, as one stream.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dutyfree.engine.images.streams import CHUNK, Readable
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.store import Store
 
-MANY = 1024
-"""Names in one question: no recipe has more prefixes."""
+NAMES_MAX = 1024
+"""Names in one request. No recipe has more prefixes."""
 
 
 class BlobRequest(NamedTuple):
@@ -35,7 +35,7 @@ class BlobRequest(NamedTuple):
 
 
 class Peer(Protocol):
-    """All methods block, and raise CreateError."""
+    """A source of layers. All methods block, and raise CreateError."""
 
     def offer(self, wanted: Sequence[str]) -> list[LayerChain]: ...
 
@@ -45,42 +45,46 @@ class Peer(Protocol):
 
 
 class StorePeer:
-    """A store that can be reached as a directory."""
+    """A store in a directory of this machine."""
 
     def __init__(
-        self, store: Store, cancel: CancelToken | None = None, turn: AbstractContextManager[Any] | None = None
+        self,
+        store: Store,
+        cancel: CancelToken | None = None,
+        pack_limit: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._store = store
         self._cancel = cancel or CancelToken()
-        self._turn = turn or contextlib.nullcontext()
-        """Taken while layers are packed, where many ask."""
-        self._places: dict[str, str] = {}
+        self._pack_limit = pack_limit or contextlib.nullcontext()
+        """Held while layers are packed."""
+        self._keys: dict[str, str] = {}
+        """Layers by the digests of their packed blobs."""
 
     def offer(self, wanted: Sequence[str]) -> list[LayerChain]:
         return chains.find(self._store, wanted)
 
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
         try:
-            with self._turn:
-                blobs = {key: packer.packed(self._store, key, self._cancel) for key in keys}
+            with self._pack_limit:
+                blobs = {key: packer.pack_layer(self._store, key, self._cancel) for key in keys}
         except (OSError, ValueError) as error:
             raise CreateError(f"layers cannot be packed in {self._store.root}: {error}") from error
-        self._places |= {blob.digest: key for key, several in blobs.items() for blob in several}
+        self._keys |= {blob.digest: key for key, several in blobs.items() for blob in several}
         return blobs
 
     def send(self, blobs: Sequence[BlobRequest]) -> AbstractContextManager[Readable]:
-        return joined(blobs, self._open)
+        return join_blobs(blobs, self._open)
 
-    def left(self, want: BlobRequest) -> int:
-        """Bytes that will be sent of it."""
-        with contextlib.closing(self._open(want.digest)) as blob:
-            blob.skip(want.position)
+    def size_left(self, wanted: BlobRequest) -> int:
+        """Bytes that ``send`` sends of a blob."""
+        with contextlib.closing(self._open(wanted.digest)) as blob:
+            blob.skip(wanted.position)
             return blob.left
 
     def _open(self, digest: str) -> FileSlice:
-        if digest not in self._places:
-            raise CreateError(f"{digest} was not packed")
-        path = packer.blob_path(self._store, self._places[digest], digest)
+        if digest not in self._keys:
+            raise CreateError(f"the blob {digest} was not packed")
+        path = packer.blob_path(self._store, self._keys[digest], digest)
         try:
             return FileSlice(path, 0, path.stat().st_size)
         except OSError as error:
@@ -88,16 +92,16 @@ class StorePeer:
 
 
 @contextlib.contextmanager
-def joined(blobs: Sequence[BlobRequest], open_blob: Callable[[str], FileSlice]) -> Iterator[Readable]:
-    """One stream of several blobs, each from a position on."""
-    reader = _Joined(list(blobs), open_blob)
+def join_blobs(blobs: Sequence[BlobRequest], open_blob: Callable[[str], FileSlice]) -> Iterator[Readable]:
+    """Several blobs, each from a position on, as one stream."""
+    reader = _JoinedReader(list(blobs), open_blob)
     try:
         yield reader
     finally:
         reader.close()
 
 
-class _Joined:
+class _JoinedReader:
     def __init__(self, blobs: list[BlobRequest], open_blob: Callable[[str], FileSlice]) -> None:
         self._blobs = blobs[::-1]
         self._open_blob = open_blob
@@ -108,16 +112,13 @@ class _Joined:
             if self._current is None:
                 if not self._blobs:
                     return b""
-                self._current = self._begin(self._blobs.pop())
+                wanted = self._blobs.pop()
+                self._current = self._open_blob(wanted.digest)
+                self._current.skip(wanted.position)
             data = self._current.read(size)
             if data:
                 return data
             self.close()
-
-    def _begin(self, want: BlobRequest) -> FileSlice:
-        blob = self._open_blob(want.digest)
-        blob.skip(want.position)
-        return blob
 
     def close(self) -> None:
         if self._current is not None:
@@ -128,19 +129,19 @@ class _Joined:
 # --- Over a stream of bytes ----------------------------------------------------------------------------
 
 
-Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MANY)]
+Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
 
 
 class PeerRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line; exactly one of the three."""
+    """A request line. Exactly one field is set."""
 
     offer: Names | None = None
     pack: Names | None = None
-    send: Annotated[tuple[BlobRequest, ...], msgspec.Meta(max_length=MANY)] | None = None
+    send: Annotated[tuple[BlobRequest, ...], msgspec.Meta(max_length=NAMES_MAX)] | None = None
 
 
 class PeerResponse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line; after that of ``send`` so many bytes."""
+    """A response line. After that of ``send`` follow ``bytes`` bytes."""
 
     chains: tuple[LayerChain, ...] = ()
     blobs: dict[str, tuple[Blob, ...]] = {}
@@ -150,107 +151,107 @@ class PeerResponse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StreamPeer:
-    """One who answers by ``serve`` at the other end."""
+    """A peer that answers with ``serve`` at the other end of a stream."""
 
-    def __init__(self, lines: MessageStream, why: Callable[[], str] = lambda: "") -> None:
-        self._lines = lines
-        self._why = why
-        """What else it said, for when it hangs up."""
+    def __init__(self, stream: MessageStream, diagnostics: Callable[[], str] = lambda: "") -> None:
+        self._stream = stream
+        self._diagnostics = diagnostics
+        """What the peer printed, for the error if it closes the stream."""
 
     def offer(self, wanted: Sequence[str]) -> list[LayerChain]:
-        return list(self._ask(PeerRequest(offer=tuple(wanted))).chains)
+        return list(self._request(PeerRequest(offer=tuple(wanted))).chains)
 
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
-        return self._ask(PeerRequest(pack=tuple(keys))).blobs
+        return self._request(PeerRequest(pack=tuple(keys))).blobs
 
     @contextlib.contextmanager
     def send(self, blobs: Sequence[BlobRequest]) -> Iterator[Readable]:
-        coming = self._ask(PeerRequest(send=tuple(blobs))).bytes
-        yield _Bounded(self._lines.reader, coming)
+        size = self._request(PeerRequest(send=tuple(blobs))).bytes
+        yield _BoundedReader(self._stream.reader, size)
 
-    def _ask(self, question: PeerRequest) -> PeerResponse:
+    def _request(self, request: PeerRequest) -> PeerResponse:
         try:
-            with contextlib.suppress(ConnectionError):  # what it said before it hung up tells more
-                self._lines.put(question)
-            line = self._lines.get()
+            with contextlib.suppress(ConnectionError):  # read what it sent before it closed the stream
+                self._stream.send(request)
+            line = self._stream.receive()
             if line is None:
-                raise _gone(self._why())
-            answer = msgspec.json.decode(line, type=PeerResponse)
+                raise _closed(self._diagnostics())
+            response = msgspec.json.decode(line, type=PeerResponse)
         except ConnectionError as error:
-            raise _gone(self._why()) from error
+            raise _closed(self._diagnostics()) from error
         except OSError as error:
-            raise CreateError(f"the peer cannot be asked: {error}") from error
+            raise CreateError(f"the request to the peer failed: {error}") from error
         except (msgspec.DecodeError, RecursionError) as error:
-            raise CreateError(f"the peer is no `dutyfree layer serve`: {error}") from error
-        if answer.error:
-            raise CreateError(f"the peer says: {answer.error}", remedy=answer.remedy)
-        return answer
+            raise CreateError(f"the peer is not a `dutyfree layer serve`: {error}") from error
+        if response.error:
+            raise CreateError(f"the peer reports: {response.error}", remedy=response.remedy)
+        return response
 
 
-def _gone(why: str) -> CreateError:
+def _closed(diagnostics: str) -> CreateError:
     return CreateError(
-        f"the peer has hung up{': ' if why else ''}{why}", remedy="see what it printed, and try again"
+        f"the peer closed the connection{': ' if diagnostics else ''}{diagnostics}",
+        remedy="check the peer's output, and try again",
     )
 
 
-class _Bounded:
-    """So much of a stream, and no more."""
+class _BoundedReader:
+    """The next ``left`` bytes of a stream."""
 
     def __init__(self, reader: ByteReader, left: int) -> None:
         self._reader = reader
         self._left = left
 
     def read(self, size: int, /) -> bytes:
-        if (
-            self._left <= 0
-        ):  # who announced less than it was asked for sends nothing more, and is not waited for
+        if self._left <= 0:  # a peer that announced too little sends no more: do not wait for it
             return b""
         try:
             data = self._reader.read(min(size, self._left))
         except OSError as error:
             raise CreateError(
-                f"the transfer was cut: {error}", remedy="try again: what has come is kept"
+                f"the transfer was interrupted: {error}",
+                remedy="try again: it continues from what has arrived",
             ) from error
         self._left -= len(data)
         return data
 
 
-def serve(peer: StorePeer, lines: MessageStream, cancel: CancelToken) -> int:
-    """Answer until the other end hangs up: the bytes of layers that were sent. Raises Cancelled, OSError.
+def serve(peer: StorePeer, stream: MessageStream, cancel: CancelToken) -> int:
+    """Answer requests until the other end closes the stream. Returns the bytes of layers that were sent.
 
-    What goes wrong otherwise is told to the other end. Nothing is packed but what was asked for by its name
-    before, so that none can have all that is here.
+    Raises Cancelled, OSError. All other errors are sent to the other end. Packs only layers that it offered
+    before by name, so a client cannot get everything that is here.
     """
     offered: set[str] = set()
     sent = 0
-    while (line := lines.get()) is not None:
+    while (line := stream.receive()) is not None:
         cancel.check()
         try:
-            question = msgspec.json.decode(line, type=PeerRequest)
-            if question.send is not None:
-                sent += _send(peer, question.send, lines)
+            request = msgspec.json.decode(line, type=PeerRequest)
+            if request.send is not None:
+                sent += _send(peer, request.send, stream)
                 continue
-            if question.pack is not None:
-                if not offered.issuperset(question.pack):
-                    raise CreateError("a layer is asked for that was not offered")
-                answer = PeerResponse(blobs=peer.pack(question.pack))
+            if request.pack is not None:
+                if not offered.issuperset(request.pack):
+                    raise CreateError("a requested layer was not offered before")
+                response = PeerResponse(blobs=peer.pack(request.pack))
             else:
-                found = peer.offer(question.offer or ())
+                found = peer.offer(request.offer or ())
                 offered.update(layer.key for chain in found for layer in chain.layers)
-                answer = PeerResponse(chains=tuple(found))
+                response = PeerResponse(chains=tuple(found))
         except DutyfreeError as error:
-            answer = PeerResponse(error=error.message, remedy=error.remedy)
+            response = PeerResponse(error=error.message, remedy=error.remedy)
         except (msgspec.DecodeError, RecursionError) as error:
-            answer = PeerResponse(error=f"that is no question: {error}")
-        lines.put(answer)
+            response = PeerResponse(error=f"the request is invalid: {error}")
+        stream.send(response)
     return sent
 
 
-def _send(peer: StorePeer, wanted: Sequence[BlobRequest], lines: MessageStream) -> int:
-    total = sum(peer.left(want) for want in wanted)
-    lines.put(PeerResponse(bytes=total))
-    with peer.send(wanted) as stream:
-        while piece := stream.read(CHUNK):
-            lines.writer.write(piece)
-    lines.writer.flush()
+def _send(peer: StorePeer, wanted: Sequence[BlobRequest], stream: MessageStream) -> int:
+    total = sum(peer.size_left(one) for one in wanted)
+    stream.send(PeerResponse(bytes=total))
+    with peer.send(wanted) as blobs:
+        while piece := blobs.read(CHUNK):
+            stream.writer.write(piece)
+    stream.writer.flush()
     return total

@@ -1,7 +1,7 @@
-"""Layers for whoever connects: the exchange over TCP, for clusters without logins between their machines.
+"""Serve layers over TCP, for clusters whose machines cannot log in to each other.
 
-It answers a bounded number of clients, each for a bounded time, and packs a bounded number of layers at once.
-Outside of the loopback it wants a token (``lines``). What is said is not encrypted.
+The number of clients, the time of each, and the number of layers that are packed at once are limited. On any
+address but the loopback, clients need a token (``messages``). The data is not encrypted.
 """
 
 from __future__ import annotations
@@ -15,113 +15,121 @@ from time import monotonic
 
 from dutyfree.contract.errors import DutyfreeError, UsageError
 from dutyfree.engine.exchange import messages, protocol, tcp
-from dutyfree.engine.exchange.messages import PATIENCE, CancellableReader, Hello, MessageStream
+from dutyfree.engine.exchange.messages import CancellableReader, Hello, MessageStream
 from dutyfree.engine.exchange.protocol import StorePeer
 from dutyfree.engine.exchange.tcp import SocketWriter
-from dutyfree.engine.store.cancel import Cancelled, CancelToken
+from dutyfree.engine.store.cancel import POLL_SECONDS, Cancelled, CancelToken
 from dutyfree.engine.store.store import Store
 
-CLIENTS = 64
-"""Conversations at once; further ones are told so."""
-PACKING = 2
-"""Of them, those for which something is packed: it takes a processor each."""
-GREETING = 10.0
-"""Seconds in which a client shows that it knows the token."""
-IDLE = 60.0
-"""Seconds after which one that asks nothing is hung up on."""
-LONGEST = 1800.0
-"""Seconds of one conversation: what was cut by that is taken up again in the next."""
+CLIENTS_MAX = 64
+PACKING_MAX = 2
+"""Clients for which layers are packed at the same time: each takes a processor."""
+HANDSHAKE_SECONDS = 10.0
+IDLE_SECONDS = 60.0
+"""A client that sends no request for this time is disconnected."""
+CONNECTION_SECONDS = 1800.0
+"""The longest connection. A client that is disconnected continues in the next one."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def bound(where: str, token: bytes) -> socket.socket:
-    """A socket that listens at ``HOST:PORT``. Raises UsageError."""
-    host, port = tcp.address(where)
+def listen(address: str, token: bytes) -> socket.socket:
+    """Open a listening socket at ``HOST:PORT``. Raises UsageError."""
+    host, port = tcp.parse_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, place = found[0]
         if not (token or ipaddress.ip_address(place[0]).is_loopback):
             raise UsageError(
-                f"at {where} others could have every layer: that needs a token",
-                remedy=f"set {messages.TOKEN} or {messages.TOKEN_FILE} at both ends, or listen at 127.0.0.1",
+                f"serving at {address} needs a token: other machines could get every layer",
+                remedy=f"set {messages.TOKEN} or {messages.TOKEN_FILE} at both ends, or use 127.0.0.1",
             )
-        return socket.create_server(place[:2], family=family, backlog=CLIENTS)
+        return socket.create_server(place[:2], family=family, backlog=CLIENTS_MAX)
     except (OSError, OverflowError) as error:
-        raise UsageError(f"nobody can listen at {where}: {error}") from error
+        raise UsageError(f"cannot listen at {address}: {error}") from error
 
 
 class LayerServer:
-    """One server. ``serve`` blocks."""
+    """Answers clients at one listening socket. ``serve`` blocks."""
 
-    def __init__(self, store: Store, listener: socket.socket, token: bytes, say: Say) -> None:
+    def __init__(
+        self,
+        store: Store,
+        listener: socket.socket,
+        token: bytes,
+        report: Report,
+        *,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
         self._store = store
         self._listener = listener
         self._token = token
-        self._say = say
-        self._turn = threading.Semaphore(PACKING)
+        self._report = report
+        self._handshake_seconds = handshake_seconds
+        self._pack_limit = threading.Semaphore(PACKING_MAX)
         self._clients: dict[threading.Thread, tuple[socket.socket, float]] = {}
-        """Whom we talk to, and until when at most."""
+        """Each client's connection and its deadline."""
 
     def serve(self, cancel: CancelToken) -> None:
-        """Until it is halted. Raises Cancelled."""
-        self._listener.settimeout(PATIENCE)
+        """Serve until cancelled. Raises Cancelled."""
+        self._listener.settimeout(POLL_SECONDS)
         try:
             while True:
                 cancel.check()
-                self._hang_up(monotonic())
+                self._disconnect_overdue(monotonic())
                 try:
                     connection, address = self._listener.accept()
                 except TimeoutError:
                     continue
-                except OSError:  # too many files are open, or it was gone before it was there
-                    cancel.wait(PATIENCE)
+                except OSError:  # too many open files, or the client is gone already
+                    cancel.wait(POLL_SECONDS)
                     continue
-                self._begin(connection, str(address[0]), cancel)
+                self._start(connection, str(address[0]), cancel)
         finally:
             self._listener.close()
             cancel.set()
-            self._hang_up(float("inf"))
+            self._disconnect_overdue(float("inf"))
             for thread in list(self._clients):
                 thread.join()
 
-    def _begin(self, connection: socket.socket, who: str, cancel: CancelToken) -> None:
-        if len(self._clients) >= CLIENTS:
+    def _start(self, connection: socket.socket, client: str, cancel: CancelToken) -> None:
+        if len(self._clients) >= CLIENTS_MAX:
+            stream = MessageStream(CancellableReader(connection.fileno(), cancel), SocketWriter(connection))
             with connection, contextlib.suppress(OSError):
-                MessageStream(CancellableReader(connection.fileno(), cancel), SocketWriter(connection)).put(
-                    Hello(error=f"it talks to {CLIENTS} others")
-                )
+                stream.send(Hello(error=f"it serves {CLIENTS_MAX} other clients already"))
             return
-        thread = threading.Thread(target=self._answer, args=(connection, who, cancel), name=f"dutyfree {who}")
-        self._clients[thread] = connection, monotonic() + GREETING
+        thread = threading.Thread(
+            target=self._answer, args=(connection, client, cancel), name=f"dutyfree {client}"
+        )
+        self._clients[thread] = connection, monotonic() + self._handshake_seconds
         try:
             thread.start()
-        except RuntimeError:  # no more threads are to be had
+        except RuntimeError:  # the system has no more threads
             del self._clients[thread]
             connection.close()
 
-    def _hang_up(self, now: float) -> None:
-        """On those whose time is over."""
-        for thread, (connection, until) in list(self._clients.items()):
+    def _disconnect_overdue(self, now: float) -> None:
+        for thread, (connection, deadline) in list(self._clients.items()):
             if not thread.is_alive():
                 del self._clients[thread]
-            elif now > until:
+            elif now > deadline:
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # the thread notices, wherever it is
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, wherever it is
 
-    def _answer(self, connection: socket.socket, who: str, cancel: CancelToken) -> None:
+    def _answer(self, connection: socket.socket, client: str, cancel: CancelToken) -> None:
         thread = threading.current_thread()
         with connection:
-            reader = CancellableReader(connection.fileno(), cancel, GREETING)
+            reader = CancellableReader(connection.fileno(), cancel, self._handshake_seconds)
             try:
-                tcp.watched(connection)
-                known = messages.received(MessageStream(reader, SocketWriter(connection)), self._token)
-                self._clients[thread] = connection, monotonic() + LONGEST
-                reader.silence = IDLE
-                sent = protocol.serve(StorePeer(self._store, cancel, self._turn), known, cancel)
+                tcp.enable_keepalive(connection)
+                stream = MessageStream(reader, SocketWriter(connection))
+                stream = messages.server_handshake(stream, self._token)
+                self._clients[thread] = connection, monotonic() + CONNECTION_SECONDS
+                reader.timeout = IDLE_SECONDS
+                sent = protocol.serve(StorePeer(self._store, cancel, self._pack_limit), stream, cancel)
                 if sent:
-                    self._say(f"{who}: {sent} bytes of layers")
+                    self._report(f"{client}: sent {sent} bytes of layers")
             except Cancelled:
                 return
             except (OSError, DutyfreeError) as error:
-                self._say(f"{who}: {error}")
+                self._report(f"{client}: {error}")

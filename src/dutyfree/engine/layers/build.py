@@ -307,7 +307,7 @@ class LayerBuilder:
             return store.obtain(stored_key, make, cancel, parent_build=parent.state.build_id)
 
         lease = await run_in_thread(obtain, cancel)
-        if self.peers is not None and self.peers.brought(stored_key) and build.outcome != "ran":
+        if self.peers is not None and self.peers.pop_fetched(stored_key) and build.outcome != "ran":
             build.outcome = "fetched"
         await self._wait_for(parent.key)  # so that no layer in memory stays below one on disk
         state = await self._load(key, self._current(parent), lease)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dutyfree.contract import Stage
-from dutyfree.engine.exchange.peers import QUICK, MissingLayers
+from dutyfree.engine.exchange.peers import BUILD_SECONDS_MIN, MissingLayers
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.provenance import Provenance
@@ -43,8 +43,8 @@ class BuildRequest(NamedTuple):
 
     def missing(self, seconds: Mapping[str, float]) -> MissingLayers | None:
         """What to fetch from peers: nothing on a snapshot, which no peer has, nor what builds quickly."""
-        took = sum(seconds.get(key, QUICK) for key in self.rest)
-        if self.identity is None or self.parent.image.origin.keys or took < QUICK:
+        took = sum(seconds.get(key, BUILD_SECONDS_MIN) for key in self.rest)
+        if self.identity is None or self.parent.image.origin.keys or took < BUILD_SECONDS_MIN:
             return None
         wanted = tuple(layer_key(key, self.identity) for key in self.rest)
         return MissingLayers(self.identity, self.parent.layer_keys, wanted, self.parent.state.build_id)
