@@ -655,7 +655,7 @@ def chain(*keys: str, seconds: float = 1.0, build_id: str = "", **lies: Any) -> 
         ([], 0),
     ],
 )
-async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[LayerChain], length: int) -> None:
+def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[LayerChain], length: int) -> None:
     found = best(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), offered)
     assert (len(found.upper) if found else 0) == length
     if found:
@@ -664,9 +664,7 @@ async def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[Layer
 
 
 @pytest.mark.parametrize(("build_id", "fits"), [("ours", True), ("theirs", False)])
-async def test_what_lies_in_memory_alone_is_gone_on_from_too(
-    tmp_path: Path, build_id: str, fits: bool
-) -> None:
+def test_what_lies_in_memory_alone_is_gone_on_from_too(tmp_path: Path, build_id: str, fits: bool) -> None:
     """The store does not know of that run: only one that was made upon it will do."""
     missing = MissingLayers("sha256:1", KEYS[:1], KEYS[1:], "ours")
     assert bool(best(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
