@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-blank")
+NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-parked")
 KINDS = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
 

@@ -65,7 +65,7 @@ async def test_no_descriptor_of_init_leads_out(native: Substrate) -> None:
 def shared_memory(owner: int) -> list[str]:
     """What the first processes of its sandboxes share with others, of those that wait to become one too."""
     children = {child for launcher in counts.children(owner) for child in counts.children(launcher)}
-    inits = children & set(counts.processes(("dutyfree-init", "dutyfree-blank")))
+    inits = children & set(counts.processes(("dutyfree-init", "dutyfree-parked")))
     maps = [Path(f"/proc/{init}/maps").read_text() for init in inits]
     assert len([text for text in maps if text]) >= 2
     return [line for text in maps for line in text.splitlines() if line.split()[1][3] == "s"]

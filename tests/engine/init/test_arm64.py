@@ -43,7 +43,7 @@ def test_it_is_for_the_other_processor(program: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["version"], 0, "protocol "),
-        (["launcher", "two"], 64, "not a descriptor"),
+        (["launcher", "two"], 64, "FD is not the number"),
         ([], 64, "usage: "),
     ],
 )

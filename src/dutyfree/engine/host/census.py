@@ -19,7 +19,7 @@ from dutyfree.engine.host import proc, sandbox_labels
 from dutyfree.engine.host.proc import Stat
 
 LAUNCHER = "dutyfree-engine"
-OTHERS = ("dutyfree-egress", "dutyfree-blank")
+OTHERS = ("dutyfree-egress", "dutyfree-parked")
 """Names of the launcher's other children. No other process can rename these."""
 _PROGRAM = "/memfd:dutyfree-init"
 

@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 	char *end;
 
 	if (argc == 2 && strcmp(argv[1], "version") == 0) {
-		printf("protocol %d, a filter of %u steps\n", PROTOCOL_VERSION, seccomp_prepare());
+		printf("protocol %d, seccomp filter of %u instructions\n", PROTOCOL_VERSION, seccomp_prepare());
 		return 0;
 	}
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
@@ -80,12 +80,12 @@ int main(int argc, char **argv)
 	}
 	long socket = strtol(argv[2], &end, 10);
 	if (*end || socket < 3 || socket > INT_MAX) {
-		fputs("dutyfree-init: not a descriptor\n", stderr);
+		fputs("dutyfree-init: FD is not the number of an inherited descriptor\n", stderr);
 		return 64;
 	}
 	int error = reexec_sealed_copy(argv);
 	if (error) {
-		fprintf(stderr, "dutyfree-init: cannot copy itself: %s\n", strerror(-error));
+		fprintf(stderr, "dutyfree-init: cannot make a sealed copy of itself: %s\n", strerror(-error));
 		return 70;
 	}
 	reset_signals();

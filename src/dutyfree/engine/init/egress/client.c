@@ -13,6 +13,7 @@
 
 static int egress_socket = -1;
 static pid_t egress_pid;
+static const char cannot_set[] = "cannot set its network policy";
 
 void egress_client_close(void)
 {
@@ -95,7 +96,7 @@ void sandbox_network(const struct request *request, const char *body)
 	for (int i = 0; i < EGRESS_FDS; i++)
 		close_fd(&fds[i]);
 	if (error) {
-		refuse(request->serial, error, "network");
+		refuse(request->serial, error, cannot_set);
 		return;
 	}
 	sandbox->has_egress = true;
@@ -122,7 +123,7 @@ void egress_replied(void)
 				sandbox->has_egress = false;
 			}
 			sandbox->network_serial = 0;
-			reply(answer.serial, -answer.error, answer.value, "network", 7, NULL, 0);
+			reply(answer.serial, -answer.error, answer.value, cannot_set, sizeof cannot_set - 1, NULL, 0);
 		}
 		return;
 	}
@@ -141,7 +142,7 @@ void sandbox_connect(const struct request *request, const struct port *port)
 	if (sandbox && !sandbox->ended)
 		made = netns_connect(sandbox->shared_network ? -1 : sandbox->slot->netns, port->port, port->ipv6);
 	if (made < 0)
-		refuse(request->serial, made, "connection");
+		refuse(request->serial, made, "cannot connect");
 	else
 		reply(request->serial, 0, request->number, NULL, 0, &made, 1);
 	close_fd(&made);

@@ -72,7 +72,7 @@ void sandbox_audit(const struct request *request)
 	} answer = {.text = ""};
 
 	if (!sandbox || sandbox->ended) {
-		refuse(request->serial, -ESRCH, "sandbox");
+		refuse(request->serial, -ESRCH, "the sandbox has ended");
 		return;
 	}
 	answer.result.memory = memory_used(&sandbox->slot->cgroup);

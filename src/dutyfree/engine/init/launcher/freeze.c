@@ -32,7 +32,7 @@ void freeze_finish(struct sandbox *sandbox, int error)
 	close_fd(&sandbox->freeze_events);
 	pending--;
 	if (error)
-		refuse(sandbox->freeze_serial, error, "freezer");
+		refuse(sandbox->freeze_serial, error, "cannot freeze the sandbox");
 	else
 		reply(sandbox->freeze_serial, 0, sandbox->number, NULL, 0, NULL, 0);
 }
@@ -89,7 +89,7 @@ void sandbox_freeze(const struct request *request)
 		error = await_frozen(sandbox, request->serial);
 	}
 	if (error)
-		refuse(request->serial, error, "freezer");
+		refuse(request->serial, error, "cannot freeze the sandbox");
 	else if (!pending_reply)
 		reply(request->serial, 0, sandbox->number, NULL, 0, NULL, 0);
 }

@@ -55,7 +55,7 @@ static void add_layer(const struct request *request, const char *path)
 	else
 		number = layer_add_host(path);
 	if (number < 0) {
-		refuse(request->serial, number, "layer");
+		refuse(request->serial, number, "cannot mount the layer");
 		return;
 	}
 	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
@@ -127,7 +127,7 @@ static void handle_request(const struct request *request, const char *body, int 
 		sandbox_connect(request, (const struct port *)(const void *)body);
 		return;
 	}
-	refuse(request->serial, -EPROTO, "request");
+	refuse(request->serial, -EPROTO, "malformed request");
 }
 
 /* The owner is gone, or has closed the socket: kill all sandboxes and remove everything. */
@@ -170,7 +170,7 @@ static void receive(void)
 		memcpy(&fd, CMSG_DATA(head), sizeof fd);
 	if ((size_t)size < sizeof message.head || (size_t)size > sizeof message ||
 	    message.head.size != (size_t)size - sizeof message.head) {
-		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "request");
+		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "malformed request");
 		return;
 	}
 	handle_request(&message.head, message.bytes + sizeof message.head, fd);
@@ -195,7 +195,7 @@ static void prepare(void)
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-engine");
-	const char *step = "user namespace";
+	const char *step = "cannot create a user namespace";
 	int error = host_enter(); /* while we are dumpable: newuidmap must open our /proc files */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	/* Three descriptors per sandbox: raise the hard limit if we may, else use all of it. */
@@ -217,23 +217,23 @@ static void prepare(void)
 		_exit(71);
 	int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (!error && proc < 0) {
-		step = "/proc";
+		step = "cannot open /proc";
 		error = -errno;
 	}
 	if (!error && suid_dumpable_is_on(proc)) {
-		step = "fs.suid_dumpable is 1, which opens PID 1 to its sandbox: set it to 0 or 2";
+		step = "fs.suid_dumpable is 1, so a sandbox could read the memory of its PID 1; set it to 0 or 2";
 		error = -EPERM;
 	}
 	if (!error) {
-		step = "control groups";
+		step = "cannot set up control groups";
 		error = cgroup_open(proc);
 	}
 	if (!error) {
-		step = "network namespaces";
+		step = "cannot prepare namespaces and user ids";
 		error = slot_open(proc);
 	}
 	if (!error) {
-		step = "mount namespaces";
+		step = "cannot create a mount namespace";
 		error = layers_open(proc);
 	}
 	if (error) {
@@ -272,7 +272,7 @@ _Noreturn void launcher_run(int socket)
 	launcher_epoll = epoll_create1(EPOLL_CLOEXEC);
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
 	if (launcher_epoll < 0 || epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, owner, &event) < 0) {
-		refuse(0, -errno, "epoll");
+		refuse(0, -errno, "cannot create an epoll instance");
 		shut_down();
 	}
 	for (;;) {

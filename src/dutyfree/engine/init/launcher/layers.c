@@ -82,7 +82,7 @@ static int make_devices(void)
 
 int layers_open(int proc)
 {
-	static const char *const directories[] = {"l", "up", "new", "mask", "box", "box/proc", "box/dev"};
+	static const char *const directories[] = {"l", "up", "new", "mask", "parked", "parked/proc", "parked/dev"};
 
 	host_mntns = openat(proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
 	if (host_mntns < 0 || unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||

@@ -86,7 +86,7 @@ static const char *prepare_slot(struct sandbox *sandbox, const struct create *wa
 		sandbox->slot = attempt ? slot_create() : slot_take();
 		*error = sandbox->slot ? 0 : -errno;
 		if (*error)
-			return "user namespace, network or control group";
+			return "cannot create a user namespace, network namespace or control group";
 		*error = cgroup_set_limits(&sandbox->slot->cgroup, wanted);
 		if (*error != -EBUSY)
 			break;
@@ -95,10 +95,10 @@ static const char *prepare_slot(struct sandbox *sandbox, const struct create *wa
 		sandbox->slot = NULL;
 	}
 	if (*error)
-		return "limits";
+		return "cannot set its limits";
 	if (!sandbox->slot->pid)
 		*error = parked_create(sandbox->slot);
-	return "clone";
+	return "cannot start its first process";
 }
 
 /* From this descriptor number on, we are running out of descriptors. */
@@ -124,7 +124,7 @@ static const char *start_sandbox(struct sandbox *sandbox, const struct create *w
 	AUTOCLOSE int used = upper_create(wanted, &sandbox->upper);
 	if (used < 0) {
 		*error = used;
-		return "file system for what is written";
+		return "cannot create its writable file system";
 	}
 	/* Only snapshots need it. When descriptors run out, more sandboxes matter more. */
 	if (sandbox->upper >= fd_scarcity_limit())
@@ -148,12 +148,12 @@ void sandbox_create(const struct request *request, const char *body)
 	const char *label = parse_label(request, body);
 
 	if (!label || !is_valid(wanted)) {
-		refuse(request->serial, -EPROTO, "request");
+		refuse(request->serial, -EPROTO, "malformed request");
 		return;
 	}
 	struct sandbox *sandbox = calloc(1, sizeof *sandbox);
 	int error = -ENOMEM;
-	const char *step = "memory";
+	const char *step = "the launcher is out of memory";
 
 	if (sandbox) {
 		sandbox->number = free_number();
@@ -161,7 +161,7 @@ void sandbox_create(const struct request *request, const char *body)
 	}
 	if (sandbox && !sandbox->number) {
 		error = -EUSERS;
-		step = "more than 65,536 sandboxes at once";
+		step = "the launcher already has 65,536 sandboxes, the maximum";
 	} else if (sandbox) {
 		sandbox->trees = wanted->trees;
 		sandbox->shared_network = wanted->flags & CREATE_SHARED_NETWORK;
@@ -172,7 +172,7 @@ void sandbox_create(const struct request *request, const char *body)
 		struct epoll_event event = {.events = EPOLLIN, .data.u64 = sandbox->number};
 		if (epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, sandbox->slot->pidfd, &event) < 0) {
 			error = -errno;
-			step = "epoll";
+			step = "cannot watch its first process";
 		}
 	}
 	if (error) {
@@ -201,7 +201,7 @@ void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 	waitpid(sandbox->slot->pid, NULL, 0);
 	sandbox->slot->pid = 0;
 	if (sandbox->network_serial)
-		refuse(sandbox->network_serial, -ESRCH, "network");
+		refuse(sandbox->network_serial, -ESRCH, "the sandbox has ended");
 	if (sandbox->has_egress)
 		sandbox_close_egress(sandbox);
 	if (sandbox->had_egress)
@@ -249,7 +249,7 @@ static void reply_layers(uint32_t serial, int error, const struct snapshot_layer
 	} text = {.usage = made->usage};
 
 	if (error) {
-		refuse(serial, error, "layer");
+		refuse(serial, error, "cannot write the layer");
 		return;
 	}
 	if (made->count && !layers_clone_detached())
@@ -262,7 +262,7 @@ static void reply_layers(uint32_t serial, int error, const struct snapshot_layer
 static void watch_job(int number, uint32_t serial)
 {
 	if (number < 0) {
-		refuse(serial, number, "copy");
+		refuse(serial, number, "cannot start the copy");
 		return;
 	}
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = SNAPSHOT_EVENT | (uint64_t)number};
@@ -292,7 +292,7 @@ void snapshot_merge_request(const struct request *request, const char *body, int
 
 	if (request->size != sizeof *wanted || wanted->own < 1 || wanted->own > wanted->count ||
 	    wanted->count > LAYERS_MAX)
-		refuse(request->serial, -EPROTO, "request");
+		refuse(request->serial, -EPROTO, "malformed request");
 	else
 		watch_job(snapshot_merge(wanted, target, request->serial), request->serial);
 }

@@ -106,9 +106,9 @@ int verify_all(uint32_t id, const char *payload, size_t size)
 	read_state(&current);
 	append_if(text, sizeof text, has_processes(), "processes");
 	append_if(text, sizeof text, current.files != initial.files || current.blocks != initial.blocks, "files");
-	append_if(text, sizeof text, has_ipc_objects(), "shared memory");
+	append_if(text, sizeof text, has_ipc_objects(), "shared memory or other System V IPC");
 	append_if(text, sizeof text, closed && has_sockets(), "sockets");
-	append_if(text, sizeof text, environment_changed(), "its surroundings");
+	append_if(text, sizeof text, environment_changed(), "umask, working directory or host name");
 	append_if(text, sizeof text,
 	     memcmp(&current.processes, &initial.processes, sizeof current.processes) != 0 ||
 		     memcmp(&current.open_files, &initial.open_files, sizeof current.open_files) != 0,

@@ -60,12 +60,13 @@ static int upper_fd, detached_fds[DETACHED_MAX]; /* received with it: the writab
 
 static _Noreturn void fail(const char *step, int error)
 {
-	struct frame header = {.size = (uint32_t)(sizeof(int32_t) + strlen(step)), .kind = FRAME_FATAL};
+	struct frame header = {.kind = FRAME_FATAL};
 	char payload[128];
 	int32_t number = error < 0 ? -error : error;
 
 	memcpy(payload, &number, sizeof number);
-	memcpy(payload + sizeof number, step, strlen(step));
+	int size = snprintf(payload + sizeof number, sizeof payload - sizeof number, "cannot %s", step);
+	header.size = (uint32_t)(sizeof number + (size_t)size);
 	send_message(control, &header, sizeof header, payload, header.size, NULL, 0);
 	_exit(71);
 }
@@ -163,23 +164,23 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		char layer[LAYER_PATH];
 		layer_path(layer, tree->layers[i]);
 		AUTOCLOSE int mount = clone_layer(tree->layers[i], layer);
-		must(mount, "layer");
+		must(mount, "clone the mount of a layer");
 		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
 		int error = mount_restrict(mount, closed, idmap_userns());
 		/* Some file systems have no idmapped mounts: files of root then show as nobody's in the sandbox. */
 		if (error == -EINVAL)
 			error = mount_restrict(mount, closed, -1);
-		must(error, "layer");
-		must(mount_attach(mount, layer), "layer in place");
+		must(error, "make a layer read-only");
+		must(mount_attach(mount, layer), "mount a layer");
 		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
 	}
 	snprintf(up, sizeof up, "/up/u%u", index);
 	snprintf(work_thread, sizeof work_thread, "/up/w%u", index);
 	AUTOCLOSE int overlay =
 		mount_new("overlay", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
-	must(overlay, "overlay");
+	must(overlay, "create the overlay");
 	snprintf(path, sizeof path, "/new/%s", tree->mountpoint);
-	must(mount_attach(overlay, path), "overlay in place");
+	must(mount_attach(overlay, path), "mount the overlay");
 }
 
 static void attach(int mount, const char *path, const char *step)
@@ -205,19 +206,19 @@ static void mount_common(void)
 	static const char *const terminals[][2] = {
 		{"mode", "0620"}, {"ptmxmode", "0666"}, {"max", "64"}, {NULL, NULL}};
 
-	must_call(chdir("/box"), "box");
-	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "proc");
+	must_call(chdir("/parked"), "enter /parked");
+	attach(mount_new("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC), "proc", "mount /proc");
 	if (host.rootless)
-		must_call(umount2("/proc", MNT_DETACH), "the host's proc");
+		must_call(umount2("/proc", MNT_DETACH), "unmount the host's /proc");
 	for (size_t i = 0; i < MASKS; i++)
 		if (masks[i].needed)
-			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, masks[i].path);
+			attach(mount_clone(AT_FDCWD, masks[i].cover, false), masks[i].path, "mask a part of /proc");
 	int sys = mount_clone(AT_FDCWD, "proc/sys", false);
-	must(sys, "proc/sys");
-	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "proc/sys");
-	attach(sys, "proc/sys", "proc/sys");
-	attach(mount_clone(AT_FDCWD, "/dev", true), "dev", "dev");
-	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "dev/pts");
+	must(sys, "make /proc/sys read-only");
+	must(mount_restrict(sys, MOUNT_ATTR_RDONLY, -1), "make /proc/sys read-only");
+	attach(sys, "proc/sys", "make /proc/sys read-only");
+	attach(mount_clone(AT_FDCWD, "/dev", true), "dev", "mount /dev");
+	attach(mount_new("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), "dev/pts", "mount /dev/pts");
 }
 
 #define IOPRIO_PROCESS 1
@@ -227,36 +228,36 @@ static void mount_common(void)
  * inherit a lowered priority. */
 static void reset_priority(void)
 {
-	const char *file = "/box/proc/self/oom_score_adj";
+	const char *file = "/parked/proc/self/oom_score_adj";
 	const struct {
 		int priority;
 	} none = {0};
 	char text[16];
 
 	if (getpriority(PRIO_PROCESS, 0) < 0)
-		must_call(setpriority(PRIO_PROCESS, 0, 0), "priority");
+		must_call(setpriority(PRIO_PROCESS, 0, 0), "reset the priority");
 	long policy = syscall(SYS_sched_getscheduler, 0);
 	if (policy == SCHED_FIFO || policy == SCHED_RR)
-		must_call(syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &none), "scheduling");
+		must_call(syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &none), "reset the scheduling policy");
 	long turn = syscall(SYS_ioprio_get, IOPRIO_PROCESS, 0);
 	if (turn > 0 && turn < IOPRIO_DEFAULT)
-		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_DEFAULT), "priority on disks");
+		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_DEFAULT), "reset the I/O priority");
 	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
 		return;
 	int error = write_file(AT_FDCWD, file, "0");
 	if (error && !host.rootless) /* rootless: not writable, because we are not dumpable */
-		fail("oom_score_adj", error);
+		fail("reset oom_score_adj", error);
 }
 
 static void move(const char *from, const char *to)
 {
-	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), to);
+	must_call(syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0), "move /proc and /dev into the root");
 }
 
 static void mount_upper(void)
 {
-	must(mount_restrict(upper_fd, 0, idmap_userns()), "tmpfs with mapped ids");
-	must(mount_attach(upper_fd, "/up"), "file system in place");
+	must(mount_restrict(upper_fd, 0, idmap_userns()), "map the ids of the writable file system");
+	must(mount_attach(upper_fd, "/up"), "mount the writable file system");
 	close_fd(&upper_fd); /* from now on, only the overlay leads to it */
 }
 
@@ -265,28 +266,28 @@ static void mount_root(const struct create *wanted)
 	mount_upper();
 	/* overlayfs writes with the credentials of the process that mounts it, so its ids must be mapped in the
 	 * sandbox. */
-	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "securebits");
+	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "set securebits");
 	setfsgid(own_slot->first_id);
 	setfsuid(own_slot->first_id);
 	for (uint32_t i = 0; i < wanted->trees; i++)
 		mount_tree(&wanted->tree[i], i);
-	must_call(chdir("/new"), "root");
+	must_call(chdir("/new"), "enter the new root");
 	mkdir("proc", 0555);
 	mkdir("dev", 0755);
 	mkdir("sys", 0555);
 	mkdir("workspace", 0755);
 	if (mkdir("tmp", 01777) == 0)
-		must_call(chmod("tmp", 01777), "tmp");
+		must_call(chmod("tmp", 01777), "set the mode of /tmp");
 	setfsuid(0);
 	setfsgid(0);
-	move("/box/proc", "proc");
-	move("/box/dev", "dev");
-	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "dev/shm");
+	move("/parked/proc", "proc");
+	move("/parked/dev", "dev");
+	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "mount /dev/shm");
 	/* Move the new root over the launcher's and chroot, because pivot_root iterates over every process of the host.
 	 * Only chroot or setns could reach the mount below, and the seccomp filter blocks both. */
-	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "root in place");
+	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "move the new root into place");
 	must_call(chroot("."), "chroot");
-	must_call(chdir("/workspace"), "workspace");
+	must_call(chdir("/workspace"), "enter /workspace");
 	umask(022);
 }
 
@@ -305,24 +306,24 @@ static void drop_privileges(void)
 	const struct rlimit none = {1, 1}, nothing = {0, 0};
 	struct rlimit files;
 
-	must_call(getrlimit(RLIMIT_NOFILE, &files), "open files");
+	must_call(getrlimit(RLIMIT_NOFILE, &files), "limit open files");
 	if (files.rlim_max > FILES)
 		files.rlim_max = FILES;
 	files.rlim_cur = files.rlim_max;
-	must_call(setrlimit(RLIMIT_NOFILE, &files), "open files");
-	must_call(setrlimit(RLIMIT_CORE, &none), "core files");
+	must_call(setrlimit(RLIMIT_NOFILE, &files), "limit open files");
+	must_call(setrlimit(RLIMIT_CORE, &none), "disable core dumps");
 	/* The owner may be allowed to raise its own priority. */
-	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "real-time priority");
-	must_call(setrlimit(RLIMIT_NICE, &nothing), "priority");
-	must_call(setns(own_slot->user_namespace, CLONE_NEWUSER), "user namespace");
+	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "disable real-time priority");
+	must_call(setrlimit(RLIMIT_NICE, &nothing), "disable raised priority");
+	must_call(setns(own_slot->user_namespace, CLONE_NEWUSER), "enter the user namespace");
 	if (host.can_drop_groups)
-		must_call(syscall(SYS_setgroups, 0, NULL), "groups");
-	must_call(syscall(SYS_setresgid, 0, 0, 0), "group");
-	must_call(syscall(SYS_setresuid, 0, 0, 0), "user");
-	must_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
+		must_call(syscall(SYS_setgroups, 0, NULL), "drop groups");
+	must_call(syscall(SYS_setresgid, 0, 0, 0), "set the group id");
+	must_call(syscall(SYS_setresuid, 0, 0, 0), "set the user id");
+	must_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "set no_new_privs");
 	/* Commands run as the same user: they must not ptrace init or read its /proc/1/fd. */
-	must_call(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
-	must_call(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "death signal");
+	must_call(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "clear the dumpable flag");
+	must_call(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "set the parent death signal");
 }
 
 static void set_capabilities(uint32_t kept)
@@ -330,7 +331,7 @@ static void set_capabilities(uint32_t kept)
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
 	struct __user_cap_data_struct data[2] = {{kept, kept, 0}, {0, 0, 0}};
 
-	must_call(syscall(SYS_capset, &header, data), "capabilities");
+	must_call(syscall(SYS_capset, &header, data), "set capabilities");
 }
 
 /* The thread that does the work. This thread and what it starts are in the sandbox's control groups. The main thread of
@@ -340,16 +341,16 @@ static int work_thread(void *unused)
 	(void)unused;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		if (own_slot->cgroup.tasks[kind] >= 0)
-			must_call(write(own_slot->cgroup.tasks[kind], "0", 1), "control group");
+			must_call(write(own_slot->cgroup.tasks[kind], "0", 1), "enter the control group");
 	int payload = own_slot->cgroup.v2_dir < 0 ? -1 : dup3(own_slot->cgroup.v2_dir, PAYLOAD_FD, O_CLOEXEC);
 	if (payload < 0)
-		must_call(unshare(CLONE_NEWCGROUP), "control group namespace");
-	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close_range");
+		must_call(unshare(CLONE_NEWCGROUP), "create a cgroup namespace");
+	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close descriptors");
 	priority_open(payload >= 0);
 	oom_open();
 	set_capabilities(INIT_CAPABILITIES);
 	int listener = seccomp_enter();
-	must(listener == -EBUSY ? 0 : listener, "seccomp");
+	must(listener == -EBUSY ? 0 : listener, "install the seccomp filter");
 	broker_open(listener, activation.wanted.flags & CREATE_SHARED_NETWORK);
 	init_run(payload);
 }
@@ -383,7 +384,7 @@ static void await_activation(void)
 	const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
 	size_t came = head ? head->cmsg_len - CMSG_LEN(0) : 0;
 	if (came != (1 + activation.detached) * sizeof(int))
-		fail("descriptors", EMFILE);
+		fail("receive descriptors", EMFILE);
 	memcpy(&upper_fd, CMSG_DATA(head), sizeof upper_fd);
 	memcpy(detached_fds, CMSG_DATA(head) + sizeof upper_fd, came - sizeof upper_fd);
 }
@@ -395,14 +396,14 @@ _Noreturn void setup_run(const struct slot *slot)
 	sigset_t all;
 
 	control = HANDED_SOCKET;
-	must(handover_receive(slot, &handed), "descriptors");
+	must(handover_receive(slot, &handed), "take over descriptors");
 	own_slot = &handed;
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	prctl(PR_SET_NAME, "dutyfree-blank");
+	prctl(PR_SET_NAME, "dutyfree-parked");
 	if (handed.cgroup.v2_dir >= 0)
-		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "control group namespace");
-	must_call(sethostname("sandbox", 7), "hostname");
+		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "enter the cgroup namespace");
+	must_call(sethostname("sandbox", 7), "set the host name");
 	mount_common();
 	reset_priority();
 	await_activation();
@@ -410,19 +411,19 @@ _Noreturn void setup_run(const struct slot *slot)
 	prctl(PR_SET_NAME, "dutyfree-init");
 	title_set(activation.label);
 	if (!(activation.wanted.flags & CREATE_SHARED_NETWORK))
-		must_call(setns(handed.netns, CLONE_NEWNET), "network");
+		must_call(setns(handed.netns, CLONE_NEWNET), "enter the network namespace");
 	mount_root(&activation.wanted);
 	ready.mounted = now();
 	send_ready(&ready);
 	limit_processes(activation.wanted.pids);
 	drop_privileges();
-	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "socket");
+	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "duplicate the socket");
 	control = CONTROL_FD;
-	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "weight");
-	must_call(dup3(HANDED_OOM, OOM_FD, O_CLOEXEC), "memory events");
+	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "duplicate the CPU weight");
+	must_call(dup3(HANDED_OOM, OOM_FD, O_CLOEXEC), "duplicate the OOM events");
 	must_call(clone(work_thread, stack + sizeof stack,
 			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
-		  "thread");
+		  "start the work thread");
 	set_capabilities(0);
 	for (;;)
 		pause();
