@@ -1,4 +1,4 @@
-"""Builds the engine's C program into the package; without a compiler the package is whole but for it."""
+"""Build the engine's C program into the package. Without a compiler, the package lacks only that program."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FLAGS = [
     "-static",
     "-fdata-sections",
 ]
-LINKED = ["-Wl,--sort-section=alignment"]
-"""Small variables do not lie among large buffers: of a page that is written to each sandbox has its own."""
+LINK_FLAGS = ["-Wl,--sort-section=alignment"]
+"""Keep small variables apart from large buffers: each sandbox copies every page that it writes to."""
 
-SANITIZED = [
+SANITIZED_FLAGS = [
     "-std=c17",
     "-O1",
     "-g",
@@ -44,7 +44,7 @@ NO_COMPILER = "no C compiler"
 
 
 def compiler() -> list[str] | None:
-    """Prefer musl: its programs start faster. The kernel's headers come last, after musl's own."""
+    """The compiler command. musl comes first: its programs start faster. It needs the kernel headers last."""
     headers = Path("/usr/include")
     if shutil.which("musl-gcc"):
         include = [headers, *headers.glob(f"{sysconfig.get_platform().rpartition('-')[2]}-linux-gnu")]
@@ -53,44 +53,46 @@ def compiler() -> list[str] | None:
 
 
 def build(engine: Path, target: Path, *, sanitized: bool = False, cross: str = "") -> str:
-    """Compile the program, for this machine or with the compiler for another; why it could not be, or ""."""
+    """Compile the program, for this machine or with a cross compiler. Returns the error, or ""."""
     found = [cross] if cross else ["gcc"] if sanitized else compiler()
     if found is None or not shutil.which(found[0]):
         return NO_COMPILER
     target.parent.mkdir(exist_ok=True, parents=True)
     scratch = target.with_suffix(".new")
     init = engine / "init"
-    command = [*found, *(SANITIZED if sanitized else FLAGS), f"-I{init}", "-o"]
+    command = [*found, *(SANITIZED_FLAGS if sanitized else FLAGS), f"-I{init}", "-o"]
     sources = sorted(init.rglob("*.c"))
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [f"{directory}/{number}.o" for number in range(len(sources))]
-        compiled = pool.map(lambda made, source: _run([*command, made, "-c", str(source)]), objects, sources)
-        reason = "".join(compiled) or _run([*command, str(scratch), *objects, *LINKED])
+        compiled = pool.map(lambda out, source: _run([*command, out, "-c", str(source)]), objects, sources)
+        reason = "".join(compiled) or _run([*command, str(scratch), *objects, *LINK_FLAGS])
     if not reason:
         scratch.replace(target)
     return reason
 
 
 def _run(command: list[str]) -> str:
-    """What the compiler says if it fails."""
+    """Run the compiler. Returns its output if it fails, else ""."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stderr or f"{command[0]} ended with {done.returncode}") if done.returncode else ""
 
 
 class EngineHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Runs before the wheel, also an editable one, is put together."""
+    """Build the program before a wheel, also an editable one."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         engine = Path(self.root, "src/dutyfree/engine")
         target = engine / "bin/dutyfree-init"
         if sys.platform != "linux":
             self.app.display_warning(
-                f"dutyfree needs Linux, and this is {sys.platform}: only records can be worked with here"
+                f"dutyfree needs Linux to run sandboxes; on {sys.platform} you can only analyze records"
             )
             return
         reason = build(engine, target)
         if reason == NO_COMPILER:
-            self.app.display_warning(f"the substrate native will not be available: {reason}")
+            self.app.display_warning(
+                f"the substrate native will not be available: {reason}; install musl-tools and retry"
+            )
             return
         if reason:
             raise RuntimeError(reason)

@@ -1,14 +1,12 @@
-/* The floor: what the kernel alone takes for a sandbox and its first command, without Python, without the
- * protocol, without anything that could be saved. It is the engine's own set-up (sandbox.c and what
- * belongs to it) between the two barest ends that can be had: one process that clones, and a PID 1 that
- * runs one program and says so with one byte.
+/* The floor: the time that the kernel alone needs for a sandbox and its first command, without Python, the protocol and
+ * everything else that could be saved. It uses the engine's own set-up (setup/sandbox.c and what it needs) between two
+ * minimal ends: one process that clones, and a PID 1 that runs one program and sends one byte.
  *
  *   floor SKELETON STATIC    reads letters, and answers each with two numbers of nanoseconds:
- *                            from the beginning to the result, and to the end of all of it
- *   v V   a program on the host, started by vfork: dynamic, static
- *   p P   a sandbox from parts that lie ready: with a dynamic program, with a static one
- *   f F   a sandbox of which everything is made anew: likewise
- */
+ *                            from the start to the result, and until everything is removed
+ *   v V   a program on the host, started with vfork: dynamic, static
+ *   p P   a sandbox from prepared parts: dynamic program, static program
+ *   f F   a sandbox from new parts: dynamic program, static program */
 #define _GNU_SOURCE
 #include "launcher/parked.h"
 #include "pid1/command.h"
@@ -66,7 +64,7 @@ static uint64_t on_host(void)
 
 int payload_group = -1;
 
-/* PID 1: one program with its pipes, as the engine starts it, and one byte when it has ended. */
+/* PID 1: start one program with pipes, as the engine does, and send one byte when it has ended. */
 _Noreturn void init_run(int payload)
 {
 	char *arguments[] = {(char *)program, NULL}, *environment[] = {"PATH=/usr/bin:/bin", NULL};
@@ -135,7 +133,7 @@ int main(int argc, char **argv)
 	int error = handover_open(&owner), proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (error || proc < 0 || cgroup_open(proc) || slot_open(proc))
 		die("parts of the host");
-	/* A fork stays outside for what is measured on the host. */
+	/* A fork stays outside the sandbox set-up for measurements on the host. */
 	int pair[2];
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		die("socket");

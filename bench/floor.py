@@ -1,4 +1,4 @@
-"""floor.c: built from the engine's own sources, and driven from here."""
+"""Build and run floor.c, which measures what the kernel alone needs for a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hatch_build import FLAGS, compiler  # noqa: E402
 
 
 def build(directory: Path) -> tuple[Path, Path]:
-    """The probe, and a static program that does nothing. Raises RuntimeError without a compiler."""
+    """Build the probe, and a static program that does nothing. Raises RuntimeError without a compiler."""
     found = compiler()
     if found is None:
         raise RuntimeError("no C compiler: install musl-tools")
@@ -33,27 +33,27 @@ def build(directory: Path) -> tuple[Path, Path]:
 
 
 class Floor:
-    """One process that answers letters (floor.c lists them) with seconds."""
+    """One running probe. It answers letters (floor.c lists them) with times."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def measure(self, letter: str) -> tuple[float, float]:
-        """Until the result, and until all is gone."""
+        """Seconds until the result, and until everything is removed."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(letter)
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the floor's probe died")
+            raise RuntimeError("the probe of the floor died")
         result, gone = line.split()
         return int(result) / 1e9, int(gone) / 1e9
 
 
 @contextmanager
 def opened(count: int = 1) -> Iterator[tuple[list[Floor], Path]]:
-    """So many probes under way, and the static program."""
+    """Start this many probes. Returns them and the path of the static program."""
     with TemporaryDirectory(prefix="dutyfree-floor-") as scratch:
         directory = Path(scratch)
         program, static = build(directory)

@@ -1,5 +1,5 @@
-/* Files that name users: /etc/passwd and /etc/group of a sandbox, and a host's /etc/subuid and uid_map. The input
- * is a user, then the text of the first, then that of the second, each ended by a NUL. */
+/* Files with users: a sandbox's /etc/passwd and /etc/group, a host's /etc/subuid and uid_map. The input is a user, the
+ * text of the first file and that of the second, each with a NUL at its end. */
 #define _GNU_SOURCE
 #include "pid1/process.c"
 #include "launcher/host.c"
@@ -23,8 +23,8 @@ static void look_up_host(const char *user)
 	bool all;
 
 	user_name((unsigned)strtoul(user, NULL, 10), name, sizeof name);
-	require(subid_range("group", name, 1000, &first) < IDS, "a range of ids has an end");
-	require(mapped_ids("group", &all) <= IDS, "no more ids than there are");
+	require(subid_range("group", name, 1000, &first) < IDS, "an id range is bounded");
+	require(mapped_ids("group", &all) <= IDS, "no more ids than exist");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

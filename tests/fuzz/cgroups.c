@@ -1,4 +1,4 @@
-/* Where control groups are: the text of /proc/self/mountinfo, a NUL, and that of /proc/self/cgroup. */
+/* Discovery of control groups. The input is the text of /proc/self/mountinfo, a NUL, and that of /proc/self/cgroup. */
 #define _GNU_SOURCE
 #include "launcher/cgroup.c"
 #include "jail.h"
@@ -7,18 +7,18 @@
 
 #define LARGEST 8000
 
-static int mark; /* what is opened after it is ours to close */
+static int mark; /* later descriptors are ours to close */
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
 	(void)argc, (void)argv;
 	jail_enter();
 	mark = open(".", O_PATH | O_CLOEXEC);
-	host.rootless = true; /* nothing is to be mounted */
+	host.rootless = true; /* so that it mounts nothing */
 	return 0;
 }
 
-/* Those of version 1 and of version 2, such as the seeds name them. */
+/* Directories for version 1 and version 2, as the seeds name them. */
 static void make_groups(void)
 {
 	static const char *const directories[] = {"v1", "v1/ours", "v2", "v2/ours"};
@@ -40,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	text[size] = text[size + 1] = 0;
 	make_groups();
 	find_hierarchies(text, text + strlen(text) + 1);
-	/* On version 2, all three are the same one. */
+	/* On version 2 all three are the same descriptor. */
 	syscall(SYS_close_range, mark + 1, ~0u, 0);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		parents[kind] = -1;

@@ -1,5 +1,6 @@
-/* Init's frames, through its own socket: everything but the processes, of which none is made. The input: how many
- * descriptors come with it, in pieces of how many 16 bytes, and what ends meanwhile; then the stream. */
+/* Init's frames, through its own socket, without real processes. The first three bytes of the input: how many
+ * descriptors to send, the size of the pieces in units of 16 bytes, and whether commands end meanwhile. Then the
+ * stream. */
 #define _GNU_SOURCE
 #include "pid1/init.c"
 #include "pid1/frame_queue.c"
@@ -14,7 +15,7 @@
 #define PROCESSES 4096
 
 static int owner;
-static size_t answered; /* so many frames, of this input's */
+static size_t answered; /* frames of this input that were answered */
 static jmp_buf gone;
 static pid_t last_pid = NOBODY_PID;
 static struct {
@@ -51,7 +52,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static pid_t pretend(int status)
 {
-	require(ended_count < PROCESSES, "there is a bound to processes");
+	require(ended_count < PROCESSES, "the number of processes is bounded");
 	ended[ended_count].pid = ++last_pid;
 	ended[ended_count++].status = status;
 	return last_pid;
@@ -64,7 +65,7 @@ pid_t __wrap_fork_into(int group)
 	return pretend(last_pid % 3 ? 0 : ENOENT << 8);
 }
 
-/* A program that says its arguments, and that in the end its environment was wrong. */
+/* A program that prints its arguments, and its environment to stderr. One with "!" cannot be started. */
 pid_t __wrap_process_start(struct start *start);
 pid_t __wrap_process_start(struct start *start)
 {
@@ -98,7 +99,7 @@ void __wrap_process_kill_marked(uint64_t mark, pid_t spared)
 int __wrap_kill(pid_t pid, int number);
 int __wrap_kill(pid_t pid, int number)
 {
-	require(pid == -1 || pid > NOBODY_PID || pid < -NOBODY_PID, "signals go to those that were started");
+	require(pid == -1 || pid > NOBODY_PID || pid < -NOBODY_PID, "signals go only to started processes");
 	(void)number;
 	return 0;
 }
@@ -117,13 +118,13 @@ pid_t __wrap_wait4(pid_t pid, int *status, int options, struct rusage *usage)
 _Noreturn void __wrap__exit(int status);
 _Noreturn void __wrap__exit(int status)
 {
-	require(status == 65, "init ends for a frame that is too large, and for nothing else");
+	require(status == 65, "init exits only because of a frame that is too large");
 	longjmp(gone, 1);
 }
 
 /* --- Replaces the owner -------------------------------------------------------------------------- */
 
-/* Takes what init says, which must be frames. */
+/* Read what init sends. It must be whole frames. */
 static void read_answers(void)
 {
 	static char heard[1 << 16];
@@ -146,7 +147,7 @@ static void read_answers(void)
 		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
 		if (with) {
 			int fd;
-			require(with->cmsg_len == CMSG_LEN(sizeof fd), "one descriptor for one frame");
+			require(with->cmsg_len == CMSG_LEN(sizeof fd), "one descriptor per frame");
 			memcpy(&fd, CMSG_DATA(with), sizeof fd);
 			close(fd);
 		}
@@ -160,13 +161,14 @@ static void read_answers(void)
 			((char *)&head)[head_have++] = heard[at++];
 			if (head_have < sizeof head)
 				continue;
-			require(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX, "init says frames");
+			require(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX,
+				"init sends valid frames");
 			answered += head.kind == FRAME_EXIT || head.kind == FRAME_DONE;
 			head_have = 0;
 			body_left = head.size;
 		}
 	}
-	require(outbox_size() || (!head_have && !body_left), "frames are whole");
+	require(outbox_size() || (!head_have && !body_left), "frames are complete");
 }
 
 static void turn(bool reaping)
@@ -210,7 +212,7 @@ static void feed(const uint8_t *data, size_t size)
 	data += 3;
 	size -= 3;
 	if (setjmp(gone)) {
-		have = 0; /* what was heard last may still stand there */
+		have = 0; /* drop what init read last */
 		return;
 	}
 	while (size > 0) {
@@ -219,7 +221,8 @@ static void feed(const uint8_t *data, size_t size)
 		descriptors = 0;
 		data += part;
 		size -= part;
-		for (size_t before = have + 1; before != have || has_work() || outbox_full();) { /* until it has all */
+		/* Until init has read all. */
+		for (size_t before = have + 1; before != have || has_work() || outbox_full();) {
 			before = have;
 			receive();
 			if (has_work() || outbox_full())
@@ -229,12 +232,12 @@ static void feed(const uint8_t *data, size_t size)
 	}
 }
 
-/* Everything ends; what waited is done. */
+/* End all commands and handle all queued frames. */
 static void settle_all(void)
 {
 	while (command_running() || has_whole_frame() || queue_ready())
 		turn(true);
-	/* Some wait for what is never answered. */
+	/* Some wait for frames that are never answered. */
 	while (first)
 		queue_cancel(first->head.id);
 	queue_note_latest(0);
@@ -249,7 +252,7 @@ static void settle_all(void)
 	have = 0;
 }
 
-/* Each frame is answered once, but for those that are answered only if they make no sense or were not heard. */
+/* Every frame is answered once. Some kinds are answered only on an error. */
 static void check_answers(const uint8_t *data, size_t size)
 {
 	size_t most = 0, least = 0;

@@ -1,6 +1,5 @@
-/* Inputs name any path: so all of the host is read-only for us and without devices, but for the two directories
- * that the fuzzer itself writes to, and a small file system that nothing can be run from. Made by scripts/fuzz,
- * all three lie in DUTYFREE_FUZZ. */
+/* Inputs can name any path. So the whole host is read-only and without devices, except for the two directories that the
+ * fuzzer writes to, and a small tmpfs without exec. All three are in DUTYFREE_FUZZ (see __main__.py). */
 #define _GNU_SOURCE
 #include "jail.h"
 
@@ -21,7 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Also of a fuzzer that has no jail: it does not go on when whoever started it was killed. */
+/* Also without a jail: end when the parent is killed. */
 __attribute__((constructor)) static void end_with_parent(void)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -130,6 +129,6 @@ void require(int holds, const char *what)
 {
 	if (holds)
 		return;
-	fprintf(stderr, "fuzz: this does not hold: %s\n", what);
+	fprintf(stderr, "fuzz: failed check: %s\n", what);
 	abort();
 }

@@ -1,4 +1,4 @@
-/* Names: what a sandbox asks (a size of two bytes, and that many), and what a resolver answers (the rest). */
+/* DNS messages. The input is a query (two bytes of size, then the bytes) and the answer of a resolver (the rest). */
 #define _GNU_SOURCE
 #include "egress/dns.h"
 #include "jail.h"
@@ -19,11 +19,12 @@ static void check_question(const struct question *question)
 	struct question again;
 	size_t size = dns_query(question, 7, message);
 
-	require(question->name_size <= DNS_NAME_MAX && strlen(question->name) <= question->name_size, "the name has its size");
-	require(dns_parse(message, size, &again), "what is passed on is a question");
+	require(question->name_size <= DNS_NAME_MAX && strlen(question->name) <= question->name_size,
+		"the name matches its size");
+	require(dns_parse(message, size, &again), "a forwarded query can be parsed");
 	require(again.name_size == question->name_size && memcmp(again.name, question->name, again.name_size) == 0,
-	      "what is passed on is the same name");
-	require(!dns_is_answer(question, 7, message, size), "a question is no answer");
+	      "a forwarded query has the same name");
+	require(!dns_is_answer(question, 7, message, size), "a query is not an answer");
 	size = dns_refusal(question, DNS_FAILED, message);
 	require(dns_is_answer(question, question->id, message, size), "a refusal is an answer");
 }

@@ -1,4 +1,4 @@
-/* What a sandbox may reach: a policy (a size of two bytes, and that many), a port, an address, and a name. */
+/* Network policies. The input is two bytes of size, a port, an address, a policy of that size, and a name. */
 #define _GNU_SOURCE
 #include "egress/policy.h"
 #include "jail.h"
@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (first > size)
 		first = (uint16_t)size;
 	if (policy_parse(&policy, data, first) < 0) {
-		require(!policy.rules && !policy.resolved, "what is refused leaves nothing");
+		require(!policy.rules && !policy.resolved, "a refused policy is freed");
 		return 0;
 	}
 	const char *name = (const char *)data + first;
@@ -36,13 +36,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		policy_add_resolved(&policy, name, length, &probe.address, 100);
 		policy_check(&policy, &probe.address, probe.port, 1);
 	}
-	require(policy_check(&policy, &probe.address, probe.port, 1000) == before, "what was learnt is forgotten in time");
-	/* What leads to an address that nobody reaches is not reached either, whatever the rules say. */
+	require(policy_check(&policy, &probe.address, probe.port, 1000) == before, "resolved addresses expire");
+	/* An address that embeds a denylisted address is refused, whatever the rules say. */
 	struct in6_addr inner[EMBEDDED_MAX];
 	unsigned count = policy_embedded(&probe.address, inner);
-	require(count <= EMBEDDED_MAX, "as many as there is room for");
+	require(count <= EMBEDDED_MAX, "no more embedded addresses than fit");
 	for (unsigned i = 0; i < count && before == ALLOWED; i++)
-		require(IN6_IS_ADDR_V4MAPPED(&inner[i]) && !policy_denylisted(&inner[i]), "nor by a tunnel");
+		require(IN6_IS_ADDR_V4MAPPED(&inner[i]) && !policy_denylisted(&inner[i]),
+			"an allowed address embeds no denylisted one");
 	policy_free(&policy);
 	return 0;
 }

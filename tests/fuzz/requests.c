@@ -1,6 +1,6 @@
-/* The launcher's requests, with everything that would change the host replaced. The input is a sequence of events:
- * a byte that says what, a size of two bytes, and that many: a request, a word of the egress process, or four bytes
- * with the number of a sandbox whose processes have ended, or stand still. */
+/* The launcher's requests, with all changes to the host replaced. The input is a sequence of events: a kind, two bytes
+ * of size, and data. The data is a request, a message of the egress process, or the number of a sandbox that has ended
+ * or is frozen. */
 #define _GNU_SOURCE
 #include "launcher/launcher.c"
 #include "launcher/sandboxes.c"
@@ -56,7 +56,7 @@ void __wrap_slot_return(struct slot *slot)
 int __wrap_slot_has_message_queues(const struct slot *slot);
 int __wrap_slot_has_message_queues(const struct slot *slot)
 {
-	require(slot->pidfd >= 0, "a sandbox that lives has a process");
+	require(slot->pidfd >= 0, "a live sandbox has a pidfd");
 	return 0;
 }
 
@@ -74,7 +74,7 @@ int __wrap_parked_create(struct slot *slot);
 int __wrap_parked_create(struct slot *slot)
 {
 	slot->pid = NOBODY_PID;
-	slot->pidfd = eventfd(0, EFD_CLOEXEC); /* one that can be waited for, as its own could */
+	slot->pidfd = eventfd(0, EFD_CLOEXEC); /* epoll accepts it, like a pidfd */
 	slot->socket = jail_memory("", 0);
 	return 0;
 }
@@ -83,11 +83,13 @@ int __wrap_parked_activate(const struct slot *slot, struct activation *activatio
 int __wrap_parked_activate(const struct slot *slot, struct activation *activation, int upper)
 {
 	(void)slot, (void)upper;
-	require(strnlen(activation->label, sizeof activation->label) < LABEL_MAX, "a label has an end");
-	require(activation->wanted.trees >= 1 && activation->wanted.trees <= TREES_MAX, "trees as many as there may be");
+	require(strnlen(activation->label, sizeof activation->label) < LABEL_MAX, "a label is NUL-terminated");
+	require(activation->wanted.trees >= 1 && activation->wanted.trees <= TREES_MAX,
+		"the number of trees is within its limit");
 	for (uint32_t i = 0; i < activation->wanted.trees; i++) {
 		const struct tree *tree = &activation->wanted.tree[i];
-		require(memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) && tree->count <= LAYERS_MAX, "a tree within its bounds");
+		require(memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) && tree->count <= LAYERS_MAX,
+			"a tree is within its limits");
 	}
 	return 0;
 }
@@ -102,7 +104,7 @@ int __wrap_layer_add_scratch(int *directory)
 int __wrap_layer_add_host(const char *path);
 int __wrap_layer_add_host(const char *path)
 {
-	require(path[0] == '/', "a directory of the host is named by its whole path");
+	require(path[0] == '/', "host directories are absolute paths");
 	return strlen(path) > 100 ? -ENAMETOOLONG : (int)++layers;
 }
 
@@ -123,7 +125,7 @@ int __wrap_upper_create(const struct create *wanted, int *kept)
 int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *made);
 int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *made)
 {
-	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to take");
+	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to snapshot");
 	for (made->count = 0; made->count < trees; made->count++)
 		made->number[made->count] = ++layers;
 	return force ? 0 : -EBUSY;
@@ -141,7 +143,7 @@ int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t seria
 int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
 {
 	(void)target, (void)serial;
-	require(wanted->count >= 1 && wanted->count <= LAYERS_MAX, "as many layers as a tree has");
+	require(wanted->count >= 1 && wanted->count <= LAYERS_MAX, "no more layers than a tree can have");
 	return -EAGAIN;
 }
 
@@ -232,7 +234,7 @@ int __wrap_kill(pid_t pid, int number);
 int __wrap_kill(pid_t pid, int number)
 {
 	(void)number;
-	require(pid == NOBODY_PID, "signals go to those that were started");
+	require(pid == NOBODY_PID, "signals go only to started processes");
 	return 0;
 }
 
@@ -240,13 +242,13 @@ pid_t __wrap_waitpid(pid_t pid, int *status, int options);
 pid_t __wrap_waitpid(pid_t pid, int *status, int options)
 {
 	(void)status, (void)options;
-	require(pid == NOBODY_PID, "those are awaited that were started");
+	require(pid == NOBODY_PID, "only started processes are waited for");
 	return pid;
 }
 
 /* --- Replaces the owner and the egress process --------------------------------------------------- */
 
-/* How many replies there are, which must be whole. */
+/* Read all replies, which must be whole, and count them. */
 static unsigned count_replies(void)
 {
 	static char heard[REQUEST_MAX + 64];
@@ -266,9 +268,9 @@ static unsigned count_replies(void)
 		struct reply head;
 		if (size < 0)
 			return count;
-		require((size_t)size >= sizeof head, "a reply has a head");
+		require((size_t)size >= sizeof head, "a reply has a header");
 		memcpy(&head, heard, sizeof head);
-		require(head.size == (size_t)size - sizeof head, "a reply has its size");
+		require(head.size == (size_t)size - sizeof head, "a reply has the size in its header");
 		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
 		for (size_t i = 0; with && i < (with->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
 			int fd;
@@ -282,14 +284,14 @@ static void send_request(const uint8_t *data, size_t size)
 {
 	struct request head = {.kind = 0};
 
-	/* An empty one would be the owner's end. */
+	/* An empty message would mean that the owner is gone. */
 	if (size == 0 || send(owner_socket, data, size, 0) < 0)
 		return;
 	if (size >= sizeof head)
 		memcpy(&head, data, sizeof head);
 	receive();
 	unsigned replies = count_replies();
-	/* These are answered when it is done, and may then end another's waiting. */
+	/* These are answered later, and may end another request that waits. */
 	bool later = head.kind == REQUEST_DESTROY || head.kind == REQUEST_FREEZE || head.kind == REQUEST_THAW ||
 		     head.kind == REQUEST_NETWORK;
 	require(later ? replies <= 2 : replies == 1, "a request is answered once");
@@ -321,7 +323,7 @@ static void play_event(unsigned what, const uint8_t *data, size_t size)
 	listen_to_launcher();
 }
 
-/* All sandboxes end, and nothing of them is left. */
+/* End all sandboxes. */
 static void end_all(void)
 {
 	for (uint32_t number = 1; number <= last_number; number++) {

@@ -1,4 +1,5 @@
-/* Searches: the frame's payload (a size of two bytes, and that many), then the text of a file to search in. */
+/* Searches. The input is the payload of a frame (two bytes of size, then the bytes), and the text of a file to search
+ * in. */
 #define _GNU_SOURCE
 #include "pid1/search.c"
 #include "jail.h"
@@ -22,13 +23,13 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 int __wrap_regcomp(regex_t *made, const char *text, int flags);
 int __real_regcomp(regex_t *made, const char *text, int flags);
 
-/* How long the C library takes for an expression is not what is looked for here: the process has a deadline. */
+/* Skip expressions that the C library compiles slowly: the real process has a deadline. */
 int __wrap_regcomp(regex_t *made, const char *text, int flags)
 {
 	return strlen(text) > 64 || strpbrk(text, "{123456789") ? REG_ESPACE : __real_regcomp(made, text, flags);
 }
 
-/* The answer as its owner reads it. */
+/* Parse the answer as the owner does. */
 static void check_answer(void)
 {
 	static char answer[1 << 20];
@@ -37,25 +38,28 @@ static void check_answer(void)
 	uint32_t count = 0;
 
 	if (size == sizeof answer)
-		return; /* more than is looked at */
+		return; /* too long to check */
 	for (const char *at = answer; at < answer + size; at += match.path_size + match.text_size) {
-		require(!(match.flags & MATCH_LAST) && (size_t)(answer + size - at) >= sizeof match, "the last match is the last");
+		require(!(match.flags & MATCH_LAST) && (size_t)(answer + size - at) >= sizeof match,
+			"nothing follows the last match");
 		memcpy(&match, at, sizeof match);
 		at += sizeof match;
-		require(match.path_size < PATH_MAX && match.text_size <= wanted.width, "sizes as they were wanted");
-		require((uint64_t)match.path_size + match.text_size <= (uint64_t)(answer + size - at), "sizes that fit");
+		require(match.path_size < PATH_MAX && match.text_size <= wanted.width,
+			"sizes are within the requested limits");
+		require((uint64_t)match.path_size + match.text_size <= (uint64_t)(answer + size - at),
+			"sizes fit the answer");
 		count++;
 	}
-	require(match.flags & MATCH_LAST && count - 1 <= wanted.matches, "no more matches than were wanted");
+	require(match.flags & MATCH_LAST && count - 1 <= wanted.matches, "no more matches than requested");
 }
 
 int __wrap_command_streamer(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout);
 
-/* Here and now, not in a process of its own. */
+/* Run it here, not in a worker process. */
 int __wrap_command_streamer(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout)
 {
 	(void)id, (void)timeout;
-	if (root[0] == '/' || strstr(root, "..")) /* the rest of the host takes too long */
+	if (root[0] == '/' || strstr(root, "..")) /* searching the rest of the host takes too long */
 		return 0;
 	if (ftruncate(output, 0) < 0 || lseek(output, 0, SEEK_SET) < 0)
 		abort();
@@ -80,7 +84,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size -= sizeof first;
 	if (first > size)
 		first = (uint16_t)size;
-	char *exact = memcpy(malloc(first + 1u), data, first); /* so that every byte beyond it is seen */
+	char *exact = memcpy(malloc(first + 1u), data, first); /* exact size, so that the sanitizer sees every read
+							        * beyond it */
 	jail_file("text", data + first, size - first);
 	search_start(1, exact, first);
 	free(exact);

@@ -1,4 +1,4 @@
-"""What the fuzzers begin with: valid input of every kind, from the same definitions as the engine's own."""
+"""Seeds of the fuzzers: valid input of every kind, built with the engine's own protocol module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUEST, EGRESS, ENDED, FROZEN = range(4)
 
 
 def write(directory: Path) -> None:
-    """One directory for each target."""
+    """Write one directory of seeds for each target."""
     for target, found in _all().items():
         place = directory / target
         place.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def write(directory: Path) -> None:
 def _all() -> dict[str, list[bytes]]:
     return {
         "accounts": _accounts(),
-        "archives": _archives(),
+        "tree_streams": _tree_streams(),
         "cgroups": _cgroups(),
         "names": _names(),
         "frames": _frames(),
@@ -43,7 +43,7 @@ def _accounts() -> list[bytes]:
     return [b"\0".join((user, passwd, text, b"")) for user in users for text in (group, maps)]
 
 
-def _archives() -> list[bytes]:
+def _tree_streams() -> list[bytes]:
     def member(path: bytes, mode: int, data: bytes = b"") -> bytes:
         return protocol.MEMBER.pack(len(data), mode, len(path)) + path + data
 
@@ -122,7 +122,7 @@ def _searches() -> list[bytes]:
 
 
 def _frames() -> list[bytes]:
-    """Each kind alone, then many in one stream, in whole and in pieces; see frames.c for the first bytes."""
+    """Each kind alone, then many in one stream, whole and in pieces. frames.c explains the first bytes."""
     strings = b"root\0/\0echo\0hello\0A=B\0PATH=/bin\0"
     command = protocol.EXEC.pack(10**9, 100, 50, 0, 2, 2) + strings
     streamed = protocol.EXEC.pack(0, 4, 0, protocol.EXEC_STREAM, 2, 2) + strings

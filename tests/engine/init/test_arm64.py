@@ -1,4 +1,4 @@
-"""The C program for another processor: it compiles there without a warning, and what can be run is."""
+"""The C program for arm64: it compiles without warnings, and qemu runs it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_runs(program: Path, arguments: list[str], status: int, said: str) ->
 
 
 def test_its_filter_has_every_call(program: Path) -> None:
-    """Calls have other numbers there: the tree of comparisons is another one, and must still fit."""
+    """System call numbers differ on arm64, so the seccomp program differs too, and must still fit."""
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if emulator is None:
         pytest.skip("qemu-aarch64 is missing; to enable it: apt-get install qemu-user")

@@ -1,6 +1,6 @@
-"""Each parser's harness under libFuzzer, from its seeds and for a while: that all hold, and can find more.
+"""Run each fuzz harness for a short time, from its seeds: nothing fails, and the fuzzer finds new inputs.
 
-The long runs are those of ``make fuzz``.
+``make fuzz`` runs them for longer.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import TypeAlias
 import pytest
 
 from tests.fuzz import __main__ as fuzz
-from tests.fuzz import building, seeds
+from tests.fuzz import build, seeds
 
 RUNS = 6000
-"""Of each: on most machines, seconds; on none too few to learn something."""
+"""Runs of each harness: seconds on most machines, and enough to find new inputs."""
 
 HANGS = "-timeout=300"
-"""Seconds after which an input is a finding: a machine may stand still for some."""
+"""An input that takes this many seconds is a finding. High, because a loaded machine may pause."""
 
 Done: TypeAlias = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    if reason := building.missing():
-        pytest.skip(f"{reason}; to enable it: {building.REMEDY}")
-    return building.build(tmp_path_factory.mktemp("programs"))
+    if reason := build.missing():
+        pytest.skip(f"{reason}; to enable it: {build.REMEDY}")
+    return build.build(tmp_path_factory.mktemp("programs"))
 
 
 def _run(program: Path, home: Path, start: Path, *options: str) -> Done:
@@ -48,13 +48,13 @@ def _judged(done: Done) -> Done:
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directories of all targets."""
+    """The parent of all targets' directories."""
     return tmp_path_factory.mktemp("fuzz")
 
 
 @pytest.fixture(scope="module")
 def runs(programs: dict[str, Path], homes: Path) -> Iterator[dict[str, Future[Done]]]:
-    """All targets, each for its runs: as many at once as there are processors."""
+    """Run all targets, as many at once as there are CPUs."""
     seeds.write(homes / "seeds")
     limits = f"-runs={RUNS}", HANGS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -64,18 +64,18 @@ def runs(programs: dict[str, Path], homes: Path) -> Iterator[dict[str, Future[Do
         }
 
 
-@pytest.mark.parametrize("target", building.TARGETS)
+@pytest.mark.parametrize("target", build.TARGETS)
 def test_nothing_is_found(runs: dict[str, Future[Done]], homes: Path, target: str) -> None:
     done = _judged(runs[target].result())
     assert done.returncode == 0, done.stderr[-4000:]
-    assert list((homes / target / "corpus").iterdir()), "it learnt nothing from its seeds"
-    assert not list((homes / target / "jail").iterdir()), "something was written beside the jail"
+    assert list((homes / target / "corpus").iterdir()), "the fuzzer kept no input"
+    assert not list((homes / target / "jail").iterdir()), "a harness wrote outside its jail"
 
 
 def test_a_finding_is_kept(programs: dict[str, Path], tmp_path: Path) -> None:
-    """The jail is the input's, not the fuzzer's: here, what needs too much memory is written down."""
+    """The fuzzer can write outside the jail: it saves an input that needs too much memory."""
     seeds.write(tmp_path / "seeds")
-    home, limits = tmp_path / "archives", ("-rss_limit_mb=1", "-max_total_time=600")
-    done = _judged(_run(programs["archives"], home, tmp_path / "seeds/archives", *limits))
+    home, limits = tmp_path / "tree_streams", ("-rss_limit_mb=1", "-max_total_time=600")
+    done = _judged(_run(programs["tree_streams"], home, tmp_path / "seeds/tree_streams", *limits))
     assert done.returncode != 0
     assert list((home / "crashes").iterdir()), done.stderr[-2000:]

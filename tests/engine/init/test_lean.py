@@ -1,4 +1,4 @@
-"""What every sandbox has of its own stays small."""
+"""The memory that every sandbox has for itself stays small."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LOADED = 1
 
 
 def test_no_variable_of_init_can_become_part_of_a_huge_page() -> None:
-    """Where the kernel makes them for everybody, each sandbox would copy one when it first writes there."""
+    """With transparent huge pages, each sandbox would copy a whole one on its first write."""
     program = client.BINARY.read_bytes()
     (at,), (size, count) = struct.unpack_from("<Q", program, 32), struct.unpack_from("<HH", program, 54)
     parts = [struct.unpack_from("<IIQQQQQQ", program, at + number * size) for number in range(count)]
     (data,) = [part for part in parts if part[0] == LOADED and part[1] & WRITABLE]
     begin, end = data[3], data[3] + data[6]
     assert -(-begin // HUGE) == end // HUGE, (
-        "a whole huge page lies within: allocate the largest buffers instead"
+        "the writable segment contains a whole huge page: allocate the largest buffers with malloc"
     )

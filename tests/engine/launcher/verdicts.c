@@ -1,4 +1,4 @@
-/* Says of each address on its standard input whether a sandbox may reach it under the policy "on". */
+/* For each address on stdin, print whether a sandbox with the policy "on" may reach it. */
 #include "egress/policy.h"
 
 #include <arpa/inet.h>

@@ -12,7 +12,7 @@ struct slot {
 	struct slot *next;
 	unsigned number;
 	unsigned first_id;  /* the host's id of user 0 in the sandbox */
-	unsigned creator;     /* the id that created the user namespace, as the launcher sees it */
+	unsigned creator;   /* the id that created the user namespace, as the launcher sees it */
 	int user_namespace; /* maps 0… to first_id… */
 	int netns;          /* network namespace with only a loopback */
 	struct cgroup cgroup;

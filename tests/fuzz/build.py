@@ -1,7 +1,7 @@
-"""Builds the harnesses: each one C file here, linked with the engine's own sources.
+"""Build the fuzz harnesses: each C file here, linked with the engine's sources.
 
-A harness that includes a source (``#include "pid1/init.c"``) replaces it, to reach what is static there; one
-that defines ``__wrap_kill`` has all calls of ``kill`` replaced.
+A harness can include a source (``#include "pid1/init.c"``) to reach its static functions; that source is then
+not linked again. A harness that defines ``__wrap_kill`` replaces all calls of ``kill`` from other files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLAGS = [
     "-g",
     "-Wall",
     "-Wextra",
-    "-Wno-unused-function",  # a harness uses some of what it includes
+    "-Wno-unused-function",  # a harness does not use everything that it includes
     "-fno-sanitize-recover=all",
     f"-I{ENGINE}",
     f"-I{HERE}",
@@ -32,7 +32,7 @@ REMEDY = "make fuzz as root on Debian installs it; elsewhere: clang, with its co
 
 
 def missing() -> str:
-    """Why nothing can be built here, or ""."""
+    """The reason why nothing can be built here, or ""."""
     if not shutil.which("clang"):
         return "clang is missing"
     probe = ["clang", "-fsanitize=fuzzer,address,undefined", "-x", "c", "-", "-o", "/dev/null"]
@@ -42,7 +42,7 @@ def missing() -> str:
 
 
 def build(directory: Path) -> dict[str, Path]:
-    """The program of each target; raises RuntimeError with what the compiler says."""
+    """Build the program of each target. Raises RuntimeError with the compiler's output."""
     directory.mkdir(parents=True, exist_ok=True)
     sources = [path for path in sorted(ENGINE.rglob("*.c")) if path.stem != "main"] + [SHARED]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,4 +1,4 @@
-/* Archives: the input is unpacked; what then lies there is packed, and that is unpacked again. */
+/* Tree streams: unpack the input, pack the result, and unpack that again. */
 #define _GNU_SOURCE
 #include "pid1/init.h"
 #include "jail.h"
@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	tree_unpack("one/tree", input);
 	if (tree_pack("one/tree", output) == 0) {
 		lseek(output, 0, SEEK_SET);
-		require(tree_unpack("two/tree", output) == 0, "what is packed can be unpacked");
+		require(tree_unpack("two/tree", output) == 0, "a packed tree can be unpacked");
 	}
 	close(input);
 	close(output);
