@@ -168,7 +168,8 @@ int layer_add_mount(int mount)
 		close(mount);
 		return error;
 	}
-	*layer = (struct detached_layer){.number = ++last, .mount = mount, .next = *bucket(last)};
+	last++;
+	*layer = (struct detached_layer){.number = last, .mount = mount, .next = *bucket(last)};
 	*bucket(last) = layer;
 	return (int)last;
 }
