@@ -190,7 +190,7 @@ class Simulation:
             case ("returned", int(request)):
                 self.state.returned(request, now)
             case ("clean", str(sandbox), int(depth)):
-                self.state.clean(sandbox, depth, now)
+                self.state.reset_done(sandbox, depth, now)
             case ("gone", str(sandbox)):
                 self.state.destroyed(sandbox)
 

@@ -44,7 +44,7 @@ def fleet(idle: int) -> tuple[State, float]:
         held = [entry[0] for entry in state.leases[number].ready]
         state.returned(number, now)
         for sandbox in held:
-            state.clean(sandbox.id, 2 if number % 3 == 0 else 4, now)
+            state.reset_done(sandbox.id, 2 if number % 3 == 0 else 4, now)
     decide(state, now)  # two refills begin, and stay under way
     return state, now
 
@@ -66,7 +66,7 @@ def decisions(state: State, now: float, rounds: int, idle: int) -> list[float]:
             if isinstance(operation, Deliver):
                 state.returned(operation.request, now)
                 for member in operation.members:
-                    state.clean(member.sandbox, 4, now)
+                    state.reset_done(member.sandbox, 4, now)
         decide(state, now)
     return seconds[rounds // 10 :]
 

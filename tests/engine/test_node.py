@@ -1,4 +1,4 @@
-"""The native substrate: what the conformance suite cannot ask of every substrate."""
+"""The native substrate, beyond what the conformance suite checks on every substrate."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_tar_is_an_image(
 
 
 async def test_stages_write_anywhere(native: Substrate) -> None:
-    """What a stage changed in any part of the root is there, for each sandbox its own."""
+    """Changes of a stage anywhere in the root are in each sandbox, which can change them for itself."""
     commands = ("echo 1 > /usr/local/made", "rm -rf /usr/share/doc", "echo 2 > /etc/made", "mkdir /opt/x")
     recipe = Recipe(stages=(Stage("setup", commands=commands),))
     seen = "cat /usr/local/made /etc/made; ls /usr/share/doc; ls -d /opt/x; rm /etc/made"
@@ -92,7 +92,7 @@ async def test_servers_have_any_port_of_their_loopback(native: Substrate) -> Non
         "import socket; s = socket.create_server(('127.0.0.1', 80));"
         "socket.create_connection(('127.0.0.1', 80))"
     )
-    for _ in range(3):  # the network is used again: nothing is left on the port
+    for _ in range(3):  # the network namespace is reused: the port must be free
         async with native.sandbox() as sandbox:
             seen = await sandbox.exec(["python3", "-c", serve])
             assert seen.ok, seen.stderr
@@ -105,7 +105,7 @@ async def test_terminals(native: Substrate) -> None:
 
 
 async def test_a_slow_reader_holds_only_its_own_command(native: Substrate) -> None:
-    """Output that nobody takes waits in the sandbox, in bounded memory, and others go on."""
+    """Output that is not read stays in the sandbox, in bounded memory, and blocks no other sandbox."""
     async with native.sandbox() as sandbox:
         assert isinstance(sandbox, Streaming)
         stream = sandbox.stream("head -c 200000000 /dev/zero; echo end >&2")
@@ -153,7 +153,7 @@ async def test_a_paused_sandbox_says_so(native: Native) -> None:
         await sandbox.pause()
         with pytest.raises(DispatchError, match="paused"):
             await sandbox.exec("true")
-        if native.features.freezer and os.geteuid() == 0:  # who sees all of it
+        if native.features.freezer and os.geteuid() == 0:  # root sees all processes
             assert await _state(sandbox.id) == "paused"
         await sandbox.resume()
         assert (await sandbox.exec("true")).ok
@@ -161,7 +161,7 @@ async def test_a_paused_sandbox_says_so(native: Native) -> None:
 
 
 async def _state(identity: str) -> str:
-    """As ``dutyfree ps`` tells it."""
+    """The state that ``dutyfree ps`` shows."""
     found = await anyio.to_thread.run_sync(census.sandboxes)
     (living,) = [living for living in found if living.id == identity]
     return living.state
@@ -210,7 +210,7 @@ async def test_a_cancelled_transfer_leaves_nothing(native: Substrate, tmp_path: 
             shutil.rmtree(tmp_path / "target", ignore_errors=True)
         assert (await sandbox.exec("true")).ok
     with anyio.fail_after(60):
-        while threading.active_count() > before + 2:  # noqa: ASYNC110 (no event tells)
+        while threading.active_count() > before + 2:  # noqa: ASYNC110 (there is no event)
             await anyio.sleep(0.02)
 
 
@@ -277,7 +277,7 @@ async def test_facts(native: Substrate) -> None:
 
 
 async def test_holes_stay_holes(native: Substrate, tmp_path: Path) -> None:
-    """A sandbox cannot fill the disk of whoever downloads from it with what it never wrote."""
+    """A sandbox cannot fill the downloader's disk with data that it never wrote."""
     async with native.sandbox() as sandbox:
         await sandbox.exec("truncate -s 100M sparse; printf x >> sparse")
         await sandbox.download("sparse", tmp_path / "sparse")
@@ -287,7 +287,7 @@ async def test_holes_stay_holes(native: Substrate, tmp_path: Path) -> None:
 
 
 async def test_a_command_that_ends_as_it_is_cancelled(native: Native) -> None:
-    """Its end is heard after the cancellation, before whoever is cancelled: there is none to wait for."""
+    """The process ends after the cancellation, and before the cancelled task runs."""
     async with native.sandbox() as sandbox:
         channel = sandbox._lifecycle.channel()
         task = asyncio.create_task(sandbox.exec(["/bin/true"]))

@@ -1,4 +1,4 @@
-"""A source of the scripted substrate's sandboxes: stages are its commands, latencies and failures its own."""
+"""A source of scripted sandboxes, with latencies and failures to choose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dutyfree.substrates.scripted import Scripted
 
 
 class ScriptedSource:
-    """Counts what exists, and fails by chance as often as told. Layers are the files of a state."""
+    """Counts the sandboxes that exist, and fails with a given probability. A layer is a set of files."""
 
     def __init__(
         self, substrate: Scripted | None = None, *, layered: bool = True, failures: float = 0.0
@@ -87,7 +87,7 @@ class ScriptedSource:
             if at <= keep and self.layered:
                 self.layers[recipe.key(at - 1)] = await sandbox.snapshot()
                 kept.append(at)
-        sandbox.initial = dict(sandbox.files.nodes)  # what a reset comes back to
+        sandbox.initial = dict(sandbox.files.nodes)  # the state that a reset restores
         return seconds, {at: 1000 for at in kept if recipe.key(at - 1) in self.layers}
 
     async def fork(self, sandbox: Any, count: int) -> Sequence[NewSandbox]:

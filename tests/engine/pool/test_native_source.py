@@ -1,4 +1,4 @@
-"""The pool on real sandboxes: how requests are served, what is reused, what is thrown away, what is left."""
+"""The pool with real sandboxes: how requests are served, what is reused, discarded and left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def opened(name: str, **options: Any) -> Any:
 
 
 def recipe(name: str = "one", *, seconds: float = 0.0) -> Recipe:
-    """Its stages say in ``log`` how often they were run for this state."""
+    """A recipe whose stages write to ``log`` each time they run."""
     clone = Stage("repository", (f"mkdir -p repository; echo clone >> log; sleep {seconds}",))
     install = Stage("dependencies", (f"echo {name} >> log; date +%s%N > stamp; sleep {seconds}",))
     return Recipe(stages=(clone, install))
@@ -74,7 +74,7 @@ LEAST = {"cpu.shares 2", "cpu.weight 1"}
 
 
 def weights() -> set[str]:
-    """On the processor, of the control groups of our sandboxes."""
+    """The CPU weights of the control groups of our sandboxes."""
     found = set()
     for group in counts.Family(os.getpid()).groups():
         for name in ("cpu.shares", "cpu.weight"):
@@ -161,7 +161,7 @@ async def test_nothing_is_kept_until_somebody_wants_it(pooled: Any) -> None:
         assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
         assert sandbox.served.cold_seconds >= 0.4
     async with opened("native") as another:
-        await another.prepare(Recipe(stages=wanted.stages[:1]))  # in use, and the rest on the disk
+        await another.prepare(Recipe(stages=wanted.stages[:1]))  # in use; the other layers are on disk
         async with another.sandbox(wanted) as sandbox:
             assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "dependencies")
     async with opened("native") as another, another.sandbox(wanted) as sandbox:
@@ -247,7 +247,7 @@ async def test_a_network_that_cannot_be_is_refused_as_without_a_pool(pooled: Any
 async def test_a_shorter_prefix_is_promoted_by_what_is_missing() -> None:
     wanted = recipe()
     shorter = Recipe(stages=wanted.stages[:1])
-    # Where only images have layers, an idle sandbox is all that there is of a repository.
+    # Only images have layers here, so a repository exists in an idle sandbox only.
     async with opened("native", policy={"deepest_layer": 1, "refill": False}) as substrate:
         await substrate.prefetch([shorter])
         await idle(substrate, shorter, 1)
@@ -290,7 +290,7 @@ async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a stage reaches this machine with root only; run as root")
 async def test_a_stage_made_for_the_stock_hurries_once_somebody_waits(pooled: Any) -> None:
-    """It ends only when it has no longer the least weight on the processor."""
+    """The stage ends only after its CPU weight was raised."""
     begun, released = asyncio.Event(), asyncio.Event()
 
     async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -401,7 +401,7 @@ DIRT = {
 
 @pytest.mark.parametrize("dirt", DIRT)
 async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str) -> None:
-    """As if a reset had left something: what is found is named, and nobody gets the sandbox."""
+    """If a reset leaves something behind, the error names it, and the sandbox is discarded."""
     pool, supply = await pooled.pooled(), pooled.node.source
     reset = supply.reset
 
@@ -495,12 +495,12 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
             ):
                 await substrate.pool.changed()
         with anyio.fail_after(60):
-            while substrate.node.layers.size:  # noqa: ASYNC110 (no event tells)
+            while substrate.node.layers.size:  # noqa: ASYNC110 (there is no event)
                 await anyio.sleep(0.01)
 
 
 async def test_layers_go_when_the_disk_is_full() -> None:
-    """The least valuable one that nobody stands on; its files too."""
+    """The least valuable unused layer is evicted, with its files."""
     from dutyfree.engine.store.store import Store
 
     budget = Budget(disk=1 << 20, layer_disk=300_000)
@@ -513,7 +513,7 @@ async def test_layers_go_when_the_disk_is_full() -> None:
         assert substrate.pool.ledger.events["layers forgotten"] >= 2
         with anyio.fail_after(60):
             size = math.inf
-            while size > 2 << 20:  # what is on its way to the disk, and from there, takes a moment
+            while size > 2 << 20:  # writing and removing layers takes a moment
                 layers = await anyio.to_thread.run_sync(Store().layers)
                 size = sum(facts.size for facts in layers)
 
@@ -537,7 +537,7 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
         async def task(number: int) -> None:
             nonlocal done, died
             for turn in range(6):
-                while done > looked + 32:  # noqa: ASYNC110 (the killer keeps up, on whatever machine)
+                while done > looked + 32:  # noqa: ASYNC110 (lets the killer keep up)
                     await anyio.sleep(0.01)
                 wanted = recipes[(number + turn) % len(recipes)]
                 size = 4 if number % 8 == 0 else 1
@@ -548,7 +548,7 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
                             await sandbox.write("trace", b"")
                             await sandbox.exec("sleep 0.01")
                             assert [e.name for e in await sandbox.list(".")].count("trace") == 1
-                except (ExecError, SandboxClosed):  # killed in our hands: told as what it is
+                except (ExecError, SandboxClosed):  # killed while leased: the error says so
                     died += 1
                 done += 1
 
@@ -557,9 +557,9 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
             patience = 20
             while done < 64 * 6:
                 found = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
-                # As often as requests are done, however fast the machine is; but a few times before the
-                # first one, when all that live are builds. Each with the same chance: one that all wait
-                # for lives now and then.
+                # Kill at the rate of finished requests, on any machine; and a few times before the first
+                # one, when only builds are alive. Each process has the same chance, so that a build that
+                # all requests wait for survives now and then.
                 spared, looked = 0.993 ** (done - looked), done
                 if not done and patience:
                     spared, patience = 0.95, patience - 1
@@ -590,7 +590,7 @@ async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
         raise RuntimeError("a fault of ours")
 
     before = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid()).launchers)
-    with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 (raised on leaving)
+    with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 (raised on exit)
         async with opened("native") as substrate:
             await substrate.prefetch([Recipe()], 2)
             await idle(substrate, Recipe(), 2)
@@ -701,7 +701,7 @@ async def test_services_run_in_what_is_warm_and_in_what_was_reset(pooled: Any) -
         async with pooled.sandbox(SERVED) as sandbox:
             assert (await sandbox.exec("test -e trace")).exit_code == 1
         await idle(pooled, SERVED, 1)
-    async with pooled.sandbox(bare) as sandbox:  # which is another state, though its files are the same
+    async with pooled.sandbox(bare) as sandbox:  # another state with the same files
         assert await sandbox.services() == ()
     assert pooled.pool.ledger.events["discarded"] == 0
 
@@ -714,7 +714,7 @@ async def test_an_idle_one_whose_service_ended_is_not_handed_out(pooled: Any) ->
     os.kill(service, signal.SIGKILL)
     (idle_one,) = pooled.pool._executor._sandboxes.values()
     with anyio.fail_after(60):
-        while (await idle_one.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
+        while (await idle_one.services())[0].running:  # noqa: ASYNC110 (there is no event)
             await anyio.sleep(0.01)
     async with pooled.sandbox(SERVED) as sandbox:
         assert sandbox.id != idle_one.id

@@ -1,4 +1,4 @@
-"""The pool over the scripted substrate, on a clock that jumps."""
+"""The pool with the scripted substrate as its source, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER = Recipe(stages=(CLONE, Stage("dependencies", ("echo other",))))
 BROKEN = Recipe(stages=(CLONE, Stage("dependencies", ("false",))))
 
 QUIET = Policy(refill=False)
-"""No refills but those asked for."""
+"""Refill for hints and minimums only."""
 
 
 def source(**options):
@@ -183,7 +183,7 @@ def test_a_failing_recipe_is_quarantined_and_then_tried_again():
                 await pool.acquire(BROKEN)
             assert anyio.current_time() == asked
             assert (refused.value.command, refused.value.output) == ("false", "no such package")
-            async with pool.lease(READY):  # what does not need the stage goes on
+            async with pool.lease(READY):  # recipes without the stage are served
                 pass
             await anyio.sleep(refused.value.retry_in + 0.1)
             with pytest.raises(StageError):
@@ -300,7 +300,7 @@ def test_a_key_may_be_used_again_when_nothing_came_of_it_or_it_was_long_ago():
             again = await pool.acquire(READY, idempotency_key="k")
             assert again is not lease
             assert not again.over
-            pool.cancel("other")  # which forgets what is older than it is remembered
+            pool.cancel("other")  # also forgets keys that are too old
             assert list(pool._waiters._ended) == ["other"]
 
     virtual.run(main)
@@ -366,7 +366,7 @@ def test_terms_that_make_no_sense_are_refused(terms):
             for each in (-1, 1.5):
                 with pytest.raises(UsageError):
                     await pool.prefetch([READY], each)  # type: ignore[arg-type]
-            assert (await pool.acquire(READY)).sandbox  # none of it stands in the way of others
+            assert (await pool.acquire(READY)).sandbox  # a refused request does not block others
 
     virtual.run(main)
 
@@ -380,7 +380,7 @@ def test_waiting_for_stock_that_cannot_come_ends():
                 await pool.until_idle(BROKEN, 1)
             with pytest.raises(UsageError, match="no room for 3 sandboxes"):
                 await pool.until_idle(READY, 3)
-            made.failures = 1.0  # the machinery's
+            made.failures = 1.0  # of the machinery
             await pool.prefetch([OTHER])
             with pytest.raises(CreateError, match="chance"):
                 await pool.until_idle(OTHER, 1)
@@ -468,7 +468,7 @@ def test_closing_ends_everything():
 
 @pytest.mark.parametrize("moment", [0.0, 0.005, 0.5, 2.005, 2.015, 2.5, 3.0])
 def test_a_cancelled_pool_leaves_nothing(moment):
-    """As Ctrl-C does it: in the middle of creations, stages, copies, resets and destructions."""
+    """Cancellation, as by Ctrl-C, during creations, stages, forks, resets and destroys."""
 
     async def main():
         made = source()
@@ -489,7 +489,7 @@ def test_a_cancelled_pool_leaves_nothing(moment):
 
 @pytest.mark.parametrize("layered", [True, False])
 def test_64_tasks_with_failures_cancellations_and_deaths(layered):
-    """No request is lost, no sandbox is leased twice or leaked, no budget is passed."""
+    """No request is lost, no sandbox is leased twice or leaked, and the budget holds."""
     recipes = [
         REPOSITORY,
         READY,
@@ -541,8 +541,8 @@ def test_64_tasks_with_failures_cancellations_and_deaths(layered):
                 in repr(pool)
             )
             assert not made.existing
-            books = pool._executor
-            for noted in (books._sandboxes, books._ids, books._destroyed, books._urgencies):
+            executor = pool._executor
+            for noted in (executor._sandboxes, executor._ids, executor._destroyed, executor._urgencies):
                 assert not noted
         assert not made.existing
         assert answered["served"] > 300

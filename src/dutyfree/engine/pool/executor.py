@@ -159,7 +159,7 @@ class Executor:
             self._ledger.events["discarded"] += 1
             self._state.died(identity, anyio.current_time())
         else:
-            self._state.clean(identity, depth, anyio.current_time())
+            self._state.reset_done(identity, depth, anyio.current_time())
         self._advance()
 
     def _record(self, identity: str, sandbox: Sandbox) -> None:

@@ -31,7 +31,7 @@ class Terms(TypedDict, total=False):
     idempotency_key: str | None
 
 
-def check(terms: Terms) -> None:
+def check_terms(terms: Terms) -> None:
     """Raises UsageError for invalid terms. The scheduler must not see them: a NaN would block its queue."""
     if unknown := terms.keys() - Terms.__annotations__.keys():
         raise UsageError(
@@ -96,7 +96,7 @@ class Waiter:
                 cold_seconds=given.cold_seconds,
                 waited=given.waited,
                 sandbox=sandbox.id,
-                recipe=chain.whole,
+                recipe=chain.recipe_key,
             )
             for member, sandbox in zip(given.members, sandboxes, strict=True)
         )
@@ -117,10 +117,10 @@ class Waiters:
         if waiter.key is not None:
             self._by_key[waiter.key] = waiter
 
-    def of(self, request: int) -> Waiter | None:
+    def by_number(self, request: int) -> Waiter | None:
         return self._by_request.get(request)
 
-    def under(self, key: str) -> Waiter | None:
+    def by_key(self, key: str) -> Waiter | None:
         return self._by_key.get(key)
 
     def all(self) -> list[Waiter]:
@@ -131,33 +131,33 @@ class Waiters:
         every = (waiter.lease for waiter in self._by_request.values())
         return tuple(lease for lease in every if lease.sandboxes and not lease.over)
 
-    def same(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
+    def matching(self, key: str | None, recipe: str, size: int, now: float) -> Waiter | None:
         """The earlier request with this key. Raises LeaseEnded, and UsageError if it was another request."""
         if key is None:
             return None
         if key in self._ended and now - self._ended[key] < self._remembered:
             raise LeaseEnded(f"the lease {key!r} has ended", remedy="use a new key for a new lease")
         waiter = self._by_key.get(key)
-        if waiter is not None and (waiter.request.chain.whole, waiter.request.count) != (recipe, size):
+        if waiter is not None and (waiter.request.chain.recipe_key, waiter.request.count) != (recipe, size):
             raise UsageError(
                 f"the idempotency key {key!r} belongs to a request for another recipe or size",
                 remedy="use a new key",
             )
         return waiter
 
-    def dismiss(self, waiter: Waiter, now: float) -> None:
+    def end(self, waiter: Waiter, now: float) -> None:
         """End its lease, or its wait. Its key stays known as ended for a while."""
         waiter.lease.over = True
-        if self.forget(waiter) and waiter.key is not None:
-            self.remember(waiter.key, now)
+        if self.drop(waiter) and waiter.key is not None:
+            self.mark_ended(waiter.key, now)
 
-    def forget(self, waiter: Waiter) -> bool:
+    def drop(self, waiter: Waiter) -> bool:
         """Drop a request that was refused: its key may be used again. False if it was dropped before."""
         if waiter.key is not None:
             self._by_key.pop(waiter.key, None)
         return self._by_request.pop(waiter.request.id, None) is not None
 
-    def remember(self, key: str, now: float) -> None:
+    def mark_ended(self, key: str, now: float) -> None:
         self._ended[key] = now
         self._ended.move_to_end(key)
         while now - next(iter(self._ended.values())) >= self._remembered:

@@ -28,8 +28,8 @@ from dutyfree.contract.errors import LeaseEnded, PoolError, RecipeError, UsageEr
 from dutyfree.contract.recipe import checked
 from dutyfree.engine.layers.keys import RecipeCache, RecipeKeys
 from dutyfree.engine.pool.executor import Executor
-from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check
-from dutyfree.engine.pool.refusals import error
+from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check_terms
+from dutyfree.engine.pool.refusals import refusal
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import decide, lasting_failure, wake
 from dutyfree.engine.pool.scheduler.ledger import Ledger
@@ -136,13 +136,13 @@ class Pool:
         the machinery fails, LeaseEnded for the key of a lease that has ended, and UsageError.
         """
         size = check_count(size, 1)
-        check(terms)
+        check_terms(terms)
         self._check_open()
         asked, key = anyio.current_time(), terms.get("idempotency_key")
         chain = await self._chains.of(recipe)
         now = anyio.current_time()
-        waiter = self._waiters.same(key, chain.whole, size, now)
-        anew = waiter is None or not waiter.answered.is_set()
+        waiter = self._waiters.matching(key, chain.recipe_key, size, now)
+        is_new = waiter is None or not waiter.answered.is_set()
         if waiter is None:
             request = LeaseRequest(
                 next(self._requests),
@@ -163,7 +163,7 @@ class Pool:
             else:
                 await waiter.answered.wait()
         except BaseException:
-            if waiter.callers == 1 and anew:  # no other caller waits for it or has it
+            if waiter.callers == 1 and is_new:  # no other caller waits for it or has it
                 self._end(waiter)
             raise
         finally:
@@ -174,15 +174,15 @@ class Pool:
 
     def release(self, lease: Lease) -> None:
         """End the lease. Its sandboxes are reset in the background. A second release does nothing."""
-        waiter = self._waiters.of(lease.id)
+        waiter = self._waiters.by_number(lease.id)
         if waiter is not None:
             self._end(waiter)
 
     def cancel(self, idempotency_key: str) -> None:
         """End the lease of this key. If it is still being prepared, its caller gets LeaseEnded."""
-        waiter = self._waiters.under(idempotency_key)
+        waiter = self._waiters.by_key(idempotency_key)
         if waiter is None:  # the request may arrive after its cancellation
-            self._waiters.remember(idempotency_key, anyio.current_time())
+            self._waiters.mark_ended(idempotency_key, anyio.current_time())
             return
         if not waiter.answered.is_set():
             waiter.error = LeaseEnded(f"the lease {idempotency_key!r} was cancelled before it was ready")
@@ -191,7 +191,7 @@ class Pool:
 
     def keep_alive(self, lease: Lease, seconds: float | None = LEASE_SECONDS) -> None:
         """Let the lease end ``seconds`` from now, never for None. Raises LeaseEnded if it has ended."""
-        check({"lease_seconds": seconds})
+        check_terms({"lease_seconds": seconds})
         until = None if seconds is None else anyio.current_time() + seconds
         if not self._state.keep_alive(lease.id, until):
             raise LeaseEnded(f"lease {lease.id} has ended", remedy="request a new lease")
@@ -223,7 +223,7 @@ class Pool:
         self._check_open()
         minimum = check_count(minimum, 0)
         maximum = None if maximum is None else check_count(maximum, minimum)
-        self._state.bound(await self._chains.of(recipe), minimum, maximum)
+        self._state.set_bounds(await self._chains.of(recipe), minimum, maximum)
         self._advance()
 
     async def until_idle(self, recipe: Recipe, count: int) -> None:
@@ -240,7 +240,7 @@ class Pool:
         while len(path[-1].idle) < count:
             self._check_open()
             if (failing := lasting_failure(path, anyio.current_time())) is not None:
-                raise error(failing)
+                raise refusal(failing)
             await self.changed()
 
     async def changed(self) -> None:
@@ -252,7 +252,7 @@ class Pool:
             raise PoolError("the pool is closed")
 
     def _end(self, waiter: Waiter) -> None:
-        self._waiters.dismiss(waiter, anyio.current_time())
+        self._waiters.end(waiter, anyio.current_time())
         self._state.withdraw(waiter.request.id, anyio.current_time())
         self._advance()
 
@@ -287,15 +287,15 @@ class Pool:
                 self._hand_out(operation, now)
             case Refuse():
                 self.ledger.events["refused"] += 1
-                waiter = self._waiters.of(operation.request)
+                waiter = self._waiters.by_number(operation.request)
                 if waiter is not None:
-                    waiter.error = error(operation.reason)
-                    self._waiters.forget(waiter)
+                    waiter.error = refusal(operation.reason)
+                    self._waiters.drop(waiter)
                     waiter.answered.set()
             case Expire():
-                waiter = self._waiters.of(operation.request)
+                waiter = self._waiters.by_number(operation.request)
                 if waiter is not None:
-                    self._waiters.dismiss(waiter, now)
+                    self._waiters.end(waiter, now)
             case _:
                 self._executor.begin(operation, self._tasks)
 
@@ -305,7 +305,7 @@ class Pool:
         if dead:
             self._state.undelivered(given.request, dead, now)
             return
-        waiter = self._waiters.of(given.request)
+        waiter = self._waiters.by_number(given.request)
         assert waiter is not None
         waiter.give(given, list(sandboxes.values()), now)
         for sandbox, served in zip(sandboxes.values(), waiter.lease.served, strict=True):

@@ -8,7 +8,7 @@ from dutyfree.contract.errors import CreateError, Exhausted, PoolError, Quaranti
 from dutyfree.engine.pool.scheduler.values import JobFailure, Quarantine, Shortage
 
 
-def error(reason: Shortage | Quarantine | JobFailure) -> PoolError | CreateError:
+def refusal(reason: Shortage | Quarantine | JobFailure) -> PoolError | CreateError:
     """The exception for a refused request."""
     match reason:
         case Shortage():

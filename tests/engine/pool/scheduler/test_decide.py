@@ -1,4 +1,4 @@
-"""Which sandbox a request gets, what is refilled and evicted, and what is said when nothing is left."""
+"""Decisions: which sandbox a request gets, what is refilled and evicted, and why a request is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Quarantine,
     Shortage,
 )
-from tests.engine.pool.scheduler.world import World, chain
+from tests.engine.pool.scheduler.simulation import Simulation, chain
 
 A, AB, AC = chain("a"), chain("a/b"), chain("a/c")
 QUIET = Policy(refill=False)
@@ -64,7 +64,7 @@ def test_among_equals_what_nobody_was_promised():
 
 
 def test_the_ways_to_serve():
-    world = World(policy=Policy(refill=False, deepest_layer=0))
+    world = Simulation(policy=Policy(refill=False, deepest_layer=0))
     first = world.request(AB)
     world.settle()
     assert served(world, first) == [("cold", 0)]
@@ -78,7 +78,7 @@ def test_the_ways_to_serve():
 
 
 def test_a_layer_is_used_where_no_sandbox_is_idle():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.request(AB)
     world.settle()
     again, beside = world.request(AB), world.request(AC)
@@ -90,7 +90,7 @@ def test_a_layer_is_used_where_no_sandbox_is_idle():
 
 
 def test_a_group_is_delivered_at_once_or_not_at_all():
-    world = World(Budget(sandboxes=4), QUIET)
+    world = Simulation(Budget(sandboxes=4), QUIET)
     holder = world.request(A)
     world.settle()
     group, late = world.request(AB, number=4), world.request(A)
@@ -103,7 +103,7 @@ def test_a_group_is_delivered_at_once_or_not_at_all():
 
 
 def test_a_group_takes_what_is_warm_and_forks_the_rest():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.stocked(AB, AB)
     group = world.request(AB, number=5)
     (fork,) = world.forks
@@ -153,7 +153,7 @@ def test_a_ranking_gives_the_least_though_scores_rise_unnoticed(changes):
 
 
 def test_stock_follows_demand_and_prefers_what_is_shared():
-    world = World(policy=Policy(cover=30.0, deepest_layer=0))
+    world = Simulation(policy=Policy(cover=30.0, deepest_layer=0))
     for _ in range(6):
         request = world.request(AB)
         world.pass_time(1.0)
@@ -166,7 +166,7 @@ def test_stock_follows_demand_and_prefers_what_is_shared():
 
 
 def test_hints_are_made_in_order_and_given_to_who_comes():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.tell("hint", AB, 2, world.now)
     assert [make.background for make in world.makes.values()] == [True], "once cold, then from its layer"
     world.settle()
@@ -177,7 +177,7 @@ def test_hints_are_made_in_order_and_given_to_who_comes():
 
 
 def test_refills_wait_for_requests():
-    world = World(Budget(sandboxes=2), QUIET)
+    world = Simulation(Budget(sandboxes=2), QUIET)
     world.request(A)
     world.request(A)
     world.request(AB)
@@ -186,8 +186,8 @@ def test_refills_wait_for_requests():
 
 
 def test_refills_that_never_end_keep_others_from_nothing():
-    """But there are only so many of them: then what is left of the room is the requests'."""
-    world = World(policy=Policy(refill=False, refilling=2, starting=3, late=60.0))
+    """The number of late refills is limited, so that requests keep room."""
+    world = Simulation(policy=Policy(refill=False, refilling=2, starting=3, late=60.0))
     for number in range(8):
         world.tell("hint", chain(f"never{number}"), 1, world.now)
     assert len(world.makes) == 2
@@ -207,7 +207,7 @@ def test_refills_that_never_end_keep_others_from_nothing():
 
 
 def test_the_least_valuable_is_evicted_and_never_what_is_leased():
-    world = World(Budget(sandboxes=3), QUIET)
+    world = Simulation(Budget(sandboxes=3), QUIET)
     popular, rare = chain("p"), chain("r")
     for _ in range(5):
         world.stocked(popular)
@@ -226,7 +226,7 @@ def test_the_least_valuable_is_evicted_and_never_what_is_leased():
 
 
 def test_layers_leave_the_disk_by_worth_and_from_the_leaves():
-    world = World(Budget(disk=4000, layer_disk=1000), Policy(refill=False, park=False))
+    world = Simulation(Budget(disk=4000, layer_disk=1000), Policy(refill=False, park=False))
     for name in ("a/b", "a/c", "a/d", "a/b", "a/b", "e"):
         request = world.request(chain(name))
         world.settle()
@@ -241,7 +241,7 @@ def test_layers_leave_the_disk_by_worth_and_from_the_leaves():
 
 
 def test_a_shortage_has_numbers():
-    world = World(Budget(sandboxes=1), QUIET)
+    world = Simulation(Budget(sandboxes=1), QUIET)
     world.request(A, patience=1000)
     world.settle()
     waiting = world.request(A, patience=5.0)
@@ -254,7 +254,7 @@ def test_a_shortage_has_numbers():
 
 
 def test_without_time_only_what_is_ready_is_given():
-    world = World(Budget(sandboxes=2), QUIET)
+    world = Simulation(Budget(sandboxes=2), QUIET)
     world.stocked(A)
     twice = world.request(A, number=2, patience=0.0)
     assert isinstance(world.answers[twice].reason, Shortage)
@@ -266,7 +266,7 @@ def test_without_time_only_what_is_ready_is_given():
 
 
 def test_who_had_no_time_has_not_waited_however_long_the_decision_took():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     request = world.waiting[1] = LeaseRequest(1, A, world.now)
     world.state.arrive(request, world.now)
     world.pass_time(0.001)
@@ -274,7 +274,7 @@ def test_who_had_no_time_has_not_waited_however_long_the_decision_took():
 
 
 def test_what_is_ready_overtakes_nobody_who_waits():
-    world = World(Budget(sandboxes=3), QUIET)
+    world = Simulation(Budget(sandboxes=3), QUIET)
     world.stocked(A)
     world.request(AB)
     world.settle()
@@ -285,7 +285,7 @@ def test_what_is_ready_overtakes_nobody_who_waits():
 
 
 def test_several_that_came_before_a_decision_get_what_is_ready():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.stocked(A, A)
     for number, patience in ((101, 50.0), (102, 0.0), (103, 0.0)):
         world.waiting[number] = LeaseRequest(number, A, world.now + patience)
@@ -296,7 +296,7 @@ def test_several_that_came_before_a_decision_get_what_is_ready():
 
 
 def test_what_was_prepared_too_late_becomes_stock():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     late = world.request(AB, patience=1.0)
     world.pass_time(1.0)
     assert world.answers[late].reason.preparing == "dependencies"
@@ -305,7 +305,7 @@ def test_what_was_prepared_too_late_becomes_stock():
 
 
 def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.request(A, lease=10.0)
     world.settle()
     (sandbox,) = world.existing
@@ -314,8 +314,8 @@ def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
 
 
 def test_what_was_kept_alive_or_given_back_leaves_no_timer():
-    """A trainer that beats every second for hours, and requests that were answered, cost no memory."""
-    world = World(policy=Policy(refill=False, idle_seconds=1e6))
+    """Keep-alives every second for hours, and answered requests, leave nothing in memory."""
+    world = Simulation(policy=Policy(refill=False, idle_seconds=1e6))
     leases = [world.request(A, patience=1e6, lease=3600.0) for _ in range(3)]
     world.settle()
     for beat in range(2000):
@@ -329,12 +329,12 @@ def test_what_was_kept_alive_or_given_back_leaves_no_timer():
     for timers, few in ((state.deadlines, 0), (state.lease_ends, 2), (state.parked, 1)):
         assert len(timers) == few
         assert len(timers._heap) < 200
-    world.tell("keep_alive", leases[1], world.now + 5.0)  # sooner than it was
+    world.tell("keep_alive", leases[1], world.now + 5.0)  # earlier than before
     assert wake(world.state) == world.now + 5.0
 
 
 def test_who_joins_a_refill_has_it_hurried():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.tell("hint", A, 1, world.now)
     (make,) = world.makes.values()
     assert make.background
@@ -343,7 +343,7 @@ def test_who_joins_a_refill_has_it_hurried():
 
 
 def test_a_breaker_opens_lets_one_try_pass_and_closes():
-    world = World(policy=Policy(refill=False, tolerated=2, backoff=10.0))
+    world = Simulation(policy=Policy(refill=False, tolerated=2, backoff=10.0))
     for _ in range(2):
         world.request(AB)
         world.fail(next(iter(world.makes.values())), depth=3)
@@ -352,7 +352,7 @@ def test_a_breaker_opens_lets_one_try_pass_and_closes():
     assert (refused.stage, refused.failures) == ("dependencies", 2)
     assert (refused.failure.command, refused.failure.output) == ("make", "broken")
     world.request(AC)
-    world.settle()  # another recipe of the same repository is served
+    world.settle()  # another recipe with the same repository is served
     world.pass_time(refused.retry_in)
     probe, beside = world.request(AB), world.request(AB)
     assert isinstance(world.answers[beside].reason, Quarantine)
@@ -365,7 +365,7 @@ def test_a_breaker_opens_lets_one_try_pass_and_closes():
 
 def test_jitter_comes_from_the_seed():
     def retry(seed):
-        world = World(policy=Policy(refill=False, tolerated=1, backoff=10.0, seed=seed))
+        world = Simulation(policy=Policy(refill=False, tolerated=1, backoff=10.0, seed=seed))
         world.request(AB)
         world.fail(next(iter(world.makes.values())), depth=3)
         return world.answers[world.request(AB)].reason.retry_in
@@ -392,7 +392,7 @@ def test_the_ledger_counts_by_kind_and_stage():
 
 
 def test_who_waits_for_room_is_told_so_and_the_saving_is_without_it():
-    world = World(Budget(sandboxes=1), QUIET)
+    world = Simulation(Budget(sandboxes=1), QUIET)
     first = world.request(A)
     world.settle()
     second = world.request(A)

@@ -1,4 +1,4 @@
-"""What decisions are made of: estimates, sizes, worth, counts. Each of them exactly."""
+"""The exact numbers behind decisions: estimates, sizes, worth, counts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dutyfree.engine.pool.scheduler.values import (
     Refuse,
     Shortage,
 )
-from tests.engine.pool.scheduler.world import World, chain
+from tests.engine.pool.scheduler.simulation import Simulation, chain
 
 A, AB, AC, ABC = chain("a"), chain("a/b"), chain("a/c"), chain("a/b/c")
 QUIET = Policy(refill=False)
 BARE = Policy(refill=False, deepest_layer=0)
-"""No layers: what is idle is all that there is."""
+"""Without layers, only idle sandboxes save work."""
 
 
 def options(world, wanted):
@@ -57,7 +57,7 @@ def served(world, request):
 
 
 def test_every_missing_stage_counts():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     create = PRIOR["create"]
     image, repository, dependencies = PRIOR["image"], PRIOR["repository"], PRIOR["dependencies"]
     assert options(world, AB) == {"cold": (0, create + image + repository + dependencies)}
@@ -75,7 +75,7 @@ def test_every_missing_stage_counts():
 
 
 def test_a_refill_under_way_is_as_far_as_it_still_takes():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.tell("hint", A, 1, world.now)
     expected = PRIOR["create"] + PRIOR["image"] + PRIOR["repository"]
     assert options(world, A)["joined"] == (2, expected)
@@ -91,7 +91,7 @@ def test_what_is_restricted_is_no_way():
         (Policy(refill=False, join=False), {"joined"}),
         (Policy(refill=False, deepest_layer=1), {"joined"}),
     ):
-        world = World(policy=policy)
+        world = Simulation(policy=policy)
         world.stocked(A)
         assert not missing & set(options(world, AB))
     assert options(world, chain("f"))["layer"][0] == 1, "of an image that is kept"
@@ -99,7 +99,7 @@ def test_what_is_restricted_is_no_way():
 
 
 def test_copies_and_creations_are_learnt_apart():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     world.request(A, number=3)
     world.finish(make(world), create_seconds=0.25)
     (fork,) = world.forks
@@ -116,7 +116,7 @@ def test_a_measurement_moves_the_estimate_by_its_weight():
     costs.learn("k", "setup", 1.0)
     costs.learn("k", "setup", 2.0)
     assert costs.seconds("k", "setup") == pytest.approx(2.0**0.3)
-    costs.learn("k", "setup", 0.0)  # as if it were an eighth of what is thought
+    costs.learn("k", "setup", 0.0)  # counts as an eighth of the estimate
     assert costs.seconds("k", "setup") == pytest.approx(2.0**0.3 * 8**-0.3)
     costs.forget("k")
     assert costs.seconds("k", "setup") == costs.seconds("other", "setup") != PRIOR["setup"]
@@ -128,7 +128,7 @@ def test_a_measurement_moves_the_estimate_by_its_weight():
 
 
 def test_memory_bounds_as_numbers_do():
-    world = World(Budget(sandboxes=100, memory=2_500, sandbox_memory=1_000), QUIET)
+    world = Simulation(Budget(sandboxes=100, memory=2_500, sandbox_memory=1_000), QUIET)
     first = [world.request(chain(name)) for name in "ab"]
     late = world.request(chain("c"))
     world.settle()
@@ -141,19 +141,19 @@ def test_memory_bounds_as_numbers_do():
     assert isinstance(never.reason, Shortage)
     assert never.reason.never
     assert len(world.makes) == 0
-    world = World(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
+    world = Simulation(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
     assert world.request(A, number=3) in world.state.claims, "exactly the budget is within it"
 
 
 def test_refills_stay_within_the_memory():
-    world = World(Budget(sandboxes=100, memory=2_500, sandbox_memory=1_000), QUIET)
+    world = Simulation(Budget(sandboxes=100, memory=2_500, sandbox_memory=1_000), QUIET)
     world.tell("hint", A, 5, world.now)
     world.settle()
     assert (idle(world, A), world.state.stock.memory) == (2, 2_000)
 
 
 def test_who_waits_for_memory_holds_none():
-    world = World(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
+    world = Simulation(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
     world.request(A, number=2)
     world.settle()
     group = world.request(AB, number=2)
@@ -161,7 +161,7 @@ def test_who_waits_for_memory_holds_none():
 
 
 def test_a_layer_that_something_is_being_made_on_stays():
-    world = World(Budget(disk=2_500, layer_disk=1_000), Policy(refill=False, park=False))
+    world = Simulation(Budget(disk=2_500, layer_disk=1_000), Policy(refill=False, park=False))
     world.give_back(_given(world, A))
     world.settle()
     world.request(AB)
@@ -179,7 +179,7 @@ def _given(world, wanted):
 
 
 def test_an_idle_sandbox_is_worth_less_once_the_disk_has_its_state():
-    world = World(Budget(sandboxes=3), QUIET)
+    world = Simulation(Budget(sandboxes=3), QUIET)
     for name in ("a", "f"):
         request = world.request(chain(name))
         world.finish(make(world), layers={})
@@ -201,7 +201,7 @@ def test_an_idle_sandbox_is_worth_less_once_the_disk_has_its_state():
 
 
 def test_a_sandbox_that_turns_out_larger_is_counted_so():
-    world = World(Budget(sandboxes=10, memory=3_000, sandbox_memory=1_000), QUIET)
+    world = Simulation(Budget(sandboxes=10, memory=3_000, sandbox_memory=1_000), QUIET)
     world.stocked(chain("f"))
     world.request(A)
     world.finish(make(world), memory=2_500)
@@ -216,7 +216,7 @@ def test_a_sandbox_that_turns_out_larger_is_counted_so():
 
 
 def test_a_promotion_may_grow_what_it_is_charged_for():
-    world = World(Budget(sandboxes=10, memory=3_000, sandbox_memory=1_000), BARE)
+    world = Simulation(Budget(sandboxes=10, memory=3_000, sandbox_memory=1_000), BARE)
     world.request(AB)
     world.finish(make(world), memory=2_000)
     world.give_back(1)
@@ -232,8 +232,8 @@ def test_a_promotion_may_grow_what_it_is_charged_for():
 
 
 def test_nobody_waits_for_what_is_in_nobodys_way():
-    """Only so many of those that go as are needed, the oldest first."""
-    world = World(Budget(sandboxes=4), Policy(refill=False, park=False))
+    """A job waits only for as many destroyed sandboxes as it needs, the oldest first."""
+    world = Simulation(Budget(sandboxes=4), Policy(refill=False, park=False))
     leases = [world.request(chain(name)) for name in "abc"]
     world.settle()
     for lease in leases:
@@ -243,7 +243,9 @@ def test_nobody_waits_for_what_is_in_nobodys_way():
     assert make(world).after == (), "there is room for one more"
     world.request(AB)
     assert [one.after for one in world.makes.values()] == [(), ("s1",)]
-    world = World(Budget(sandboxes=9, memory=4_000, sandbox_memory=1_000), Policy(refill=False, park=False))
+    world = Simulation(
+        Budget(sandboxes=9, memory=4_000, sandbox_memory=1_000), Policy(refill=False, park=False)
+    )
     leases = [world.request(chain(name)) for name in "abc"]
     world.settle()
     for lease in leases:
@@ -255,9 +257,9 @@ def test_nobody_waits_for_what_is_in_nobodys_way():
 
 
 def test_a_refill_replaces_only_what_is_worth_less_than_half():
-    """And what was promised to somebody goes for no refill at all."""
+    """A refill never evicts a promised sandbox."""
     for times, stays in ((1, True), (20, False)):
-        world = World(Budget(sandboxes=1), Policy(refill=False, deepest_layer=0))
+        world = Simulation(Budget(sandboxes=1), Policy(refill=False, deepest_layer=0))
         world.stocked(chain("f"))
         prefix = world.state.stock.path(A)[-1]
         f = world.state.stock.path(chain("f"))[-1]
@@ -276,7 +278,7 @@ def test_a_refill_replaces_only_what_is_worth_less_than_half():
 def test_demand_alone_replaces_what_is_worth_less_than_half():
     for times, replaced in ((1, False), (3, True)):
         policy = Policy(deepest_layer=0, shallowest=2, cover=1e4)
-        world = World(Budget(sandboxes=1), policy)
+        world = Simulation(Budget(sandboxes=1), policy)
         world.stocked(chain("f"))
         world.state.stock.count_requests(world.state.stock.path(A)[-1], times, times, world.now)
         world.state.demand.consider(world.state.stock.path(A)[-1])
@@ -289,7 +291,7 @@ def test_demand_alone_replaces_what_is_worth_less_than_half():
 
 
 def test_who_cannot_be_copied_is_made():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     group = world.request(A, number=3)
     world.finish(make(world))
     (fork,) = world.forks
@@ -302,7 +304,7 @@ def test_who_cannot_be_copied_is_made():
 
 
 def test_one_failed_copy_of_many_costs_one_attempt():
-    world = World(policy=Policy(refill=False, attempts=3))
+    world = Simulation(policy=Policy(refill=False, attempts=3))
     group = world.request(A, number=8)
     world.finish(make(world))
     world.finish_fork(world.forks[0], fails=True)
@@ -315,7 +317,7 @@ def test_one_failed_copy_of_many_costs_one_attempt():
 
 
 def test_what_is_ready_for_somebody_and_dies_is_replaced():
-    world = World(policy=Policy(refill=False, fork=False))
+    world = Simulation(policy=Policy(refill=False, fork=False))
     world.stocked(A, A)
     group = world.request(A, number=3)
     warm = sorted(world.existing)
@@ -323,8 +325,8 @@ def test_what_is_ready_for_somebody_and_dies_is_replaced():
     world.settle()
     assert served(world, group).count("warm") == 1
     assert warm[0] not in world.leased[group]
-    # One that was promoted, and one that came back just in time, likewise.
-    world = World(policy=Policy(refill=False, fork=False, deepest_layer=0, starting=1))
+    # The same for one that is promoted, and one that was returned just before.
+    world = Simulation(policy=Policy(refill=False, fork=False, deepest_layer=0, starting=1))
     world.stocked(A)
     group = world.request(AB, number=2)
     world.finish(make(world))
@@ -345,7 +347,7 @@ def test_what_is_ready_for_somebody_and_dies_is_replaced():
 
 
 def test_a_hint_is_for_who_comes_and_for_each_once():
-    world = World(policy=QUIET)
+    world = Simulation(policy=QUIET)
     prefix = world.state.stock.path(A)[-1]
     world.tell("hint", A, 2, world.now)
     first = world.request(A)
@@ -359,7 +361,7 @@ def test_a_hint_is_for_who_comes_and_for_each_once():
 
 
 def test_a_hint_that_nobody_came_for_ends():
-    world = World(policy=Policy(refill=False, hint_seconds=30.0, idle_seconds=100.0))
+    world = Simulation(policy=Policy(refill=False, hint_seconds=30.0, idle_seconds=100.0))
     world.tell("hint", A, 1, world.now)
     world.settle()
     world.pass_time(29.0)
@@ -373,21 +375,21 @@ def test_a_hint_that_nobody_came_for_ends():
 
 
 def test_those_that_are_promised_never_become_too_old():
-    world = World(policy=Policy(refill=False, idle_seconds=10.0))
-    world.tell("bound", A, 1, None)
+    world = Simulation(policy=Policy(refill=False, idle_seconds=10.0))
+    world.tell("set_bounds", A, 1, None)
     world.settle()
     (sandbox,) = world.existing
     for _ in range(5):
         world.pass_time(10.0)
         assert (world.destroying, world.existing) == ([], {sandbox})
-    world.tell("bound", A, 0, None)
+    world.tell("set_bounds", A, 0, None)
     world.pass_time(10.0)
     assert world.destroying == [sandbox]
 
 
 def test_what_was_promised_and_dies_is_made_again():
-    world = World(policy=QUIET)
-    world.tell("bound", A, 1, None)
+    world = Simulation(policy=QUIET)
+    world.tell("set_bounds", A, 1, None)
     world.settle()
     world.tell("died", "s1", world.now)
     assert make(world).background
@@ -396,8 +398,8 @@ def test_what_was_promised_and_dies_is_made_again():
 
 
 def test_a_failed_refill_is_tried_again_when_its_time_has_come():
-    world = World(policy=Policy(refill=False, backoff=8.0))
-    world.tell("bound", A, 1, None)
+    world = Simulation(policy=Policy(refill=False, backoff=8.0))
+    world.tell("set_bounds", A, 1, None)
     world.fail(make(world), depth=2)
     assert not world.makes
     at = wake(world.state)
@@ -407,14 +409,14 @@ def test_a_failed_refill_is_tried_again_when_its_time_has_come():
     assert not world.makes
     world.pass_time(0.001)
     assert make(world).background
-    world.fail(make(world))  # this time the machinery's fault
+    world.fail(make(world))  # this time the machinery fails
     again = wake(world.state)
     assert again is not None
     assert 8.0 <= again - at <= 16.0
 
 
 def test_what_dies_while_it_is_promoted_is_left_to_who_promotes_it():
-    world = World(policy=BARE)
+    world = Simulation(policy=BARE)
     world.stocked(A)
     request = world.request(AB)
     assert make(world).origin == "s1"
@@ -427,13 +429,13 @@ def test_what_dies_while_it_is_promoted_is_left_to_who_promotes_it():
 
 
 def test_a_refill_may_take_ten_times_as_long_as_thought():
-    world = World(policy=Policy(refill=False, refilling=1, late=60.0))
+    world = Simulation(policy=Policy(refill=False, refilling=1, late=60.0))
     request = world.request(A)
     world.finish(make(world), stage_seconds=[30.0, 70.0], create_seconds=0.001, layers={})
     world.give_back(request)
     world.settle()
-    world.tell("bound", A, 2, None)
-    world.tell("bound", chain("f"), 1, None)
+    world.tell("set_bounds", A, 2, None)
+    world.tell("set_bounds", chain("f"), 1, None)
     assert make(world).chain.key == "a"
     world.pass_time(1_000.0)
     assert len(world.makes) == 1
@@ -442,8 +444,8 @@ def test_a_refill_may_take_ten_times_as_long_as_thought():
 
 
 def test_a_bound_holds_at_both_ends():
-    world = World(policy=Policy(cover=1e6))
-    world.tell("bound", A, 2, 3)
+    world = Simulation(policy=Policy(cover=1e6))
+    world.tell("set_bounds", A, 2, 3)
     world.settle()
     assert idle(world, A) == 2
     leases = [world.request(A) for _ in range(5)]
@@ -456,8 +458,8 @@ def test_a_bound_holds_at_both_ends():
 
 @pytest.mark.parametrize(("deepest_layer", "kept"), [(None, 2), (0, 5)])
 def test_what_cannot_be_reset_beside_the_making_is_made_again(deepest_layer, kept):
-    """More than are wanted would wait to be reset, as long as requests leave them no time."""
-    world = World(policy=Policy(refill=False, resetting=2, deepest_layer=deepest_layer))
+    """While requests wait, resets beyond the limit are replaced by a destroy."""
+    world = Simulation(policy=Policy(refill=False, resetting=2, deepest_layer=deepest_layer))
     leases = [world.request(A) for _ in range(5)]
     world.settle()
     world.request(AC)
@@ -469,7 +471,7 @@ def test_what_cannot_be_reset_beside_the_making_is_made_again(deepest_layer, kep
 
 
 def test_whatever_comes_back_is_reset_while_nobody_waits():
-    world = World(policy=Policy(refill=False, resetting=2))
+    world = Simulation(policy=Policy(refill=False, resetting=2))
     leases = [world.request(A) for _ in range(5)]
     world.settle()
     for lease in leases:
@@ -478,8 +480,8 @@ def test_whatever_comes_back_is_reset_while_nobody_waits():
 
 
 def test_who_was_half_served_and_waits_lets_others_have_it():
-    """Two that hold a part of what they need would wait for each other."""
-    world = World(Budget(sandboxes=4), Policy(refill=False, fork=False, deepest_layer=0))
+    """Two claims that each hold a part of what they need do not block each other."""
+    world = Simulation(Budget(sandboxes=4), Policy(refill=False, fork=False, deepest_layer=0))
     one, two = world.request(A, number=2), world.request(AB, number=2)
     for job in sorted(world.makes)[::2]:
         world.finish(world.makes[job])
@@ -497,7 +499,7 @@ def test_who_was_half_served_and_waits_lets_others_have_it():
 
 
 def test_the_estimated_wait_is_for_those_ahead_alone():
-    world = World(Budget(sandboxes=2), Policy(refill=False, fork=False, half_life=log(2) * 10))
+    world = Simulation(Budget(sandboxes=2), Policy(refill=False, fork=False, half_life=log(2) * 10))
     leases = [world.request(A), world.request(A)]
     world.settle()
     world.give_back(leases[0])
@@ -509,7 +511,7 @@ def test_the_estimated_wait_is_for_those_ahead_alone():
     world.request(A, patience=500)
     world.pass_time(10)
     reason = world.answers[waiting].reason
-    rate = 0.1 * 2.718281828459045**-1.0  # of one that came back ten seconds ago
+    rate = 0.1 * 2.718281828459045**-1.0  # one return ten seconds ago
     assert reason.estimated_wait == pytest.approx(3 / rate)
     assert (reason.queue, reason.wanted, reason.waited) == (3, 2, 10.0)
 
@@ -549,7 +551,7 @@ def test_a_breaker_waits_twice_as_long_each_time():
 
 
 def test_it_is_time_when_something_changes():
-    world = World(policy=Policy(refill=False, idle_seconds=50.0, hint_seconds=300.0))
+    world = Simulation(policy=Policy(refill=False, idle_seconds=50.0, hint_seconds=300.0))
     assert wake(world.state) is None
     world.pass_time(1_000.0)
     world.stocked(A)
@@ -588,7 +590,7 @@ def test_a_ranking_forgets_what_was_put_before():
 
 
 def test_what_is_owed_keeps_its_turn():
-    world = World(Budget(sandboxes=1), QUIET)
+    world = Simulation(Budget(sandboxes=1), QUIET)
     holder = world.request(chain("h"))
     world.settle()
     for name in "abc":
@@ -603,7 +605,7 @@ def test_what_is_owed_keeps_its_turn():
 
 
 def test_recipes_that_nothing_is_kept_for_are_forgotten():
-    world = World(policy=Policy(refill=False, park=False, deepest_layer=0, recipes=10))
+    world = Simulation(policy=Policy(refill=False, park=False, deepest_layer=0, recipes=10))
     for number in range(100):
         request = world.request(chain(f"r{number}/s"))
         world.settle()
@@ -616,7 +618,7 @@ def test_recipes_that_nothing_is_kept_for_are_forgotten():
 
 
 def test_the_recipe_that_was_asked_for_last_is_known():
-    world = World(policy=Policy(refill=False, park=False, deepest_layer=0, recipes=3))
+    world = Simulation(policy=Policy(refill=False, park=False, deepest_layer=0, recipes=3))
     for name in ("a", "b", "a", "c", "a", "d", "a", "e"):
         request = world.request(chain(name))
         world.settle()
@@ -627,12 +629,12 @@ def test_the_recipe_that_was_asked_for_last_is_known():
 
 
 def test_a_candidate_says_what_others_were_promised():
-    world = World(policy=BARE)
+    world = Simulation(policy=BARE)
     world.tell("hint", A, 1, world.now)
     world.settle()
     found = candidates(world.state, world.state.stock.path(AB), world.now)
     assert Candidate("promoted", 2, PRIOR["dependencies"], promised=True) in found
-    world.tell("bound", A, 0, None)
+    world.tell("set_bounds", A, 0, None)
     world.pass_time(world.state.policy.hint_seconds)
     found = candidates(world.state, world.state.stock.path(AB), world.now)
     assert Candidate("promoted", 2, PRIOR["dependencies"], promised=False) in found

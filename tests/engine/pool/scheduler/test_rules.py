@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the scheduler keeps its promises."""
+"""A Hypothesis state machine: the invariants hold for any events in any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dutyfree.engine.pool.scheduler.decide import decide
 from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import Budget, Deliver, Policy
-from tests.engine.pool.scheduler.world import World, chain
+from tests.engine.pool.scheduler.simulation import Simulation, chain
 
 CHAINS = [chain(name) for name in ("a", "a/b", "a/b/c", "a/b/d", "a/e", "f/g/h", "f/g/i")]
 BUDGET = Budget(sandboxes=6, memory=6_000, sandbox_memory=900, disk=6_000, layer_disk=1_000)
@@ -22,7 +22,7 @@ class Rules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(BUDGET, self.policy)
+        self.world = Simulation(BUDGET, self.policy)
 
     @rule(wanted=chains, number=st.integers(1, 4), patience=st.sampled_from([1.0, 20.0, 500.0]))
     def request(self, wanted, number, patience):
@@ -120,8 +120,8 @@ class Rules(RuleBasedStateMachine):
         self.world.tell("hint", wanted, count, self.world.now)
 
     @rule(wanted=chains, low=st.integers(0, 2), high=st.sampled_from([None, 2, 3]))
-    def bound(self, wanted, low, high):
-        self.world.tell("bound", wanted, low, high)
+    def set_bounds(self, wanted, low, high):
+        self.world.tell("set_bounds", wanted, low, high)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 100.0]))
     def pass_time(self, seconds):
@@ -132,7 +132,7 @@ class Rules(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self):
-        """From anywhere, if all goes well from now on, everybody is answered and nothing is left."""
+        """From any state, if everything succeeds from now on, every request is answered."""
         world = self.world
         for _ in range(1000):
             world.settle()
@@ -169,4 +169,4 @@ TestRulesOfAnExactMatchPool = RulesOfAnExactMatchPool.TestCase
 TestRulesWithoutAPool = RulesWithoutAPool.TestCase
 for case in (TestRules, TestRulesOfAnExactMatchPool, TestRulesWithoutAPool):
     case.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
-del case  # it would be collected once more
+del case  # so that pytest does not collect it twice

@@ -32,7 +32,7 @@ class Demand:
         heapq.heappush(self._ends, (until, prefix.key))
         self.consider(prefix)
 
-    def bound(self, prefix: Prefix, minimum: int, maximum: int | None) -> None:
+    def set_bounds(self, prefix: Prefix, minimum: int, maximum: int | None) -> None:
         prefix.minimum, prefix.maximum = minimum, maximum
         self._stock.reconsider(prefix)
         self.consider(prefix)

@@ -287,7 +287,7 @@ class State:
         else:
             self._to_the_front(claim)
 
-    def clean(self, sandbox: str, depth: int, now: float, *, memory: int | None = None) -> None:
+    def reset_done(self, sandbox: str, depth: int, now: float, *, memory: int | None = None) -> None:
         """A returned sandbox was reset and verified. It is now at this depth."""
         instance = self.instances.get(sandbox)
         if instance is None:
@@ -359,9 +359,9 @@ class State:
         """``wanted`` sandboxes of this recipe will be requested soon."""
         self.demand.hint(self.stock.path(chain)[-1], wanted, now + self.policy.hint_seconds)
 
-    def bound(self, chain: PrefixChain, minimum: int, maximum: int | None) -> None:
+    def set_bounds(self, chain: PrefixChain, minimum: int, maximum: int | None) -> None:
         """Keep at least ``minimum`` and at most ``maximum`` sandboxes of this recipe idle."""
-        self.demand.bound(self.stock.path(chain)[-1], minimum, maximum)
+        self.demand.set_bounds(self.stock.path(chain)[-1], minimum, maximum)
 
     # --- Jobs ---------------------------------------------------------------------------------------
 

@@ -28,17 +28,17 @@ class PrefixChain(msgspec.Struct, frozen=True):
     """For the source, which runs the stages; the scheduler does not read it."""
     layers: tuple[str, ...] = ()
     """The keys of the layers of these prefixes. Layers hold files only, so services do not change them."""
-    whole: str = ""
+    recipe_key: str = ""
     """The key of the whole recipe with its variables. Only services make idle sandboxes depend on those."""
 
     @classmethod
     def of(cls, recipe: Recipe, keys: tuple[str, ...] | None = None) -> PrefixChain:
         """The chain of a recipe. Without ``keys``, this reads the recipe's files. Raises OSError."""
         layers = (BASE, *(keys or recipe.keys()))
-        whole = recipe.served_key(layers[-1])
-        keys = (*layers[:-1], whole) if recipe.services else layers
+        recipe_key = recipe.served_key(layers[-1])
+        keys = (*layers[:-1], recipe_key) if recipe.services else layers
         kinds = (BASE, "image", *(stage.kind for stage in recipe.stages))
-        return cls(keys, kinds, recipe, layers, whole)
+        return cls(keys, kinds, recipe, layers, recipe_key)
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything that the scheduler counts, counted again from what there is."""
+"""The invariants of the scheduler: its counters must match a count of what there is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dutyfree.engine.pool.scheduler.stock import Prefix
 
 
 def check(state: State) -> None:
-    """After a decision; what is counted and never corrected would be wrong for ever."""
+    """Check all counters, after a decision."""
     _sandboxes(state)
     _requests(state)
     _layers(state)

@@ -1,4 +1,4 @@
-"""A world for the scheduler: it carries operations out when told to, and watches the promises."""
+"""A simulated pool for the scheduler: it carries operations out on demand, and checks the invariants."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from dutyfree.engine.pool.scheduler.values import (
     Refuse,
     Reset,
 )
-from tests.engine.pool.scheduler import books as scheduling_books
+from tests.engine.pool.scheduler import invariants
 
 KINDS = ("base", "image", "repository", "dependencies", "setup")
 
 
 def chain(name: str, length: int = 4) -> PrefixChain:
-    """``a/b/c`` shares its first two stages with ``a/b/d``; the image is everybody's."""
+    """A chain: ``a/b/c`` shares its first two stages with ``a/b/d``, and all share one image."""
     parts = name.split("/")
     prefixes = ["/".join(parts[: index + 1]) for index in range(len(parts))]
     return PrefixChain(("base", "image", *prefixes), KINDS[: len(parts) + 2])
 
 
-class World:
-    """What exists, by the operations alone: nothing is read from the state but by the public events."""
+class Simulation:
+    """Sandboxes and layers as the operations define them. It changes the state by events only."""
 
     def __init__(self, budget: Budget | None = None, policy: Policy | None = None) -> None:
         self.state = State(budget, policy)
@@ -62,7 +62,7 @@ class World:
     # --- Events -------------------------------------------------------------------------------------
 
     def tell(self, event: str, *arguments: Any, **named: Any) -> tuple[Operation, ...]:
-        """An event, and the decision after it, both noted."""
+        """Report an event, then decide. Both are logged."""
         self.log.append((event, arguments, named))
         getattr(self.state, event)(*arguments, **named)
         return self.decide()
@@ -72,7 +72,7 @@ class World:
         for operation in operations:
             self._accept(operation)
         assert self._decided() == (), "a decision leaves nothing undecided"
-        scheduling_books.check(self.state)
+        invariants.check(self.state)
         return operations
 
     def _decided(self) -> tuple[Operation, ...]:
@@ -127,13 +127,13 @@ class World:
                 self.tell("made", job, self._born(), self.now, create_seconds=0.001)
 
     def finish_reset(self, sandbox: str, depth: int | None) -> None:
-        """To this depth, or (None) not at all."""
+        """Finish a reset at this depth; None if it fails."""
         self.resets.remove(sandbox)
         self.busy.discard(sandbox)
         if depth is None:
             self.tell("died", sandbox, self.now)
         else:
-            self.tell("clean", sandbox, depth, self.now)
+            self.tell("reset_done", sandbox, depth, self.now)
 
     def finish_destroy(self, sandbox: str) -> None:
         self.destroying.remove(sandbox)
@@ -141,7 +141,7 @@ class World:
         self.tell("destroyed", sandbox)
 
     def stocked(self, *wanted: PrefixChain) -> None:
-        """Idle sandboxes of these recipes, as come back from who had them."""
+        """Idle sandboxes of these recipes, returned by earlier leases."""
         requests = [self.request(one) for one in wanted]
         self.settle()
         for request in requests:
@@ -157,7 +157,7 @@ class World:
         self.existing.add(sandbox)
         return sandbox
 
-    # --- What decisions ask for ---------------------------------------------------------------------
+    # --- Operations ---------------------------------------------------------------------------------
 
     def _accept(self, operation: Operation) -> None:
         match operation:
@@ -209,13 +209,13 @@ class World:
         assert answer.request not in self.answers, "one answer"
         self.answers[answer.request] = answer
 
-    # --- Promises -----------------------------------------------------------------------------------
+    # --- Queries ------------------------------------------------------------------------------------
 
     def open(self) -> list[int]:
         return [request for request in self.waiting if request not in self.answers]
 
     def idle(self, wanted: PrefixChain) -> int:
-        """So many are in exactly this state."""
+        """The number of idle sandboxes in exactly this state."""
         prefix = self.state.stock.prefix(wanted.key)
         return 0 if prefix is None else len(prefix.idle)
 
@@ -235,7 +235,7 @@ class World:
         assert self.state.leased == sum(map(len, self.leased.values()))
 
     def settle(self) -> None:
-        """All that is under way comes to a good end."""
+        """Let all work in progress succeed."""
         while self.makes or self.forks or self.resets or self.destroying:
             while self.destroying:
                 self.finish_destroy(self.destroying[0])
