@@ -1,4 +1,4 @@
-"""The further actions on real sandboxes: what the conformance suite cannot ask of every substrate."""
+"""Actions on real sandboxes: what the conformance suite cannot check on every substrate."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def test_texts_instead_of_bytes(native: Native) -> None:
     assert repr(sandbox) == f"<sandbox {sandbox.id}, closed>"
 
 
-async def test_numbers_that_no_frame_can_carry(native: Native) -> None:
-    """Bad ones are said to be so; a time that is merely long is as long as can be told."""
+async def test_numbers_out_of_range(native: Native) -> None:
+    """Numbers out of range are refused; a very long timeout becomes the longest one."""
     async with native.sandbox() as sandbox:
         for mode in (-1, 0o10000, 1 << 40):
             with pytest.raises(LimitError, match="a mode must be from 0 to 0o7777"):
@@ -128,13 +128,13 @@ async def test_everything_in_one_batch(native: Native) -> None:
         assert results[5].stdout == b"input"
         assert isinstance(results[8], Observation)
         assert len(results[8].stdout) == 3_000_000
-        # Nothing is kept of it.
+        # The next batch starts from zero.
         assert (await sandbox.batch([Exec("true")], stop_on_failure=False))[0].ok  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("batched", [True, False])
 async def test_answers_wait_in_files_and_not_in_memory(native: Native, batched: bool) -> None:
-    """However much is asked for at once, init holds a few answers of it."""
+    """Init holds only a few answers in memory, for any number of requests."""
     others = counts.sandboxes(os.getpid())
     content = os.urandom(256 << 10)
     async with native.sandbox() as sandbox:
@@ -150,7 +150,7 @@ async def test_answers_wait_in_files_and_not_in_memory(native: Native, batched: 
 
 
 def _peak_memory(process: int) -> int:
-    """KiB."""
+    """The peak memory of a process in KiB."""
     text = Path(f"/proc/{process}/status").read_text()
     return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmHWM")))
 
@@ -174,7 +174,7 @@ async def test_batches_at_once_do_not_mix(native: Native) -> None:
                 tasks.start_soon(one, number)
 
 
-async def test_a_batch_holds_up_nobody_else(native: Native) -> None:
+async def test_a_batch_does_not_delay_other_actions(native: Native) -> None:
     async with native.sandbox() as sandbox, anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox.batch, [Exec("touch begun; sleep 1000"), Exec("sleep 1000")])
         with anyio.fail_after(60):
@@ -196,7 +196,7 @@ async def test_a_cancelled_batch_is_killed_and_goes_no_further(native: Native) -
             assert b"sleep 60" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
 
 
-async def test_actions_of_a_batch_that_cannot_be_asked_for(native: Native) -> None:
+async def test_actions_of_a_batch_that_cannot_be_sent(native: Native) -> None:
     async with native.sandbox() as sandbox:
         before = len(os.listdir("/proc/self/fd"))
         for wrong in (Edit("file", b"", b"x"), Edit("file", b"x" * (5 << 20), b""), Read("a\0b")):
@@ -250,7 +250,7 @@ async def test_a_full_disk_leaves_the_old_file(native: Native) -> None:
         assert [entry.name for entry in await sandbox.list(".")] == ["file"]
 
 
-async def test_lines_of_an_edit_that_fits_often(native: Native) -> None:
+async def test_lines_of_an_edit_that_matches_often(native: Native) -> None:
     async with native.sandbox() as sandbox:
         await sandbox.write("file", b"x\n" * 1000)
         with pytest.raises(EditError, match="1000 times") as refused:
@@ -316,7 +316,7 @@ async def test_a_large_directory_is_listed_beside_others(native: Native) -> None
 # --- Watches -----------------------------------------------------------------------------------------
 
 
-async def test_a_slow_watcher_is_told_what_it_lost(native: Native) -> None:
+async def test_a_slow_watcher_gets_lost_changes_reported(native: Native) -> None:
     async with native.sandbox() as sandbox:
         async with sandbox.watch(".") as changes:
             await sandbox.exec("i=0; while [ $i -lt 60000 ]; do i=$((i+1)); : > f; : >> g; done")
@@ -346,7 +346,7 @@ async def test_a_watch_ends_with_what_it_watches(native: Native) -> None:
         assert int(processes) <= 5
 
 
-async def test_too_many_directories_are_told(native: Native) -> None:
+async def test_too_many_directories_are_reported(native: Native) -> None:
     async with native.sandbox() as sandbox:
         assert (await sandbox.exec(f"mkdir $(seq {watch.DIRECTORIES_MAX + 1})")).ok
         async with sandbox.watch(".", recursive=True) as changes:
@@ -358,7 +358,7 @@ async def test_too_many_directories_are_told(native: Native) -> None:
 
 
 async def line(held: Terminal) -> bytes:
-    """The kernel may hand it over in parts."""
+    """Read one line; the kernel may deliver it in parts."""
     said = b""
     while not said.endswith(b"\n") and (part := await held.read()):
         said += part
@@ -391,7 +391,7 @@ async def test_a_terminal_as_another_user(native: Native) -> None:
 async def test_many_terminals_and_no_descriptor_left(native: Native) -> None:
     before = len(os.listdir("/proc/self/fd"))
     async with native.sandbox() as sandbox:
-        for _ in range(100):  # more than there are at once
+        for _ in range(100):  # more than can be open at the same time
             async with sandbox.terminal(["echo", "x"]) as held:
                 assert await line(held) == b"x\r\n"
         async with sandbox.terminal("sleep 100") as held:
@@ -401,7 +401,7 @@ async def test_many_terminals_and_no_descriptor_left(native: Native) -> None:
     assert await counts.descriptors(before) <= before
 
 
-async def test_a_terminal_that_cannot_be(native: Native) -> None:
+async def test_a_terminal_that_cannot_be_opened(native: Native) -> None:
     async with native.sandbox() as sandbox:
         async with sandbox.terminal(["/no/such/program"]) as held:
             assert (await held.wait()).exit_code == 127
@@ -409,7 +409,7 @@ async def test_a_terminal_that_cannot_be(native: Native) -> None:
             seen = await held.wait()
             assert (seen.exit_code, seen.started) == (126, False)
             assert b"no such user" in seen.stderr
-        # TIOCSTI stays closed, also to the terminal's own session.
+        # The seccomp filter refuses TIOCSTI, also in the terminal's own session.
         script = "import fcntl; fcntl.ioctl(0, 0x5412, b'x')"
         async with sandbox.terminal(["python3", "-c", script]) as held:
             assert (await held.wait()).exit_code == 1
@@ -459,7 +459,7 @@ async def test_a_pause_counts_for_no_timeout(native: Native) -> None:
             tasks.start_soon(run)
             await appeared(sandbox, "begun")
             await sandbox.pause()
-            await anyio.sleep(13)  # longer than its time and the owner's patience
+            await anyio.sleep(13)  # longer than the command's timeout plus the answer timeout
             await sandbox.resume()
         assert seen[0].stdout == b"done\n"
         assert not seen[0].timed_out
@@ -470,7 +470,7 @@ async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> 
         await sandbox.exec("sleep 100 &")
         await sandbox.pause()
         with anyio.fail_after(60):
-            await sandbox.close()  # answered when nothing of it is left
+            await sandbox.close()  # returns when nothing is left
     async with native.sandbox() as sandbox:
 
         async def run() -> None:
@@ -486,14 +486,14 @@ async def test_a_paused_sandbox_can_be_left_and_cancelled_in(native: Native) -> 
         await sandbox.write("on", b"")
         await anyio.sleep(0.5)
         assert {entry.name for entry in await sandbox.list(".")} == {"begun", "on"}
-    async with native.sandbox() as sandbox:  # the group is used again, and is not frozen
+    async with native.sandbox() as sandbox:  # it reuses the control group, which is not frozen
         assert (await sandbox.exec("true")).ok
 
 
-async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
+async def test_a_pause_by_signals_without_a_freezer(native: Native) -> None:
     async with native.sandbox() as sandbox:
         sandbox._lifecycle.handle.freezer = False
-        for turns in (20, 300):  # of a tenth of a second; once more if it was over before it could be paused
+        for turns in (20, 300):  # 0.1 s each; the second time only if the first ended before the pause
             process = await sandbox.start(
                 f"touch begun; for i in $(seq {turns}); do echo $i; sleep 0.1; done"
             )
@@ -512,7 +512,7 @@ async def test_signals_where_nothing_can_be_frozen(native: Native) -> None:
 # --- The end -----------------------------------------------------------------------------------------
 
 
-async def test_an_end_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Launcher.ask
 
     async def slow(self: Launcher, kind: Request, number: int = 0, body: bytes = b"") -> Reply:

@@ -1,4 +1,4 @@
-"""A recipe's variables on the native engine: where the conformance suite cannot look."""
+"""Environment variables of a recipe on the native engine: what the conformance suite cannot check."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_recipes_that_differ_in_variables_share_layers(native: Any) -> Non
     assert len(seen) == 1
 
 
-async def test_services_and_calls_have_them_under_their_own() -> None:
+async def test_services_and_calls_have_the_variables_of_the_recipe() -> None:
     server = Service("server", "echo $GIVEN $OWN; exec sleep 1000", Ready(line="\n"), env={"OWN": "1"})
     other = Service("other", "echo $GIVEN; exec sleep 1000", Ready(line="\n"), env={"GIVEN": "its own"})
     code = "import os; print(os.environ['GIVEN'])"
@@ -56,7 +56,7 @@ async def test_services_and_calls_have_them_under_their_own() -> None:
                 outputs = [state.output for state in await one.services()]
                 assert outputs[:2] == [b"by the recipe 1\n", b"its own\n"]
                 called = await one.call("python", ["-c", code], env=explain)
-                assert (called.stdout, called.stderr) == (b"by the recipe\n", b"")  # by a fork of it
+                assert (called.stdout, called.stderr) == (b"by the recipe\n", b"")  # by a fork of the service
 
 
 async def test_the_interpreter_of_the_path_is_preloaded(native: Any) -> None:
@@ -69,10 +69,10 @@ async def test_the_interpreter_of_the_path_is_preloaded(native: Any) -> None:
         assert (await sandbox.exec(["python3", "-c", code], cwd="/")).stdout == called.stdout
 
 
-async def test_the_pool_hands_out_none_with_the_variables_of_another(native: Any) -> None:
+async def test_the_pool_serves_no_sandbox_with_other_variables(native: Any) -> None:
     one, other = (Recipe(stages=(STAMP,), env={"GIVEN": value}) for value in ("one", "other"))
     stamps = set()
-    for _ in range(2):  # the second time they were used, and reset
+    for _ in range(2):  # the second time on used sandboxes, after a reset
         for recipe, value in ((one, b"one\n"), (other, b"other\n"), (Recipe(stages=(STAMP,)), b"")):
             async with native.group(recipe, 3) as group:
                 for sandbox in group:
@@ -121,7 +121,7 @@ async def test_a_terminal_is_what_the_recipe_says(native: Any) -> None:
     "other",
     [Recipe(stages=(STAMP,)), Recipe(stages=(STAMP,), env={"GIVEN": "two", "TERM": "ansi"}, path=("bin",))],
 )
-async def test_an_idle_sandbox_takes_the_variables_of_who_gets_it(native: Any, other: Recipe) -> None:
+async def test_an_idle_sandbox_gets_the_variables_of_the_request(native: Any, other: Recipe) -> None:
     first = Recipe(stages=(STAMP,), env={"GIVEN": "one", "ONE": "1"}, path=("/one",))
     await native.prefetch([first], 3)
     await native.pool.until_idle(first, 3)
@@ -148,8 +148,8 @@ async def test_an_idle_sandbox_takes_the_variables_of_who_gets_it(native: Any, o
         assert (await sandbox.exec(see)).stdout == b"one 1 /one\n"
 
 
-async def test_what_makes_a_sandbox_warm_runs_without_variables(native: Any) -> None:
-    """Here every program that is run leaves a file; who gets the sandbox finds none of these."""
+async def test_warm_up_commands_run_without_the_variables(native: Any) -> None:
+    """With these variables each program leaves a file. A warm sandbox that was prepared for them has none."""
     traced = Recipe(env={"LD_DEBUG": "statistics", "LD_DEBUG_OUTPUT": "/tmp/trace"})
     await native.prefetch([traced], 2)
     await native.pool.until_idle(traced, 2)
@@ -161,7 +161,7 @@ async def test_what_makes_a_sandbox_warm_runs_without_variables(native: Any) -> 
         assert await sandbox.list("/tmp") == ()
 
 
-async def test_one_with_services_is_of_its_variables_alone(native: Any) -> None:
+async def test_a_sandbox_with_services_serves_only_its_own_variables(native: Any) -> None:
     server = Service("server", "echo $GIVEN; exec sleep 1000", Ready(line="\n"))
     one, two = (Recipe(services=(server,), env={"GIVEN": value}) for value in ("one", "two"))
     await native.prefetch([one], 1)

@@ -1,4 +1,4 @@
-"""Output that nobody asked for: little of the owner's time, however many print without end."""
+"""The rate limit on output: processes that print without end do not slow down others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine import virtual
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 1)), min_size=1))
-def test_all_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> None:
+def test_all_processes_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> None:
     share, now, moments = OutputRate(), 0.0, []
     for size, later in asked:
         now += later
@@ -25,7 +25,7 @@ def test_all_together_stay_within_the_rate(asked: list[tuple[int, float]]) -> No
             assert given_out <= RATE * (end - begin) * 1.001 + 1
 
 
-def test_who_prints_little_is_not_held_up() -> None:
+def test_processes_that_print_little_are_not_slowed_down() -> None:
     virtual.run(_print_much_and_little)
 
 
@@ -36,7 +36,7 @@ async def _print_much_and_little() -> None:
 
     def pay(who: int, size: int) -> None:
         paid[who] += size
-        if who:  # these use up at once what they are given
+        if who:  # these use their credit at once
             debts[who].use(size)
 
     debts = [OutputCredit(partial(pay, who), share) for who in range(9)]
@@ -47,6 +47,6 @@ async def _print_much_and_little() -> None:
         await anyio.sleep(0.05)
         debts[0].use(1000)
         used += 1000
-        assert used - paid[0] < 1 << 20  # what it may print without being given more
+        assert used - paid[0] < 1 << 20  # the credit that a process starts with
     most = rate * (anyio.current_time() - begun + 1)
     assert most / 2 <= sum(paid[who] for who in range(1, 9)) <= most

@@ -1,4 +1,4 @@
-"""How long an owner waits for an init that does not answer, and how init stays at work."""
+"""How long the owner waits for an init that does not answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def speaking(owner: Channel, init: socket.socket) -> AsyncIterator[None]:
 
 
 async def speak(init: socket.socket, other: int) -> None:
-    """As init does that is at work on another command, until nobody listens."""
+    """Send output of another command, as an init that works, until the channel is closed."""
     with contextlib.suppress(BrokenPipeError):
         while True:
             init.send(protocol.frame(Frame.OUTPUT, other, b"x", 1))
@@ -48,8 +48,8 @@ async def speak(init: socket.socket, other: int) -> None:
 
 
 @pytest.mark.parametrize(("responds", "verdict"), [(True, "task"), (False, "infrastructure")])
-def test_who_is_to_blame_for_a_silent_init(responds: bool, verdict: str) -> None:
-    """The launcher answers: this machine works, so it is what runs in the sandbox."""
+def test_the_verdict_on_an_init_that_does_not_answer(responds: bool, verdict: str) -> None:
+    """If the launcher answers, this machine works, so processes in the sandbox are the cause."""
 
     async def main() -> None:
         async def launcher() -> bool:
@@ -112,7 +112,7 @@ def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
 
 @pytest.mark.anyio
 async def test_a_burst_of_commands_is_heard_in_turns(native: Substrate) -> None:
-    """More than init starts in one turn, and than its buffer holds: none is lost or mixed up."""
+    """More commands than init starts in one turn, and than its buffer holds: none is lost or mixed up."""
     told: list[int] = []
 
     async with native.sandbox() as sandbox:

@@ -1,4 +1,4 @@
-"""Descriptors of the owner: as many as before, at whatever moment an action is cancelled."""
+"""The owner leaks no descriptor, at whatever moment an action is cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine import counts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
-LARGE = bytes(3 << 20)  # travels as a descriptor
+LARGE = bytes(3 << 20)  # so large that it is sent as a descriptor
 
 
 def count() -> int:
@@ -46,7 +46,7 @@ ACTIONS: dict[str, Callable[[NativeSandbox], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_a_cancelled_action_keeps_none(native: Native, name: str) -> None:
+async def test_a_cancelled_action_leaks_no_descriptor(native: Native, name: str) -> None:
     async with native.sandbox() as sandbox:
         await sandbox.write("large", LARGE)
         before = count()
@@ -58,7 +58,7 @@ async def test_a_cancelled_action_keeps_none(native: Native, name: str) -> None:
         assert await counts.descriptors(before) <= before
 
 
-async def test_what_cannot_be_a_stdin_keeps_none(native: Native) -> None:
+async def test_a_wrong_stdin_leaks_no_descriptor(native: Native) -> None:
     async with native.sandbox() as sandbox:
         before = count()
         with pytest.raises(TypeError):
@@ -66,7 +66,7 @@ async def test_what_cannot_be_a_stdin_keeps_none(native: Native) -> None:
         assert await counts.descriptors(before) <= before
 
 
-async def test_a_sandbox_that_died_unheard_keeps_none(native: Native) -> None:
+async def test_a_dead_sandbox_leaks_no_descriptor(native: Native) -> None:
     before = count()
     for _ in range(5):
         async with native.sandbox() as sandbox:
@@ -79,7 +79,7 @@ async def test_a_sandbox_that_died_unheard_keeps_none(native: Native) -> None:
 
 
 def _until_hung_up(descriptor: int) -> None:
-    """Blocking, so that the event loop does not hear of it first."""
+    """Wait without the event loop, so that it does not notice the end first."""
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP)
     assert poll.poll(60_000)

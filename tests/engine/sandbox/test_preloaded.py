@@ -1,4 +1,4 @@
-"""Forks of a preloaded interpreter: as ``python3`` would do it, and under the same control as any command."""
+"""Calls to a preloaded interpreter: they behave like ``python3``, and are controlled like any command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def sandbox(native: Any) -> AsyncIterator[Any]:
 
 
 async def both(sandbox: Any, *arguments: str, **terms: Any) -> Observation:
-    """The same from a fork as from a new interpreter; that of the fork."""
+    """Check that a fork and a new interpreter give the same observation; return that of the fork."""
     env = {**terms.pop("env", {}), **EXPLAIN}
     forked: Observation = await sandbox.call("python", arguments, env=env, **terms)
     new: Observation = await sandbox.exec(["python3", *arguments], env=env, **terms)
@@ -57,7 +57,7 @@ print(sys.stdin, sys.stdout, sys.stderr, __import__('__main__').LOOKED, sys.modu
 """
 
 
-async def test_it_is_as_in_a_new_interpreter(sandbox: Any) -> None:
+async def test_a_call_behaves_like_a_new_interpreter(sandbox: Any) -> None:
     await sandbox.write("look.py", b"LOOKED = 1\n" + LOOK.encode())
     await sandbox.write("sub/package/__init__.py", b"")
     await sandbox.write("sub/package/__main__.py", b"LOOKED = 1\n" + LOOK.encode())
@@ -98,7 +98,7 @@ async def test_it_is_as_in_a_new_interpreter(sandbox: Any) -> None:
         "import os; os.close(1); print('into nothing')",
     ],
 )
-async def test_it_ends_as_a_new_interpreter_does(sandbox: Any, code: str) -> None:
+async def test_a_call_ends_like_a_new_interpreter(sandbox: Any, code: str) -> None:
     await both(sandbox, "-c", code)
     if "written" in code:
         assert (
@@ -162,7 +162,7 @@ async def test_a_preloaded_module_that_changes_is_not_used(native: Any) -> None:
         assert (seen.stdout, seen.stderr) == (b"22\n", b"")
 
 
-async def test_calls_share_no_state_and_no_chance(sandbox: Any) -> None:
+async def test_calls_share_no_state_and_no_random_numbers(sandbox: Any) -> None:
     await sandbox.call(
         "python", ["-c", "import json, os; json.left = 1; os.environ['LEFT'] = '1'; os.chdir('/')"]
     )
@@ -178,7 +178,7 @@ async def test_a_timeout_kills_the_tree_and_nothing_else(sandbox: Any) -> None:
         "import os, subprocess; print('begun', flush=True); subprocess.Popen(['setsid', 'sleep', '4321'])\n"
     )
     code += "os.fork(); os.setsid() if os.getpid() != os.getsid(0) else 0\nimport time; time.sleep(1000)"
-    for seconds in (3, 30, 100):  # until it has come so far by then
+    for seconds in (3, 30, 100):  # longer each time, until the machine is fast enough
         seen = await sandbox.call("python", ["-c", code], timeout=seconds)
         assert (seen.timed_out, seen.signal, seen.exit_code) == (True, 9, 137)
         if seen.stdout:
@@ -190,7 +190,7 @@ async def test_a_timeout_kills_the_tree_and_nothing_else(sandbox: Any) -> None:
     with anyio.move_on_after(0.3):
         await sandbox.call("python", ["-c", "import time; time.sleep(1000)"])
     running = (await sandbox.exec("pgrep -c python3")).stdout
-    assert int(running) <= 2  # the service, and the fork that waits
+    assert int(running) <= 2  # the service, and the fork for the next call
 
 
 async def test_streams_limits_and_usage_are_those_of_a_command(native: Any) -> None:
@@ -206,7 +206,7 @@ async def test_streams_limits_and_usage_are_those_of_a_command(native: Any) -> N
         begun = await sandbox.call(
             "python", ["-c", "import os; os.fork() or __import__('time').sleep(1000)"], timeout=60
         )
-        assert begun.ok  # a child in the background does not hold it
+        assert begun.ok  # a child in the background does not delay its end
         large = "x = " + repr("y" * 100_000) + "; print(len(x))"
         assert (await sandbox.call("python", ["-c", large])).stdout == b"100000\n"
 
@@ -231,7 +231,7 @@ FORKED = """
 until p=$(pgrep -n python3) && [ "$(pgrep -c python3) $(cut -d' ' -f4,6 /proc/$p/stat)" = "2 1 $p" ]
 do sleep 0.02; done
 """
-"""The service has made the fork that waits for the next call: a child of init's that leads a session."""
+"""Wait until the service has made the fork for the next call: a child of init that leads a session."""
 
 
 @pytest.mark.parametrize("victims", ["the service", "its fork", "both"])
@@ -243,7 +243,7 @@ async def test_a_killed_interpreter_is_replaced(sandbox: Any, victims: str) -> N
         "both": FORKED + "pkill -9 python3",
     }[victims]
     assert (await sandbox.exec(kill)).ok
-    for _ in range(2):  # the first may find the fork that was ready
+    for _ in range(2):  # the first may use the fork that was ready
         seen = await sandbox.call("python", ["-c", "print('alive')"], env=EXPLAIN, timeout=60)
         assert (seen.stdout, seen.stderr) == (b"alive\n", b"")
     (state,) = await sandbox.services()
@@ -251,7 +251,7 @@ async def test_a_killed_interpreter_is_replaced(sandbox: Any, victims: str) -> N
     assert state.starts == (1 if victims == "its fork" else 2)
 
 
-async def test_one_that_cannot_be_started_again_says_why(native: Any) -> None:
+async def test_the_error_says_why_an_interpreter_cannot_be_restarted(native: Any) -> None:
     stage = Stage("setup", commands=("mkdir lib; echo > lib/library.py",))
     service = recipes.python("library", env={"PYTHONPATH": "/workspace/lib"})
     async with native.sandbox(Recipe(stages=(stage,), services=(service,))) as sandbox:
@@ -265,7 +265,7 @@ async def test_one_that_cannot_be_started_again_says_why(native: Any) -> None:
         assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
 
 
-async def test_a_stopped_service_holds_up_no_more_than_its_calls(sandbox: Any) -> None:
+async def test_a_stopped_service_delays_its_calls_only(sandbox: Any) -> None:
     await sandbox.call("python", ["-c", "1"])
     assert (await sandbox.exec(FORKED + "pkill -STOP -o python3; pkill -9 -n python3")).ok
     waits = await sandbox.call("python", ["-c", "print('never')"], timeout=0.5)
@@ -299,7 +299,7 @@ async def test_bombs_leave_the_service_alive(native: Any, kind: str) -> None:
 
 
 async def test_impostors_gain_nothing(sandbox: Any) -> None:
-    """A call may do to its service whatever root may; PID 1 goes on, and tells no lie about ends."""
+    """A call can do to its service whatever root can; PID 1 still works, and reports correct exit codes."""
     pid = (await sandbox.exec("pgrep -o python3")).stdout.decode().strip()
     steal = f"""
 import os, socket, struct, ctypes

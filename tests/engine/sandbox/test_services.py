@@ -1,4 +1,4 @@
-"""Processes that a recipe leaves running: ready at the hand-out, watched, and gone with their sandbox."""
+"""Services: ready when the caller gets the sandbox, watched, and gone with their sandbox."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SERVER = textwrap.dedent(
         one, _ = server.accept()
         try:
             one.sendall(b"%d" % os.getpid())
-        except BrokenPipeError:  # it was only looked whether we listen
+        except BrokenPipeError:  # init only checked whether we listen
             pass
         one.close()
     """
@@ -65,7 +65,9 @@ def recipe(*services: Service) -> Recipe:
     ],
     ids=["line", "stderr", "file", "socket", "nothing"],
 )
-async def test_it_is_ready_at_the_hand_out(native: Any, command: Any, ready: Ready) -> None:
+async def test_a_service_is_ready_when_the_caller_gets_the_sandbox(
+    native: Any, command: Any, ready: Ready
+) -> None:
     async with native.sandbox(recipe(Service("one", command, ready))) as sandbox:
         assert issubclass(type(sandbox), Serving)
         (state,) = await sandbox.services()
@@ -80,7 +82,7 @@ async def test_it_is_ready_at_the_hand_out(native: Any, command: Any, ready: Rea
         assert sandbox.spans[-1].name == "services"
 
 
-async def test_it_sees_what_stages_made_and_the_one_before_it(native: Any) -> None:
+async def test_a_service_sees_the_stages_and_the_service_before_it(native: Any) -> None:
     stage = Stage("setup", commands=("echo from a stage > file",))
     first = Service(
         "first", "cat file > part; mv part copy; exec sleep 1000", Ready(file="copy"), env={"A": "b"}
@@ -109,18 +111,20 @@ async def test_it_sees_what_stages_made_and_the_one_before_it(native: Any) -> No
         (Service("web", "sleep 1000", Ready(socket="s" * 200), 9), "File name too long"),
     ],
 )
-async def test_one_that_does_not_become_ready_is_named(native: Any, service: Service, says: str) -> None:
+async def test_the_error_names_a_service_that_does_not_become_ready(
+    native: Any, service: Service, says: str
+) -> None:
     with pytest.raises(CreateError) as raised:
         async with native.sandbox(recipe(SLEEPING, service)):
             pass
     assert says in str(raised.value)
     assert await native.sandboxes() == []
-    async with native.sandbox() as sandbox:  # nobody else is disturbed
+    async with native.sandbox() as sandbox:  # other sandboxes still work
         assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
 
 
-async def test_what_one_said_that_does_not_become_ready_is_told(native: Any) -> None:
-    for seconds in (1, 10, 100):  # until it has come so far by then
+async def test_the_error_shows_the_last_output_of_a_service(native: Any) -> None:
+    for seconds in (1, 10, 100):  # longer each time, until the machine is fast enough
         slow = Service("web", "echo still loading; exec sleep 1000", Ready(line="up"), seconds)
         with pytest.raises(
             CreateError, match=f"was not ready within {seconds} s: it did not print"
@@ -132,7 +136,7 @@ async def test_what_one_said_that_does_not_become_ready_is_told(native: Any) -> 
     assert "; its last output: still loading" in str(raised.value)
 
 
-async def test_one_that_prints_without_end_neither_stops_nor_hides_its_line(native: Any) -> None:
+async def test_a_service_that_prints_without_end_becomes_ready(native: Any) -> None:
     loud = Service("loud", "yes | head -c 30000000; echo; echo done; touch f; yes", Ready(line="done"))
     async with native.sandbox(recipe(loud)) as sandbox:
         assert (await sandbox.exec("until [ -e f ]; do sleep 0.02; done", timeout=60)).ok
@@ -141,7 +145,7 @@ async def test_one_that_prints_without_end_neither_stops_nor_hides_its_line(nati
         assert len(state.output) == 2000
 
 
-async def test_its_end_is_seen_and_it_can_be_started_again(native: Any) -> None:
+async def test_a_service_that_ended_can_be_restarted(native: Any) -> None:
     async with native.sandbox(recipe(LISTENING, SLEEPING)) as sandbox:
         pid = (await sandbox.exec(["python3", "-c", ASK])).stdout.decode()
         assert (await sandbox.exec(f"kill -9 {pid}")).ok
@@ -192,7 +196,7 @@ async def test_forks_and_snapshots_have_services_of_their_own(native: Any) -> No
         assert (await sandbox.services())[0].running
 
 
-async def test_a_snapshot_of_one_whose_service_has_ended(native: Any) -> None:
+async def test_a_snapshot_after_a_service_has_ended(native: Any) -> None:
     many = "for i in $(seq 200); do echo $i > many-$i; done"
     async with native.sandbox(recipe(SLEEPING)) as sandbox:
         await sandbox.exec(f"until pkill -x sleep; do :; done; {many}")
@@ -203,7 +207,7 @@ async def test_a_snapshot_of_one_whose_service_has_ended(native: Any) -> None:
         assert await sandbox.read("many-7") == b"7\n"
 
 
-async def test_a_timeout_beside_it_does_not_end_it(native: Any) -> None:
+async def test_the_timeout_of_a_command_does_not_end_a_service(native: Any) -> None:
     async with native.sandbox(recipe(SLEEPING)) as sandbox:
         assert (await sandbox.exec("sleep 60", timeout=0.1)).timed_out
         await sandbox.pause()

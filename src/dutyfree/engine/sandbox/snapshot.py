@@ -148,11 +148,10 @@ def unusable(error: SetupError) -> CreateError | ActionError:
 
 
 def served_fork(child: Served | None, parent: Served | None) -> Served | None:
-    """How a fork was served. Its cold start includes the one of its parent."""
-    if child is None:
-        return None
-    cold = child.cold_seconds if parent is None else parent.cold_seconds
-    return msgspec.structs.replace(child, kind="forked", stage="snapshot", cold_seconds=cold)
+    """How a fork was served. Its cold start would have taken as long as that of its parent."""
+    if child is None or parent is None:
+        return child
+    return msgspec.structs.replace(child, cold_seconds=parent.cold_seconds)
 
 
 @asynccontextmanager
