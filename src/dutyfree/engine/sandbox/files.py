@@ -44,6 +44,8 @@ class SandboxFiles:
 
     async def read(self, path: str) -> bytes:
         answer = await self._lifecycle.channel().ask(Frame.READ, self.encode_path(path))
+        if answer.descriptor is None and not answer.done.result():
+            return answer.data[0]
         return await read_result(answer, path)
 
     async def write(self, path: str, data: bytes, mode: int) -> None:
