@@ -178,5 +178,5 @@ async def test_a_request_with_other_variables_is_another_request(native: Any) ->
     pool = await native.pooled()
     lease = await pool.acquire(GIVEN, idempotency_key="k")
     assert await pool.acquire(msgspec.structs.replace(GIVEN), idempotency_key="k") is lease
-    with pytest.raises(UsageError, match="another request"):
+    with pytest.raises(UsageError, match="belongs to a request for another recipe"):
         await pool.acquire(Recipe(), idempotency_key="k")
