@@ -386,7 +386,7 @@ def test_what_the_launcher_says(text: str, wanted: features.HostFeatures) -> Non
 
 
 def test_what_no_launcher_says() -> None:
-    with pytest.raises(ValueError, match="not what a launcher says"):
+    with pytest.raises(ValueError, match="not the report of a launcher"):
         features.parse("cgroup=v3 mode=none")
 
 

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from dutyfree.engine.launcher import network_policy, protocol
-from dutyfree.engine.launcher.protocol import Await, Create, Frame, Request, Search, Watch
+from dutyfree.engine.launcher.protocol import AwaitKind, CreateFlag, Frame, Request, SearchFlag, WatchFlag
 
 SIZE = struct.Struct("=H")
 REQUEST, EGRESS, ENDED, FROZEN = range(4)
@@ -91,7 +91,7 @@ def _names() -> list[bytes]:
 
 
 def _policies() -> list[bytes]:
-    resolvers = network_policy.servers(["127.0.0.1", "::1"])
+    resolvers = network_policy.parse_resolvers(["127.0.0.1", "::1"])
     bodies = [
         network_policy.encode("on", resolvers),
         network_policy.encode(("example.org:443", "*.example.test", "10.0.0.0/8", "host:80"), resolvers),
@@ -115,9 +115,9 @@ def _searches() -> list[bytes]:
         search(0, b".", b"", [b"*.py"], [b"inner"]),
         search(0, b".", b"", [], []),
         search(0, b"text", b"one", [], []),
-        search(Search.REGEX, b".", b"^t(wo|h.*)$", [b"inner/*"], []),
-        search(Search.NOCASE | Search.BINARY, b".", b"TWO", [], [b".git"]),
-        search(Search.REGEX, b"inner", b"(", [], []),
+        search(SearchFlag.REGEX, b".", b"^t(wo|h.*)$", [b"inner/*"], []),
+        search(SearchFlag.NOCASE | SearchFlag.BINARY, b".", b"TWO", [], [b".git"]),
+        search(SearchFlag.REGEX, b"inner", b"(", [], []),
     ]
 
 
@@ -149,7 +149,7 @@ def _frames() -> list[bytes]:
         protocol.frame(Frame.EDIT, 16, protocol.EDIT.pack(3, 4) + b"f\0" + b"two" + b"zwei"),
         protocol.frame(Frame.EDIT, 17, protocol.EDIT.pack(1, 0) + b"link\0" + b"e"),
         *(protocol.frame(Frame.SEARCH, 20 + i, payload) for i, payload in enumerate(_searches())),
-        protocol.frame(Frame.WATCH, 30, protocol.WATCH.pack(Watch.RECURSIVE, 100) + b".\0"),
+        protocol.frame(Frame.WATCH, 30, protocol.WATCH.pack(WatchFlag.RECURSIVE, 100) + b".\0"),
         protocol.frame(Frame.SIGNAL_COMMAND, 1, number(15)),
         protocol.frame(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(10**9)),
         protocol.frame(Frame.VERIFY, 60, protocol.NUMBER.pack(1)),
@@ -159,8 +159,8 @@ def _frames() -> list[bytes]:
         protocol.frame(Frame.CALL, 42, protocol.CALL_REQUEST.pack(40) + command, protocol.WITH_FD),
         protocol.frame(Frame.KILL, 42),
         protocol.frame(Frame.CALL, 43, protocol.CALL_REQUEST.pack(1) + command),
-        protocol.frame(Frame.AWAIT, 44, protocol.AWAIT_REQUEST.pack(Await.FILE) + b"f\0"),
-        protocol.frame(Frame.AWAIT, 45, protocol.AWAIT_REQUEST.pack(Await.SOCKET) + b"s\0"),
+        protocol.frame(Frame.AWAIT, 44, protocol.AWAIT_REQUEST.pack(AwaitKind.FILE) + b"f\0"),
+        protocol.frame(Frame.AWAIT, 45, protocol.AWAIT_REQUEST.pack(AwaitKind.SOCKET) + b"s\0"),
     ]
     chained = [
         frame[:6] + SIZE.pack(SIZE.unpack_from(frame, 6)[0] | protocol.AFTER | flags) + frame[8:]
@@ -192,7 +192,9 @@ def _requests() -> list[bytes]:
         return request(Request.CREATE, 0, body + protocol.label(1, "image"))
 
     ended, frozen = event(ENDED, protocol.NUMBER.pack(1)), event(FROZEN, protocol.NUMBER.pack(1))
-    allowed = network_policy.encode(("example.org:443", "host"), network_policy.servers(["127.0.0.1"]))
+    allowed = network_policy.encode(
+        ("example.org:443", "host"), network_policy.parse_resolvers(["127.0.0.1"])
+    )
     opened = request(Request.NETWORK, 1, allowed)
     said = event(EGRESS, protocol.REPLY.pack(7, 0, 1, 0))
     port = request(Request.CONNECT, 1, protocol.PORT.pack(80, 0))
@@ -209,7 +211,7 @@ def _requests() -> list[bytes]:
         + ended
         + request(Request.SNAPSHOT_COPY, 1),
         request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
-        create(0, memory=1) + create(Create.SHARED_NETWORK),
+        create(0, memory=1) + create(CreateFlag.SHARED_NETWORK),
         create(0) + request(Request.AUDIT, 1) * 6 + ended + request(Request.AUDIT, 1),
         create(0) + freeze + freeze + frozen + thaw + freeze + ended,
         create(0) + opened + said + opened + said + request(Request.NETWORK, 1) + said + port + ended,

@@ -68,7 +68,7 @@ async def test_directories_of_any_size(count: int) -> None:
 
 async def test_a_large_search() -> None:
     match = protocol.MATCH.pack(1, 3, 5, 0) + b"a/bline1"
-    last = protocol.MATCH.pack(2, 0, 0, protocol.Match.LAST)
+    last = protocol.MATCH.pack(2, 0, 0, protocol.MatchFlag.LAST)
     found, had = await turns(search.decode(Search("below", "x"), match * MANY + last))
     assert (len(found.matches), found.matches[-1].path, found.unseen) == (MANY, "below/a/b", 2)
     assert had >= MANY // PART

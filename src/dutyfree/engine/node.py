@@ -306,6 +306,6 @@ async def _end(launcher: Launcher) -> None:
 
 def _resolvers(addresses: tuple[str, ...]) -> tuple[network_policy.Resolver, ...]:
     try:
-        return network_policy.servers(addresses) if addresses else network_policy.host_resolvers()
+        return network_policy.parse_resolvers(addresses) if addresses else network_policy.host_resolvers()
     except ValueError as error:
         raise OptionError(f"native: resolvers: {error}") from error

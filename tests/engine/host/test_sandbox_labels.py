@@ -92,9 +92,9 @@ async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
 @pytest.mark.parametrize("labels", [{"a": 1}, {1: "a"}, {"a": None}])
 async def test_what_are_no_labels_is_refused(labels: Any) -> None:
     async with opened() as native:
-        with pytest.raises(UsageError, match="labels are texts"):
+        with pytest.raises(UsageError, match="labels are strings"):
             native.sandbox(labels=labels)
-        with pytest.raises(UsageError, match="labels are texts"):
+        with pytest.raises(UsageError, match="labels are strings"):
             await (await native.pooled()).acquire(Recipe(), labels=labels)
 
 

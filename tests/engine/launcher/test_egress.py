@@ -198,7 +198,7 @@ def test_policies_at_random(program: Path) -> None:
     chance = random.Random(8)
     launcher.sandbox()
     sound = network_policy.encode(
-        ("example.org:443", "10.0.0.0/8", "host"), network_policy.servers(["127.0.0.1"])
+        ("example.org:443", "10.0.0.0/8", "host"), network_policy.parse_resolvers(["127.0.0.1"])
     )
     for _ in range(ROUNDS):
         body = bytearray(sound)

@@ -123,14 +123,14 @@ def test_numbers_agree() -> None:
     for prefix, names in (
         ("REQUEST", Request),
         ("FRAME", Frame),
-        ("CREATE", protocol.Create),
-        ("EXIT", protocol.Exit),
-        ("SEARCH", protocol.Search),
-        ("MATCH", protocol.Match),
-        ("WATCH", protocol.Watch),
-        ("AWAIT", protocol.Await),
-        ("NETWORK", protocol.Network),
-        ("RULE", protocol.Rule),
+        ("CREATE", protocol.CreateFlag),
+        ("EXIT", protocol.ExitFlag),
+        ("SEARCH", protocol.SearchFlag),
+        ("MATCH", protocol.MatchFlag),
+        ("WATCH", protocol.WatchFlag),
+        ("AWAIT", protocol.AwaitKind),
+        ("NETWORK", protocol.NetworkFlag),
+        ("RULE", protocol.RuleKind),
     ):
         for member in names:
             found = re.search(rf"\b{prefix}_{member.name} = (\d+)", text)

@@ -1,4 +1,5 @@
-"""This machine: what the engine needs of it, what it offers, its limits, and which sandboxes live on it.
+"""This machine: what the engine requires and finds here, how many sandboxes fit, and which ones run.
 
-Start with ``requirements``. The lowest room of the engine: it imports the contract alone.
+This is the lowest room of the engine: it imports the contract only. Start with ``requirements``. ``census``
+lists sandboxes for ``dutyfree ps``; ``proc`` reads /proc for all rooms.
 """

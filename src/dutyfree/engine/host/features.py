@@ -1,4 +1,4 @@
-"""What the launcher found on this host, as it says in its first reply."""
+"""What this host offers, as the launcher reports it in its first reply."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import msgspec
 
 
 class HostFeatures(msgspec.Struct, frozen=True):
+    """Which parts of the isolation this host supports."""
+
     mode: Literal["root", "rootless"] = "root"
     cgroup: Literal["v1", "v2", "none"] = "none"
     controllers: tuple[str, ...] = ()
-    """Of ``cpu``, ``memory`` and ``pids``, those by which sandboxes are limited."""
+    """The controllers that limit sandboxes: some of ``cpu``, ``memory`` and ``pids``."""
     ids: int = 1
-    """How many user ids a sandbox has."""
+    """Number of user ids in a sandbox."""
     groups: Literal["dropped", "kept"] = "dropped"
-    """Whether a sandbox has left the groups of its owner; without root and a range of ids it cannot."""
-
+    """Whether a sandbox drops its owner's groups. Without root and without a range of ids it cannot."""
     freezer: bool = False
-    """Whether processes can be frozen, unseen by themselves."""
+    """Whether the kernel can freeze processes without their notice."""
 
     @property
     def counts_processes(self) -> bool:
-        """By a control group, or by the user, if the sandbox has but one."""
+        """Whether processes are limited: by a control group, or per user if a sandbox has one user only."""
         return "pids" in self.controllers or (self.mode == "rootless" and self.ids == 1)
 
     def losses(self) -> tuple[str, ...]:
-        """What a sandbox lacks here of what docs/security.md promises to root's."""
+        """What sandboxes lack here, compared with those of root in docs/security.md."""
         lost = [f"no limit of {name}" for name in ("cpu", "memory") if name not in self.controllers]
         if not self.counts_processes:
             lost.append("no limit of processes but the default")
@@ -44,7 +45,7 @@ class HostFeatures(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> HostFeatures:
-    """Raises ValueError on what no launcher of this version says."""
+    """Parse the launcher's report. Raises ValueError if no launcher of this version would send it."""
     words = dict(word.partition("=")[::2] for word in text.split())
     cgroup, *controllers = words.pop("cgroup", "none").split(":")
     try:
@@ -52,4 +53,4 @@ def parse(text: str) -> HostFeatures:
             {**words, "cgroup": cgroup, "controllers": controllers}, HostFeatures, strict=False
         )
     except msgspec.ValidationError as error:
-        raise ValueError(f"not what a launcher says: {text!r}") from error
+        raise ValueError(f"not the report of a launcher: {text!r}") from error

@@ -1,4 +1,7 @@
-"""A forked copy of the owner is not the owner: what ties a sandbox to it must not live on in the copy."""
+"""Close the connections to launcher and sandboxes in a forked copy of the owner.
+
+The copy must not keep them open: sandboxes end when their owner closes its sockets.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ REMEDY = "open a substrate of its own after os.fork"
 
 
 class Bound(Protocol):
-    """Something that belongs to the process that made it."""
+    """An object that belongs to the process that created it."""
 
     def orphan(self) -> None:
-        """We are in a copy: close descriptors, say so to whoever asks, and touch nothing that is shared.
+        """Called in the forked copy: close the descriptors, and refuse further use.
 
-        The event loop's selector is shared with the parent: taking a descriptor out would take it from the
-        parent too.
+        Do not touch the event loop: it shares its selector with the parent, so a descriptor removed here is
+        removed there too.
         """
         ...
 
@@ -27,7 +30,7 @@ _BOUND: weakref.WeakSet[Bound] = weakref.WeakSet()
 
 
 def bind(one: Bound) -> None:
-    """``one`` is told if it finds itself in a copy."""
+    """Call ``one.orphan`` in each forked copy of this process."""
     _register()
     _BOUND.add(one)
 

@@ -1,7 +1,7 @@
-"""What sandboxes are labelled with, for whoever looks at this machine from outside, as ``dutyfree ps`` does.
+"""Labels of sandboxes, which ``dutyfree ps`` shows.
 
-Labels are their owner's business: what runs in a sandbox sees none of them, as it would in the title of its
-init. They stand in a file in memory that the owner holds open, and end with it, however it ends.
+Processes in a sandbox cannot see its labels. The owner keeps them in a file in memory, which it holds open:
+however the owner ends, they end with it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dutyfree.engine.host import fork_guard
 
 _NAME = "dutyfree-labels"
 _LARGEST = 64 << 20
-"""Bytes that are read of it: who wrote it may be anybody."""
+"""The most bytes that are read: any process could have written the file."""
 
 ROOM = 1 << 16
-"""Bytes of sandboxes that are gone, beyond as many as of those that live, before a new file is begun."""
+"""Bytes of labels of closed sandboxes, above as many as of live ones, at which a new file is begun."""
 
 
 def check(labels: Mapping[str, str] | None) -> None:
-    """Raises UsageError for what are no labels."""
+    """Raises UsageError unless all names and values are strings."""
     if not labels:
         return
     is_sound = isinstance(labels, Mapping) and all(
         isinstance(one, str) for pair in labels.items() for one in pair
     )
     if not is_sound:
-        raise UsageError(f"labels are texts with names, not {labels!r}")
+        raise UsageError(f"labels are strings with names, not {labels!r}")
 
 
 class LabelFile:
-    """Of the sandboxes of one launcher, by their numbers. Costs nothing until one has labels."""
+    """The labels of one launcher's sandboxes, by number. There is no file until a sandbox has labels."""
 
     def __init__(self, launcher: int) -> None:
         self._name = f"{_NAME}-{launcher}"
@@ -47,18 +47,18 @@ class LabelFile:
         fork_guard.bind(self)
 
     def put(self, number: int, labels: Mapping[str, str]) -> None:
-        """Labels that were checked, of a sandbox that has none yet."""
+        """Set the labels of a sandbox, which ``check`` accepted."""
         self.drop(number)
         line = self._lines[number] = msgspec.json.encode((number, labels)) + b"\n"
         self._size += len(line)
-        with contextlib.suppress(OSError):  # a sandbox whose labels nobody sees is better than none
+        with contextlib.suppress(OSError):  # a sandbox without visible labels is better than none
             if self._file < 0 or self._written > 2 * self._size + ROOM:
                 self._begin()
             else:
                 self._append(line)
 
     def drop(self, number: int) -> None:
-        """It is gone: no number is used again, so what was told of it need not be taken back."""
+        """The sandbox is gone. Its line stays in the file: no number is used again."""
         self._size -= len(self._lines.pop(number, b""))
 
     def close(self) -> None:
@@ -69,10 +69,10 @@ class LabelFile:
     orphan = close
 
     def _begin(self) -> None:
-        """A new file: who reads the former one reads it whole."""
+        """Begin a new file, so that readers of the former one still read all of it."""
         self.close()
         self._file = os.memfd_create(self._name, os.MFD_CLOEXEC)
-        os.set_blocking(self._file, False)  # it never does
+        os.set_blocking(self._file, False)  # it never blocks; this tells the test for blocking calls
         self._written = 0
         self._append(b"".join(self._lines.values()))
 
@@ -81,14 +81,14 @@ class LabelFile:
 
 
 def read(owner: int, launcher: Iterable[int]) -> dict[int, dict[str, str]]:
-    """By number, what an owner tells of the sandboxes of a launcher with these pids, to who may look."""
+    """The labels by number of a launcher with these pids; empty if we may not look into its owner."""
     names = {f"/memfd:{_NAME}-{pid} (deleted)" for pid in launcher}
     found: dict[int, dict[str, str]] = {}
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         for file in Path(f"/proc/{owner}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
                 if os.readlink(file) in names:
-                    # What it leads to may have changed since, to a pipe that is never written to.
+                    # By now the descriptor may be another file, such as a pipe that blocks.
                     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
                         lines = (opened.read(_LARGEST) or b"").splitlines()
                     found.update(msgspec.json.decode(line, type=tuple[int, dict[str, str]]) for line in lines)

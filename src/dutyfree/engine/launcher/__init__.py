@@ -1,5 +1,6 @@
 """The Python side of the launcher, the C process that makes and ends sandboxes.
 
-``client`` starts it and sends requests, ``protocol`` has the wire format (``init/protocol.h`` for Python),
-``create`` makes a sandbox, ``handle`` freezes and ends one. This room imports ``host``.
+This room imports ``host`` only. Start with ``client``, which starts the launcher and sends requests;
+``protocol`` is ``init/protocol.h`` for Python. ``create`` creates a sandbox, ``handle`` freezes and ends one,
+``network`` and ``network_policy`` control what it reaches.
 """

@@ -1,7 +1,7 @@
-"""The launcher's owner: one process per open substrate, started once, asked over a socket.
+"""Start the launcher, one process per open substrate, and send requests to it over a socket.
 
-The socket is what ties the two: when the owner's end closes, whatever became of the owner, the launcher
-kills every sandbox, removes what it made, and exits.
+However the owner ends, its end of the socket closes. Then the launcher kills every sandbox, removes what it
+made, and exits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dutyfree.engine.launcher.protocol import Request
 BINARY = Path(__file__).parents[1] / "bin" / "dutyfree-init"
 
 _REPLY_MAX = 4096
-_PATIENCE = 30.0
+_TRIAL_SECONDS = 30.0
 _UNDO = {
     Request.CREATE: Request.DESTROY,
     Request.LAYER: Request.REMOVE_LAYER,
@@ -34,7 +34,10 @@ _UNDO = {
 
 
 class LauncherError(SubstrateError):
-    """The launcher refused, or is gone. Mapped to the phase by whoever asked."""
+    """The launcher refused a request, or is gone. Callers map it to the error of their phase.
+
+    ``number`` is an errno, or 0.
+    """
 
     phase = "create"
 
@@ -44,21 +47,23 @@ class LauncherError(SubstrateError):
 
 
 class Reply(NamedTuple):
+    """The launcher's reply to one request."""
+
     value: int
     text: bytes
     descriptors: tuple[int, ...]
 
 
-_KEEPING = (Request.SNAPSHOT_MOVE, Request.SNAPSHOT_COPY, Request.MERGE)
+_RETURNS_LAYERS = (Request.SNAPSHOT_MOVE, Request.SNAPSHOT_COPY, Request.MERGE)
 
 
 def layers_of(reply: Reply) -> tuple[int, ...]:
-    """The layers that a request kept."""
+    """The layers in the reply to a snapshot or a merge."""
     return struct.unpack_from(f"={reply.value}I", reply.text, protocol.SNAPSHOT_USAGE.size)
 
 
 class Launcher:
-    """Requests and their replies. Belongs to the event loop that it was made in."""
+    """The connection to one launcher. It belongs to the event loop in which it was created."""
 
     def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
         self._process = process
@@ -68,7 +73,7 @@ class Launcher:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._unsent: deque[tuple[bytes, int | None]] = deque()
         self._gone = ""
-        # By its number: of a socket, the loop would make a description each time.
+        # The number, not the socket: with a socket the loop builds an error text on each call.
         self._descriptor = ours.fileno()
         self._writing = False
         self._loop.add_reader(self._descriptor, self._receive)
@@ -80,7 +85,7 @@ class Launcher:
 
     @staticmethod
     def spawn(program: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """Start the process; blocks for a moment. Raises Unavailable."""
+        """Start the process. Blocks for a moment. Raises Unavailable."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -100,15 +105,15 @@ class Launcher:
 
     @staticmethod
     def trial(program: Path) -> str:
-        """Start one, greet it, let it go; blocks. What it says is wrong, or "". Raises Unavailable."""
+        """Start a launcher, greet it and end it. Returns its error or "". Blocks. Raises Unavailable."""
         process, ours = Launcher.spawn(program)
         try:
-            ours.settimeout(_PATIENCE)
+            ours.settimeout(_TRIAL_SECONDS)
             with contextlib.suppress(BrokenPipeError):
                 ours.send(protocol.REQUEST.pack(Request.HELLO, 1, 0, 0))
             try:
                 message = ours.recv(_REPLY_MAX)
-            except ConnectionResetError:  # it went without hearing us, after its last word
+            except ConnectionResetError:  # it exited before it read the request; its reply is still there
                 message = ours.recv(_REPLY_MAX)
         except OSError as error:
             return f"no answer: {error}"
@@ -124,12 +129,12 @@ class Launcher:
     async def ask(
         self, kind: Request, number: int = 0, body: bytes = b"", descriptor: int | None = None
     ) -> Reply:
-        """One request, one reply; a descriptor that goes with it stays open. Raises LauncherError."""
+        """Send a request, with a descriptor that stays open, and wait for the reply. Raises LauncherError."""
         serial, answer = self._post(kind, number, body, descriptor)
         try:
             return await answer
         except asyncio.CancelledError:
-            # The answer still comes, and what it brings must not be lost.
+            # The reply still arrives, and we must release what it creates.
             if answer.cancelled():
                 self._waiting[serial] = orphan = self._loop.create_future()
                 orphan.add_done_callback(lambda done: self._abandon(kind, done))
@@ -138,7 +143,7 @@ class Launcher:
             raise
 
     def tell(self, kind: Request, number: int) -> None:
-        """A request whose reply nobody waits for. Ignored once the launcher is gone."""
+        """Send a request without waiting for the reply. Does nothing if the launcher is gone."""
         with contextlib.suppress(LauncherError):
             _, done = self._post(kind, number, b"")
             done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -168,7 +173,7 @@ class Launcher:
                 self._writing = True
                 return
             except OSError:
-                return  # the reader learns of the end
+                return  # ``_receive`` handles the end
             self._unsent.popleft()
         if self._writing:
             self._loop.remove_writer(self._descriptor)
@@ -180,7 +185,7 @@ class Launcher:
         except (BlockingIOError, InterruptedError):
             return
         except ConnectionResetError:
-            return  # it went without hearing us; its last word, or its end, comes now
+            return  # it exited before it read all; its last message, or the end, comes next
         except OSError:
             message, descriptors = b"", []
         if not message:
@@ -203,7 +208,7 @@ class Launcher:
             waiting.set_result(Reply(value, text, tuple(descriptors)))
 
     def _abandon(self, kind: Request, answer: asyncio.Future[Reply]) -> None:
-        """Give back what a cancelled request brought."""
+        """Release what a cancelled request created."""
         if answer.cancelled() or answer.exception():
             return
         reply = answer.result()
@@ -211,7 +216,7 @@ class Launcher:
             os.close(descriptor)
         if kind in _UNDO:
             self.tell(_UNDO[kind], reply.value)
-        for layer in layers_of(reply) if kind in _KEEPING else ():
+        for layer in layers_of(reply) if kind in _RETURNS_LAYERS else ():
             self.tell(Request.REMOVE_LAYER, layer)
 
     def _lost(self, reason: str) -> None:
@@ -223,18 +228,18 @@ class Launcher:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(LauncherError(reason))
-                waiting.exception()  # an orphan's is nobody's
+                waiting.exception()  # nobody may await it any more
         self._waiting.clear()
 
     def orphan(self) -> None:
-        # The launcher goes with the owner, whatever copies there are of it.
+        # The launcher serves the original owner, not a forked copy.
         self._gone = fork_guard.FORKED
         self._waiting.clear()
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def disconnect(self) -> subprocess.Popen[bytes]:
-        """The end: the launcher cleans up and exits, which the process returned can be waited for."""
+        """Close the connection: the launcher cleans up and exits. Returns its process, to wait for."""
         self._lost("the substrate is closed")
         self._socket.close()
         return self._process

@@ -20,7 +20,7 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
-from dutyfree.engine.launcher.protocol import Create, Request, Tree
+from dutyfree.engine.launcher.protocol import CreateFlag, Request, Tree
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 DEFAULT_PIDS = 2048
@@ -157,7 +157,7 @@ def encode_request(features: HostFeatures, trees: tuple[Tree, ...], limits: Limi
         max(capacity.share_of_memory(), 2 * (limits.disk or 0)) if limits.memory is None else limits.memory
     )
     return protocol.create(
-        Create.SHARED_NETWORK if shares_network(features, limits) else 0,
+        CreateFlag.SHARED_NETWORK if shares_network(features, limits) else 0,
         trees,
         memory=memory if "memory" in features.controllers else 0,
         disk=memory // 2 if limits.disk is None else limits.disk,

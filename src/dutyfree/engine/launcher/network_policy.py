@@ -1,8 +1,8 @@
-"""What a sandbox may reach, as words, and as the bytes that the launcher takes.
+"""Network policies: parse the list of allowed hosts, and encode it for the launcher.
 
 An allow-list names hosts (``example.org``), all names below a domain (``*.example.org``; ``*`` for every
 name), addresses (``10.1.2.3``, ``10.0.0.0/8``, ``2001:db8::/32``) and ``host``, which stands for this
-machine's own loopback. Each may be bound to a port: ``example.org:443``, ``[2001:db8::1]:443``.
+machine's own loopback. Each may have a port: ``example.org:443``, ``[2001:db8::1]:443``.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from urllib.parse import urlsplit
 
 from dutyfree.contract import NetworkPolicy
 from dutyfree.engine.launcher import protocol
-from dutyfree.engine.launcher.protocol import Network, Rule
+from dutyfree.engine.launcher.protocol import NetworkFlag, RuleKind
 
 RESOLVER = "169.254.1.1"
-"""Where a sandbox asks for names: an address in its own network."""
+"""Address of the DNS server that a sandbox sees in its own network."""
 HOST = "169.254.1.2"
-"""What stands for this machine's loopback in it."""
+"""Address of this machine's loopback in a sandbox's network."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _DENYLIST = (Path(__file__).parents[1] / "init/egress/denylist.h").read_text("utf-8")
 DENIED = tuple(ipaddress.ip_network(text) for text in re.findall(r'DENIED\("(.+?)"', _DENYLIST))
-"""The networks that no sandbox reaches: the C program's own list."""
+"""The networks that no sandbox reaches, read from the C program's list."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Resolver(NamedTuple):
-    """A resolver of names that this host uses."""
+    """A DNS server that this host uses."""
 
     address: Address
     port: int = 53
 
 
 def encode(policy: NetworkPolicy | None, resolvers: Sequence[Resolver]) -> bytes:
-    """The body of a Request.NETWORK: empty for a network that is off. Raises ValueError, saying why."""
+    """The body of a Request.NETWORK; empty if the network is off. Raises ValueError with the reason."""
     if policy is None or policy == "off":
         return b""
     if isinstance(policy, str) and policy != "on":
         raise ValueError(f'the network is "off", "on", or a list of what is allowed, not {policy!r}')
     if not policy:
-        raise ValueError('an empty list allows nothing: say "off"')
+        raise ValueError('an empty list allows nothing: write "off"')
     rules = b"" if policy == "on" else b"".join(_rule(entry) for entry in policy)
     count = 0 if policy == "on" else len(policy)
-    asked = resolvers[: protocol.RESOLVERS_MAX]
-    head = protocol.NETWORK.pack(Network.ALL if policy == "on" else 0, count, len(asked))
-    packed = b"".join(protocol.RESOLVER.pack(_mapped(server.address), server.port) for server in asked)
+    used = resolvers[: protocol.RESOLVERS_MAX]
+    head = protocol.NETWORK.pack(NetworkFlag.ALL if policy == "on" else 0, count, len(used))
+    packed = b"".join(protocol.RESOLVER.pack(_mapped(server.address), server.port) for server in used)
     body = head + packed.ljust(protocol.RESOLVERS_MAX * protocol.RESOLVER.size, b"\0") + rules
     if count > protocol.RULES_MAX or len(body) > protocol.REQUEST_MAX - protocol.REQUEST.size:
-        raise ValueError(f"{count} entries are more than can be allowed ({protocol.RULES_MAX})")
+        raise ValueError(f"{count} entries are too many: at most {protocol.RULES_MAX} are allowed")
     return body
 
 
 def _rule(entry: str) -> bytes:
     if not isinstance(entry, str):
-        raise ValueError(f"{entry!r} is no host, domain or address that could be allowed")
+        raise ValueError(f"{entry!r} is not a host, domain or address")
     refuse_url(entry)
     text, port = _split(entry)
     if text == "host":
-        return protocol.RULE.pack(bytes(16), port, Rule.HOST, 0, 0)
+        return protocol.RULE.pack(bytes(16), port, RuleKind.HOST, 0, 0)
     if text == "*":
-        return protocol.RULE.pack(bytes(16), port, Rule.SUBDOMAINS, 0, 0)
+        return protocol.RULE.pack(bytes(16), port, RuleKind.SUBDOMAINS, 0, 0)
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:
@@ -75,12 +75,12 @@ def _rule(entry: str) -> bytes:
     else:
         return _address(entry, network, port)
     encoded = _name(entry, text.removeprefix("*."))
-    kind = Rule.SUBDOMAINS if text.startswith("*.") else Rule.NAME
+    kind = RuleKind.SUBDOMAINS if text.startswith("*.") else RuleKind.NAME
     return protocol.RULE.pack(bytes(16), port, kind, 0, len(encoded)) + encoded
 
 
 def refuse_url(host: str) -> None:
-    """Raises ValueError for a URL where the name of a host is wanted."""
+    """Raises ValueError if ``host`` is a URL."""
     if "://" in host:
         try:
             name = urlsplit(host).netloc.rpartition("@")[2] or "example.org"
@@ -90,7 +90,7 @@ def refuse_url(host: str) -> None:
 
 
 def _split(entry: str) -> tuple[str, int]:
-    """What stands before the port, and the port, 0 if there is none. Raises ValueError."""
+    """Split an entry into host and port; 0 is no port. Raises ValueError."""
     bracketed = re.fullmatch(r"\[([^\]]*)\](/\d+)?(?::(.*))?", entry)
     text, port = entry, None
     if bracketed:
@@ -107,13 +107,13 @@ def _split(entry: str) -> tuple[str, int]:
 def _address(entry: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network, port: int) -> bytes:
     first = network.network_address
     if isinstance(first, ipaddress.IPv6Address) and first.ipv4_mapped:
-        raise ValueError(f"{entry!r}: write addresses of IPv4 as such")
+        raise ValueError(f"{entry!r}: write it as an IPv4 address")
     if isinstance(first, ipaddress.IPv6Address) and first.scope_id:
-        raise ValueError(f"{entry!r}: only link-local addresses have a zone, and these are never in reach")
+        raise ValueError(f"{entry!r}: an address with a zone is link-local, and those are never in reach")
     if any(network.version == one.version and network.subnet_of(one) for one in DENIED):  # type: ignore[arg-type]
         raise ValueError(f"{entry!r} is never in reach of a sandbox (this machine's loopback is `host`)")
     bits = network.prefixlen + (96 if network.version == 4 else 0)
-    return protocol.RULE.pack(_mapped(first), port, Rule.ADDRESS, bits, 0)
+    return protocol.RULE.pack(_mapped(first), port, RuleKind.ADDRESS, bits, 0)
 
 
 def _mapped(address: Address) -> bytes:
@@ -125,21 +125,21 @@ def _name(entry: str, name: str) -> bytes:
     try:
         encoded = name.encode("ascii") if name.isascii() else name.encode("idna")
     except UnicodeError as error:
-        raise ValueError(f"{entry!r} is no name of a host or domain: {error}") from error
+        raise ValueError(f"{entry!r} is not the name of a host or domain: {error}") from error
     labels = encoded.decode().split(".")
     if len(encoded) > 253 or not all(_LABEL.fullmatch(label) for label in labels) or labels[-1].isdigit():
-        raise ValueError(f"{entry!r} is no name of a host or domain")
+        raise ValueError(f"{entry!r} is not the name of a host or domain")
     return encoded
 
 
-def servers(texts: Sequence[str]) -> tuple[Resolver, ...]:
-    """Resolvers as a user writes them: ``address`` or ``address:port``. Raises ValueError."""
+def parse_resolvers(texts: Sequence[str]) -> tuple[Resolver, ...]:
+    """Parse DNS servers, each ``address`` or ``address:port``. Raises ValueError."""
     split = [_split(text) for text in texts]
     return tuple(Resolver(ipaddress.ip_address(address), port or 53) for address, port in split)
 
 
 def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[Resolver, ...]:
-    """Those that this machine uses; none if it has no such file, or one that makes no sense."""
+    """The DNS servers of this machine; lines that cannot be parsed are skipped."""
     try:
         words = [line.split() for line in path.read_text(errors="replace").splitlines()]
     except OSError:
@@ -155,12 +155,12 @@ def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[Resolver, ...
 
 
 def resolver_settings(path: Path = Path("/etc/resolv.conf")) -> bytes:
-    """``/etc/resolv.conf`` of a sandbox: our resolver, and the domains that this machine looks in."""
+    """``/etc/resolv.conf`` for sandboxes: our DNS server, and the search domains of this machine."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    if os.geteuid() != 0:  # without root, a sandbox with a network is in this machine's own
+    if os.geteuid() != 0:  # without root, a sandbox shares the host's network
         return "\n".join([*lines, ""]).encode()
     search = [line for line in lines if line.split()[:1] in (["search"], ["domain"])]
     return "\n".join([f"nameserver {RESOLVER}", "options edns0", *search[-1:], ""]).encode()

@@ -1,4 +1,7 @@
-"""What ``init/protocol.h`` says, for Python: the two must be changed together, and VERSION with them."""
+"""``init/protocol.h`` for Python. Change both together, and VERSION with them.
+
+A *request* goes from the owner to the launcher, a *frame* between the owner and the init of one sandbox.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,15 @@ class Request(IntEnum):
     AUDIT = 92
 
 
-class Create(IntFlag):
+class CreateFlag(IntFlag):
     SHARED_NETWORK = 1
 
 
-class Network(IntFlag):
+class NetworkFlag(IntFlag):
     ALL = 1
 
 
-class Rule(IntEnum):
+class RuleKind(IntEnum):
     ADDRESS = 1
     NAME = 2
     SUBDOMAINS = 3
@@ -83,7 +86,7 @@ IF_OK = 0x800
 EXEC_STREAM = 1
 
 
-class Exit(IntFlag):
+class ExitFlag(IntFlag):
     TIMED_OUT = 1
     KILLED = 2
     NOT_STARTED = 4
@@ -93,46 +96,46 @@ class Exit(IntFlag):
     OOM = 64
 
 
-class Search(IntFlag):
+class SearchFlag(IntFlag):
     REGEX = 1
     NOCASE = 2
     BINARY = 4
 
 
-class Match(IntFlag):
+class MatchFlag(IntFlag):
     CUT = 1
     TRUNCATED = 2
     LAST = 4
 
 
-class Watch(IntFlag):
+class WatchFlag(IntFlag):
     RECURSIVE = 1
 
 
-class Await(IntEnum):
+class AwaitKind(IntEnum):
     FILE = 1
     SOCKET = 2
 
 
 ERROR_SPECIAL = errno.ENOTBLK
-"""The error of an operation on a pipe, a socket or a device, which are no files."""
+"""A file operation met a pipe, a socket or a device."""
 
 ERROR_KILLED = errno.EOWNERDEAD
-"""Of an operation that a process of its own does: something in the sandbox killed that one."""
+"""A process of the sandbox killed the worker process of this operation."""
 
 ERROR_NOT_ONCE = errno.EDOM
-"""Of an edit: the text stands in the file so many times, on these lines."""
+"""The text of an edit does not occur exactly once. The payload has the count and the lines."""
 
 ERROR_PATTERN = errno.EILSEQ
-"""Of a search: the regular expression is none."""
+"""The regular expression of a search is not valid."""
 
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
 LISTING_MAX = 32 << 20
 FRAME_COST = 128
-"""What a frame of output costs beyond its bytes, where these are counted: they may come one by one."""
+"""Bytes that each frame of output counts in addition to its own, since it may carry a single byte."""
 FOREVER = 1e9
-"""Seconds, which the frames can count; a longer timeout, or none that is a number, is this one."""
+"""The longest timeout in seconds that a frame can carry; longer ones and infinity become this."""
 MOUNTPOINT_MAX = 64
 LABEL_MAX = 128
 LAYERS_MAX = 32
@@ -171,14 +174,14 @@ PORT = struct.Struct("=HH")
 ENTRY = struct.Struct("=QII")
 MEMBER = struct.Struct("=QII")
 
-_SLACK = 4 << 20  # what lies in two pipes when their process ends, and the last reads
-_KEPT = struct.Struct("=8xII")
+_SLACK = 4 << 20  # what two pipes can hold when their process ends, and the last reads
+_OUTPUT_LIMITS = struct.Struct("=8xII")
 _BEFORE_EXEC = {Frame.TERMINAL: WINDOW.size, Frame.CALL: CALL_REQUEST.size}
 _COMMANDS = (Frame.EXEC, Frame.CALL, Frame.SERVICE, Frame.TERMINAL)
-_ROOM = {Frame.LIST: LISTING_MAX + _SLACK, Frame.SEARCH: LISTING_MAX + _SLACK}
+_REPLY_LIMITS = {Frame.LIST: LISTING_MAX + _SLACK, Frame.SEARCH: LISTING_MAX + _SLACK}
 
 Tree = tuple[str, tuple[int, ...]]
-"""Where it is mounted, relative to the root ("" for it), and its layers, uppermost first."""
+"""Mount point relative to the root ("" is the root itself), and layers, the uppermost first."""
 
 
 def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: int, cpu_quota: int) -> bytes:
@@ -192,27 +195,27 @@ def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: i
 
 
 def merge(own: Sequence[int], below: Sequence[int] = ()) -> bytes:
-    """The body of a Request.MERGE: layers of a tree, uppermost first, and those that they refer to."""
+    """The body of a Request.MERGE: layers of a tree, the uppermost first, and those that they refer to."""
     padding = [0] * (LAYERS_MAX - len(own) - len(below))
     return MERGE.pack(len(own) + len(below), len(own), *own, *below, *padding)
 
 
 def label(number: int, image: str) -> bytes:
-    """What follows it: how the sandbox is called among the host's processes, and since when it is one."""
-    # Of a path, the sandbox, which can read this, need not know more than the end.
+    """The end of a Request.CREATE: the title of the sandbox's init, with number, start time and image."""
+    # Only the last part of a path: processes in the sandbox can read this.
     name = image.rstrip("/").rpartition("/")[2].encode(errors="replace").replace(b"\0", b"?")
     return f"{number} {int(time.time())} ".encode() + name[: LABEL_MAX - 32] + b"\0"
 
 
-def room(kind: Frame, payload: bytes) -> int:
-    """At most so many bytes, and FRAME_COST for each frame, are said in answer to this."""
+def reply_limit(kind: Frame, payload: bytes) -> int:
+    """The most bytes, with FRAME_COST for each frame, that init may send in reply to this frame."""
     at = _BEFORE_EXEC.get(kind, 0)
     if kind in _COMMANDS and len(payload) >= at + EXEC.size:
         head: int
         tail: int
-        head, tail = _KEPT.unpack_from(payload, at)
+        head, tail = _OUTPUT_LIMITS.unpack_from(payload, at)
         return 2 * (head + tail) + (head + tail) // 64 + _SLACK
-    return _ROOM.get(kind, INLINE_MAX + _SLACK)
+    return _REPLY_LIMITS.get(kind, INLINE_MAX + _SLACK)
 
 
 def frame(kind: int, identity: int, payload: bytes = b"", flags: int = 0) -> bytes:

@@ -109,7 +109,7 @@ class Channel(PendingRequests):
     ) -> tuple[int, PendingCommand]:
         """Start a command. Closes our copy of the descriptor ``stdin``. Raises DispatchError."""
         identity, running = self._post(
-            kind, payload, stdin, PendingCommand(self._loop, protocol.room(kind, payload))
+            kind, payload, stdin, PendingCommand(self._loop, protocol.reply_limit(kind, payload))
         )
         if timeout is not None:
             self.expect(running, timeout)
@@ -214,7 +214,7 @@ class Channel(PendingRequests):
             kind,
             payload,
             descriptor,
-            PendingOperation(self._loop, protocol.room(kind, payload), kind == Frame.READ),
+            PendingOperation(self._loop, protocol.reply_limit(kind, payload), kind == Frame.READ),
         )
         if timeout is not None:
             self.expect(answer, timeout)
@@ -231,7 +231,7 @@ class Channel(PendingRequests):
         self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]
     ) -> tuple[int, PendingOperation]:
         """Start an operation that sends data before it is done. Raises DispatchError."""
-        answer = PendingOperation(self._loop, protocol.room(kind, payload))
+        answer = PendingOperation(self._loop, protocol.reply_limit(kind, payload))
         answer.on_output = on_output
         return self._post(kind, payload, None, answer)
 
@@ -249,7 +249,7 @@ class Channel(PendingRequests):
         attached: int | None = None
         for kind, payload, descriptor, flags in frames:
             identity = next(self._identities) & 0xFFFFFFFF
-            room = protocol.room(kind, payload)
+            room = protocol.reply_limit(kind, payload)
             waiting = (
                 PendingCommand(self._loop, room)
                 if kind == Frame.EXEC

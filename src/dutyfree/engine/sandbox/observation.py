@@ -16,12 +16,12 @@ from dutyfree.contract.arguments import NOT_FOUND, NOT_RUNNABLE, not_started
 from dutyfree.contract.entries import entry
 from dutyfree.contract.errors import CollectError, SpecialFile, file_error
 from dutyfree.engine.launcher import protocol
-from dutyfree.engine.launcher.protocol import Exit
+from dutyfree.engine.launcher.protocol import ExitFlag
 from dutyfree.engine.sandbox.pending import PendingCommand
 
 # Plain integers, because arithmetic with enum flags takes microseconds.
-REFUSED = int(Exit.NOT_STARTED | Exit.NO_DIRECTORY | Exit.NO_USER | Exit.NO_PROCESS)
-_TIMED_OUT, _OOM = int(Exit.TIMED_OUT), int(Exit.OOM)
+REFUSED = int(ExitFlag.NOT_STARTED | ExitFlag.NO_DIRECTORY | ExitFlag.NO_USER | ExitFlag.NO_PROCESS)
+_TIMED_OUT, _OOM = int(ExitFlag.TIMED_OUT), int(ExitFlag.OOM)
 
 PART = 2000
 """Records of an answer that are decoded before other tasks of the event loop may run."""
@@ -80,7 +80,7 @@ def _exit_code(status: int) -> int:
 def final_code(status: int, flags: int) -> int:
     """The exit code as a shell reports it, also for a command that did not start. Raises CollectError."""
     if flags & REFUSED:
-        return NOT_FOUND if status == errno.ENOENT and not flags & Exit.NO_USER else NOT_RUNNABLE
+        return NOT_FOUND if status == errno.ENOENT and not flags & ExitFlag.NO_USER else NOT_RUNNABLE
     code = _exit_code(status)
     return KILLED - code if code < 0 else code
 
@@ -94,14 +94,14 @@ def refusal(
 
 
 def _reason(command: Command, user: str | None, cwd: str | None, number: int, flags: int) -> str:
-    if flags & Exit.NO_PROCESS or number in (errno.EAGAIN, errno.ENOMEM):
+    if flags & ExitFlag.NO_PROCESS or number in (errno.EAGAIN, errno.ENOMEM):
         return f"cannot start a process in the sandbox: {os.strerror(number)}"
-    if flags & Exit.NO_USER and number == errno.EINVAL:
+    if flags & ExitFlag.NO_USER and number == errno.EINVAL:
         remedy = "ids below 65536 need root, or newuidmap and a range in /etc/subuid: see `dutyfree doctor`"
         return f"cannot run a command as {user!r}: the sandbox does not have this user id ({remedy})"
-    if flags & Exit.NO_USER:
+    if flags & ExitFlag.NO_USER:
         return f"cannot run a command as {user!r}: there is no such user in the sandbox"
-    if flags & Exit.NO_DIRECTORY:
+    if flags & ExitFlag.NO_DIRECTORY:
         return f"{cwd or 'the working directory'}: {os.strerror(number)}"
     return f"{'/bin/sh' if isinstance(command, str) else command[0]}: {os.strerror(number)}"
 

@@ -23,9 +23,9 @@ def encode(wanted: Search, located: bytes) -> bytes:
     check_search(wanted)
     words = [encoded(word, "a search") for word in (wanted.text or "", *wanted.names, *wanted.skip)]
     flags = (
-        (protocol.Search.REGEX if wanted.regex else 0)
-        | (protocol.Search.NOCASE if wanted.ignore_case else 0)
-        | (protocol.Search.BINARY if wanted.binary else 0)
+        (protocol.SearchFlag.REGEX if wanted.regex else 0)
+        | (protocol.SearchFlag.NOCASE if wanted.ignore_case else 0)
+        | (protocol.SearchFlag.BINARY if wanted.binary else 0)
     )
     head = protocol.SEARCH.pack(
         0 if wanted.timeout is None else max(1, int(min(protocol.FOREVER, wanted.timeout) * 1e9)),
@@ -67,12 +67,12 @@ async def decode(wanted: Search, data: bytes) -> Found:
             await asyncio.sleep(0)
         line, path_size, text_size, flags = protocol.MATCH.unpack_from(data, at)
         at += size
-        if flags & protocol.Match.LAST:
-            return Found(tuple(matches), bool(flags & protocol.Match.TRUNCATED), line)
+        if flags & protocol.MatchFlag.LAST:
+            return Found(tuple(matches), bool(flags & protocol.MatchFlag.TRUNCATED), line)
         path, text = data[at : at + path_size], data[at + path_size : at + path_size + text_size]
         at += path_size + text_size
         name = os.fsdecode(path)
         if wanted.path not in ("", "."):
             name = posixpath.join(wanted.path, name) if name else wanted.path
-        matches.append(Match(name, line, text, bool(flags & protocol.Match.CUT)))
+        matches.append(Match(name, line, text, bool(flags & protocol.MatchFlag.CUT)))
     raise CollectError("the sandbox sent a search result without an end")

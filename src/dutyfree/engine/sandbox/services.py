@@ -24,7 +24,7 @@ from dutyfree.contract.errors import (
 )
 from dutyfree.contract.services import Service, ServiceState
 from dutyfree.engine.launcher import protocol
-from dutyfree.engine.launcher.protocol import Await, Frame
+from dutyfree.engine.launcher.protocol import AwaitKind, Frame
 from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.commands import CommandRunner
@@ -287,7 +287,7 @@ class Services:
         if ready.line is not None:
             await process.printed
         elif ready.file is not None or ready.socket is not None:
-            kind = Await.FILE if ready.file is not None else Await.SOCKET
+            kind = AwaitKind.FILE if ready.file is not None else AwaitKind.SOCKET
             path = ready.file or ready.socket or ""
             answer = await channel.ask(
                 Frame.AWAIT, protocol.AWAIT_REQUEST.pack(kind) + self._encode_path(path)

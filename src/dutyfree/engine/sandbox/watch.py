@@ -42,7 +42,7 @@ async def watch(
     channel: Channel, located: bytes, path: str, *, recursive: bool
 ) -> AsyncIterator[AsyncIterator[Change]]:
     """Changes below ``path``, whose form for init is ``located``. Raises ActionError, CollectError."""
-    flags = protocol.Watch.RECURSIVE if recursive else 0
+    flags = protocol.WatchFlag.RECURSIVE if recursive else 0
     arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
     payload = protocol.WATCH.pack(flags, DIRECTORIES_MAX) + located
     identity, answer = channel.begin(Frame.WATCH, payload, arrived.put_nowait)
