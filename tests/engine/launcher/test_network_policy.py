@@ -103,7 +103,7 @@ def test_whole_policies() -> None:
         network_policy.encode("on", network_policy.parse_resolvers(["192.0.2.1"]))
     )
     assert (flags, count, resolvers) == (NetworkFlag.ALL, 0, 1)
-    with pytest.raises(ValueError, match='say "off"'):
+    with pytest.raises(ValueError, match='write "off"'):
         network_policy.encode((), ())
     with pytest.raises(ValueError, match="a list of what is allowed"):
         network_policy.encode("example.org", ())  # type: ignore[arg-type]
