@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.images.manifest import DIGEST
+from dutyfree.engine.images.reference import DIGEST
 from dutyfree.engine.launcher.protocol import LAYERS_MAX, TREES_MAX
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.provenance import Provenance

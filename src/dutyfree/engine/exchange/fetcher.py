@@ -25,12 +25,13 @@ from dutyfree.engine.exchange.protocol import BlobRequest, Peer
 from dutyfree.engine.images import rootfs, streams
 from dutyfree.engine.images.archives import FileSlice
 from dutyfree.engine.images.install import LayerProgress, Progress, disk_error
-from dutyfree.engine.images.streams import CHUNK, Readable
+from dutyfree.engine.images.streams import CHUNK, Readable, write_all
 from dutyfree.engine.images.unpack import UNPACKED_MAX, unpack
 from dutyfree.engine.store import provenance, squash
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.layer_lease import LayerLease
 from dutyfree.engine.store.locks import locked
+from dutyfree.engine.store.overlay import open_tree
 from dutyfree.engine.store.records import NamedSnapshot, StoredImage
 from dutyfree.engine.store.store import Store
 
@@ -285,7 +286,7 @@ class Fetcher:
                     f"the transfer was cut after {at} of {blob.size} bytes of {blob.digest}",
                     remedy="try again: it continues from what has arrived",
                 )
-            _write(part, piece)
+            write_all(part, piece)
             digest.update(piece)
             at += len(piece)
             self._progress(LayerProgress(layer.key, "downloading", at, blob.size))
@@ -302,18 +303,16 @@ class Fetcher:
         for index, blob in enumerate(layer.blobs):
             target = tree if layer.provenance is None else tree / str(index)
             target.mkdir(mode=0o755, exist_ok=True)
-            root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._progress(LayerProgress(layer.key, "unpacking", index, len(layer.blobs)))
-            with contextlib.closing(FileSlice(self._part(blob.digest), 0, blob.size)) as file:
-                cancel = self._cancel.child()
-                try:
+            blob_file = FileSlice(self._part(blob.digest), 0, blob.size)
+            cancel = self._cancel.child()
+            try:
+                with contextlib.closing(blob_file) as file, open_tree(target) as root:
                     done = unpack(streams.decompress(file), root, limit=blob.tar_size, cancel=cancel)
-                except streams.InvalidLayer as error:
-                    raise CreateError(
-                        f"the layer {layer.key} is refused: {error}", remedy="it is broken or hostile"
-                    ) from error
-                finally:
-                    os.close(root)
+            except streams.InvalidLayer as error:
+                raise CreateError(
+                    f"the layer {layer.key} is refused: {error}", remedy="it is broken or hostile"
+                ) from error
             if done.diff_id != blob.diff_id:
                 raise CreateError(
                     f"the layer {layer.key} is refused: its tar has the digest {done.diff_id}, "
@@ -354,9 +353,3 @@ def _request(blob: Blob, part: int) -> BlobRequest | None:
         os.ftruncate(part, 0)
         at = 0
     return BlobRequest(blob.digest, at) if at < blob.size else None
-
-
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]

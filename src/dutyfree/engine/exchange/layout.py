@@ -25,7 +25,7 @@ from dutyfree.engine.exchange import chains, packer
 from dutyfree.engine.exchange.chains import FORMAT_VERSION, RECIPE, Blob, LayerChain
 from dutyfree.engine.exchange.protocol import BlobRequest, join_blobs
 from dutyfree.engine.images import manifest
-from dutyfree.engine.images.archives import FileSlice, ImageFiles
+from dutyfree.engine.images.archives import REF_NAME, FileSlice, ImageFiles, blob_name
 from dutyfree.engine.images.manifest import DOCUMENT_MAX, digest_of
 from dutyfree.engine.images.streams import Readable
 from dutyfree.engine.store.cancel import CancelToken
@@ -35,7 +35,6 @@ from dutyfree.engine.store.store import Store
 
 ARTIFACT = "application/vnd.dutyfree.layers.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
-_NAME = "org.opencontainers.image.ref.name"
 _OURS = "dutyfree"
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 
@@ -74,16 +73,16 @@ class LayoutPeer:
         return join_blobs(blobs, self._open)
 
     def _open(self, digest: str) -> FileSlice:
-        if self._files.size(_blob(digest)) is None:
+        if self._files.size(blob_name(digest)) is None:
             raise CreateError(f"{self._what} is incomplete: {digest} is missing")
-        return self._files.open(_blob(digest))
+        return self._files.open(blob_name(digest))
 
     def _read(self) -> Iterator[tuple[str, LayerChain]]:
         listed = self._decode("index.json")
         try:
             for entry in listed["manifests"]:
-                found = self._decode(_blob(entry["digest"]), entry["digest"])
-                config = self._decode(_blob(found["config"]["digest"]), found["config"]["digest"])
+                found = self._decode(blob_name(entry["digest"]), entry["digest"])
+                config = self._decode(blob_name(found["config"]["digest"]), found["config"]["digest"])
                 if _OURS in config:
                     yield str(entry["digest"]), msgspec.convert(config[_OURS], LayerChain, strict=True)
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
@@ -146,7 +145,7 @@ def pack_chains(
         )
         config, found = chain_documents(described)
         result.documents.extend((found, config))
-        result.manifests.append({**found.descriptor, "annotations": {_NAME: chain.name}})
+        result.manifests.append({**found.descriptor, "annotations": {REF_NAME: chain.name}})
         for key, packed in blobs.items():
             result.blobs.update({blob.digest: packer.blob_path(store, key, blob.digest) for blob in packed})
     return result
@@ -196,12 +195,12 @@ def write_archive(contents: LayoutContents, target: BinaryIO) -> None:
     """Write a layout as one tar. The same contents give the same bytes. Raises OSError."""
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         documents = {"oci-layout": _VERSION, "index.json": index(contents.manifests)}
-        documents |= {_blob(digest_of(one.data)): one.data for one in contents.documents}
+        documents |= {blob_name(digest_of(one.data)): one.data for one in contents.documents}
         for name, data in documents.items():
             tar.addfile(_member(name, len(data)), io.BytesIO(data))
         for digest, path in contents.blobs.items():
             with open(path, "rb") as file:
-                tar.addfile(_member(_blob(digest), os.fstat(file.fileno()).st_size), file)
+                tar.addfile(_member(blob_name(digest), os.fstat(file.fileno()).st_size), file)
 
 
 def write_directory(contents: LayoutContents, target: Path) -> int:
@@ -213,13 +212,13 @@ def write_directory(contents: LayoutContents, target: Path) -> int:
     added = 0
     with locked(target / ".lock", fcntl.LOCK_EX):
         for digest, path in contents.blobs.items():
-            there = target / _blob(digest)
+            there = target / blob_name(digest)
             if not there.exists() or there.stat().st_size != path.stat().st_size:
                 with open(path, "rb") as source, replace_file(there) as file:
                     shutil.copyfileobj(source, file, 1 << 20)
                 added += path.stat().st_size
         for document in contents.documents:
-            with replace_file(target / _blob(digest_of(document.data))) as file:
+            with replace_file(target / blob_name(digest_of(document.data))) as file:
                 file.write(document.data)
         with replace_file(target / "oci-layout") as file:
             file.write(_VERSION)
@@ -235,8 +234,11 @@ def _merge_manifests(target: Path, manifests: list[dict[str, Any]]) -> list[dict
         return manifests
     try:
         existing = msgspec.json.decode(path.read_bytes())["manifests"]
-        names = {entry["annotations"][_NAME] for entry in manifests}
-        return [*[one for one in existing if one.get("annotations", {}).get(_NAME) not in names], *manifests]
+        names = {entry["annotations"][REF_NAME] for entry in manifests}
+        return [
+            *[one for one in existing if one.get("annotations", {}).get(REF_NAME) not in names],
+            *manifests,
+        ]
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise CreateError(f"{path} is not an index that can be extended: {error!r}") from error
 
@@ -273,13 +275,6 @@ def index(manifests: list[dict[str, Any]]) -> bytes:
             "annotations": {"dutyfree": str(FORMAT_VERSION)},
         }
     )
-
-
-def _blob(digest: str) -> str:
-    """The path of a blob in a layout. Raises CreateError for an invalid digest, which may be a path."""
-    if not manifest.DIGEST.fullmatch(digest):
-        raise CreateError(f"{digest[:100]!r} is not a digest", remedy="the layout is broken or hostile")
-    return f"blobs/{digest.replace(':', '/')}"
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -17,6 +17,7 @@ from dutyfree.engine.images.streams import InvalidLayer, hash_pieces, read_ahead
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.layer_lease import LayerLease, boot_id
+from dutyfree.engine.store.overlay import open_tree
 from dutyfree.engine.store.store import Store
 
 COMPRESSION_LEVEL = 3
@@ -98,21 +99,21 @@ def _pack_tree(tree: Path, target: Path, cancel: CancelToken) -> Blob:
     compressor = zstd().ZstdCompressor(level=COMPRESSION_LEVEL)
     plain, compressed = hashlib.sha256(), hashlib.sha256()
     tar_size = 0
-    root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     scratch = target / "blob"
-    try:
-        with open(scratch, "wb") as file, read_ahead(hash_pieces(pack(root), plain), cancel) as pieces:
-            for piece in pieces:
-                cancel.check()
-                tar_size += len(piece)
-                data = compressor.compress(piece)
-                compressed.update(data)
-                file.write(data)
-            data = compressor.flush()
+    with (
+        open_tree(tree) as root,
+        open(scratch, "wb") as file,
+        read_ahead(hash_pieces(pack(root), plain), cancel) as pieces,
+    ):
+        for piece in pieces:
+            cancel.check()
+            tar_size += len(piece)
+            data = compressor.compress(piece)
             compressed.update(data)
             file.write(data)
-            size = file.tell()
-    finally:
-        os.close(root)
+        data = compressor.flush()
+        compressed.update(data)
+        file.write(data)
+        size = file.tell()
     scratch.rename(target / compressed.hexdigest())
     return Blob(f"sha256:{compressed.hexdigest()}", size, f"sha256:{plain.hexdigest()}", tar_size)

@@ -15,12 +15,13 @@ import msgspec
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import manifest, streams, tar_reader
 from dutyfree.engine.images.manifest import BlobDescriptor, Configuration
+from dutyfree.engine.images.reference import DIGEST
 from dutyfree.engine.store.cancel import CancelToken
 
 _IMAGE_MEMBER = re.compile(
     r"blobs(/.*)?|index\.json|oci-layout|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?"
 )
-_REF_NAME = "org.opencontainers.image.ref.name"
+REF_NAME = "org.opencontainers.image.ref.name"
 
 
 class ImageFiles(Protocol):
@@ -191,7 +192,7 @@ def _docker(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
 def _oci(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
     read = manifest.read(_document(files, "index.json"), manifest.INDEXES[0])
     assert isinstance(read, tuple)
-    named = [e for e in read if not tag or (e.annotations or {}).get(_REF_NAME, "").endswith(tag)]
+    named = [e for e in read if not tag or (e.annotations or {}).get(REF_NAME, "").endswith(tag)]
     if not named:
         raise CreateError(f"{what} contains no image with the tag {tag}")
     if len(named) > 1 and all(entry.platform is None for entry in named):
@@ -207,19 +208,22 @@ def _oci(files: ImageFiles, what: str, tag: str) -> ArchivedImage:
     config = _verified(files, found.config)
     layers = []
     for wanted in found.layers:
-        if _size(files, _blob(wanted.digest), what) != wanted.size:
+        if _size(files, blob_name(wanted.digest), what) != wanted.size:
             raise CreateError(f"{what}: the size of the layer {wanted.digest} differs from the manifest")
-        layers.append(ArchiveLayer(_blob(wanted.digest), wanted.size, wanted.digest))
+        layers.append(ArchiveLayer(blob_name(wanted.digest), wanted.size, wanted.digest))
     return ArchivedImage(found.digest, manifest.configuration(config, len(layers)), tuple(layers))
 
 
-def _blob(digest: str) -> str:
+def blob_name(digest: str) -> str:
+    """The name of a blob's file in a layout. Raises CreateError unless it is a digest: it may be a path."""
+    if not DIGEST.fullmatch(digest):
+        raise CreateError(f"{digest[:100]!r} is not a digest", remedy="the layout is broken or hostile")
     return f"blobs/{digest.replace(':', '/')}"
 
 
 def _verified(files: ImageFiles, wanted: BlobDescriptor) -> bytes:
-    data = _document(files, _blob(wanted.digest))
-    manifest.check(data, wanted.digest, _blob(wanted.digest))
+    data = _document(files, blob_name(wanted.digest))
+    manifest.check(data, wanted.digest, blob_name(wanted.digest))
     return data
 
 

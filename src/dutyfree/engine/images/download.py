@@ -13,7 +13,7 @@ from typing import BinaryIO
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images.manifest import BlobDescriptor
 from dutyfree.engine.images.registry import RangeError, RegistryClient, TransientError
-from dutyfree.engine.images.streams import Readable
+from dutyfree.engine.images.streams import Readable, write_all
 from dutyfree.engine.store.cancel import POLL_SECONDS, CancelToken
 
 OnBytes = Callable[[int], None]
@@ -198,9 +198,7 @@ class _Part:
                     raise CreateError(
                         f"{registry.base} sends more bytes of {self._wanted.digest} than {self._wanted.size}"
                     )
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
+                write_all(self._file.fileno(), piece)
                 self._hash.update(piece)
                 self.at += len(piece)
                 self._on_bytes(self.at)

@@ -20,7 +20,7 @@ from dutyfree.engine.images.unpack import UNPACKED_MAX, unpack
 from dutyfree.engine.store import squash
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.layer_lease import LayerLease
-from dutyfree.engine.store.overlay import is_opaque
+from dutyfree.engine.store.overlay import is_opaque, open_tree
 from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
 
@@ -154,21 +154,19 @@ class ImageInstaller:
                 lambda at: progress(LayerProgress(source.key, "unpacking", at, source.size)),
                 bool(source.digest),
             )
-            root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                done = unpack(
-                    streams.decompress(counted),
-                    root,
-                    limit=self._unpacked_max,
-                    whiteouts=source.whiteouts,
-                    cancel=cancel,
-                )
+                with open_tree(tree) as root:
+                    done = unpack(
+                        streams.decompress(counted),
+                        root,
+                        limit=self._unpacked_max,
+                        whiteouts=source.whiteouts,
+                        cancel=cancel,
+                    )
             except streams.InvalidLayer as error:
                 raise CreateError(
                     f"the layer {source.key} is refused: {error}", remedy="the image is broken or hostile"
                 ) from error
-            finally:
-                os.close(root)
             if source.digest and counted.digest() != source.digest:
                 raise CreateError(
                     f"the layer {source.key} does not match the manifest: its digest is not {source.digest}",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 from typing import Any
 
 import msgspec
 
 from dutyfree.contract.errors import CreateError
+from dutyfree.engine.images.reference import DIGEST
 from dutyfree.engine.store.records import ImageSettings
 
 INDEXES = (
@@ -37,7 +37,6 @@ DOCUMENT_MAX = 4 << 20
 """Limit for the bytes of a manifest or configuration. Registries refuse larger ones too."""
 LAYERS_PER_IMAGE = 512
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 

@@ -12,7 +12,7 @@ HUB = "docker.io"
 
 _PART = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 
 
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
 def parse(text: str) -> Reference:
     """Parse and complete a reference: ``debian:12`` → ``docker.io/library/debian:12``. Raises CreateError."""
     name, at, digest = text.partition("@")
-    if at and not _DIGEST.fullmatch(digest):
+    if at and not DIGEST.fullmatch(digest):
         raise _bad(text, "its digest is not sha256: and 64 hexadecimal digits")
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost" or first != first.lower()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import lzma
+import os
 import queue
 import sys
 import threading
@@ -64,6 +65,13 @@ class _Gunzip:
     @property
     def unused_data(self) -> bytes:
         return bytes(self._inner.unused_data)
+
+
+def write_all(file: int, data: bytes | memoryview) -> None:
+    """Write to a descriptor until everything is written."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def zstd() -> Any:

@@ -28,7 +28,7 @@ from dutyfree.engine.images.archive_paths import (
     open_directory,
     parents,
 )
-from dutyfree.engine.images.streams import InvalidLayer, hash_pieces, read_ahead
+from dutyfree.engine.images.streams import InvalidLayer, hash_pieces, read_ahead, write_all
 from dutyfree.engine.images.tar_reader import ForwardReader, members
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.overlay import ACL_ATTRIBUTES, OPAQUE, is_whiteout
@@ -189,7 +189,7 @@ class _Target:
                     piece = stream.take(size)
                     if not piece:
                         raise InvalidLayer("it is truncated")
-                    _write(file, piece)
+                    write_all(file, piece)
                     size -= len(piece)
                     written += len(piece)
             if holes is not None:
@@ -362,11 +362,6 @@ def _lstat(base: bytes, parent: int) -> os.stat_result | None:
         return os.stat(base, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
-
-
-def _write(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def _nanoseconds(member: tarfile.TarInfo) -> int:

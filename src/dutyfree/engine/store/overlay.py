@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,6 +85,16 @@ def _lstat_all(directories: Iterable[Path], name: str) -> Iterator[tuple[Path, o
             yield path, path.lstat()
         except OSError:
             continue
+
+
+@contextlib.contextmanager
+def open_tree(path: Path) -> Iterator[int]:
+    """Open a layer's directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read(layers: Sequence[Path], name: str) -> bytes:
