@@ -3,10 +3,10 @@
 >>> async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
 ...     observation = await sandbox.exec("echo hello")
 
-``dutyfree.sync.open`` is the same for programs without an event loop.
+``dutyfree.sync.open`` does the same for programs without an event loop.
 """
 
-TYPE_CHECKING = False  # not typing's: that alone takes longer than all else here
+TYPE_CHECKING = False  # not from typing, which takes longer to load than this module
 if TYPE_CHECKING:
     from dutyfree import layers, recipes, sync
     from dutyfree.contract import (
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Load what is asked for when it is first asked for: so the command line is there at once."""
+        """Load a name when it is first used, so that the command line starts at once."""
         from importlib import import_module
 
         if name in _MODULES:
             return import_module(_MODULES[name])
         if name in __all__:
-            for home in ("contract", "contract.errors", "contract.services", "substrates"):
-                module = import_module(f"dutyfree.{home}")
+            for home in _HOMES:
+                module = import_module(home)
                 if hasattr(module, name):
                     return globals().setdefault(name, getattr(module, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

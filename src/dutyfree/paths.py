@@ -1,4 +1,4 @@
-"""Where dutyfree keeps what it can make again."""
+"""The cache directory: files that dutyfree can make again."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dutyfree.contract.errors import UsageError
 
 
 def cache() -> Path:
-    """The cache's root: DUTYFREE_CACHE, else dutyfree under XDG_CACHE_HOME, else under ~/.cache.
+    """The root of the cache: DUTYFREE_CACHE, or ``dutyfree`` in XDG_CACHE_HOME, or in ~/.cache.
 
-    It need not exist yet. Raises UsageError for a user without a home directory.
+    It may not exist yet. Raises UsageError for a user without a home directory.
     """
     try:
         if own := os.environ.get("DUTYFREE_CACHE"):
             return Path(own).expanduser().absolute()
         base = os.environ.get("XDG_CACHE_HOME", "")
-        # The XDG specification: a relative path there is to be ignored.
+        # The XDG specification says to ignore a relative path.
         root = Path(base) if base.startswith("/") else Path.home() / ".cache"
-    except RuntimeError as error:  # as of a container's user who has no name
+    except RuntimeError as error:  # such as a user of a container without a name
         raise UsageError(
-            f"there is no place for the cache, the user {os.getuid()} has no home directory",
+            f"no directory for the cache: the user {os.getuid()} has no home directory",
             remedy="set DUTYFREE_CACHE to a directory",
         ) from error
     return root / "dutyfree"

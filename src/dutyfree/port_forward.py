@@ -1,4 +1,4 @@
-"""Ports of sandboxes as addresses on this machine, for clients that want one: browsers, HTTP libraries."""
+"""Forward a port of a sandbox to an address on this machine, for browsers and HTTP libraries."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _CHUNK = 256 << 10
 async def forward(
     sandbox: Ports, port: int, *, host: str = "127.0.0.1", local_port: int = 0
 ) -> AsyncIterator[tuple[str, int]]:
-    """An address on this machine whose connections lead to the port of the sandbox, while the context lasts.
+    """Listen on an address of this machine, and forward each connection to a port of the sandbox.
 
-    A connection made while nobody listens in there is closed at once. Raises OSError if the local port
-    cannot be had.
+    It closes a connection at once if no process listens on the port. Raises OSError if the local port is not
+    free.
     """
     listener = await anyio.create_tcp_listener(local_host=host, local_port=local_port)
 
-    async def lead(outer: SocketStream) -> None:
+    async def serve(outer: SocketStream) -> None:
         async with outer:
-            # What fails on one side is seen on the other as an end, which is all that can be said to it.
+            # If one side fails, the other side sees the end of the stream.
             with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 async with await sandbox.connect(port) as inner:
-                    await _both_ways(outer, inner)
+                    await _relay(outer, inner)
 
     async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, lead)
+        tasks.start_soon(listener.serve, serve)
         yield host, listener.extra(SocketAttribute.local_port)  # noqa: S610
         tasks.cancel_scope.cancel()
 
 
-async def _both_ways(one: ByteStream, other: ByteStream) -> None:
+async def _relay(one: ByteStream, other: ByteStream) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_carry, one, other)
-        tasks.start_soon(_carry, other, one)
+        tasks.start_soon(_copy, one, other)
+        tasks.start_soon(_copy, other, one)
 
 
-async def _carry(source: ByteStream, sink: ByteStream) -> None:
+async def _copy(source: ByteStream, sink: ByteStream) -> None:
     with contextlib.suppress(anyio.EndOfStream):
         while True:
             await sink.send(await source.receive(_CHUNK))

@@ -593,7 +593,7 @@ async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> No
         await engine.request("POST", f"/containers/{sandbox._container}/kill")
         for _ in range(300):
             await engine.request("POST", f"/containers/{busy._container}/kill", query={"signal": "CONT"})
-        with pytest.raises(SandboxClosed, match="does not remember why") as closed:
+        with pytest.raises(SandboxClosed, match="does not know why") as closed:
             await sandbox.exec("true")
         assert verdict(closed.value) == "infrastructure"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dutyfree.substrates.local import reaper
-from dutyfree.substrates.local.reaper import BEGINNING, Census, Moment, kill_marked
+from dutyfree.substrates.local.reaper import BEGINNING, Moment, ProcessScanner, kill_marked
 
 
 def mark(name: str) -> str:
@@ -42,9 +42,9 @@ class Queue:
 
 
 def test_one_look_serves_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    census, queue = Census(), Queue()
-    monkeypatch.setattr(census, "_turn", queue)
-    threads = [threading.Thread(target=census.take, args=[Moment.now()]) for _ in range(32)]
+    scanner, queue = ProcessScanner(), Queue()
+    monkeypatch.setattr(scanner, "_turn", queue)
+    threads = [threading.Thread(target=scanner.scan, args=[Moment.now()]) for _ in range(32)]
     with queue.lock:
         for thread in threads:
             thread.start()
@@ -52,23 +52,23 @@ def test_one_look_serves_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
             assert queue.came.acquire(timeout=60)
     for thread in threads:
         thread.join()
-    assert census.looks == 1
+    assert scanner.scans == 1
 
 
 def test_a_look_under_way_is_not_shared() -> None:
     """It may have passed a process already that was started meanwhile."""
-    census = Census()
-    census._turn.acquire()
+    scanner = ProcessScanner()
+    scanner._turn.acquire()
     asked = Moment.now()
     answers: list[set[int]] = []
-    first = threading.Thread(target=lambda: answers.append({found.pid for found in census.take(asked)}))
+    first = threading.Thread(target=lambda: answers.append({found.pid for found in scanner.scan(asked)}))
     first.start()
     with marked("late") as process:
-        census._turn.release()
+        scanner._turn.release()
         first.join()
-        assert process.pid in {found.pid for found in census.take(asked)}
+        assert process.pid in {found.pid for found in scanner.scan(asked)}
         process.kill()
-    assert census.looks == 2
+    assert scanner.scans == 2
 
 
 def test_processes_are_found_by_their_mark() -> None:
@@ -139,6 +139,6 @@ def test_what_is_written_to_while_it_is_removed(tmp_path: Path, monkeypatch: pyt
 def test_no_marker_is_no_process_s() -> None:
     """What asks for none, such as a reaper that has only a directory to remove, kills no stranger."""
     found = reaper.LiveProcess(1, b"PATH=/bin\0HOME=/\0", "")
-    assert found.bears("HOME=/")
-    assert not found.bears("")
-    assert not reaper.LiveProcess(1, b"", "").bears("")
+    assert found.has("HOME=/")
+    assert not found.has("")
+    assert not reaper.LiveProcess(1, b"", "").has("")

@@ -191,12 +191,12 @@ def test_a_table_says_in_what_it_differs_from_the_default():
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        (3, "a substrate is named by a text, not 3"),
-        (None, "a substrate is named by a text, not None"),
+        (3, "the name of a substrate must be a str, not 3"),
+        (None, "the name of a substrate must be a str, not None"),
         (":x", "unknown substrate ':x'"),
         ("json:", "unknown substrate 'json:'"),
         ("json:Nope", "module 'json' has no attribute 'Nope'$"),
-        ("json:loads", "json:loads is no substrate: it has no Config"),
+        ("json:loads", "json:loads is not a substrate: it has no Config"),
     ],
 )
 def test_names_that_name_nothing(name, complaint):

@@ -1,7 +1,7 @@
-"""The registry of substrates: names to lazy import paths.
+"""The registry of substrates: it maps names to import paths, and imports a substrate when it is used.
 
-Third parties add theirs with an entry point in the group ``dutyfree.substrates``, whose value names a
-class as ``contract.Provider`` describes.
+Others add their substrates by an entry point in the group ``dutyfree.substrates``. Its value names a class as
+``contract.Provider`` describes.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ BUILT_IN = {
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }
 ANYWHERE = ("scripted",)
-"""Those of ours that need no Linux."""
+"""The built-in substrates that do not need Linux."""
 
 
 def names() -> tuple[str, ...]:
-    """Every known substrate, ours first."""
+    """All known substrates, the built-in ones first."""
     return (*BUILT_IN, *sorted(set(_entry_points()) - set(BUILT_IN)))
 
 
 def provider(name: str) -> Provider:
-    """The class behind a name, or at an import path such as ``module:Class``. Raises OptionError."""
+    """The class of a name, or of an import path such as ``module:Class``. Raises OptionError."""
     if not isinstance(name, str):
         raise OptionError(
-            f"a substrate is named by a text, not {name!r}", remedy=f"known are: {', '.join(names())}"
+            f"the name of a substrate must be a str, not {name!r}", remedy=f"known are: {', '.join(names())}"
         )
     path = BUILT_IN.get(name) or _entry_points().get(name) or (name if ":" in name.strip(":") else None)
     if path is None:
@@ -72,7 +72,7 @@ def provider(name: str) -> Provider:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError) as error:  # TypeError: of a relative path
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a relative path
         missing = path == name and isinstance(error, ImportError)
         raise OptionError(
             f"substrate {name!r} cannot be loaded from {path}: {error}",
@@ -80,13 +80,13 @@ def provider(name: str) -> Provider:
         ) from error
     if not hasattr(found, "Config"):
         raise OptionError(
-            f"{path} is no substrate: it has no Config", remedy="docs/substrates.md shows a whole one"
+            f"{path} is not a substrate: it has no Config", remedy="docs/substrates.md shows a whole one"
         )
     return cast("Provider", found)
 
 
 def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Struct]:
-    """The provider and its checked configuration. Raises OptionError."""
+    """The provider of a name and its configuration, from options. Raises OptionError."""
     found = provider(name)
     known = found.Config.__struct_fields__
     unknown = sorted(set(options) - set(known))
@@ -109,7 +109,7 @@ def configure(name: str, options: dict[str, Any]) -> tuple[Provider, msgspec.Str
 
 
 def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dict[str, Any]:
-    """The options, where a table says only in what it differs from the default of its option."""
+    """The options, with tables merged into the defaults: a table needs only the keys that differ."""
     over = dict(options)
     for field in msgspec.structs.fields(config):
         given = options.get(field.name)
@@ -134,8 +134,8 @@ def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]: .
 def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:
     """Open a substrate by name; the context gives the Substrate.
 
-    Raises OptionError at once for an unknown name or option, Unavailable at once where this is not Linux, and
-    Unavailable on entering when the substrate cannot be used on this machine.
+    The call raises OptionError for an unknown name or option, and Unavailable if a built-in substrate needs
+    Linux. Entering raises Unavailable if the substrate does not work on this machine.
     """
     _check_platform(name)
     found, config = configure(name, options)
@@ -143,7 +143,7 @@ def open(name: str, **options: Any) -> AbstractAsyncContextManager[Substrate]:
 
 
 def _check_platform(name: str) -> None:
-    """Raises Unavailable for a substrate of ours that needs Linux elsewhere."""
+    """Raises Unavailable for a built-in substrate that needs Linux, on another platform."""
     if sys.platform != "linux" and name in BUILT_IN and name not in ANYWHERE:
         raise Unavailable(
             f"the substrate {name!r} needs Linux, and this is {sys.platform}",
@@ -152,7 +152,7 @@ def _check_platform(name: str) -> None:
 
 
 async def probe(name: str, **options: Any) -> Availability:
-    """Whether the substrate could be opened here, and if not, why and how to enable it. Raises nothing."""
+    """Check whether a substrate would open here; if not, why, and how to enable it. Raises nothing."""
     try:
         _check_platform(name)
         found, config = configure(name, options)

@@ -1,18 +1,18 @@
-"""What authors of substrates need again and again. docs/substrates.md shows a whole substrate made of it.
+"""Parts for authors of substrates. docs/substrates.md shows a whole substrate that uses them.
 
 =====================  ====================================================================================
 ``Commands``           runs commands on this host; a timeout or a cancellation kills the whole process tree,
-                       also what left the session, lost its parent or emptied its environment
-``EnteredSandbox``     a whole sandbox, for who has a program of this host that runs a command in it
-``FilesByCommands``    the file methods of a sandbox, for who has only a way to run commands in it
-``Collector``          the head and the tail of a stream that may be endless, and how much was cut between
-``apply_stages``       carries out the stages of a recipe in a sandbox
-``refuse``             raises CreateError for images, services and limits that the substrate does not offer
-``require``            raises Unavailable, with the remedy, where a probe found that it cannot be used
-``closing``            closes a sandbox in any case, and raises the error that came first
-``Reaper``             removes a directory and kills marked processes when the owner dies, by SIGKILL too
-``is_alive``           whether a process, such as PID 1 of a sandbox, has not begun to end
-``remove_tree``        removes a directory tree, also one with read-only directories
+                       also processes that left the session, lost their parent or emptied their environment
+``EnteredSandbox``     a whole sandbox, if a program of this host can run a command in it (nsenter, ssh, …)
+``FilesByCommands``    the file methods of a sandbox, if you can only run commands in it
+``Collector``          keeps the head and the tail of a stream of any length, and counts the bytes between
+``apply_stages``       runs the stages of a recipe in a sandbox
+``refuse``             raises CreateError for images, services and limits that the substrate does not have
+``require``            raises Unavailable, with the remedy, if a probe found that the substrate does not work
+``closing``            closes a sandbox in any case, and raises the first error
+``Reaper``             removes a directory and kills marked processes when the owner dies, also by SIGKILL
+``is_alive``           whether a process, such as PID 1 of a sandbox, has not begun to exit
+``remove_tree``        removes a directory tree, also with read-only directories
 =====================  ====================================================================================
 """
 

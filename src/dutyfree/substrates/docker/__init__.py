@@ -1,8 +1,9 @@
-"""The ``docker`` substrate.
+"""The substrate ``docker``: one container per sandbox, over the Docker API.
 
-``reaching`` finds the engine, ``http`` speaks to it; ``execution`` runs one command, ``files`` and
-``sandbox`` make a container a sandbox of it; ``images`` turns recipes into images; ``substrate`` opens and
-creates, ``leftovers`` cleans up.
+Start with ``substrate``. ``engine`` is the HTTP client; ``execution`` runs one command; ``sandbox`` makes a
+container a sandbox; ``images`` turns recipes into images; ``export`` copies an image into the layer store;
+``gc`` removes leftovers. This room imports the contract, ``substrates.local``, ``study_image`` and the
+engine's ``layers.run_stage``, ``images`` and ``store``.
 """
 
 from dutyfree.substrates.docker.engine import socket_path

@@ -1,7 +1,7 @@
-"""The Docker Engine API over its Unix socket: HTTP/1.1 on kept connections, and nothing more of HTTP.
+"""A client of the Docker Engine API: HTTP/1.1 over its Unix socket, with kept connections.
 
-A general client cannot be used for exec: its stream takes the connection over, and ends our side of it
-while the other side still talks. So a request here is a few lines on an asyncio stream.
+A general HTTP client cannot run an exec: the exec takes over the connection, and needs one direction closed
+while the other still sends. So a request here is a few lines on an asyncio stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK = 256 << 10
 IDLE = 64
 """Connections kept for later requests."""
 API = (1, 41)
-"""The version of the Engine API that this speaks (Docker 20.10); later engines still know it."""
+"""The API version that this client uses (Docker 20.10). Newer engines still support it."""
 
 ANSWER_SECONDS = 20.0
 """How long the engine may take to answer a question. One that hangs accepts requests and never answers."""
@@ -45,15 +45,15 @@ class EngineError(Exception):
 
 
 class EngineLost(OSError):  # noqa: N818 (a state of the connection, as ConnectionResetError)
-    """The engine does not answer, or stopped in the middle of an answer."""
+    """The engine does not answer, or its answer broke off."""
 
 
 class EngineSilent(EngineLost):
-    """It took the request, and gave no answer in time."""
+    """The engine took the request, and did not answer in time."""
 
 
 class EngineResponse:
-    """The head of an answer, and the way to its body."""
+    """The head of an answer, and a reader of its body."""
 
     def __init__(self, status: int, headers: Mapping[str, str], connection: Connection) -> None:
         self.status = status
@@ -62,7 +62,7 @@ class EngineResponse:
 
     @property
     def keeps(self) -> bool:
-        """Whether the connection can be used again after the body."""
+        """Whether the connection can be reused after the body."""
         return self.headers.get("connection", "").lower() != "close" and (
             "content-length" in self.headers or self._chunked or self.status in (204, 304)
         )
@@ -72,7 +72,7 @@ class EngineResponse:
         return self.headers.get("transfer-encoding", "").lower() == "chunked"
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
+        """Yield the body as it arrives."""
         reader = self._connection.reader
         if self.status in (204, 304):
             return
@@ -93,7 +93,7 @@ class EngineResponse:
         return b"".join([piece async for piece in self.pieces()])
 
     async def message(self) -> str:
-        """The reason in the body of an error."""
+        """The message of an error."""
         body = await self.body()
         with contextlib.suppress(msgspec.DecodeError, TypeError, KeyError):
             return str(msgspec.json.decode(body)["message"]).strip()
@@ -121,28 +121,29 @@ class Connection:
         return not self.reader.at_eof() and not self.writer.is_closing()
 
     def close(self) -> None:
-        # abort, not close: nobody waits for bytes that a cancelled request has not sent yet.
+        # abort, not close: close would still send the bytes of a cancelled request.
         self.writer.transport.abort()
 
     def send(
         self, method: str, target: str, size: int, headers: Mapping[str, str], body: bytes = b""
     ) -> None:
-        """Send a request's head, and its body if it is short."""
+        """Send the head of a request, and a short body."""
         lines = [f"{method} {target} HTTP/1.1", "Host: docker", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
     async def send_file(self, file: BinaryIO) -> EngineResponse:
-        """Send a body once the engine wants it (Expect: 100-continue); the answer's head.
+        """Send a body after the engine asks for it (Expect: 100-continue). Returns the head of the answer.
 
-        An engine that refuses answers in the middle, and closes: the answer counts, not the broken pipe.
+        An engine that refuses answers before the end of the body and closes the connection. Its answer
+        counts, not the broken pipe.
         """
         response = await self.head()
         if response.status != 100:
             return response
         lost: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._pour, file)
+            tasks.start_soon(self._send_body, file)
             try:
                 response = await self.head()
             except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -152,27 +153,27 @@ class Connection:
             raise lost
         return response
 
-    async def _pour(self, file: BinaryIO) -> None:
+    async def _send_body(self, file: BinaryIO) -> None:
         with contextlib.suppress(ConnectionError):
             while piece := await anyio.to_thread.run_sync(file.read, BUFFER):
                 self.writer.write(piece)
                 await self.writer.drain()
 
     async def head(self) -> EngineResponse:
-        """The head of the answer; can be asked for again after a cancellation."""
+        """Read the head of the answer. It can be called again after a cancellation."""
         text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status_line, *rest = text.rstrip("\r\n").split("\r\n")
         protocol, status, *_ = f"{status_line} ".split(" ", 2)
         if not protocol.startswith("HTTP/1.") or not status.isdigit():
-            raise ConnectionError(f"what answers speaks no HTTP: {status_line[:80]!r}")
+            raise ConnectionError(f"the answer is not HTTP: {status_line[:80]!r}")
         fields = (line.partition(":") for line in rest)
         return EngineResponse(int(status), {name.lower(): value.strip() for name, _, value in fields}, self)
 
 
 class Engine:
-    """A Docker engine at a Unix socket. Use as an async context manager.
+    """A Docker engine at a Unix socket. Use it as an async context manager.
 
-    Every request raises EngineError for the engine's refusals and EngineLost when it does not answer.
+    Every request raises EngineError if the engine refuses, and EngineLost if it does not answer.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Engine:
         self.answer_seconds = answer_seconds
         self.remove_seconds = remove_seconds
         self.prefix = ""
-        """The API version that requests name, such as ``/v1.41``; none until negotiated."""
+        """The API version in the path of requests, such as ``/v1.41``; empty before ``negotiate``."""
         self._idle: list[Connection] = []
         self._closed = False
 
@@ -199,7 +200,7 @@ class Engine:
             self._idle.pop().close()
 
     async def connect(self) -> Connection:
-        """A connection, kept or new. Raises EngineLost."""
+        """A kept or a new connection. Raises EngineLost."""
         while self._idle:
             connection = self._idle.pop()
             if connection.alive:
@@ -211,6 +212,7 @@ class Engine:
             raise EngineLost(f"no Docker engine answers at {self.path}: {error.strerror or error}") from error
 
     def keep(self, connection: Connection) -> None:
+        """Keep a connection for a later request."""
         if connection.alive and not self._closed and len(self._idle) < IDLE:
             self._idle.append(connection)
         else:
@@ -227,7 +229,7 @@ class Engine:
         content: BinaryIO | None = None,
         size: int = 0,
     ) -> AsyncIterator[EngineResponse]:
-        """A request whose answer's body is read piece by piece."""
+        """Send a request, and read the body of its answer piece by piece."""
         target = self.prefix + quote(path)
         if query:
             target += "?" + urlencode(query, doseq=True, errors="surrogateescape")
@@ -251,7 +253,7 @@ class Engine:
             yield response
             kept = response.keeps
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise EngineLost(f"the Docker engine at {self.path} went away: {error}") from error
+            raise EngineLost(f"the Docker engine at {self.path} closed the connection: {error}") from error
         finally:
             if kept:
                 self.keep(connection)
@@ -269,7 +271,7 @@ class Engine:
         size: int = 0,
         deadline: float | None = None,
     ) -> Any:
-        """A request whose answer is JSON, or nothing. After ``deadline`` seconds raises EngineSilent."""
+        """Send a request whose answer is JSON or empty. Raises EngineSilent after ``deadline`` seconds."""
         streamed = self.stream(method, path, query=query, json=json, content=content, size=size)
         with anyio.move_on_after(deadline) as scope:
             async with streamed as response:
@@ -279,7 +281,7 @@ class Engine:
         return msgspec.json.decode(body) if body.strip() else None
 
     async def negotiate(self, wanted: tuple[int, int]) -> dict[str, Any]:
-        """Agree on an API version, as near to ``wanted`` as the engine allows; returns its version facts."""
+        """Choose the API version nearest to ``wanted`` that the engine has. Returns its version facts."""
         facts: dict[str, Any] = await self.request("GET", "/version")
         newest, oldest = (_version(facts.get(name)) or wanted for name in ("ApiVersion", "MinAPIVersion"))
         agreed = max(min(wanted, newest), oldest)
@@ -293,19 +295,19 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 
 def socket_path(host: str | None) -> str:
-    """The engine's Unix socket. Raises Unavailable for an address of another kind."""
+    """The path of the engine's Unix socket. Raises Unavailable for another kind of address."""
     address = host or os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
     path = address.removeprefix("unix://")
     if not path.startswith("/"):
         raise Unavailable(
-            f"the Docker engine's address {address!r} is no Unix socket",
+            f"the Docker engine's address {address!r} is not a Unix socket",
             remedy="give host= or DOCKER_HOST as unix:///path; forward a remote engine's socket with ssh -L",
         )
     return path
 
 
 async def meet(engine: Engine) -> dict[str, Any]:
-    """The engine's version facts. Raises Unavailable when nothing answers, or no Docker engine."""
+    """Negotiate with the engine. Returns its version facts. Raises Unavailable if none answers."""
     try:
         with anyio.fail_after(engine.answer_seconds):
             return await engine.negotiate(API)
@@ -320,13 +322,13 @@ async def meet(engine: Engine) -> dict[str, Any]:
         raise Unavailable(f"the Docker engine at {engine.path} does not answer", remedy=REMEDY) from error
     except (EngineError, msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
         raise Unavailable(
-            f"what answers at {engine.path} is no Docker engine: {error}", remedy=REMEDY
+            f"the server at {engine.path} is not a Docker engine: {error}", remedy=REMEDY
         ) from error
 
 
 @contextlib.asynccontextmanager
 async def connected(host: str | None = None) -> AsyncIterator[Engine]:
-    """The engine alone, to look at. Raises Unavailable."""
+    """A client of the engine, without a substrate. Raises Unavailable."""
     async with Engine(socket_path(host)) as engine:
         await meet(engine)
         yield engine

@@ -1,7 +1,7 @@
-"""One command in a container: exec create, a taken-over stream, exec inspect.
+"""Run one command in a container: create an exec, read its stream, inspect its end.
 
-The engine has no way to end an exec, so every command carries a mark in its environment, by which its
-processes are found and killed: children inherit it, also those that left the session.
+The Docker API cannot kill an exec. So every command has a mark in its environment, which finds its processes:
+children inherit it, also those that left the session.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dutyfree.substrates.docker.processes import KEEPER, kill_tree
 
 MARK = "DUTYFREE_EXEC"
 KILL_SECONDS = 15.0
-"""How long a killed command may take to end before its stream is given up."""
+"""How long to wait for the end of a killed command."""
 
-# In the container, when its processes cannot be seen from here: first all are stopped, lest a shell whose
-# child died go on to the next line; then killed; again until none is left.
+# Runs in the container if its processes are not visible from here. It stops all of them first, because a
+# shell whose child dies would continue with its next line; then it kills them, until none is left.
 KILL_SCRIPT = """
 hit() { [ "$2" = $$ ] || [ "$2" = 1 ] || { kill "$1" "$2" && found=1; } 2>/dev/null; }
 each() {
@@ -61,11 +61,11 @@ while [ $n -lt 50 ]; do
   n=$((n+1))
 done
 """
-"""Arguments: the mark; and, if processes without any are to go too, what the container's own is known by."""
+"""Arguments: the mark; and, to kill processes without a mark too, a word of the container's own command."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run."""
+    """A command, with its environment and limits."""
 
     command: str | tuple[str, ...]
     cwd: str
@@ -76,11 +76,11 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: int
     """Bytes kept of each stream."""
     lone: bool = False
-    """No other command was under way: when it is killed, processes without a mark are its own."""
+    """Whether no other command runs. Then processes without a mark belong to this command."""
 
 
 class Execution:
-    """Runs one ExecRequest; used once."""
+    """Runs one ExecRequest. Use it once."""
 
     def __init__(self, engine: Engine, container: str, request: ExecRequest) -> None:
         self._engine = engine
@@ -92,7 +92,7 @@ class Execution:
         self._accepted = False
         self._killers: list[str] = []
         self._frame: tuple[int, int] = (0, 0)
-        """The stream of the frame being read, and how much of it is missing."""
+        """The stream of the current frame, and how many bytes of it are missing."""
         self._streams = {1: Collector(request.output), 2: Collector(request.output)}
 
     async def run(self) -> Observation:
@@ -156,7 +156,7 @@ class Execution:
         await self._accept()
 
     async def _accept(self) -> None:
-        """The answer's head; can be taken up again after a cancellation."""
+        """Read the head of the answer. It can be called again after a cancellation."""
         assert self._connection is not None
         try:
             response = await self._connection.head()
@@ -166,7 +166,7 @@ class Execution:
             error = EngineError(response.status, await response.message())
         except (asyncio.IncompleteReadError, OSError) as lost:
             self._abandon()
-            raise DispatchError(f"the Docker engine went away: {lost}") from lost
+            raise DispatchError(f"the Docker engine closed the connection: {lost}") from lost
         self._abandon()
         if _has_ended(error):
             await self._require_running()
@@ -178,7 +178,7 @@ class Execution:
             self._connection = None
 
     async def _converse(self) -> None:
-        """Feed stdin, and read to the end of both streams."""
+        """Send stdin, and read both streams to their end."""
         if self._request.stdin is None:
             lost = await self._receive()
         else:
@@ -187,13 +187,13 @@ class Execution:
                 lost = await self._receive()
                 tasks.cancel_scope.cancel()
         if lost is not None:
-            raise ExecError(f"the Docker engine went away: {lost}") from lost
+            raise ExecError(f"the Docker engine closed the connection: {lost}") from lost
 
     async def _feed(self, data: bytes) -> None:
         assert self._connection is not None
         writer = self._connection.writer
         view = memoryview(data)
-        # The command may end without reading all: no error, as in a shell's pipe.
+        # The command may end before it has read everything. That is not an error.
         with contextlib.suppress(ConnectionError):
             for start in range(0, len(view), CHUNK):
                 writer.write(view[start : start + CHUNK])
@@ -201,7 +201,7 @@ class Execution:
             writer.write_eof()
 
     async def _receive(self) -> Exception | None:
-        """Frames of a stream number and a size, to the end; what broke it off. Can be taken up again."""
+        """Read frames to the end. Returns the error that broke them off. It can be called again."""
         assert self._connection is not None
         reader = self._connection.reader
         try:
@@ -222,23 +222,23 @@ class Execution:
             return error
 
     async def _inspect(self) -> dict[str, Any]:
-        """What the engine knows of the ended exec."""
+        """Wait until the engine knows the exit code. Returns the facts of the exec."""
         delay = 0.002
         try:
             while True:
                 facts: dict[str, Any] = await self._engine.request("GET", f"/exec/{self._exec}/json")
                 if not facts["Running"] and facts["ExitCode"] is not None:
                     return facts
-                # The streams' end and the command's end are two events, and no request awaits the second.
+                # The streams end before the command does, and no request waits for the end of the command.
                 await anyio.sleep(delay)
                 delay = min(2 * delay, 0.1)
                 if delay == 0.1:
                     await self._require_running()
         except EngineError as error:
             await self._require_running()
-            raise CollectError(f"the engine has lost the command's result: {error}") from error
+            raise CollectError(f"the Docker engine has lost the result of the command: {error}") from error
         except EngineLost as error:
-            raise ExecError(f"the Docker engine went away: {error}") from error
+            raise ExecError(f"the Docker engine closed the connection: {error}") from error
 
     async def _require_running(self) -> None:
         try:
@@ -246,12 +246,12 @@ class Execution:
         except EngineError as error:
             raise refusal(error, self._container) from error
         except EngineLost as error:
-            raise ExecError(f"the Docker engine went away: {error}") from error
+            raise ExecError(f"the Docker engine closed the connection: {error}") from error
         if not (state := facts["State"])["Running"]:
             raise await self._ended(state)
 
     async def _ended(self, state: Mapping[str, Any]) -> SandboxClosed | SandboxGone:
-        """Why the container has ended. Only what the engine knows for sure is the agent's doing."""
+        """Why the container has ended. Only if the engine is sure, it is the agent's doing."""
         name = f"the container {self._container[:12]}"
         if state.get("OOMKilled"):
             return SandboxGone(f"{name} was killed by its memory limit")
@@ -259,14 +259,14 @@ class Execution:
         if "kill" in events:
             return SandboxClosed(f"{name} was killed or stopped from outside")
         if "die" not in events:
-            return SandboxClosed(f"{name} has ended, and the Docker engine does not remember why")
+            return SandboxClosed(f"{name} has ended, and the Docker engine does not know why")
         return SandboxGone(f"{name} ended with code {state.get('ExitCode')}")
 
     async def _last_events(self) -> set[str]:
-        """Which of "kill" (a signal by the engine) and "die" it remembers.
+        """Which of the events "kill" (a signal by the engine) and "die" the engine remembers.
 
-        It keeps a few hundred events of all containers, and none after a restart. The kill comes before the
-        death: if it remembers the death and no kill, there was none.
+        It keeps a few hundred events of all containers, and none after a restart. A kill comes before the
+        death: if it remembers the death and no kill, there was no kill.
         """
         filters = json.dumps({"container": [self._container], "event": ["kill", "die"]})
         query = {"since": "1", "until": f"{time.time():.9f}", "filters": filters}
@@ -277,7 +277,7 @@ class Execution:
         return {json.loads(line)["Action"] for line in said.splitlines() if line.strip()}
 
     async def _end(self) -> dict[str, Any] | None:
-        """Kill the command, however far it came, and take what it still said."""
+        """Kill the command, in any phase, and read the rest of its output."""
         if self._connection is None:
             return None
         facts: dict[str, Any] | None = None
@@ -300,14 +300,14 @@ class Execution:
         return facts
 
     async def _killers_end(self) -> None:
-        """They would take the beginning of the next command, which bears no mark yet, for a stray."""
+        """Wait for the kill scripts: they could kill the next command, which has no mark at its start."""
         with contextlib.suppress(EngineError, EngineLost):
             for killer in self._killers:
-                while (await self._engine.request("GET", f"/exec/{killer}/json"))["Running"]:  # noqa: ASYNC110 (the engine tells only when asked)
+                while (await self._engine.request("GET", f"/exec/{killer}/json"))["Running"]:  # noqa: ASYNC110 (the engine has no event for it)
                     await anyio.sleep(0.01)
 
     async def _kill(self) -> None:
-        """Again and again: the engine may only be about to start it."""
+        """Repeat the kill, because the engine may start the command a moment later."""
         seen = 0
         delay = 0.02
         for attempt in itertools.count():
@@ -318,7 +318,7 @@ class Execution:
             delay = min(2 * delay, 0.5)
 
     async def _kill_from_here(self) -> int:
-        """Root on the engine's own host sees the container's processes."""
+        """Kill from this host. Only root on the engine's own host sees the container's processes."""
         if os.geteuid() != 0:
             return 0
         pid = 0
@@ -341,7 +341,7 @@ class Execution:
         code = facts["ExitCode"] if facts else KILLED + 9
         stdout, stderr = (self._streams[number].value() for number in (1, 2))
         if facts and facts["Pid"] == 0 and not timed_out:
-            # It never ran: the engine tells why on its stdout.
+            # The command did not run; the engine writes the reason to its stdout.
             reason = stdout.replace(b"\r\n", b"\n").decode(errors="surrogateescape").rstrip("\n")
             return not_started(reason, _unstarted(stdout), time.perf_counter() - clock.zero)
         return Observation(
@@ -357,25 +357,25 @@ class Execution:
 
 
 def _unstarted(reason: bytes) -> int:
-    """The shell's code for a program that could not be started; engines differ in theirs."""
+    """The exit code that a shell has for a program that cannot start. Engines have different ones."""
     missing = (b"executable file not found", b"no such file or directory")
     return 127 if any(text in reason.lower() for text in missing) else 126
 
 
 def _has_ended(error: EngineError) -> bool:
-    """Whether the engine says so of the container: with 409, or with 500 if it ended a moment ago."""
+    """Whether the container has ended: status 409, or 500 if it ended a moment ago."""
     return error.status == 409 or "is not running" in error.message
 
 
 def refusal(error: EngineError, container: str) -> DispatchError:
-    """The engine's refusal of an action, as the caller must see it."""
+    """The error that the caller gets if the engine refuses an action."""
     if error.status == 404 or "is not running" in error.message:
         return SandboxClosed(f"the container {container[:12]} is gone: {error}")
     return DispatchError(f"the Docker engine refused: {error}")
 
 
 class _Clock:
-    """Spans since the action was asked for."""
+    """Measures the spans of an action."""
 
     def __init__(self, zero: float) -> None:
         self.zero = zero

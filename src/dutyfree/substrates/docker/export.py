@@ -1,4 +1,4 @@
-"""An image that a Docker engine holds, for the native engine's own store."""
+"""Copy an image of a Docker engine into the layer store of the native engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dutyfree.substrates.docker.images import identify
 
 
 async def bring(name: str, kept: str | None = None, progress: Progress | None = None) -> LeasedImage:
-    """The image ``docker-daemon:name`` in the store, copied if it is not there. Raises CreateError."""
+    """Copy the image ``docker-daemon:name`` into the store, if it is not there yet. Raises CreateError."""
     reference = name.removeprefix(find.DAEMON)
     store = Store()
     try:
@@ -34,7 +34,7 @@ async def bring(name: str, kept: str | None = None, progress: Progress | None = 
     except EngineLost as error:
         raise CreateError(str(error), remedy="start the Docker engine, or pull from a registry") from error
     except EngineError as error:
-        raise CreateError(f"the Docker engine does not give {reference}: {error}") from error
+        raise CreateError(f"the Docker engine could not export {reference}: {error}") from error
 
 
 async def _copy(

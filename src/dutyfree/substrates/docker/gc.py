@@ -1,4 +1,4 @@
-"""What an opening makes bears its labels: by these it is found, and removed, also when its owner is dead."""
+"""Find and remove containers and images by their labels, also those of dead owners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REMOVE_ATTEMPTS = 6
 
 
 async def listed(engine: Engine, kind: Literal["containers", "images"], label: str) -> list[dict[str, Any]]:
-    """What bears the label."""
+    """The containers or images with the label, as the engine lists them."""
     query = {"filters": msgspec.json.encode({"label": [label]}).decode()}
     if kind == "containers":
         query["all"] = "1"
@@ -32,9 +32,9 @@ async def listed(engine: Engine, kind: Literal["containers", "images"], label: s
 
 
 async def leftovers(engine: Engine, kind: Literal["containers", "images"]) -> list[str]:
-    """The ids of what owners made that died, and their reapers with them. Raises EngineError, EngineLost.
+    """The ids of containers or images whose owner is dead. Raises EngineError, EngineLost.
 
-    Whose owner cannot be judged from here (another machine, another pid namespace) is left alone.
+    Those whose owner cannot be checked from here (another machine, another pid namespace) are skipped.
     """
 
     def orphaned(found: dict[str, Any]) -> bool:
@@ -45,7 +45,7 @@ async def leftovers(engine: Engine, kind: Literal["containers", "images"]) -> li
 
 
 async def remove_leftovers(engine: Engine) -> int:
-    """Remove them. Returns how many containers there were."""
+    """Remove the leftovers. Returns how many containers there were."""
     containers = await leftovers(engine, "containers")
     for container in containers:
         with suppress(CleanupError):
@@ -55,7 +55,7 @@ async def remove_leftovers(engine: Engine) -> int:
 
 
 async def remove(engine: Engine, container: str) -> None:
-    """Remove a container, running or not; one that is gone is fine. Raises CleanupError."""
+    """Remove a container, running or not, if it exists. Raises CleanupError."""
     delay = 0.05
     query = {"force": "1", "v": "1"}
     for attempt in range(1, REMOVE_ATTEMPTS + 1):
@@ -72,6 +72,6 @@ async def remove(engine: Engine, container: str) -> None:
                     f"the container {container[:12]} could not be removed: {error}",
                     remedy=f"once the engine works again: docker rm -f {container[:12]}",
                 ) from error
-        # The engine says "removal in progress", or is restarting: it tells of neither's end.
+        # "Removal in progress", or the engine restarts: it does not report the end of either.
         await anyio.sleep(delay)
         delay *= 2

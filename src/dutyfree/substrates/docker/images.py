@@ -1,4 +1,4 @@
-"""Images in the engine: the study's own, pulled ones, and those that the stages of a recipe make."""
+"""Images in a Docker engine: the study's image, pulled images, and images built from recipes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIGEST_LABEL = "dutyfree.digest"
 RECIPES = "dutyfree/recipe"
 TAIL = 800
-"""Bytes of a failed command's output that its error tells."""
+"""Bytes of a failed command's output in the error."""
 
 Builder = Callable[[str], AbstractAsyncContextManager[DockerSandbox]]
-"""Gives a container from an image, to build a stage in."""
+"""Gives a container of an image, to run a stage in."""
 
 
 class RecipeImages:
-    """Finds or makes the image that a recipe asks for; each at most once at a time."""
+    """Finds or builds the image of a recipe; each image is built once at a time."""
 
     def __init__(self, engine: Engine, default: str, builder: Builder, owner: str) -> None:
         self._engine = engine
@@ -39,14 +39,14 @@ class RecipeImages:
         self._owner = owner
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._found: dict[bytes, str] = {}
-        """Recipe (by names, not contents: hashing costs) → image id, for the time of this opening."""
+        """Recipe (by the names of its files, because hashing takes time) → image id."""
 
     async def of(self, recipe: Recipe) -> str:
-        """The id of the recipe's image, made if need be. Raises CreateError."""
+        """The id of the recipe's image; builds it if it is unknown. Raises CreateError."""
         return self._found.get(_name(recipe)) or await self.prepare(recipe)
 
     async def prepare(self, recipe: Recipe) -> str:
-        """The same, but looks anew whether everything is there and up to date."""
+        """The id of the recipe's image, after a check that everything is up to date. Raises CreateError."""
         try:
             found = await self._base(recipe.image or self._default)
             for number in range(1, len(recipe.stages) + 1):
@@ -54,16 +54,16 @@ class RecipeImages:
         except EngineLost as error:
             raise CreateError(str(error)) from error
         except EngineError as error:
-            raise CreateError(f"the Docker engine refused to make the image: {error}") from error
+            raise CreateError(f"the Docker engine could not build the image: {error}") from error
         self._found[_name(recipe)] = found
         return found
 
     async def path(self, image: str) -> str:
-        """The image's PATH, or what the engine gives to one that has none. Raises CreateError."""
+        """The image's PATH, or the engine's default. Raises CreateError."""
         try:
             held = await inspect(self._engine, image) or {}
         except (EngineError, EngineLost) as error:
-            raise CreateError(f"the Docker engine does not tell the image's PATH: {error}") from error
+            raise CreateError(f"the Docker engine does not answer: {error}") from error
         variables = (held.get("Config") or {}).get("Env") or ()
         return next((one[len("PATH=") :] for one in variables if one.startswith("PATH=")), PATH)
 
@@ -77,13 +77,13 @@ class RecipeImages:
                 raise CreateError(error.message, remedy=error.remedy) from error
 
     async def _stage(self, recipe: Recipe, number: int, base: str) -> str:
-        """The image of the first ``number`` stages, upon that of the ones before."""
+        """The image of the first ``number`` stages; ``base`` is the image of the stages before."""
         try:
             contents = await anyio.to_thread.run_sync(recipe.key, number)
         except OSError as error:
             raise CreateError(f"a file of stage {number} cannot be read: {error}") from error
-        # The base's id too: the same recipe upon a newer image is another image. And the owner: what one
-        # opening made goes when it is left, and nobody else may be using it.
+        # With the id of the base, because the same recipe on a newer image is another image. With the owner,
+        # because a substrate removes its images when it closes, so no other may use them.
         key = hashlib.sha256(f"{base} {contents} {self._owner}".encode()).hexdigest()[:32]
         async with self._locks[key]:
             found = await identify(self._engine, f"{RECIPES}:{key}")
@@ -130,10 +130,7 @@ def _name(recipe: Recipe) -> bytes:
 
 
 async def remove(engine: Engine, images: Sequence[str]) -> None:
-    """Remove those images that nothing is made from, and then those that were waiting for them.
-
-    Raises EngineLost.
-    """
+    """Remove images, children before their parents. Images in use stay. Raises EngineLost."""
     left = list(images)
     while left:
         refused = []
@@ -148,7 +145,7 @@ async def remove(engine: Engine, images: Sequence[str]) -> None:
 
 
 async def identify(engine: Engine, reference: str) -> str | None:
-    """The id of an image that the engine holds."""
+    """The id of an image in the engine; None if it has none."""
     facts = await inspect(engine, reference)
     return None if facts is None else str(facts["Id"])
 
@@ -164,10 +161,10 @@ async def inspect(engine: Engine, reference: str) -> dict[str, Any] | None:
 
 
 async def import_study(engine: Engine, progress: study.Progress | None = None) -> str:
-    """The id of the study's image: the engine's, unless the cache holds another build of it.
+    """Import the study's image from the cache, if the engine does not have this build. Returns its id.
 
-    An image of other making that the engine has under the name, as by ``image.from_reference``, stays;
-    unless ``image.build`` was asked for since. Raises Unavailable when it must be built and cannot be.
+    An image that ``study_image.from_reference`` has put under the name stays, unless ``study_image.build``
+    was called later. Raises Unavailable if the image must be built and cannot be.
     """
     held = await inspect(engine, study.REFERENCE)
     built = await anyio.to_thread.run_sync(study.built)
@@ -182,7 +179,7 @@ async def import_study(engine: Engine, progress: study.Progress | None = None) -
         await _messages(engine, query, progress, content=tar, size=built.size)
     found = await identify(engine, study.REFERENCE)
     if found is None:
-        raise Unavailable(f"the Docker engine did not take {built.tar}")
+        raise Unavailable(f"the Docker engine did not import {built.tar}")
     if held and held["Id"] != found:
         await remove(engine, [held["Id"]])
     return found
@@ -194,18 +191,18 @@ def _stays(held: dict[str, Any], built: study.StudyImage) -> bool:
 
 
 async def pull(engine: Engine, reference: str, progress: study.Progress | None = None) -> str:
-    """The id of an image pulled from its registry. Raises Unavailable."""
+    """Pull an image from its registry. Returns its id. Raises Unavailable."""
     name, _, tag = reference.rpartition(":")
     query = {"fromImage": reference}
     if "@" not in reference and (not name or "/" in tag):
-        query["tag"] = "latest"  # without one the engine would pull all tags
+        query["tag"] = "latest"  # without a tag the engine pulls all tags
     try:
         await _messages(engine, query, progress)
         found = await identify(engine, reference)
     except EngineError as error:
         raise Unavailable(
             f"the image {reference} is not in the Docker engine and cannot be pulled: {error}",
-            remedy="check its name and the way to its registry, or `docker load` it",
+            remedy="check its name and the connection to its registry, or `docker load` it",
         ) from error
     if found is None:
         raise Unavailable(f"the Docker engine pulled {reference}, but does not have it")
@@ -215,7 +212,7 @@ async def pull(engine: Engine, reference: str, progress: study.Progress | None =
 async def _messages(
     engine: Engine, query: dict[str, Any], progress: study.Progress | None, **content: Any
 ) -> None:
-    """Follow a creation of an image. The engine tells failures in the stream. Raises EngineError."""
+    """Create an image and report its progress. Errors are messages in the stream. Raises EngineError."""
     rest = b""
     last = ""
     async with engine.stream("POST", "/images/create", query=query, **content) as response:
@@ -239,12 +236,12 @@ async def adopt(
     builder: Builder,
     progress: study.Progress,
 ) -> str:
-    """Pull ``reference`` if need be, see that it holds the tools, and call it ``name``; returns its id.
+    """Pull ``reference`` if it is missing, check that it has the tools, and tag it ``name``. Returns its id.
 
     Raises Unavailable.
     """
     found = await identify(engine, reference) or await pull(engine, reference, progress)
-    progress(f"looking for {', '.join(tools)} in it")
+    progress(f"checking that it has {', '.join(tools)}")
     try:
         async with builder(found) as sandbox:
             for tool in tools:

@@ -1,4 +1,4 @@
-"""How often the memory limit of a container killed a process in it."""
+"""Count how often the memory limit of a container killed a process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import anyio.to_thread
 from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
 
 _HIERARCHIES = (("/sys/fs/cgroup/memory", "memory.oom_control"), ("/sys/fs/cgroup", "memory.events"))
-"""Of both versions of control groups: where they are mounted, and the file with the count."""
+"""For both versions of control groups: the mount point, and the file with the count."""
 
 
 class OutOfMemory:
-    """Counted by the container's control group where this host has it, else as the engine tells, once."""
+    """Counts kills by the container's control group, or by the engine, which reports only the first."""
 
     def __init__(self, engine: Engine, container: str, *, limited: bool) -> None:
         self._engine = engine
@@ -25,7 +25,7 @@ class OutOfMemory:
         self._count = 0
 
     async def grew(self, killed: bool) -> bool:
-        """Whether there were kills since this was last asked; ``killed``: a command was, by SIGKILL."""
+        """Whether there were kills since the last call; ``killed``: SIGKILL killed the last command."""
         if not self._limited:
             return False
         if not self._sought:
@@ -47,7 +47,7 @@ class OutOfMemory:
 
 
 def _counter(container: str, pid: object) -> Path | None:
-    """The file with the count; None if the engine is on another host, or its groups cannot be seen."""
+    """The file with the count; None if the engine is on another host, or its groups are not visible."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, place = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""The processes of a command, seen from the engine's host."""
+"""Find and kill the processes of a command in a container, from the engine's host."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dutyfree.engine.host import proc
 from dutyfree.substrates.local.reaper import kill_all
 
 KEEPER = ("sleep", "2147483647")
-"""The container's own program: it does nothing, and keeps the container."""
+"""The container's own command: it does nothing, and keeps the container running."""
 
 
 def kill_tree(variable: str, pid: int, container: str, *, strays: bool) -> int:
-    """Kill those with ``variable`` (``NAME=value``) in their environment, ``pid``, and all descendants.
+    """Kill processes with ``variable`` (``NAME=value``) in their environment, ``pid``, and all descendants.
 
-    With ``strays`` also the container's processes that bear no mark, since they emptied their
-    environment. ``pid`` counts only if it is a process of ``container``: the engine may be on another
-    machine. Returns how many were killed; blocking.
+    With ``strays`` also the container's processes without a mark, which emptied their environment. ``pid`` is
+    ignored if it is not a process of ``container``: the engine may be on another machine. Returns how many
+    were killed. Blocks.
     """
     roots = {pid} if pid and _belongs(pid, container) else set()
     return kill_all(lambda: _tree(variable.encode(), roots, container if strays else ""))

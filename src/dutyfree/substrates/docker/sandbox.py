@@ -39,10 +39,10 @@ _ARCHIVE_ERRORS = {
     "too many links": errno.ELOOP,
     "file exists": errno.EEXIST,
 }
-"""What the engine says of a path in a container, in lower case."""
+"""Parts of the engine's messages about a path, in lower case."""
 
 TOOL_OUTPUT = 1 << 30
-"""So much of what a tool in the container prints is kept: a file, or a list, may have no end."""
+"""How many bytes of the output of a tool are kept: a file, or a listing, may be endless."""
 
 SPOOL = 8 << 20
 """Archives above this size go through a file on disk."""
@@ -85,7 +85,7 @@ class DockerSandbox(FilesByCommands):
         return self._spans
 
     def close(self) -> None:
-        """From now on every use raises SandboxClosed."""
+        """From now on every method raises SandboxClosed."""
         self._closed = True
 
     async def exec(
@@ -121,7 +121,7 @@ class DockerSandbox(FilesByCommands):
     async def upload(self, source: Path, path: str) -> None:
         self._require_open()
         encoded_path(path)
-        # From the root on, so that the engine makes missing parents and takes links that lead upwards.
+        # Relative to the root, so that the engine makes missing parents and follows links upwards.
         name = posixpath.normpath(self._absolute(path)).lstrip("/")
         async with _spool() as spool:
             await anyio.to_thread.run_sync(pack, source, name, spool)
@@ -157,19 +157,19 @@ class DockerSandbox(FilesByCommands):
         return tuple(links.left_out)
 
     async def pause(self) -> None:
-        await self._order("pause")
+        await self._post("pause")
 
     async def resume(self) -> None:
-        await self._order("unpause")
+        await self._post("unpause")
 
     @property
     def _archive(self) -> str:
         return f"/containers/{self._container}/archive"
 
-    async def _order(self, order: str) -> None:
+    async def _post(self, operation: str) -> None:
         self._require_open()
         try:
-            await self._engine.request("POST", f"/containers/{self._container}/{order}")
+            await self._engine.request("POST", f"/containers/{self._container}/{operation}")
         except EngineError as error:
             raise refusal(error, self._container) from error
         except EngineLost as error:
@@ -184,12 +184,12 @@ class DockerSandbox(FilesByCommands):
         try:
             return await Execution(self._engine, self._container, request).run()
         except SandboxGone as error:
-            self._gone = error  # the engine forgets why
+            self._gone = error  # the engine forgets the reason
             raise
         except (DispatchError, CollectError) as error:
-            # Whatever broke, the reason was that it was closed meanwhile.
+            # Whatever failed, the cause was that the sandbox was closed.
             if self._closed and not isinstance(error, SandboxClosed):
-                raise SandboxClosed(f"the sandbox {self.id} was closed meanwhile") from error
+                raise SandboxClosed(f"the sandbox {self.id} was closed while the action ran") from error
             raise
         finally:
             self._running -= 1
@@ -198,7 +198,7 @@ class DockerSandbox(FilesByCommands):
         return posixpath.join(WORKDIR, path)
 
     def _named(self, path: str) -> str:
-        """With a last name of its own, by which the engine calls the top of an archive."""
+        """An absolute path with a last name, which the engine gives to the top of an archive."""
         absolute = self._absolute(path)
         return posixpath.normpath(absolute) if posixpath.basename(absolute) in ("", ".") else absolute
 
@@ -210,7 +210,7 @@ class DockerSandbox(FilesByCommands):
 
     def _archive_error(self, error: EngineError, path: str) -> Exception:
         message = error.message.lower()
-        # A missing path is "no such container:path: ..." to some engines.
+        # Some engines call a missing path "no such container:path: ...".
         if error.status == 404 and "no such container: " in message:
             return refusal(error, self._container)
         if error.status == 404:

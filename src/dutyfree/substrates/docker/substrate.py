@@ -1,4 +1,4 @@
-"""Docker: the real engine over its API socket, the way a careful user would do it."""
+"""The substrate ``docker``: opening an engine, and creating containers."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ CREATE_SECONDS = 120.0
 
 
 class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the engine is, and what its sandboxes are made from."""
+    """The options of ``docker``."""
 
     host: str | None = None
-    """Its Unix socket; by default DOCKER_HOST, else /var/run/docker.sock."""
+    """The engine's Unix socket; by default DOCKER_HOST, else /var/run/docker.sock."""
     image: str = study.REFERENCE
-    """What a recipe without an image starts from: the study's own, built and imported when missing."""
+    """The image of a recipe without one; by default the study's image, which is built if it is missing."""
     network: str = "bridge"
     """The network of sandboxes whose network is on."""
     runtime: str | None = None
     """One of the engine's runtimes, such as runsc; None is its default."""
     init: bool = True
-    """A tiny init as PID 1, which reaps what commands leave behind."""
+    """Whether Docker's init is PID 1. It reaps the processes that commands leave behind."""
     answer_seconds: float = ANSWER_SECONDS
     """How long the engine may take to answer a question."""
     remove_seconds: float = REMOVE_SECONDS
     """How long the engine may take to remove a container or an image."""
 
     def engine(self) -> Engine:
-        """The client of the engine. Raises Unavailable for an address that is no Unix socket."""
+        """A client of the engine. Raises Unavailable if the address is not a Unix socket."""
         path = socket_path(self.host)
         return Engine(path, answer_seconds=self.answer_seconds, remove_seconds=self.remove_seconds)
 
 
 class Docker:
-    """The provider: a Config, entered to open the engine."""
+    """The provider of ``docker``: entering it opens the engine and gives a DockerSubstrate."""
 
     summary: ClassVar[str] = "containers of a Docker engine, over its API socket"
     Config: ClassVar[type[msgspec.Struct]] = DockerConfig
@@ -99,7 +99,7 @@ class Docker:
         except Unavailable as error:
             return Availability(False, error.message, error.remedy)
         except (EngineError, EngineLost, TimeoutError) as error:
-            return Availability(False, f"the Docker engine does not answer well: {error}", REMEDY)
+            return Availability(False, f"the Docker engine does not work: {error}", REMEDY)
         if held:
             state = f"image {config.image} is there"
         else:
@@ -108,7 +108,7 @@ class Docker:
 
 
 class DockerSubstrate:
-    """An opened engine."""
+    """An open engine."""
 
     name = "docker"
 
@@ -130,7 +130,7 @@ class DockerSubstrate:
 
     @property
     def owner(self) -> str:
-        """The label, ``name=value``, of everything that this opening makes."""
+        """The label, ``name=value``, of everything that this substrate makes."""
         return f"{OWNER}={self._labels[OWNER]}"
 
     @property
@@ -158,7 +158,7 @@ class DockerSubstrate:
             yield sandbox
 
     def _builder(self, image: str) -> AbstractAsyncContextManager[DockerSandbox]:
-        """A container to build in: with the network, as image builds have it."""
+        """A container to run a stage in, with network, as in an image build."""
         return self._container(image, Limits(network="on"), {}, "stage")
 
     @contextlib.asynccontextmanager
@@ -174,7 +174,7 @@ class DockerSubstrate:
         zero = clock()
         body = self._body(image, limits, {**labels, **self._labels, ROLE: role})
         container = await self._create(body)
-        well = False
+        succeeded = False
         try:
             created = clock()
             await self._start(container)
@@ -182,26 +182,26 @@ class DockerSubstrate:
             sandbox = DockerSandbox(self._engine, container, limits, variables, spans)
             try:
                 yield sandbox
-                well = True
+                succeeded = True
             finally:
                 sandbox.close()
         finally:
-            # What failed before counts: a container that is left then goes when the engine is closed.
-            with anyio.CancelScope(shield=True), nullcontext() if well else suppress(CleanupError):
+            # An earlier error passes. A container that is left is removed when the substrate closes.
+            with anyio.CancelScope(shield=True), nullcontext() if succeeded else suppress(CleanupError):
                 await remove(self._engine, container)
 
     async def _create(self, body: dict[str, Any]) -> str:
-        """A container, not started. A cancellation waits for the engine's answer, and then removes it."""
+        """Create a container. A cancellation waits for the engine's answer, then removes the container."""
         container = ""
         try:
             with anyio.CancelScope(shield=True), anyio.fail_after(CREATE_SECONDS):
                 container = (await self._engine.request("POST", "/containers/create", json=body))["Id"]
             await anyio.lowlevel.checkpoint_if_cancelled()
         except EngineError as error:
-            raise CreateError(f"the Docker engine made no container: {error}") from error
+            raise CreateError(f"the Docker engine could not create the container: {error}") from error
         except (EngineLost, TimeoutError) as error:
             raise CreateError(
-                f"the Docker engine made no container: {error or 'no answer'}", remedy=REMEDY
+                f"the Docker engine could not create the container: {error or 'no answer'}", remedy=REMEDY
             ) from error
         except BaseException:
             if container:
@@ -221,7 +221,8 @@ class DockerSubstrate:
     def _body(self, image: str, limits: Limits, labels: dict[str, str]) -> dict[str, Any]:
         if isinstance(limits.network, tuple):
             raise CreateError(
-                "docker cannot limit the network to a list", remedy='say "on" or "off", or use native'
+                "docker cannot limit the network to a list",
+                remedy='use "on" or "off", or the substrate native',
             )
         host: dict[str, Any] = {
             "NetworkMode": self._config.network if limits.network == "on" else "none",
@@ -237,7 +238,7 @@ class DockerSubstrate:
         if limits.pids is not None:
             host["PidsLimit"] = limits.pids
         if limits.disk is not None:
-            # The engine refuses by itself where its storage cannot enforce this.
+            # The engine refuses this if its storage driver cannot enforce it.
             host["StorageOpt"] = {"size": str(limits.disk)}
         return {
             "Image": image,
@@ -251,7 +252,7 @@ class DockerSubstrate:
         }
 
     async def sandboxes(self) -> list[str]:
-        """The ids of those that exist now, as the engine sees it. Raises EngineError, EngineLost."""
+        """The ids of the sandboxes that exist now. Raises EngineError, EngineLost."""
         found = await listed(self._engine, "containers", self.owner)
         return [each["Id"][:12] for each in found if each["Labels"].get(ROLE) == "sandbox"]
 
@@ -260,7 +261,7 @@ class DockerSubstrate:
             info = await self._engine.request("GET", "/info")
             held = await images.inspect(self._engine, await self._images.of(Recipe())) or {}
         except (EngineError, EngineLost) as error:
-            raise CreateError(f"the Docker engine tells no facts: {error}") from error
+            raise CreateError(f"the Docker engine does not answer: {error}") from error
         runtime = self._config.runtime or info.get("DefaultRuntime", "")
         parts = {part["Name"]: part["Version"] for part in self._version.get("Components", ())}
         facts = {
@@ -306,7 +307,7 @@ async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
 
 
 async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) -> None:
-    """Every sandbox is gone by now, unless its removal failed; then the reaper tries on."""
+    """Remove what is left. If that fails, the reaper goes on trying."""
     try:
         for container in await listed(engine, "containers", substrate.owner):
             await remove(engine, container["Id"])
@@ -319,7 +320,7 @@ async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) ->
 
 
 async def _gateway(engine: Engine, network: str) -> str | None:
-    """This host's address on the network, as its containers see it."""
+    """This host's address on the network, as containers see it."""
     try:
         facts = await engine.request("GET", f"/networks/{network}", deadline=engine.answer_seconds)
     except EngineError:
@@ -335,9 +336,12 @@ async def _gateway(engine: Engine, network: str) -> str | None:
 async def adopt_image(
     reference: str, name: str, tools: tuple[str, ...], *, host: str | None, progress: study.Progress
 ) -> str:
-    """Have the engine pull ``reference``, check it, and call it ``name``; its id. Raises Unavailable."""
+    """Pull ``reference``, check that it has the tools, and tag it ``name``. Returns its id.
+
+    Raises Unavailable.
+    """
     async with _opened(DockerConfig(host=host)) as substrate:
         try:
             return await images.adopt(substrate._engine, reference, name, tools, substrate._builder, progress)
         except (EngineError, EngineLost) as error:
-            raise Unavailable(f"the Docker engine could not take {reference}: {error}") from error
+            raise Unavailable(f"the Docker engine could not use {reference}: {error}") from error

@@ -1,4 +1,5 @@
-"""What substrates on this machine share: commands, the reaper, owners, edits, lifecycles.
+"""Parts that several substrates share: commands on this host, files by commands, owners, the reaper.
 
-Start with ``command``. This room imports the contract alone.
+Start with ``command``. ``reaper`` also runs as a process of its own. This room imports the contract and
+``engine.host.proc``.
 """

@@ -16,7 +16,7 @@ from dutyfree.contract.errors import ActionError, PathForbidden, SpecialFile
 
 
 def pack(source: Path, name: str, target: BinaryIO) -> None:
-    """Write a tar of ``source``, called ``name`` in it, all owned by root.
+    """Write a tar archive of ``source``, whose name in it is ``name``; root owns everything.
 
     Devices, sockets and pipes are left out. Raises SpecialFileError if the source itself is one.
     """
@@ -30,18 +30,17 @@ def pack(source: Path, name: str, target: BinaryIO) -> None:
             raise local_special(source)
         return None
 
-    # GNU's format keeps names as bytes, so that those which are not UTF-8 survive.
+    # The GNU format keeps names as bytes, also those that are not UTF-8.
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
         tar.add(source, arcname=name, filter=owned)
 
 
 def unpack(source: BinaryIO, target: Path, admitted: Links) -> None:
-    """Put the tree of an engine's archive, whatever its top is called, at exactly ``target``.
+    """Unpack an archive to exactly ``target``; the name of its top directory does not matter.
 
-    Nothing is written outside: names with ``..`` are refused; a link that stands at the target or below
-    is replaced, never followed; and the archive's own links are made last, when nothing can be written
-    through them any more. Devices, sockets and pipes are left out. Raises SpecialFileError if the top is
-    one.
+    Nothing is written outside of ``target``: names with ``..`` are refused; an existing link at the target or
+    below is replaced, never followed; and the links of the archive are made last, so that nothing is written
+    through them. Devices, sockets and pipes are left out. Raises SpecialFileError if the top is one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     links: list[tuple[Path, str]] = []
@@ -52,7 +51,7 @@ def unpack(source: BinaryIO, target: Path, admitted: Links) -> None:
                 _unpack_member(tar, member, target, directories, links)
             except OSError as error:
                 if isinstance(error, ActionError) or not directories:
-                    raise  # the target itself, which the program chose
+                    raise  # the target itself, which the caller chose
                 raise unpackable(error, member.name) from error
     for path, mode in reversed(directories.items()):
         path.chmod(mode & 0o777)
@@ -91,13 +90,13 @@ def _unpack_member(
 
 
 def _place(name: str, target: Path, directories: Mapping[Path, int]) -> Path:
-    """Where a member goes: the target, or in a directory that this archive has made."""
+    """The path of a member: the target, or a path in a directory that this archive made."""
     parts = PurePosixPath(posixpath.normpath(name)).parts
     if not parts or name.startswith("/") or ".." in PurePosixPath(name).parts:
-        raise PathForbidden(errno.EPERM, name, "the archive holds a name that leads out of it")
+        raise PathForbidden(errno.EPERM, name, "the archive has a name that points out of it")
     path = target.joinpath(*parts[1:])
     if path != target and path.parent not in directories:
-        raise PathForbidden(errno.EPERM, name, "the archive holds a name below none of its directories")
+        raise PathForbidden(errno.EPERM, name, "the archive has a name that is in none of its directories")
     return path
 
 

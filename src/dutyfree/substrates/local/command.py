@@ -1,8 +1,8 @@
-"""One command on this host, driven by the event loop: no thread, no wait for what it left behind.
+"""Run a command on this host from the event loop, without a thread.
 
-The kernel tells the end of the process by its pidfd, and not by the end of its output, so a child in
-the background does not hold the call. Children inherit a mark in their environment, by which the whole
-tree can be found and killed even where it left the process group.
+A pidfd reports the end of the process, so a child in the background that keeps the output open does not delay
+the result. Children inherit a mark in their environment. It finds the whole process tree, also processes that
+left the process group.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _CHUNK = 1 << 18
 
 
 class Commands:
-    """Runs the commands of one sandbox on this host, and kills each with all of its descendants.
+    """Runs the commands of one sandbox on this host, and can kill each with all its descendants.
 
-    ``sandbox`` is its id; ``directory`` is its own, in which nothing but its commands works. Each command
-    gets two variables that its children inherit: ``mark``, and one of its own. By these they are found
-    after they left the session or lost their parent. A process that also emptied its environment is found
-    by its working directory, if that is in ``directory``.
+    ``sandbox`` is the id of the sandbox; ``directory`` is a directory that only its commands use. Each
+    command gets two variables that its children inherit: ``mark``, and one of its own. They find processes
+    that left the session or lost their parent. The working directory finds processes that emptied their
+    environment, if it is in ``directory``.
     """
 
     def __init__(self, sandbox: str, directory: str) -> None:
         self._sandbox = sandbox
         self.mark = {"DUTYFREE_SANDBOX": sandbox}
-        """Give it to further processes that ``kill`` shall find."""
+        """The variable to give to other processes that ``kill`` must find."""
         self._directory = directory
         self._since = Moment.now()
         self._numbers = itertools.count(1)
@@ -63,9 +63,9 @@ class Commands:
         user: str | None = None,
         output: int = sys.maxsize,
     ) -> Observation:
-        """Run to the end, the timeout or the cancellation; ``output`` bytes of each stream are kept.
+        """Run a command to its end, its timeout or a cancellation; keep ``output`` bytes of each stream.
 
-        Raises DispatchError if it cannot be started, and ExecError if it cannot be watched.
+        Raises DispatchError if no process can start, and ExecError if the process cannot be watched.
         """
         mark = f"{self._sandbox}-{next(self._numbers)}"
         self._running += 1
@@ -76,7 +76,7 @@ class Commands:
                 env={**env, **self.mark, "DUTYFREE_EXEC": mark},
                 mark=f"DUTYFREE_EXEC={mark}",
                 since=self._since,
-                # Beside another command a process without a mark could be that one's.
+                # While another command runs, a process without a mark could belong to that one.
                 strays=self._directory if self._running == 1 else "",
                 stdin=stdin,
                 timeout=timeout,
@@ -87,7 +87,7 @@ class Commands:
             self._running -= 1
 
     def kill(self) -> int:
-        """Kill all that still runs of the sandbox. Returns how many processes; blocks."""
+        """Kill all processes of the sandbox. Returns how many. Blocks."""
         return kill_marked(f"DUTYFREE_SANDBOX={self._sandbox}", self._since, self._directory)
 
 
@@ -104,10 +104,10 @@ async def run(
     user: str | None,
     output: int,
 ) -> Observation:
-    """Run to the end, the timeout or the cancellation; nothing of its tree outlives the last two.
+    """Run a command to its end, its timeout or a cancellation; the last two kill its whole process tree.
 
-    ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has; ``since`` and ``strays``
-    are for ``reaper.kill_marked``. Raises DispatchError, and ExecError if it cannot be watched.
+    ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has. ``since`` and ``strays`` are
+    arguments of ``reaper.kill_marked``. Raises DispatchError, and ExecError if it cannot be watched.
     """
     asked = perf_counter()
     streams = _Streams(output, stdin)
@@ -117,7 +117,7 @@ async def run(
         spawned = perf_counter()
         streams.listen()
         timed_out = await _finish(process, partial(kill_marked, mark, since, strays), timeout)
-        # The kernel's word on the end arrives here; the rest of the output is in the pipes already.
+        # The process has ended, so the rest of its output is already in the pipes.
         ended = perf_counter()
         streams.drain()
     except _NotStarted as error:
@@ -128,6 +128,8 @@ async def run(
 
 
 class _NotStarted(Exception):  # noqa: N818 (internal; a result, not an error)
+    """The command cannot start, for a reason that the caller gets as an observation."""
+
     def __init__(self, exit_code: int, reason: str) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
@@ -135,7 +137,7 @@ class _NotStarted(Exception):  # noqa: N818 (internal; a result, not an error)
 
 
 class _Streams:
-    """The pipes of one command: collects its output, feeds its input."""
+    """The pipes of one command: they collect its output and send its input."""
 
     def __init__(self, output: int, stdin: bytes | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -148,7 +150,7 @@ class _Streams:
         self.child_stdin: int | None = None
 
     def make(self) -> None:
-        """Make the pipes; ``close`` them in any case. Raises DispatchError."""
+        """Make the pipes. Call ``close`` in any case. Raises DispatchError."""
         try:
             out, self.child_stdout = self._pipe()
             err, self.child_stderr = self._pipe()
@@ -167,7 +169,7 @@ class _Streams:
         return ends
 
     def listen(self) -> None:
-        """The command has its ends: keep only ours, and watch them."""
+        """Close the command's ends of the pipes, and watch ours."""
         self._close(self.child_stdout, self.child_stderr)
         if self.child_stdin is not None:
             self._close(self.child_stdin)
@@ -177,7 +179,7 @@ class _Streams:
             self._loop.add_writer(self._writer, self._write, self._writer)
 
     def _read(self, fd: int) -> int:
-        """Read once; the count, 0 when there is nothing more to come or nothing now."""
+        """Read once. Returns the number of bytes; 0 at the end, or if nothing is there now."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -195,12 +197,12 @@ class _Streams:
             try:
                 self._input = self._input[os.write(fd, self._input[:_CHUNK]) :]
             except OSError:
-                self._input = self._input[:0]  # it does not read any more
+                self._input = self._input[:0]  # the command does not read any more
         if not self._input:
             self._close(fd)
 
     def drain(self) -> None:
-        """Take what the ended command had written: at most what a pipe holds, a child may write on."""
+        """Read what the ended command wrote: at most the size of the pipe, because a child may go on."""
         for fd in self._readers:
             if fd not in self._open:
                 continue
@@ -212,7 +214,7 @@ class _Streams:
         self._close(*self._open)
 
     def _close(self, *fds: int) -> None:
-        """Close those still open: the number of a closed one may be another command's by now."""
+        """Close those that are open: the number of a closed one may already belong to another command."""
         for fd in fds:
             if fd in self._open:
                 self._open.discard(fd)
@@ -262,7 +264,7 @@ def _identity(user: str) -> dict[str, object]:
 
 
 async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout: float | None) -> bool:
-    """Wait for the process; True if it had to be killed for its time."""
+    """Wait for the end of the process. Returns whether the timeout killed it."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     try:
@@ -294,7 +296,7 @@ async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout:
 def _destroy(process: subprocess.Popen[bytes], kill: partial[int]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):  # what was lacking to watch it may be lacking here too
+    with contextlib.suppress(OSError):  # the resource that was missing may still be missing
         kill()
     process.wait()
 
@@ -336,6 +338,6 @@ def _observe(
 
 
 def _peak(resources: resource.struct_rusage) -> int | None:
-    # Until its exec a child shares our memory, and the kernel counts that as its own peak.
+    # Until exec a child shares our memory, which the kernel counts in its peak. Then the peak is unknown.
     ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return resources.ru_maxrss << 10 if resources.ru_maxrss > ours else None

@@ -1,11 +1,6 @@
-"""Files of a container: small shell scripts for single files, tar archives for trees.
+"""The file methods of a sandbox by shell scripts that run in it.
 
-``FilesByCommands`` does all of it by scripts, for substrates that have nothing but commands.
-
-Both cost the engine about the same, some 45 ms; a script sees what the container's programs see (mounts,
-links, permissions), an archive does not need the container's tools.
-
-A script that cannot do its work exits with ERRNO + the error's number, whence the right OSError is made.
+A script that fails exits with ERRNO + the number of the error, from which the right OSError is made.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from dutyfree.substrates.local.archive import pack, unpack
 
 ERRNO = 64
 
-# How the shell's or a tool's complaint becomes an exit code.
+# Turns the error message of the shell or of a tool into an exit code.
 _FAIL = """
 fail() {
   case $1 in
@@ -52,7 +47,7 @@ fail() {
 export LC_ALL=C
 """
 
-# Where a path leads nowhere: is its parent closed to us, no directory, or is the name just not there?
+# A path does not exist: is its parent not accessible, not a directory, or is only the name missing?
 _MISSING = (
     _FAIL
     + """
@@ -99,7 +94,7 @@ reason=$(rm -rf -- "$1" 2>&1) || fail "$reason"
 """
 )
 
-# GNU find tells all at once. Others (busybox) name the entries on stderr, and stat them in the same order.
+# GNU find prints everything at once. With busybox, names go to stderr, and stat prints in the same order.
 LIST = (
     _MISSING
     + """
@@ -112,7 +107,7 @@ find . -mindepth 1 -maxdepth 1 -print0 | xargs -0 -r stat -c '%f %s' --
 """
 )
 
-# The archive's only member is called as the path's last name, which is all that is left of the path.
+# The top of the archive has the last name of the path.
 UPLOAD = (
     _FAIL
     + """
@@ -124,7 +119,7 @@ reason=$(tar -xpof - 2>&1) || fail "$reason"
 """
 )
 
-# GNU's tar ends with 1 when a file changed while it was read.
+# GNU tar exits with 1 if a file changed while it was read.
 DOWNLOAD = (
     _MISSING
     + """
@@ -140,10 +135,10 @@ _KINDS = {"f": "file", "d": "directory", "l": "link"}
 
 
 class FilesByCommands(ABC):
-    """The file methods of a sandbox by commands in it: for a substrate that can do nothing but run commands.
+    """The file methods of a sandbox, for a substrate that can only run commands.
 
-    The sandbox needs a POSIX shell, cat, mkdir, chmod, rm, find, stat and tar, of GNU or busybox. What is
-    read or copied passes through this process's memory.
+    The sandbox needs a POSIX shell, cat, head, mkdir, chmod, rm, find, stat and tar, of GNU or busybox. The
+    contents of files pass through this process's memory.
     """
 
     @property
@@ -152,9 +147,9 @@ class FilesByCommands(ABC):
 
     @abstractmethod
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        """Run it in the sandbox, without the recipe's variables, and keep all of its output.
+        """Run a command in the sandbox, without the recipe's variables, and keep all its output.
 
-        Raises what ``exec`` raises.
+        Raises the errors of ``exec``.
         """
 
     async def read(self, path: str) -> bytes:
@@ -168,9 +163,9 @@ class FilesByCommands(ABC):
     async def list(self, path: str) -> tuple[Entry, ...]:
         for _ in range(5):
             seen = await self._script(LIST, path)
-            with suppress(ValueError):  # entries came or went between two looks
+            with suppress(ValueError):  # entries appeared or disappeared during the listing
                 return entries(seen)
-        raise ActionError(f"the directory {path!r} changes too fast to be listed")
+        raise ActionError(f"the directory {path!r} changes too fast to list it")
 
     async def remove(self, path: str) -> None:
         await self._script(REMOVE, path)
@@ -205,10 +200,10 @@ class FilesByCommands(ABC):
 
 
 def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
-    """The argument vector of a script on a path, which may hold any bytes but NUL.
+    """The argument vector of a script for a path, which may have any bytes but NUL.
 
-    The engine takes JSON, so bytes that are not UTF-8 (surrogates, as ``os.fsdecode`` has it) travel as
-    octal escapes; the x keeps a name's trailing newlines.
+    Docker takes JSON, so a path that is not UTF-8 (with surrogates, as of ``os.fsdecode``) is sent as octal
+    escapes. The x keeps newlines at the end of a name.
     """
     try:
         path.encode()
@@ -218,7 +213,7 @@ def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", text, "sh", path, *arguments)
 
 
-_TOLD = (
+_REPORTED = (
     errno.ENOENT,
     errno.EACCES,
     errno.ENOTDIR,
@@ -230,17 +225,17 @@ _TOLD = (
 
 
 def check(observation: Observation, path: str) -> None:
-    """Raises what a script told of, and ActionError when the script itself failed.
+    """Raises the error that a script reported, and ActionError if the script itself failed.
 
-    It runs in the container, with the container's tools, among what the agent left there: if they fail, that
-    is the reason.
+    The script uses the tools of the sandbox, which the agent may have changed: so their failure is the
+    agent's.
     """
     code, ran = observation.exit_code, observation.started
     if code == 0:
         return
     if ran and code == ERRNO + errno.EINVAL:
         raise SpecialFile(path)
-    if ran and code - ERRNO in _TOLD:
+    if ran and code - ERRNO in _REPORTED:
         raise file_error(code - ERRNO, path)
     reason = observation.stderr.decode(errors="replace").strip() or f"exit code {code}"
     raise ActionError(f"the sandbox's tools failed on {path!r}: {reason}", kind=_kind(observation, reason))
@@ -255,7 +250,7 @@ def _kind(observation: Observation, reason: str) -> ActionKind:
 
 
 def entries(observation: Observation) -> tuple[Entry, ...]:
-    """What LIST found, by name. Raises ValueError when the directory changed meanwhile."""
+    """Parse the output of LIST. Raises ValueError if the directory changed during the listing."""
     if not observation.stderr:
         records = (record.split(b" ", 3) for record in observation.stdout.split(b"\0") if record)
         found = [

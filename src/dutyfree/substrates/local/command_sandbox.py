@@ -1,4 +1,4 @@
-"""A sandbox that a program of this host enters, such as nsenter: all of the contract but that program."""
+"""A sandbox that a program of this host enters, such as nsenter or ssh."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dutyfree.substrates.local.command_files import FilesByCommands
 
 
 class EnteredSandbox(FilesByCommands):
-    """Runs each command by a program of this host that enters the sandbox, and files by such commands.
+    """The whole contract, by running each action through a program of this host that enters the sandbox.
 
-    A subclass says how: ``enter`` gives the command of this host, ``is_gone`` tells a sandbox that broke
-    from a command that failed. ``environment`` is what all commands get, ``variables`` are the recipe's.
-    ``directory`` is the sandbox's own on this host, if it has one under the same path on both sides:
-    processes that emptied their environment are found by it. The id is ``identity``, or made up.
+    A subclass implements two methods: ``enter`` gives the command of this host; ``is_gone`` distinguishes a
+    sandbox that ended from a command that failed. ``environment`` goes to all commands, ``variables`` are the
+    recipe's. ``directory`` is the sandbox's own directory on this host, if it has the same path on both
+    sides: it finds processes that emptied their environment. Without ``identity`` the id is random.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class EnteredSandbox(FilesByCommands):
 
     @abstractmethod
     def enter(self, argv: Sequence[str]) -> Sequence[str]:
-        """The command of this host that runs ``argv`` in the sandbox, with the environment it is given."""
+        """The command of this host that runs ``argv`` in the sandbox, in the environment of the command."""
 
     @abstractmethod
     def is_gone(self) -> bool:
-        """Whether the sandbox has ended; may block. Called after a failed command, to blame the right one."""
+        """Whether the sandbox has ended. Called after a failed command; may block."""
 
     async def exec(
         self,
@@ -82,7 +82,7 @@ class EnteredSandbox(FilesByCommands):
         argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         variables = {**self.variables, **(env or {})}
         seen = await self._run(argv, cwd or ".", variables, stdin, timeout, self._limits.output)
-        if cwd is not None and seen.exit_code == NOT_RUNNABLE:  # as _START has it
+        if cwd is not None and seen.exit_code == NOT_RUNNABLE:  # the code of _START if it cannot enter cwd
             try:
                 await self.list(cwd)
             except ActionError as error:
@@ -90,7 +90,7 @@ class EnteredSandbox(FilesByCommands):
         return seen
 
     async def _check_user(self, user: str) -> None:
-        """Raises Unrunnable for a user who does not exist, and DispatchError for another than all have."""
+        """Raises Unrunnable if the user does not exist, and DispatchError if commands cannot run as it."""
         ids = [(await self.run_tool(("id", "-u", *name))).stdout for name in ((), ("--", user))]
         if not ids[1]:
             raise Unrunnable(f"cannot run the command: there is no user {user!r}")
@@ -121,7 +121,7 @@ class EnteredSandbox(FilesByCommands):
         if not seen.ok and self.closed:
             raise SandboxClosed(f"sandbox {self.id} was closed while the command ran")
         if not seen.ok and await anyio.to_thread.run_sync(self.is_gone):
-            self.closed = True  # to whoever comes next
+            self.closed = True
             raise ExecError(f"sandbox {self.id} ended while the command ran")
         return seen
 

@@ -1,4 +1,4 @@
-"""The two ends of every substrate: it is opened only where it can be used, and its sandboxes are closed."""
+"""Open a substrate only where it works, and close sandboxes in any case."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from dutyfree.contract.errors import CleanupError, SubstrateError, Unavailable
 
 
 def require(found: Availability, substrate: str) -> None:
-    """Raises Unavailable, with the remedy, unless the probe found that it can be used."""
+    """Raises Unavailable, with the remedy, if the probe found that the substrate does not work."""
     if not found.available:
         raise Unavailable(f"{substrate}: {found.detail}", remedy=found.remedy)
 
 
 class Closable(Protocol):
+    """A sandbox that can be closed."""
+
     async def close(self) -> None:
         """Raises OSError, SubstrateError."""
         ...
@@ -26,21 +28,21 @@ class Closable(Protocol):
 
 @asynccontextmanager
 async def closing(sandbox: Closable) -> AsyncIterator[None]:
-    """Close it afterwards, shielded from cancellation.
+    """Close a sandbox at the end of the context, shielded from cancellation.
 
-    Raises CleanupError for an OSError of ``close``. If the body fails, its error is raised instead.
+    Raises CleanupError for an OSError of ``close``. If the body raises, that error passes instead.
     """
-    well = False
+    succeeded = False
     try:
         yield
-        well = True
+        succeeded = True
     finally:
         with anyio.CancelScope(shield=True):
             try:
                 await sandbox.close()
             except OSError as error:
-                if well:
+                if succeeded:
                     raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
             except SubstrateError:
-                if well:
+                if succeeded:
                     raise

@@ -1,7 +1,8 @@
-"""Who made what is found: an opening leaves its process's name on all it makes, for later ones to judge.
+"""Identities of owner processes, to find leftovers of dead owners.
 
-Engines and temporary directories may be shared by several machines, boots and pid namespaces; only what
-certainly has no owner any more may be removed by another.
+A substrate labels everything that it makes with the identity of its process. Machines, boots and pid
+namespaces may share a Docker engine or a temporary directory, so only things whose owner is certainly dead
+are removed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from pathlib import Path
 
 
 def identity(pid: int | str = "self") -> str | None:
-    """Which process this is, for good: boot, pid namespace, pid, start time and machine.
+    """A unique identity of a process: boot, pid namespace, pid, start time and machine.
 
-    None if there is no such process, or this one cannot see it.
+    None if the process does not exist, or is not visible from here.
     """
     try:
         number, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" ")
@@ -26,7 +27,7 @@ def identity(pid: int | str = "self") -> str | None:
 
 
 def _machine() -> str:
-    """Stays the same over boots; empty where the system has no such name."""
+    """The id of this machine, the same after a reboot; empty if the system has none."""
     try:
         return Path("/etc/machine-id").read_text().strip().removeprefix("uninitialized")
     except OSError:
@@ -34,7 +35,7 @@ def _machine() -> str:
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the process of that identity has ended for certain; False if it cannot be told from here."""
+    """Whether the process with that identity is certainly dead; False if this process cannot know."""
     parts, ours = owner.split("/"), (identity() or "").split("/")
     if len(parts) != 5 or len(ours) != 5:
         return False
@@ -48,7 +49,7 @@ def is_dead(owner: str) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Also of a process that /proc does not show, since it is another user's."""
+    """Whether a process exists, also one of another user that /proc hides."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,12 +1,11 @@
-"""The last one out: removes what a substrate made when its owner dies without doing so.
+"""The reaper: a process that removes what a substrate made if its owner dies without cleaning up.
 
-The owner starts it as a process of its own and holds the write end of its standard input. Whatever
-happens to the owner, SIGKILL included, that pipe closes, and the reaper does what it was told at its
-start; when the owner ends well it says so first, and the reaper has nothing to do. It ignores
-SIGINT and SIGTERM and lives in a session of its own, so that a Ctrl-C or a kill of the owner's process
-group does not reach it.
+The owner starts the reaper and holds the write end of its standard input. However the owner dies, also by
+SIGKILL, that pipe closes, and the reaper cleans up. An owner that has cleaned up itself says so first. The
+reaper ignores SIGINT and SIGTERM and has its own session, so Ctrl-C or a kill of the owner's process group
+does not reach it.
 
-Only the standard library and ``engine.host.proc``: the module runs with ``python -I -S`` in about 15 ms.
+It imports only the standard library and ``engine.host.proc``: it starts with ``python -I -S`` in about 15 ms.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from dutyfree.engine.host import proc
 
 DONE = b"done\n"
 OWNER = ".owner"
-"""Ends the name of the link beside a directory that tells whose it is."""
+"""The suffix of the link beside a directory that names its owner."""
 ROUND_SECONDS = 5
-"""No machine gives out all its pids, 32,768 or more, in less."""
+"""The kernel needs longer than this to use all pids, 32,768 or more, once."""
 
 
 class Reaper:
-    """The owner's handle on its reaper.
+    """The owner's handle of its reaper.
 
-    ``directory`` is removed with the link that tells its owner, processes whose environment holds
-    ``marker`` (``NAME=value``) are killed, and containers and images with ``label`` on the Docker engine
-    at ``docker`` are removed.
+    The reaper kills processes with ``marker`` (``NAME=value``) in their environment, removes ``directory``
+    and the link that names its owner, and removes containers and images with ``label`` from the Docker engine
+    at ``docker``.
     """
 
     def __init__(self, *, directory: str = "", marker: str = "", docker: str = "", label: str = "") -> None:
@@ -58,36 +57,36 @@ class Reaper:
         )
 
     def dismiss(self) -> None:
-        """The owner has cleaned up itself."""
+        """Tell the reaper that the owner has cleaned up."""
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate(DONE)
 
     def engage(self) -> None:
-        """The owner could not clean up: the reaper shall try, while the owner goes on."""
+        """Let the reaper clean up now, because the owner could not."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.returncode = 0  # nobody waits for it
+        self._process.returncode = 0  # do not wait for it
 
 
 def last_pid() -> int:
-    """The pid that the kernel gave out last in this pid namespace."""
+    """The newest pid in this pid namespace."""
     return int(proc.read("loadavg").split()[-1])
 
 
 class Moment(NamedTuple):
-    """A point in time, by which processes are told to be older or newer."""
+    """A point in time that can be compared with the start of processes."""
 
     ticks: int
-    """Since the boot, as the kernel counts the starts of processes."""
+    """Clock ticks since the boot, as in the start time of a process."""
     pid: int
-    """The one given out last."""
+    """The newest pid at that time."""
 
     @classmethod
     def now(cls) -> Moment:
         return cls(int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")), last_pid())
 
-    def told_by_pids(self) -> bool:
-        """Whether newer processes surely have greater pids: the kernel cannot have come round yet."""
+    def comparable_by_pid(self) -> bool:
+        """Whether newer processes certainly have greater pids: the kernel has not wrapped around since."""
         now = Moment.now()
         return now.pid >= self.pid and now.ticks - self.ticks < ROUND_SECONDS * os.sysconf("SC_CLK_TCK")
 
@@ -96,9 +95,9 @@ BEGINNING, END = Moment(0, 0), Moment(sys.maxsize, 0)
 
 
 def kill_all(find: Callable[[], set[int]]) -> int:
-    """Kill what ``find`` finds, again until it finds nothing. Returns how many were killed.
+    """Kill the processes that ``find`` returns, until it returns none. Returns how many were killed.
 
-    All stand still before the first dies: else a shell whose child died would go on to its next line.
+    It stops all of them first. Otherwise a shell whose child dies would continue with its next line.
     """
     killed: set[int] = set()
     for _ in range(100):
@@ -120,73 +119,73 @@ def _signal(processes: set[int], number: signal.Signals) -> None:
 
 
 def kill_marked(marker: str, since: Moment = BEGINNING, strays: str = "") -> int:
-    """Kill every process whose environment holds ``marker``. Returns how many; blocking.
+    """Kill every process with ``marker`` in its environment. Returns how many. Blocks.
 
-    The mark is inherited across fork, exec and setsid, so it finds what left the process group. A
-    process may still have emptied its environment: in the directory ``strays``, all that bear no mark
-    and have no terminal are killed too. Processes older than ``since`` need not be looked at.
+    Processes inherit the mark across fork, exec and setsid, so it finds those that left the process group. A
+    process may have emptied its environment: so it also kills processes that work in the directory ``strays``
+    without a mark and without a terminal. It ignores processes older than ``since``.
     """
     return kill_all(
-        lambda: {found.pid for found in CENSUS.take(since) if found.bears(marker) or found.strays(strays)}
+        lambda: {found.pid for found in SCANNER.scan(since) if found.has(marker) or found.strays(strays)}
     )
 
 
 class LiveProcess(NamedTuple):
-    """A living process."""
+    """A process that runs."""
 
     pid: int
     environment: bytes
     place: str
-    """Where it works, if it bears no mark of ours and has no terminal."""
+    """Its working directory, if it has no mark of ours and no terminal."""
 
-    def bears(self, marker: str) -> bool:
-        """Without a marker, none does: an empty one would be found in every environment."""
+    def has(self, marker: str) -> bool:
+        """Whether the mark is in its environment. An empty mark is in none."""
         return bool(marker) and b"\0%b\0" % marker.encode() in b"\0%b\0" % self.environment
 
     def strays(self, directory: str) -> bool:
         return bool(directory) and f"{self.place}/".startswith(f"{directory}/")
 
 
-class Census:
-    """Looks at all processes. One look serves all who were waiting for it when it began."""
+class ProcessScanner:
+    """Scans /proc. One scan serves all threads that waited for it when it began."""
 
     def __init__(self) -> None:
-        self.looks = 0
-        self._next = _Look()
+        self.scans = 0
+        self._next = _Scan()
         self._guard = threading.Lock()
         self._turn = threading.Lock()
 
-    def take(self, since: Moment) -> Sequence[LiveProcess]:
-        """The processes that are newer, and maybe others; blocking. Raises OSError."""
+    def scan(self, since: Moment) -> Sequence[LiveProcess]:
+        """The processes newer than ``since``, and maybe others. Blocks. Raises OSError."""
         with self._guard:
-            look = self._next
-            look.since = min(look.since, since)
+            scan = self._next
+            scan.since = min(scan.since, since)
         with self._turn:
-            if look.found is None:
-                # Who comes from now on may mean a process that this look has passed already.
+            if scan.found is None:
+                # A later caller may look for a process that this scan has already passed.
                 with self._guard:
-                    self._next = _Look()
-                self.looks += 1
-                look.found = list(_newer(look.since))
-        return look.found
+                    self._next = _Scan()
+                self.scans += 1
+                scan.found = list(_newer(scan.since))
+        return scan.found
 
 
-class _Look:
+class _Scan:
     def __init__(self) -> None:
         self.since = END
         self.found: Sequence[LiveProcess] | None = None
 
 
-CENSUS = Census()
+SCANNER = ProcessScanner()
 
 
 def _newer(since: Moment) -> Iterator[LiveProcess]:
-    # Reading the start of every process costs ten times as much as comparing pids.
-    by_pid = since.told_by_pids()
+    # To read the start time of every process costs ten times as much as to compare pids.
+    by_pid = since.comparable_by_pid()
     for pid in proc.pids():
         if pid == os.getpid() or (by_pid and pid <= since.pid):
             continue
-        with contextlib.suppress(OSError):  # it ended, or is not ours to see
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if not by_pid and proc.stat(pid).started < since.ticks:
                 continue
             environment = proc.environment(pid)
@@ -200,7 +199,7 @@ def _place(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process is there and has not begun to end; blocking."""
+    """Whether the process exists and has not begun to exit. Blocks."""
     try:
         return not proc.stat(pid).is_exiting
     except OSError:
@@ -208,9 +207,9 @@ def is_alive(pid: int) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree, if it is there; others may do so at the same time. Raises OSError.
+    """Remove a directory tree, if it exists; others may remove it at the same time. Raises OSError.
 
-    Also directories that were made read-only, as Go's module cache.
+    It removes read-only directories too, such as Go's module cache.
     """
     for attempt in range(1000):
         try:
@@ -224,14 +223,14 @@ def remove_tree(path: str) -> None:
             _make_writable(path)
         except OSError as error:
             if error.errno != errno.ENOTEMPTY or attempt > 10:
-                raise  # but what is dying may have written its last
+                raise  # a dying process may have written a last file, so try again
         else:
             return
     shutil.rmtree(path)
 
 
 def remove_owned(directory: str) -> None:
-    """Remove it, and then the link that tells its owner. Raises OSError."""
+    """Remove a directory, and then the link that names its owner. Raises OSError."""
     remove_tree(directory)
     Path(directory).with_suffix(OWNER).unlink(missing_ok=True)
 
@@ -258,13 +257,13 @@ class _UnixConnection(HTTPConnection):
 
 
 def remove_containers(path: str, label: str) -> int:
-    """Remove containers and images with ``label`` (``name=value``), running ones too. Returns how many."""
+    """Remove the containers and images with ``label`` (``name=value``). Returns how many."""
     from urllib.parse import quote
 
     connection = _UnixConnection(path)
     filters = quote(json.dumps({"label": [label]}))
     removed = 0
-    # Containers first: an image cannot go while something is made from it, and is tried again later.
+    # Containers first: an image cannot be removed while a container uses it. Later calls try again.
     for kind, query in (("containers", "force=1&v=1"), ("images", "")):
         connection.request("GET", f"/{kind}/json?all={int(kind == 'containers')}&filters={filters}")
         for found in json.loads(connection.getresponse().read()):
@@ -279,8 +278,8 @@ def _clean(orders: dict[str, str]) -> None:
     if orders["directory"]:
         _clear(orders["directory"], orders["marker"])
     if orders["docker"]:
-        # A create may still be under way in the engine: look until none has shown up for a while, the
-        # longer the slower it is.
+        # The engine may still be creating a container: search until none has appeared for a while. Wait
+        # longer if the engine is slow.
         quiet_since, patience = time.monotonic(), 3.0
         while time.monotonic() - quiet_since < patience:
             asked = time.monotonic()
@@ -292,7 +291,7 @@ def _clean(orders: dict[str, str]) -> None:
 
 
 def _clear(directory: str, marker: str) -> None:
-    """Again until it is gone: who was just being started when the owner died bears no mark yet."""
+    """Repeat until it is gone: a process that was just starting when the owner died has no mark yet."""
     for _ in range(20):
         kill_marked(marker, strays=directory)
         with contextlib.suppress(OSError):
