@@ -445,11 +445,11 @@ async def test_what_came_before_a_stage_that_fails_is_there_the_next_time() -> N
 @pytest.mark.parametrize(
     ("stage", "hint"),
     [
-        (recipes.pip("pytest"), "environment of its own"),
-        (recipes.repository("file:///nowhere/project"), "copied in by its path"),
-        (recipes.apt("git"), "name another image"),
-        (recipes.repository("http://127.0.0.1:9/project"), "169.254.1.2 in there"),
-        (recipes.checkout("0" * 40), "must come before"),
+        (recipes.pip("pytest"), "virtual environment"),
+        (recipes.repository("file:///nowhere/project"), "copy a repository of this machine"),
+        (recipes.apt("git"), "use another image"),
+        (recipes.repository("http://127.0.0.1:9/project"), "169.254.1.2 there"),
+        (recipes.checkout("0" * 40), "must create the directory"),
     ],
 )
 async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What substrates without images of their own do alike: carry out a stage, tell the tools' versions."""
+"""Run the stages of a recipe in a sandbox, on any substrate; refuse what a substrate does not support."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from dutyfree.contract.abilities import NetworkControl
 from dutyfree.contract.errors import ActionError, CreateError, StageError, UsageError
 
 TAIL = 2000
-"""Bytes of a failed command's output that its error tells."""
+"""Bytes of a failed command's output in its error."""
 
 HIDDEN = b"(secret)"
 
 SHORTEST = 4
-"""Characters of a line of a secret that is blotted out by itself: shorter ones are in every text."""
+"""A single line of a secret is hidden if it has this many characters: shorter ones occur in any text."""
 
 LOGS, LOG_BYTES = 100, 64 << 20
-"""So many logs of failed stages are kept, and at most so many bytes of them and of each: the last ones."""
+"""How many logs of failed stages are kept, the newest ones, and how many bytes of all together."""
 
 SHOWN = 100
-"""Characters of a command that progress is told with."""
+"""Characters of a command in a progress message."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +39,20 @@ _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | None = None) -> str:
-    """Copy the stage's files in, then run its commands. Of a clone, the commit that it says to be at.
+    """Copy the stage's files in, then run its commands. Returns the commit of a cloned repository, or "".
 
-    Raises StageError naming the stage, its number in the recipe (from 1), the command, its last output and
-    the file that has all of it; also if its commands take more than these seconds.
+    ``seconds`` is the timeout of all commands together. Raises StageError with the stage, its number in the
+    recipe (from 1), the command, its last output, and the path of a log with all output.
     """
     secrets = secrets_of(stage, number)
-    for path, source in sorted(stage.files.items()):  # as its key has them: one may lie in another
+    for path, source in sorted(stage.files.items()):  # in the order of the key: one may be inside another
         try:
             real = await anyio.to_thread.run_sync(os.path.realpath, source)
             await sandbox.upload(Path(real), path)
         except (OSError, ActionError) as error:
             raise StageError(f"stage {stage.kind!r}: cannot copy {source}: {error}", number=number) from error
     log: list[bytes] = []
-    said = b""
+    output = b""
     end = None if seconds is None else perf_counter() + seconds
     for command in stage.commands:
         left = None if end is None else max(0.001, end - perf_counter())
@@ -60,12 +60,12 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
         _log.info("stage %d, %s: %s", number, stage.kind, textwrap.shorten(text, SHOWN, placeholder=" …"))
         try:
             seen = await sandbox.exec(command, env=secrets or None, timeout=left)
-        except ActionError as error:  # no agent has been here yet: the recipe ended its own sandbox
+        except ActionError as error:  # no agent has run here yet, so the recipe is at fault
             raise StageError(
                 f"stage {stage.kind!r}: {command!r}: {error.message}", number=number, command=text
             ) from error
         log.append(_record(command, seen, secrets))
-        said = seen.stdout.strip()
+        output = seen.stdout.strip()
         if not seen.ok:
             tail = _tail(seen, secrets)
             kept = await anyio.to_thread.run_sync(_keep, b"".join(log))
@@ -78,45 +78,45 @@ async def apply(sandbox: Sandbox, stage: Stage, number: int, seconds: float | No
                 command=text,
                 output=tail,
             )
-    return said.decode() if stage.kind == "repository" and _COMMIT.fullmatch(said) else ""
+    return output.decode() if stage.kind == "repository" and _COMMIT.fullmatch(output) else ""
 
 
 async def apply_all(sandbox: Sandbox, recipe: Recipe) -> None:
-    """Carry out every stage of a recipe, in order. Raises StageError."""
+    """Run all stages of a recipe, in order. Raises StageError."""
     for number, stage in enumerate(recipe.stages, 1):
         await apply(sandbox, stage, number)
 
 
 def _tail(seen: Observation, secrets: Mapping[str, str]) -> str:
-    """The end of what it printed: of both streams, for many tools warn on one and fail on the other."""
-    said = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
-    return b"\n".join(one[-TAIL // len(said) :] for one in said).decode(errors="replace").strip()
+    """The end of both output streams: many tools warn on one and fail on the other."""
+    streams = [hide(stream, secrets).strip() for stream in (seen.stderr, seen.stdout) if stream.strip()]
+    return b"\n".join(one[-TAIL // len(streams) :] for one in streams).decode(errors="replace").strip()
 
 
 def _hint(sandbox: Sandbox, tail: str) -> str:
-    """What helps against a mistake that many make."""
+    """The remedy for a common mistake, or ""."""
     if "onnect" in tail and _LOOPBACK.search(tail) and isinstance(sandbox, NetworkControl):
         from dutyfree.engine.launcher.network_policy import HOST
 
-        return f"a sandbox has a loopback of its own: this machine's is {HOST} in there (docs/network.md)"
-    return next((hint for said, hint in _HINTS if said in tail), "")
+        return f"a sandbox has its own loopback; this machine's loopback is {HOST} there (docs/network.md)"
+    return next((hint for text, hint in _HINTS if text in tail), "")
 
 
 _LOOPBACK = re.compile(r"\b127\.0\.0\.1\b|\blocalhost\b|\[?::1\b")
 
 _HINTS = (
-    ("externally-managed-environment", "install into an environment of its own (docs/training.md)"),
+    ("externally-managed-environment", "install into a virtual environment (docs/training.md)"),
     (
         "does not appear to be a git repository",
-        "what lies on this machine is copied in by its path, not cloned",
+        "copy a repository of this machine in by its path, do not clone it",
     ),
-    ("can't cd to ", "the stage that brings this directory must come before"),
-    ("lock-frontend - open (2:", "the image host takes no packages: name another image"),
+    ("can't cd to ", "a stage before this one must create the directory"),
+    ("lock-frontend - open (2:", "packages cannot be installed in the image host: use another image"),
 )
 
 
 def refuse_services(recipe: Recipe | None, substrate: str) -> None:
-    """For substrates that start no process of a recipe. Raises CreateError."""
+    """Raises CreateError if the recipe has services; for substrates without them."""
     if recipe is not None and recipe.services:
         names = ", ".join(service.name for service in recipe.services)
         raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
@@ -125,9 +125,9 @@ def refuse_services(recipe: Recipe | None, substrate: str) -> None:
 def refuse(
     substrate: str, recipe: Recipe | None, limits: Limits | None = None, network: Sequence[str] = ()
 ) -> None:
-    """For substrates without images, services and limits of resources; ``network`` lists the policies it has.
+    """Raises CreateError for an image, a service or a limit; for substrates that have none of these.
 
-    Raises CreateError for a recipe or limits that ask for more.
+    ``network`` lists the network policies that the substrate supports.
     """
     refuse_services(recipe, substrate)
     if recipe is not None and recipe.image not in (None, "host"):
@@ -136,18 +136,18 @@ def refuse(
             remedy="leave the recipe's image out",
         )
     limits = limited(limits, Limits())
-    asked = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
+    refused = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]
     if limits.network is not None and limits.network not in network:
-        asked.append("network")
-    if asked:
+        refused.append("network")
+    if refused:
         raise CreateError(
-            f"{substrate} cannot limit {', '.join(asked)}",
+            f"{substrate} cannot limit {', '.join(refused)}",
             remedy="leave it out, or use a substrate that isolates",
         )
 
 
 def secrets_of(stage: Stage, number: int) -> dict[str, str]:
-    """The variables that the stage's commands get from this process's environment. Raises StageError."""
+    """The secrets of a stage, from the environment of this process. Raises StageError if one is missing."""
     missing = [name for name in stage.secrets if name not in os.environ]
     if missing:
         raise StageError(
@@ -159,23 +159,23 @@ def secrets_of(stage: Stage, number: int) -> dict[str, str]:
 
 
 def _record(command: str | tuple[str, ...], seen: Observation, secrets: Mapping[str, str]) -> bytes:
-    said = f"$ {command}\n".encode() + seen.stdout + seen.stderr
-    return hide(said, secrets) + f"\n(ended with {seen.exit_code} after {seen.seconds:.1f} s)\n".encode()
+    text = f"$ {command}\n".encode() + seen.stdout + seen.stderr
+    return hide(text, secrets) + f"\n(ended with {seen.exit_code} after {seen.seconds:.1f} s)\n".encode()
 
 
 def hide(text: bytes, secrets: Mapping[str, str]) -> bytes:
-    """The text without the secrets' values, and without single lines of those that have several."""
+    """Replace the values of secrets, and each line of a value with several lines."""
     values = [value for value in secrets.values() if value]
     lines = [line.strip() for value in values for line in value.splitlines()]
     parts = {*values, *(line for line in lines if len(line) >= SHORTEST)}
-    # The longest first: what is left of one, once another that it begins with is gone, would be told.
+    # The longest first: if one begins with another, the rest of it would stay visible.
     for part in sorted(parts, key=len, reverse=True):
         text = text.replace(os.fsencode(part), HIDDEN)
     return text
 
 
 def _keep(log: bytes) -> Path | None:
-    """Where a failed stage's output lies; readable by its owner alone."""
+    """Write the output of a failed stage to a log that only this user can read. Returns its path."""
     try:
         directory = paths.cache() / "logs"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -183,16 +183,16 @@ def _keep(log: bytes) -> Path | None:
         with open(descriptor, "wb") as file:
             file.write(log[-LOG_BYTES:])
     except (OSError, UsageError):
-        return None  # the error says the most of it anyway
-    with contextlib.suppress(OSError):  # others may do the same
+        return None  # the error has the end of the output
+    with contextlib.suppress(OSError):  # another process may remove the same ones
         _forget_old(directory, Path(name))
     return Path(name)
 
 
 def _forget_old(directory: Path, newest: Path) -> None:
-    """What fails again and again, by itself, must not fill the disk."""
+    """Remove old logs: a stage that fails again and again must not fill the disk."""
     found = [(path.stat(), path) for path in directory.glob("stage-*.log")]
-    # Those of one tick of the kernel's clock have the same time.
+    # Logs of the same tick of the kernel's clock have the same time.
     found.sort(key=lambda one: (one[1] == newest, one[0].st_mtime_ns), reverse=True)
     size = 0
     for number, (facts, path) in enumerate(found):
@@ -202,7 +202,7 @@ def _forget_old(directory: Path, newest: Path) -> None:
 
 
 async def tools(sandbox: Sandbox) -> dict[str, str]:
-    """The versions and paths of Python and git, as facts."""
+    """Versions and paths of Python and git in a sandbox."""
     facts = {}
     for tool in ("python3", "git"):
         seen = await sandbox.exec(f"command -v {tool} && {tool} --version")
