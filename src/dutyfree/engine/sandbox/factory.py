@@ -194,7 +194,7 @@ class _SandboxHost(NamedTuple):
 
 @contextmanager
 def background(sandbox: NativeSandbox, urgency: Urgency) -> Iterator[None]:
-    """Give the sandbox's commands the lowest CPU priority while nobody waits for this work."""
+    """Give the sandbox's commands the lowest CPU priority while no request waits for this work."""
     sandbox.set_background(urgency.background)
     with urgency.notify(partial(sandbox.set_background, False)):
         yield

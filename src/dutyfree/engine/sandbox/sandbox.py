@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Protocol
 
 import msgspec
@@ -31,7 +29,7 @@ from dutyfree.contract import (
     Span,
 )
 from dutyfree.contract.abilities import Change, Chunk
-from dutyfree.contract.arguments import check_actions, check_command, check_count
+from dutyfree.contract.arguments import check_actions, check_count
 from dutyfree.contract.errors import ActionError, ExecError, UsageError
 from dutyfree.contract.perform import in_order
 from dutyfree.contract.served import Served
@@ -49,12 +47,12 @@ from dutyfree.engine.sandbox.channel import Channel, SetupError
 from dutyfree.engine.sandbox.commands import CommandRunner
 from dutyfree.engine.sandbox.files import SandboxFiles
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
-from dutyfree.engine.sandbox.observation import REASON_MAX, observe
+from dutyfree.engine.sandbox.observation import REASON_MAX
 from dutyfree.engine.sandbox.processes import NativeProcess, ProcessTable
 from dutyfree.engine.sandbox.services import Services
-from dutyfree.engine.sandbox.shell import NativeShell
+from dutyfree.engine.sandbox.shell import NativeShell, open_shell
 from dutyfree.engine.sandbox.snapshot import Create, SandboxLayers, enter_all, served_fork, unusable
-from dutyfree.engine.sandbox.terminal import NativeTerminal, check_size
+from dutyfree.engine.sandbox.terminal import NativeTerminal, open_terminal
 
 
 class SandboxHost(Protocol):
@@ -168,18 +166,10 @@ class NativeSandbox:
             return await in_order(self, actions, stop_on_failure=stop_on_failure)
         return await batch.run(channel, actions, encoded)
 
-    @asynccontextmanager
-    async def shell(self) -> AsyncIterator[NativeShell]:
-        channel = self._lifecycle.channel()
-        payload = self._commands.encode(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
-        shell = NativeShell(channel, payload, self.write, self.remove, self._commands.output_limit)
-        try:
-            yield shell
-        finally:
-            await shell.close()
+    def shell(self) -> AbstractAsyncContextManager[NativeShell]:
+        return open_shell(self._lifecycle, self._commands, self._files)
 
-    @asynccontextmanager
-    async def terminal(
+    def terminal(
         self,
         command: Command | None = None,
         *,
@@ -188,23 +178,18 @@ class NativeSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-    ) -> AsyncIterator[NativeTerminal]:
-        check_size(rows, columns)
-        asked = perf_counter()
-        command = ["/bin/sh", "-i"] if command is None else command
-        check_command(command, cwd=cwd, env=env, user=user)
-        channel = self._lifecycle.channel()
-        env = {"TERM": self._recipe.env.get("TERM", "xterm-256color"), **(env or {})}
-        payload = self._commands.encode(command, cwd, env, None, user, protocol.EXEC_STREAM)
-        identity, running = channel.exec(protocol.WINDOW.pack(rows, columns) + payload, kind=Frame.TERMINAL)
-        user = user or self._commands.defaults.user
-        observed = partial(observe, command, user, cwd, running, asked=asked)
-        terminal = NativeTerminal(f"{self.id}-{identity}", channel, identity, running, observed)
-        try:
-            await terminal.wait_open()
-            yield terminal
-        finally:
-            await terminal.close()
+    ) -> AbstractAsyncContextManager[NativeTerminal]:
+        return open_terminal(
+            self._lifecycle,
+            self._commands,
+            ["/bin/sh", "-i"] if command is None else command,
+            rows=rows,
+            columns=columns,
+            cwd=cwd,
+            env=env,
+            user=user,
+            term=self._recipe.env.get("TERM", "xterm-256color"),
+        )
 
     async def start(
         self,
@@ -350,7 +335,7 @@ class NativeSandbox:
             self._host.snapshots.forget(recipe)
 
     async def reset(self) -> None:
-        """Replace the sandbox by a new one in the state of the hand-out; nothing of the old one is kept.
+        """Replace the sandbox by a new one in its first state; nothing of the old one is kept.
 
         The old one is killed first, and ends while the new one starts. Raises CreateError, and then the
         sandbox is not usable any more.

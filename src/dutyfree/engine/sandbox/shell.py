@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
 
@@ -26,6 +27,9 @@ from dutyfree.contract.output import Collector
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.commands import CommandRunner
+from dutyfree.engine.sandbox.files import SandboxFiles
+from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import final_code
 from dutyfree.engine.sandbox.output_credit import OutputCredit
 from dutyfree.engine.sandbox.pipes import create_pipe
@@ -35,24 +39,27 @@ GRACE = 2.0
 
 _CODE_MAX = 16  # bytes of an exit code
 
-Write = Callable[[str, bytes], Awaitable[None]]
-Remove = Callable[[str], Awaitable[None]]
+
+@asynccontextmanager
+async def open_shell(
+    lifecycle: Lifecycle, commands: CommandRunner, files: SandboxFiles
+) -> AsyncIterator[NativeShell]:
+    """Start a shell, and kill it on exit. Raises DispatchError."""
+    channel = lifecycle.channel()
+    payload = commands.encode(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
+    shell = NativeShell(channel, payload, files, commands.output_limit)
+    try:
+        yield shell
+    finally:
+        await shell.close()
 
 
 class NativeShell:
     """A shell session. See ``abilities.Shell``."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        payload: bytes,
-        write: Write,
-        remove: Remove,
-        limit: int,
-    ) -> None:
+    def __init__(self, channel: Channel, payload: bytes, files: SandboxFiles, limit: int) -> None:
         self._channel = channel
-        self._write = write
-        self._remove = remove
+        self._files = files
         self._token = secrets.token_hex(16)
         self._script = f"/tmp/.shell-{self._token[:12]}"  # noqa: S108 (in the sandbox)
         self._busy = asyncio.Lock()
@@ -77,9 +84,9 @@ class NativeShell:
         async with self._busy:
             self._check()
             # With a timeout nothing here waits forever: a cancelled write ends, or its sandbox does.
-            most = None if timeout is None else timeout + self._channel.answer_timeout
-            with anyio.move_on_after(most) as waiting:
-                await self._write(self._script, text + b"\n")
+            longest = None if timeout is None else timeout + self._channel.answer_timeout
+            with anyio.move_on_after(longest) as waiting:
+                await self._files.write(self._script, text + b"\n", 0o644)
             if waiting.cancelled_caught:
                 return Observation(
                     exit_code=KILLED + 9, signal=9, timed_out=True, seconds=perf_counter() - asked
@@ -179,7 +186,7 @@ class NativeShell:
                     anyio.move_on_after(self._channel.answer_timeout),
                     contextlib.suppress(ActionError, SubstrateError),
                 ):
-                    await self._remove(self._script)
+                    await self._files.remove(self._script)
 
 
 class _Stream:

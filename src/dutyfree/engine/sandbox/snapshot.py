@@ -76,7 +76,7 @@ class SandboxLayers:
             raise ExecError(f"sandbox {lifecycle.name} could not be kept: {error.message}") from error
 
     def reset(self) -> None:
-        """Release what was captured since the hand-out, because no sandbox stands on it any more."""
+        """Go back to the layers of ``start``, and release the others: no sandbox stands on them any more."""
         self._stand_on(self.start.trees)
 
     def _state(self, trees: tuple[Tree, ...]) -> StartState:

@@ -8,13 +8,22 @@ import fcntl
 import os
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from time import perf_counter
 
 import anyio
 
-from dutyfree.contract import Observation
+from dutyfree.contract import Command, Observation
+from dutyfree.contract.arguments import check_command
 from dutyfree.contract.errors import ActionError, InputClosed, LimitError, SubstrateError
+from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.commands import CommandRunner
+from dutyfree.engine.sandbox.lifecycle import Lifecycle
+from dutyfree.engine.sandbox.observation import observe
 from dutyfree.engine.sandbox.pending import PendingCommand
 from dutyfree.engine.sandbox.pipes import AsyncDescriptor
 
@@ -28,6 +37,39 @@ def check_size(rows: int, columns: int) -> None:
     """Raises LimitError."""
     if not (0 < rows <= _SIZE_MAX and 0 < columns <= _SIZE_MAX):
         raise LimitError(f"a terminal of {rows} rows and {columns} columns: both must be 1 to {_SIZE_MAX}")
+
+
+@asynccontextmanager
+async def open_terminal(
+    lifecycle: Lifecycle,
+    commands: CommandRunner,
+    command: Command,
+    *,
+    rows: int,
+    columns: int,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    user: str | None,
+    term: str,
+) -> AsyncIterator[NativeTerminal]:
+    """Run the command in a terminal, and kill it on exit. ``term`` is the default of TERM.
+
+    Raises ActionError, UsageError, DispatchError.
+    """
+    check_size(rows, columns)
+    asked = perf_counter()
+    check_command(command, cwd=cwd, env=env, user=user)
+    channel = lifecycle.channel()
+    env = {"TERM": term, **(env or {})}
+    payload = commands.encode(command, cwd, env, None, user, protocol.EXEC_STREAM)
+    identity, running = channel.exec(protocol.WINDOW.pack(rows, columns) + payload, kind=Frame.TERMINAL)
+    observed = partial(observe, command, user or commands.defaults.user, cwd, running, asked=asked)
+    terminal = NativeTerminal(f"{lifecycle.name}-{identity}", channel, identity, running, observed)
+    try:
+        await terminal.wait_open()
+        yield terminal
+    finally:
+        await terminal.close()
 
 
 class NativeTerminal:
