@@ -36,7 +36,6 @@ import anyio
 import msgspec
 from measuring import Row, figure
 
-from dutyfree import substrates
 from dutyfree.analysis.ab import compare_rounds
 from dutyfree.analysis.cells import samples
 from dutyfree.analysis.comparison import compare
@@ -74,9 +73,6 @@ class Delayed(Bare):
             yield sandbox
 
 
-substrates.BUILT_IN["delayed"] = f"{__name__}:Delayed"
-
-
 class Silent:
     def note(self, text: str) -> None: ...
 
@@ -90,7 +86,9 @@ async def study(workload: str, trials: int, delays: dict[str, float]) -> Records
     plan = Plan(
         name="comparisons",
         substrates=list(delays),
-        options={label: {"use": "delayed", "milliseconds": delay} for label, delay in delays.items()},
+        options={
+            label: {"use": f"{__name__}:Delayed", "milliseconds": delay} for label, delay in delays.items()
+        },
         workloads={workload: trials},
         seed=random.randrange(1 << 31),  # noqa: S311 (an order, not a secret)
     )
