@@ -125,7 +125,7 @@ class NativeSandbox:
             state = ", paused"
         return f"<sandbox {self.id}{state}>"
 
-    # --- CommandRunner -----------------------------------------------------------------------------------
+    # --- Commands -----------------------------------------------------------------------------------
 
     async def exec(
         self,
@@ -137,6 +137,7 @@ class NativeSandbox:
         timeout: float | None = None,
         user: str | None = None,
     ) -> Observation:
+        """Run a command to its end. A command that fails is an observation, not an error."""
         return await self._commands.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
 
     def stream(
@@ -149,11 +150,13 @@ class NativeSandbox:
         timeout: float | None = None,
         user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
+        """Run a command, and yield its output as it arrives; the last item is the observation."""
         return self._commands.stream(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
 
     async def batch(
         self, actions: Sequence[Action], *, stop_on_failure: bool = True
     ) -> tuple[Result | Exception, ...]:
+        """Run several actions, one after the other, in one round trip."""
         check_actions(actions)
         channel = self._lifecycle.channel()
         if not actions:
@@ -167,6 +170,7 @@ class NativeSandbox:
         return await batch.run(channel, actions, encoded)
 
     def shell(self) -> AbstractAsyncContextManager[NativeShell]:
+        """A shell session: variables, functions and the working directory stay between commands."""
         return open_shell(self._lifecycle, self._commands, self._files)
 
     def terminal(
@@ -179,6 +183,7 @@ class NativeSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AbstractAsyncContextManager[NativeTerminal]:
+        """Run a command, by default a shell, in a terminal."""
         return open_terminal(
             self._lifecycle,
             self._commands,
@@ -199,35 +204,45 @@ class NativeSandbox:
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
     ) -> NativeProcess:
+        """Start a background process."""
         return await self._processes.start(command, cwd=cwd, env=env, stdin=stdin)
 
     async def processes(self) -> tuple[NativeProcess, ...]:
+        """The background processes that run, and the latest that have ended."""
         return self._processes.all()
 
     async def attach(self, id: str) -> NativeProcess:  # noqa: A002
+        """The background process with this id. Raises UnknownProcess."""
         return self._processes.get(id)
 
     # --- Files --------------------------------------------------------------------------------------
 
     async def read(self, path: str) -> bytes:
+        """The content of a file. Raises ActionError."""
         return await self._files.read(path)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace a file. Raises ActionError."""
         await self._files.write(path, data, mode)
 
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        """Replace ``old``, which must occur exactly once in the file, by ``new``. Raises EditError."""
         await self._files.edit(path, old, new)
 
     async def list(self, path: str) -> tuple[Entry, ...]:
+        """The entries of a directory, sorted by name. Raises ActionError."""
         return await self._files.list(path)
 
     async def remove(self, path: str) -> None:
+        """Remove a file or a directory tree. Raises ActionError."""
         await self._files.remove(path)
 
     async def upload(self, source: Path, path: str) -> None:
+        """Copy a local file or tree to ``path``. Raises ActionError."""
         await self._files.upload(Path(source), path)
 
     async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
+        """Copy a file or tree to this machine; returns the links that were left out. Raises ActionError."""
         return await self._files.download(path, Path(target), outside_links=outside_links)
 
     async def search(
@@ -244,6 +259,7 @@ class NativeSandbox:
         width: int = 500,
         timeout: float | None = 60.0,
     ) -> Found:
+        """Search file contents or file names. See ``Search``. Raises ActionError."""
         return await self._files.search(
             Search(path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout)
         )
@@ -251,14 +267,17 @@ class NativeSandbox:
     def watch(
         self, path: str = ".", *, recursive: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        """The changes below a path, from the entry of the context on. Raises ActionError."""
         return self._files.watch(path, recursive=recursive)
 
     # --- Services -----------------------------------------------------------------------------------
 
     async def services(self) -> tuple[ServiceState, ...]:
+        """The state of each service, in the order of the recipe."""
         return self._services.states()
 
     async def restart(self, service: str) -> None:
+        """End a service if it runs, and start it. Raises UsageError, ActionError."""
         await self._services.restart(service)
 
     async def call(
@@ -271,11 +290,13 @@ class NativeSandbox:
         stdin: bytes | None = None,
         timeout: float | None = None,
     ) -> Observation:
+        """Run a fork of a service to its end, as ``exec`` runs a command. Raises UsageError, ActionError."""
         return await self._services.call(service, arguments, cwd=cwd, env=env, stdin=stdin, timeout=timeout)
 
     # --- Network ------------------------------------------------------------------------------------
 
     async def connect(self, port: int) -> SocketStream:
+        """A connection to a server in the sandbox. Raises PortClosed."""
         if not 0 < port < 65536:
             raise UsageError(f"there is no port {port}")
         with self._lifecycle.launcher_request():
@@ -288,6 +309,7 @@ class NativeSandbox:
         await self._lifecycle.pause()
 
     async def resume(self) -> None:
+        """Continue all processes."""
         await self._lifecycle.resume()
 
     async def snapshot(self, name: str | None = None) -> Recipe:
@@ -410,6 +432,7 @@ class NativeSandbox:
         self._lifecycle.abandon()
 
     async def close(self) -> None:
+        """Destroy the sandbox, and wait until nothing of it is left. Raises CleanupError."""
         self._layers.reset()
         await self._lifecycle.close()
 
@@ -421,6 +444,7 @@ class NetworkedSandbox(NativeSandbox):
     """
 
     async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what the sandbox may reach. Raises UsageError, ActionError, DispatchError."""
         try:
             body = network_policy.encode(policy, self._host.resolvers)
         except ValueError as error:
