@@ -88,7 +88,7 @@ def pull(
     from dutyfree.engine.store.store import Store
 
     wanted = references.parse(reference)
-    options = mirrors.options({wanted.registry: mirror} if mirror else {})
+    options = mirrors.pull_options({wanted.registry: mirror} if mirror else {})
     with LayerBars(quiet) as bars:
         held = run_blocking(lambda cancel: Puller(Store(), options, bars.show, cancel).pull(wanted))
     return _added(held, quiet)

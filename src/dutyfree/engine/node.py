@@ -110,7 +110,7 @@ class Node:
         )
         self.snapshots = MemorySnapshots(self.layers)
         self._disk = DiskLayers(launcher)
-        registries = partial(mirrors.options, options.mirrors, options.insecure)
+        registries = partial(mirrors.pull_options, options.mirrors, options.insecure)
         self.images = OpenImages(
             launcher, self._disk, self.snapshots, options.image, registries, daemon_image
         )

@@ -29,7 +29,7 @@ from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, OptionError
 from dutyfree.engine.exchange.chains import ChainLayer, LayerChain
-from dutyfree.engine.exchange.peers import MissingLayers, PeerSet, PeerTiming, best
+from dutyfree.engine.exchange.peers import MissingLayers, PeerSet, PeerTiming, best_offer
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
@@ -656,18 +656,21 @@ def chain(*keys: str, seconds: float = 1.0, build_id: str = "", **lies: Any) -> 
     ],
 )
 def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[LayerChain], length: int) -> None:
-    found = best(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), offered)
+    found = best_offer(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), offered)
     assert (len(found.upper) if found else 0) == length
     if found:
         assert found.stored_image is None
-        assert best(Store(tmp_path), MissingLayers("sha256:1", KEYS[:length], KEYS[length:]), offered) is None
+        assert (
+            best_offer(Store(tmp_path), MissingLayers("sha256:1", KEYS[:length], KEYS[length:]), offered)
+            is None
+        )
 
 
 @pytest.mark.parametrize(("build_id", "fits"), [("ours", True), ("theirs", False)])
 def test_what_lies_in_memory_alone_is_gone_on_from_too(tmp_path: Path, build_id: str, fits: bool) -> None:
     """The store does not know of that run: only one that was made upon it will do."""
     missing = MissingLayers("sha256:1", KEYS[:1], KEYS[1:], "ours")
-    assert bool(best(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
+    assert bool(best_offer(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
 
 
 async def test_it_stops_when_it_is_halted(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Image:
             kind = f"{DOCKER}image.rootfs.diff.tar.gzip"
         self.layers = [self._blob(pack(layer), kind) for layer in layers]
         self.config: dict[str, Any] = {
-            "architecture": architecture or manifest.here().architecture,
+            "architecture": architecture or manifest.this_platform().architecture,
             "os": "linux",
             "created": "2024-02-03T04:05:06Z",
             "config": config or {},

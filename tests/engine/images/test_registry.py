@@ -24,7 +24,7 @@ import pytest
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import registry as registries
 from dutyfree.engine.images.install import LayerProgress
-from dutyfree.engine.images.manifest import here
+from dutyfree.engine.images.manifest import this_platform
 from dutyfree.engine.images.pull import Puller, PullOptions
 from dutyfree.engine.images.reference import parse
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
@@ -140,8 +140,8 @@ def test_an_index_gives_this_platform(hub: tuple[str, Path], store: Store) -> No
     both = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
     push_manifest(host, "team/multi", "latest", both, INDEX)
     kept = pull(store, f"{host}/team/multi")
-    assert files(store, kept) == {"for": here().architecture.encode()}
-    other = [e for e in entries if e["platform"]["architecture"] != here().architecture]
+    assert files(store, kept) == {"for": this_platform().architecture.encode()}
+    other = [e for e in entries if e["platform"]["architecture"] != this_platform().architecture]
     one = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": other}).encode()
     push_manifest(host, "team/multi", "other", one, INDEX)
     with pytest.raises(CreateError, match="not made for linux"):

@@ -50,6 +50,8 @@ class Blob(msgspec.Struct, frozen=True, rename={"tar_size": "whole"}):
 
 
 class ChainLayer(msgspec.Struct, frozen=True, rename={"provenance": "made"}):
+    """One layer of a chain."""
+
     key: str
     provenance: Provenance | None = None
     """None for a layer of the image."""

@@ -37,6 +37,8 @@ from dutyfree.engine.store.store import Store
 
 
 class FetchResult(msgspec.Struct, frozen=True):
+    """What was fetched of a chain."""
+
     chain: LayerChain
     layers: int
     """Number of layers that were missing."""

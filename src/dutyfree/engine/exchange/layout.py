@@ -155,7 +155,7 @@ def chain_documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
     """The configuration and the manifest of a chain."""
     blobs = [blob for layer in chain.layers for blob in layer.blobs]
     is_image = bool(chain.lower)
-    here = manifest.here()
+    here = manifest.this_platform()
     config = {
         "architecture": here.architecture,
         "os": here.os,

@@ -263,7 +263,7 @@ class PeerSet:
             for answer in futures.wait(pending, POLL_SECONDS, futures.FIRST_COMPLETED).done:
                 state, peer = pending.pop(answer)
                 try:
-                    chain = best(store, missing, answer.result(), self.timing.build_min)
+                    chain = best_offer(store, missing, answer.result(), self.timing.build_min)
                 except Cancelled:  # checked below
                     continue
                 except Exception as error:  # noqa: BLE001
@@ -310,7 +310,7 @@ class PeerSet:
             _log.warning("no layers from the peer %s, so they are built here: %s", state.source, failure)
 
 
-def best(
+def best_offer(
     store: Store,
     missing: MissingLayers,
     offered: Sequence[LayerChain],

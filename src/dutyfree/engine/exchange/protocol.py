@@ -30,6 +30,8 @@ NAMES_MAX = 1024
 
 
 class BlobRequest(NamedTuple):
+    """A blob from a position on."""
+
     digest: str
     position: Annotated[int, msgspec.Meta(ge=0)]
 

@@ -19,6 +19,8 @@ _HUB_KEY = "https://index.docker.io/v1/"
 
 
 class Login(NamedTuple):
+    """A user's name and secret at a registry."""
+
     name: str
     secret: str
     token: bool = False

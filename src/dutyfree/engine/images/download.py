@@ -37,14 +37,14 @@ def open_download(
         path.touch(mode=0o600)
         with (
             open(path, "rb", buffering=0) as file,
-            _growing(registry, wanted, path, on_bytes, cancel, file) as grown,
+            _download_in_thread(registry, wanted, path, on_bytes, cancel, file) as growing_file,
         ):
-            yield grown
+            yield growing_file
     path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _growing(
+def _download_in_thread(
     registry: RegistryClient,
     wanted: BlobDescriptor,
     path: Path,
@@ -52,24 +52,24 @@ def _growing(
     cancel: CancelToken,
     file: BinaryIO,
 ) -> Iterator[Readable]:
-    growing = _Growing(file, cancel)
+    growing_file = _GrowingFile(file, cancel)
 
-    def grown(at: int) -> None:
-        growing.grow(at)
+    def report(at: int) -> None:
+        growing_file.grow(at)
         on_bytes(at)
 
     def fetch() -> None:
         error: BaseException | None = None
         try:
-            download(registry, wanted, path, grown, cancel)
+            download(registry, wanted, path, report, cancel)
         except BaseException as caught:  # noqa: BLE001 (raised where the blob is read)
             error = caught
-        growing.end(error)
+        growing_file.end(error)
 
     thread = threading.Thread(target=fetch, name="dutyfree-fetch", daemon=True)
     thread.start()
     try:
-        yield growing
+        yield growing_file
     except BaseException:
         cancel.set()
         raise
@@ -77,7 +77,7 @@ def _growing(
         thread.join()
 
 
-class _Growing:
+class _GrowingFile:
     """A file that another thread appends to.
 
     If the download starts again, the part that was read already is not read again. The layer's own digest

@@ -41,12 +41,16 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Platform(msgspec.Struct, frozen=True):
+    """An operating system and a processor architecture."""
+
     os: str = ""
     architecture: str = ""
     variant: str = ""
 
 
 class BlobDescriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}):
+    """Digest, size and type of a blob in a registry or a layout."""
+
     digest: str
     size: int
     media_type: str = ""
@@ -64,12 +68,14 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
+    """What an image's configuration says."""
+
     settings: ImageSettings
     diff_ids: tuple[str, ...]
     created: str
 
 
-def here() -> Platform:
+def this_platform() -> Platform:
     """The platform of this machine."""
     machine = platform.machine()
     return Platform("linux", _MACHINES.get(machine, machine))
@@ -120,7 +126,7 @@ def read(data: bytes, media_type: str) -> Manifest | tuple[BlobDescriptor, ...]:
 
 def choose(listed: tuple[BlobDescriptor, ...], wanted: Platform | None = None) -> BlobDescriptor:
     """Select the entry of an index for this platform. Raises CreateError."""
-    wanted = wanted or here()
+    wanted = wanted or this_platform()
     if len(listed) == 1 and listed[0].platform is None:
         return listed[0]
     known = [entry for entry in listed if entry.platform and entry.platform.os not in ("", "unknown")]
@@ -139,7 +145,7 @@ def choose(listed: tuple[BlobDescriptor, ...], wanted: Platform | None = None) -
 def configuration(data: bytes, layers: int) -> Configuration:
     """Parse an image's configuration, and check it against the number of layers. Raises CreateError."""
     document = _decode(data)
-    wanted = here()
+    wanted = this_platform()
     try:
         found = Platform(str(document.get("os", "linux")), str(document.get("architecture", "")))
         if (found.os, found.architecture or wanted.architecture) != (wanted.os, wanted.architecture):

@@ -10,7 +10,7 @@ from dutyfree.engine.images.pull import PullOptions
 from dutyfree.engine.images.reference import HUB
 
 
-def options(
+def pull_options(
     mirrors: Mapping[str, tuple[str, ...]] | None = None, insecure: tuple[str, ...] = ()
 ) -> PullOptions:
     """Add DUTYFREE_MIRRORS and DUTYFREE_INSECURE_REGISTRIES to the configured ones. Raises CreateError.

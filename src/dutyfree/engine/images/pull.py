@@ -109,7 +109,7 @@ class Puller:
     def _from_registry(
         self, registry: RegistryClient, reference: Reference, cancel: CancelToken
     ) -> LeasedImage:
-        data, kind = registry.manifest(reference.wanted)
+        data, kind = registry.manifest(reference.tag_or_digest)
         found = manifest.read(data, kind)
         for _ in range(4):
             if isinstance(found, manifest.Manifest):

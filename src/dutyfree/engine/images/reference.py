@@ -26,7 +26,7 @@ class Reference(NamedTuple):
     """The manifest's digest. If it is empty, the tag decides."""
 
     @property
-    def wanted(self) -> str:
+    def tag_or_digest(self) -> str:
         """The tag or digest to request from the registry."""
         return self.digest or self.tag
 

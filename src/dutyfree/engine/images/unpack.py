@@ -334,9 +334,7 @@ class _Target:
             name = key.removeprefix("SCHILY.xattr.")
             own = name.startswith("user.") and not name.startswith("user.overlay.")
             if name != key and (own or name in ACL_ATTRIBUTES):
-                with contextlib.suppress(
-                    OSError
-                ):  # may be too large for this file system; tar ignores that too
+                with contextlib.suppress(OSError):  # too large for this file system: tar ignores that too
                     os.setxattr(file, encode(name), encode(value))
 
     @staticmethod
