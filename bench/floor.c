@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static struct create wanted = {.trees = 2,
+static struct create spec = {.trees = 2,
 			       .memory = 4ull << 30,
 			       .disk = 2ull << 30,
 			       .pids = 2048,
@@ -93,10 +93,10 @@ static void in_sandbox(bool fresh, uint64_t *result, uint64_t *gone)
 	struct slot *slot = fresh ? slot_create() : slot_take();
 	AUTOCLOSE int kept = -1;
 
-	activation.wanted = wanted;
-	if (!slot || cgroup_set_limits(&slot->cgroup, &wanted) < 0 || parked_create(slot) < 0)
+	activation.spec = spec;
+	if (!slot || cgroup_set_limits(&slot->cgroup, &spec) < 0 || parked_create(slot) < 0)
 		die("parts");
-	AUTOCLOSE int upper = upper_create(&wanted, &kept);
+	AUTOCLOSE int upper = upper_create(&spec, &kept);
 	if (upper < 0 || parked_activate(slot, &activation, upper) < 0)
 		die("order");
 	if (recv(slot->socket, answer, sizeof answer, MSG_WAITALL) != sizeof answer)
@@ -153,8 +153,8 @@ int main(int argc, char **argv)
 		die("layers");
 	setup_prepare(proc);
 	seccomp_prepare();
-	wanted.tree[0].layers[0] = skeleton(argv[1]);
-	wanted.tree[1].layers[0] = skeleton("/usr");
+	spec.tree[0].layers[0] = skeleton(argv[1]);
+	spec.tree[1].layers[0] = skeleton("/usr");
 	slot_return(slot_create());
 	for (int letter; (letter = getchar()) != EOF;) {
 		uint64_t result = 0, gone = 0;

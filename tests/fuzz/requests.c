@@ -84,10 +84,10 @@ int __wrap_parked_activate(const struct slot *slot, struct activation *activatio
 {
 	(void)slot, (void)upper;
 	require(strnlen(activation->label, sizeof activation->label) < LABEL_MAX, "a label is NUL-terminated");
-	require(activation->wanted.trees >= 1 && activation->wanted.trees <= TREES_MAX,
+	require(activation->spec.trees >= 1 && activation->spec.trees <= TREES_MAX,
 		"the number of trees is within its limit");
-	for (uint32_t i = 0; i < activation->wanted.trees; i++) {
-		const struct tree *tree = &activation->wanted.tree[i];
+	for (uint32_t i = 0; i < activation->spec.trees; i++) {
+		const struct tree *tree = &activation->spec.tree[i];
 		require(memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) && tree->count <= LAYERS_MAX,
 			"a tree is within its limits");
 	}
@@ -114,20 +114,20 @@ int __wrap_layer_remove(uint32_t number)
 	return number <= layers ? 0 : -ENOENT;
 }
 
-int __wrap_upper_create(const struct create *wanted, int *kept);
-int __wrap_upper_create(const struct create *wanted, int *kept)
+int __wrap_upper_create(const struct create *spec, int *kept);
+int __wrap_upper_create(const struct create *spec, int *kept)
 {
-	(void)wanted;
+	(void)spec;
 	*kept = jail_memory("", 0);
 	return jail_memory("", 0);
 }
 
-int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *made);
-int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *made)
+int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *layers);
+int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *layers)
 {
 	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to snapshot");
-	for (made->count = 0; made->count < trees; made->count++)
-		made->number[made->count] = ++layers;
+	for (layers->count = 0; layers->count < trees; layers->count++)
+		layers->number[layers->count] = ++layers;
 	return force ? 0 : -EBUSY;
 }
 
@@ -139,19 +139,19 @@ int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 	return -EAGAIN;
 }
 
-int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t serial);
-int __wrap_snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
+int __wrap_snapshot_merge(const struct merge *spec, int target, uint32_t serial);
+int __wrap_snapshot_merge(const struct merge *spec, int target, uint32_t serial)
 {
 	(void)target, (void)serial;
-	require(wanted->count >= 1 && wanted->count <= LAYERS_MAX, "no more layers than a tree can have");
+	require(spec->count >= 1 && spec->count <= LAYERS_MAX, "no more layers than a tree can have");
 	return -EAGAIN;
 }
 
-int __wrap_cgroup_set_limits(struct cgroup *group, const struct create *wanted);
-int __wrap_cgroup_set_limits(struct cgroup *group, const struct create *wanted)
+int __wrap_cgroup_set_limits(struct cgroup *group, const struct create *spec);
+int __wrap_cgroup_set_limits(struct cgroup *group, const struct create *spec)
 {
 	(void)group;
-	return wanted->memory == 1 ? -EBUSY : 0;
+	return spec->memory == 1 ? -EBUSY : 0;
 }
 
 bool __wrap_cgroup_can_freeze(void);

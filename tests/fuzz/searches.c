@@ -20,13 +20,13 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-int __wrap_regcomp(regex_t *made, const char *text, int flags);
-int __real_regcomp(regex_t *made, const char *text, int flags);
+int __wrap_regcomp(regex_t *compiled, const char *text, int flags);
+int __real_regcomp(regex_t *compiled, const char *text, int flags);
 
 /* Skip expressions that the C library compiles slowly: the real process has a deadline. */
-int __wrap_regcomp(regex_t *made, const char *text, int flags)
+int __wrap_regcomp(regex_t *compiled, const char *text, int flags)
 {
-	return strlen(text) > 64 || strpbrk(text, "{123456789") ? REG_ESPACE : __real_regcomp(made, text, flags);
+	return strlen(text) > 64 || strpbrk(text, "{123456789") ? REG_ESPACE : __real_regcomp(compiled, text, flags);
 }
 
 /* Parse the answer as the owner does. */
@@ -44,13 +44,13 @@ static void check_answer(void)
 			"nothing follows the last match");
 		memcpy(&match, at, sizeof match);
 		at += sizeof match;
-		require(match.path_size < PATH_MAX && match.text_size <= wanted.width,
+		require(match.path_size < PATH_MAX && match.text_size <= request.width,
 			"sizes are within the requested limits");
 		require((uint64_t)match.path_size + match.text_size <= (uint64_t)(answer + size - at),
 			"sizes fit the answer");
 		count++;
 	}
-	require(match.flags & MATCH_LAST && count - 1 <= wanted.matches, "no more matches than requested");
+	require(match.flags & MATCH_LAST && count - 1 <= request.matches, "no more matches than requested");
 }
 
 int __wrap_command_streamer(uint32_t id, int (*body)(const char *, int), const char *argument, uint64_t timeout);

@@ -137,13 +137,13 @@ void egress_replied(void)
 void sandbox_connect(const struct request *request, const struct port *port)
 {
 	struct sandbox *sandbox = sandbox_find(request->number);
-	int made = -ESRCH;
+	int connection = -ESRCH;
 
 	if (sandbox && !sandbox->ended)
-		made = netns_connect(sandbox->shared_network ? -1 : sandbox->slot->netns, port->port, port->ipv6);
-	if (made < 0)
-		refuse(request->serial, made, "cannot connect");
+		connection = netns_connect(sandbox->shared_network ? -1 : sandbox->slot->netns, port->port, port->ipv6);
+	if (connection < 0)
+		refuse(request->serial, connection, "cannot connect");
 	else
-		reply(request->serial, 0, request->number, NULL, 0, &made, 1);
-	close_fd(&made);
+		reply(request->serial, 0, request->number, NULL, 0, &connection, 1);
+	close_fd(&connection);
 }

@@ -116,12 +116,12 @@ void egress_free(void *memory)
 	fd_released = true;
 }
 
-socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made)
+socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *result)
 {
-	struct sockaddr_in *v4 = (struct sockaddr_in *)made;
-	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)made;
+	struct sockaddr_in *v4 = (struct sockaddr_in *)result;
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)result;
 
-	memset(made, 0, sizeof *made);
+	memset(result, 0, sizeof *result);
 	if (IN6_IS_ADDR_V4MAPPED(address)) {
 		v4->sin_family = AF_INET;
 		v4->sin_port = htons(port);

@@ -79,6 +79,6 @@ void lookup_cancel_all(struct client *client);
 void lookup_retry(struct client *client, uint64_t moment);
 unsigned lookup_total(void); /* active lookups of all sandboxes */
 
-socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *made);
+socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *result);
 
 #endif

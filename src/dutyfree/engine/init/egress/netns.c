@@ -47,14 +47,14 @@ static int make_listener(void)
 {
 	struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(LISTENER_PORT)};
 	struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons(LISTENER_PORT)};
-	struct sockaddr *wanted = (struct sockaddr *)&any;
+	struct sockaddr *address = (struct sockaddr *)&any;
 	socklen_t size = sizeof any;
 	const int no = 0, yes = 1;
 	int listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (listener < 0) {
 		listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-		wanted = (struct sockaddr *)&any4;
+		address = (struct sockaddr *)&any4;
 		size = sizeof any4;
 	} else
 		setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
@@ -62,11 +62,11 @@ static int make_listener(void)
 		return -errno;
 	/* It answers for addresses that are not local. IP_TRANSPARENT covers both IP versions. */
 	int error = setsockopt(listener, IPPROTO_IP, IP_TRANSPARENT, &yes, sizeof yes) < 0 ? -errno : 0;
-	if (!error && bind(listener, wanted, size) < 0)
+	if (!error && bind(listener, address, size) < 0)
 		error = -errno;
 	if (error == -EADDRINUSE) {
 		any.sin6_port = any4.sin_port = 0;
-		error = bind(listener, wanted, size) < 0 ? -errno : 0;
+		error = bind(listener, address, size) < 0 ? -errno : 0;
 	}
 	/* Urgent data may arrive before accept() (relay.c). */
 	setsockopt(listener, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof yes);
@@ -124,7 +124,7 @@ void netns_close(int netns)
 }
 
 struct socket_request {
-	int netns, family, made;
+	int netns, family, fd;
 };
 
 /* Rootless: a child does this, because we could not return to our namespace. */
@@ -135,8 +135,8 @@ static int create_socket(void *argument)
 
 	if (error)
 		return -error;
-	request->made = socket(request->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	return request->made < 0 ? errno : 0;
+	request->fd = socket(request->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	return request->fd < 0 ? errno : 0;
 }
 
 int netns_connect(int netns, uint16_t port, int ipv6_only)
@@ -146,16 +146,16 @@ int netns_connect(int netns, uint16_t port, int ipv6_only)
 				     .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct sockaddr_in6 server6 = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 	const struct sockaddr *address = ipv6_only ? (struct sockaddr *)&server6 : (struct sockaddr *)&server;
-	struct socket_request request = {.netns = netns, .family = address->sa_family, .made = -1};
+	struct socket_request request = {.netns = netns, .family = address->sa_family, .fd = -1};
 	int error = host.rootless ? run_child(create_socket, &request, -1) : -create_socket(&request);
-	int made = request.made;
+	int fd = request.fd;
 
 	if (!host.rootless)
 		netns_leave();
 	/* A socket stays in the network namespace that it was created in. */
-	if (!error && connect(made, address, ipv6_only ? sizeof server6 : sizeof server) < 0 && errno != EINPROGRESS) {
+	if (!error && connect(fd, address, ipv6_only ? sizeof server6 : sizeof server) < 0 && errno != EINPROGRESS) {
 		error = -errno;
-		close(made);
+		close(fd);
 	}
-	return error ? error : made;
+	return error ? error : fd;
 }

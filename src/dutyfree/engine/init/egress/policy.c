@@ -85,7 +85,7 @@ struct prefix {
 
 static struct prefix parse_prefix(const char *text)
 {
-	struct prefix made = {.v4 = !strchr(text, ':')};
+	struct prefix prefix = {.v4 = !strchr(text, ':')};
 	char address[INET6_ADDRSTRLEN];
 	size_t length = strcspn(text, "/");
 
@@ -93,12 +93,12 @@ static struct prefix parse_prefix(const char *text)
 		abort();
 	memcpy(address, text, length);
 	address[length] = 0;
-	made.bits = (unsigned)atoi(text + length + 1) + (made.v4 ? 96 : 0);
-	if (made.v4)
-		memset(made.address.s6_addr + 10, 0xff, 2);
-	if (inet_pton(made.v4 ? AF_INET : AF_INET6, address, made.address.s6_addr + (made.v4 ? 12 : 0)) != 1)
+	prefix.bits = (unsigned)atoi(text + length + 1) + (prefix.v4 ? 96 : 0);
+	if (prefix.v4)
+		memset(prefix.address.s6_addr + 10, 0xff, 2);
+	if (inet_pton(prefix.v4 ? AF_INET : AF_INET6, address, prefix.address.s6_addr + (prefix.v4 ? 12 : 0)) != 1)
 		abort(); /* a bug in denylist.h */
-	return made;
+	return prefix;
 }
 
 static bool is_denylisted(const struct in6_addr *address)
@@ -167,9 +167,9 @@ static bool is_v4(const struct in6_addr *address, uint32_t number)
 	return IN6_IS_ADDR_V4MAPPED(address) && ntohl(found) == number;
 }
 
-static bool port_fits(uint16_t wanted, uint16_t port)
+static bool port_fits(uint16_t rule_port, uint16_t port)
 {
-	return wanted == 0 || wanted == port;
+	return rule_port == 0 || rule_port == port;
 }
 
 enum policy_verdict policy_check(const struct policy *policy, const struct in6_addr *address, uint16_t port,
@@ -208,15 +208,15 @@ enum policy_verdict policy_check(const struct policy *policy, const struct in6_a
 
 static bool name_matches(const struct policy *policy, size_t at, const struct rule *rule, const char *name, size_t size)
 {
-	const char *wanted = (const char *)policy->rules + at + sizeof *rule;
+	const char *rule_name = (const char *)policy->rules + at + sizeof *rule;
 	size_t length = rule->name_size;
 
 	if (rule->kind == RULE_NAME)
-		return size == length && memcmp(name, wanted, size) == 0;
+		return size == length && memcmp(name, rule_name, size) == 0;
 	if (rule->kind != RULE_SUBDOMAINS)
 		return false;
 	return length == 0 ||
-	       (size > length + 1 && name[size - length - 1] == '.' && memcmp(name + size - length, wanted, length) == 0);
+	       (size > length + 1 && name[size - length - 1] == '.' && memcmp(name + size - length, rule_name, length) == 0);
 }
 
 bool policy_allows_name(const struct policy *policy, const char *name, size_t size)

@@ -275,7 +275,7 @@ static bool failed(int fd)
 void relay_event(struct client *client, struct watch *watch, uint32_t events)
 {
 	struct connection *connection = (struct connection *)(void *)(watch - (watch->kind == WATCH_OUTSIDE));
-	uint32_t wanted[2] = {0, 0};
+	uint32_t interest[2] = {0, 0};
 
 	if ((events & EPOLLERR || connection->connecting) && failed(watch->fd)) {
 		connection_close(client, connection, true);
@@ -291,14 +291,14 @@ void relay_event(struct client *client, struct watch *watch, uint32_t events)
 			return;
 		}
 		if (progress == SINK_FULL)
-			wanted[!from] |= EPOLLOUT;
+			interest[!from] |= EPOLLOUT;
 		else if (!connection->ended[from])
-			wanted[from] |= EPOLLIN;
+			interest[from] |= EPOLLIN;
 	}
 	if (connection->ended[INSIDE] && connection->ended[OUTSIDE]) {
 		connection_close(client, connection, false);
 		return;
 	}
-	watch_set(client, &connection->watch[INSIDE], wanted[INSIDE]);
-	watch_set(client, &connection->watch[OUTSIDE], wanted[OUTSIDE]);
+	watch_set(client, &connection->watch[INSIDE], interest[INSIDE]);
+	watch_set(client, &connection->watch[OUTSIDE], interest[OUTSIDE]);
 }

@@ -64,9 +64,9 @@ static int apply(struct changes *changes, bool tolerant)
 		if (size < 0)
 			return -errno;
 		for (struct nlmsghdr *at = (struct nlmsghdr *)(void *)answer; NLMSG_OK(at, size); at = NLMSG_NEXT(at, size)) {
-			const struct nlmsgerr *said = NLMSG_DATA(at);
-			if (at->nlmsg_type == NLMSG_ERROR && said->error && !error)
-				error = said->error;
+			const struct nlmsgerr *report = NLMSG_DATA(at);
+			if (at->nlmsg_type == NLMSG_ERROR && report->error && !error)
+				error = report->error;
 			seen++;
 		}
 	}

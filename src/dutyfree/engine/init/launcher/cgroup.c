@@ -228,10 +228,10 @@ static int create_own_groups(void)
 		int shared = first_shared_kind(kind);
 		if (parents[kind] < 0)
 			continue;
-		int made = shared < kind ? dup_fd(own[shared]) : create_own_group(parents[kind]);
-		if (made < 0)
-			return made;
-		own[kind] = made;
+		int created = shared < kind ? dup_fd(own[shared]) : create_own_group(parents[kind]);
+		if (created < 0)
+			return created;
+		own[kind] = created;
 	}
 	return 0;
 }
@@ -255,8 +255,8 @@ static int open_own_groups(void)
 	}
 	if (!error && freezer_parent >= 0) {
 		remove_stale_groups(freezer_parent);
-		int made = create_own_group(freezer_parent);
-		freezer_own = made < 0 ? -1 : made; /* optional */
+		int created = create_own_group(freezer_parent);
+		freezer_own = created < 0 ? -1 : created; /* optional */
 	}
 	return error;
 }
@@ -448,30 +448,30 @@ static int set_limit(const struct cgroup *group, int kind, const char *file, con
 	return write_file(own[kind], path, value);
 }
 
-int cgroup_set_limits(struct cgroup *group, const struct create *wanted)
+int cgroup_set_limits(struct cgroup *group, const struct create *spec)
 {
 	char value[64];
 	int error = 0;
 
-	if (group->memory != wanted->memory) {
+	if (group->memory != spec->memory) {
 		const char *none = is_v2 ? "max" : "-1";
-		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->memory);
+		snprintf(value, sizeof value, "%llu", (unsigned long long)spec->memory);
 		error = set_limit(group, CGROUP_MEMORY, is_v2 ? "memory.max" : "memory.limit_in_bytes",
-			      wanted->memory ? value : none);
-		group->memory = error ? group->memory : wanted->memory;
+			      spec->memory ? value : none);
+		group->memory = error ? group->memory : spec->memory;
 	}
-	if (!error && group->pids != wanted->pids) {
+	if (!error && group->pids != spec->pids) {
 		/* On version 1, init's work thread is in the group too. */
-		snprintf(value, sizeof value, "%llu", (unsigned long long)wanted->pids + (is_v2 ? 0 : 1));
-		error = set_limit(group, CGROUP_PIDS, "pids.max", wanted->pids ? value : "max");
-		group->pids = error ? group->pids : wanted->pids;
+		snprintf(value, sizeof value, "%llu", (unsigned long long)spec->pids + (is_v2 ? 0 : 1));
+		error = set_limit(group, CGROUP_PIDS, "pids.max", spec->pids ? value : "max");
+		group->pids = error ? group->pids : spec->pids;
 	}
-	if (!error && group->cpu_quota != wanted->cpu_quota) {
+	if (!error && group->cpu_quota != spec->cpu_quota) {
 		const char *none = is_v2 ? "max 100000" : "-1";
-		snprintf(value, sizeof value, is_v2 ? "%llu 100000" : "%llu", (unsigned long long)wanted->cpu_quota);
+		snprintf(value, sizeof value, is_v2 ? "%llu 100000" : "%llu", (unsigned long long)spec->cpu_quota);
 		error = set_limit(group, CGROUP_CPU, is_v2 ? "cpu.max" : "cpu.cfs_quota_us",
-			      wanted->cpu_quota ? value : none);
-		group->cpu_quota = error ? group->cpu_quota : wanted->cpu_quota;
+			      spec->cpu_quota ? value : none);
+		group->cpu_quota = error ? group->cpu_quota : spec->cpu_quota;
 	}
 	return error;
 }

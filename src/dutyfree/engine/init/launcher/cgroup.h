@@ -27,7 +27,7 @@ struct cgroup {
 int cgroup_open(int proc);
 void cgroup_describe(char *text, size_t size);
 int cgroup_create(struct cgroup *group, unsigned number, unsigned owner); /* owner: the id of its init */
-int cgroup_set_limits(struct cgroup *group, const struct create *wanted);
+int cgroup_set_limits(struct cgroup *group, const struct create *spec);
 ssize_t cgroup_read(const struct cgroup *group, int kind, const char *file, char *text, size_t size);
 bool cgroup_is_v2(void); /* v2 has other file names */
 int cgroup_open_weight(const struct cgroup *group); /* a descriptor to write the CPU weight to, or -errno */

@@ -40,9 +40,9 @@ int id_range_open(void)
 
 static int lock(short kind, unsigned range)
 {
-	struct flock wanted = {.l_type = kind, .l_whence = SEEK_SET, .l_start = range, .l_len = 1};
+	struct flock region = {.l_type = kind, .l_whence = SEEK_SET, .l_start = range, .l_len = 1};
 
-	return file >= 0 && fcntl(file, F_OFD_SETLK, &wanted) < 0 ? -errno : 0;
+	return file >= 0 && fcntl(file, F_OFD_SETLK, &region) < 0 ? -errno : 0;
 }
 
 int id_range_claim(unsigned *first)

@@ -390,10 +390,10 @@ static int copy_entry(const struct merged *above, int target, const char *name, 
 	/* With nothing below, a whiteout hides nothing, and overlayfs would list it as a file. */
 	if (!error && !((copy_all || above->hides_below) && is_whiteout(&merged->info))) {
 		if (S_ISDIR(merged->info.st_mode)) {
-			AUTOCLOSE int made = mkdirat(target, name, 0700) < 0
+			AUTOCLOSE int directory = mkdirat(target, name, 0700) < 0
 						     ? -1
 						     : openat(target, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-			error = made < 0 ? -errno : copy_directory(merged, made, path, copy_all);
+			error = directory < 0 ? -errno : copy_directory(merged, directory, path, copy_all);
 		} else {
 			error = S_ISREG(merged->info.st_mode) ? copy_file(merged, target, name, path)
 							     : copy_special(merged, target, name);

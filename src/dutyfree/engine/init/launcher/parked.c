@@ -66,8 +66,8 @@ int parked_activate(const struct slot *slot, struct activation *activation, int 
 	int mounts[1 + DETACHED_MAX] = {upper};
 
 	activation->detached = 0;
-	for (uint32_t i = 0; i < activation->wanted.trees; i++) {
-		const struct tree *tree = &activation->wanted.tree[i];
+	for (uint32_t i = 0; i < activation->spec.trees; i++) {
+		const struct tree *tree = &activation->spec.tree[i];
 		for (uint32_t layer = 0; layer < tree->count; layer++) {
 			int mount = layer_detached_fd(tree->layers[layer]);
 			if (mount < 0)

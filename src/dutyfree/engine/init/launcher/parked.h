@@ -11,7 +11,7 @@
 
 /* The message that turns it into a sandbox. It arrives on the socket that the owner gets later. */
 struct activation {
-	struct create wanted;
+	struct create spec;
 	uint32_t detached; /* descriptors after the upper: layers with these numbers */
 	uint32_t number[DETACHED_MAX];
 	char label[LABEL_MAX + 1];

@@ -51,14 +51,14 @@ static uint32_t free_number(void)
 	return 0;
 }
 
-static bool is_valid(const struct create *wanted)
+static bool is_valid(const struct create *spec)
 {
-	if (wanted->flags & CREATE_SHARED_NETWORK && !host.rootless)
+	if (spec->flags & CREATE_SHARED_NETWORK && !host.rootless)
 		return false;
-	if (wanted->trees < 1 || wanted->trees > TREES_MAX || wanted->tree[0].mountpoint[0])
+	if (spec->trees < 1 || spec->trees > TREES_MAX || spec->tree[0].mountpoint[0])
 		return false;
-	for (uint32_t i = 0; i < wanted->trees; i++) {
-		const struct tree *tree = &wanted->tree[i];
+	for (uint32_t i = 0; i < spec->trees; i++) {
+		const struct tree *tree = &spec->tree[i];
 		if (tree->count < 1 || tree->count > LAYERS_MAX || !memchr(tree->mountpoint, 0, MOUNTPOINT_MAX) ||
 		    tree->mountpoint[0] == '/' || strstr(tree->mountpoint, ".."))
 			return false;
@@ -80,14 +80,14 @@ static const char *parse_label(const struct request *request, const char *body)
 }
 
 /* Take a slot, set its limits, make sure it has a parked process. Returns what it tried last. */
-static const char *prepare_slot(struct sandbox *sandbox, const struct create *wanted, int *error)
+static const char *prepare_slot(struct sandbox *sandbox, const struct create *spec, int *error)
 {
 	for (int attempt = 0; attempt < 2; attempt++) {
 		sandbox->slot = attempt ? slot_create() : slot_take();
 		*error = sandbox->slot ? 0 : -errno;
 		if (*error)
 			return "cannot create a user namespace, network namespace or control group";
-		*error = cgroup_set_limits(&sandbox->slot->cgroup, wanted);
+		*error = cgroup_set_limits(&sandbox->slot->cgroup, spec);
 		if (*error != -EBUSY)
 			break;
 		/* The slot's group still holds memory of the sandbox before. Take a new slot. */
@@ -113,15 +113,15 @@ static int fd_scarcity_limit(void)
 	return number;
 }
 
-static const char *start_sandbox(struct sandbox *sandbox, const struct create *wanted, const char *label, int *error)
+static const char *start_sandbox(struct sandbox *sandbox, const struct create *spec, const char *label, int *error)
 {
 	static struct activation activation;
-	const char *step = prepare_slot(sandbox, wanted, error);
+	const char *step = prepare_slot(sandbox, spec, error);
 
 	if (*error)
 		return step;
 	/* Created here, so that no process of the sandbox, not even PID 1, can reach it except through the overlay. */
-	AUTOCLOSE int used = upper_create(wanted, &sandbox->upper);
+	AUTOCLOSE int used = upper_create(spec, &sandbox->upper);
 	if (used < 0) {
 		*error = used;
 		return "cannot create its writable file system";
@@ -129,7 +129,7 @@ static const char *start_sandbox(struct sandbox *sandbox, const struct create *w
 	/* Only snapshots need it. When descriptors run out, more sandboxes matter more. */
 	if (sandbox->upper >= fd_scarcity_limit())
 		close_fd(&sandbox->upper);
-	activation.wanted = *wanted;
+	activation.spec = *spec;
 	snprintf(activation.label, sizeof activation.label, "%s", label);
 	*error = parked_activate(sandbox->slot, &activation, used);
 	if (!*error)
@@ -144,10 +144,10 @@ static const char *start_sandbox(struct sandbox *sandbox, const struct create *w
 
 void sandbox_create(const struct request *request, const char *body)
 {
-	const struct create *wanted = (const struct create *)(const void *)body;
+	const struct create *spec = (const struct create *)(const void *)body;
 	const char *label = parse_label(request, body);
 
-	if (!label || !is_valid(wanted)) {
+	if (!label || !is_valid(spec)) {
 		refuse(request->serial, -EPROTO, "malformed request");
 		return;
 	}
@@ -163,9 +163,9 @@ void sandbox_create(const struct request *request, const char *body)
 		error = -EUSERS;
 		step = "the launcher already has 65,536 sandboxes, the maximum";
 	} else if (sandbox) {
-		sandbox->trees = wanted->trees;
-		sandbox->shared_network = wanted->flags & CREATE_SHARED_NETWORK;
-		step = start_sandbox(sandbox, wanted, label, &error);
+		sandbox->trees = spec->trees;
+		sandbox->shared_network = spec->flags & CREATE_SHARED_NETWORK;
+		step = start_sandbox(sandbox, spec, label, &error);
 	}
 	if (!error) {
 		/* Without an event we would never notice its end. */
@@ -241,21 +241,21 @@ void sandbox_destroy(const struct request *request)
 
 /* --- Snapshots ----------------------------------------------------------------------------------- */
 
-static void reply_layers(uint32_t serial, int error, const struct snapshot_layers *made)
+static void reply_layers(uint32_t serial, int error, const struct snapshot_layers *layers)
 {
 	struct {
 		struct snapshot_usage usage;
 		uint32_t number[TREES_MAX];
-	} text = {.usage = made->usage};
+	} text = {.usage = layers->usage};
 
 	if (error) {
 		refuse(serial, error, "cannot write the layer");
 		return;
 	}
-	if (made->count && !layers_clone_detached())
+	if (layers->count && !layers_clone_detached())
 		slot_kill_parked(); /* their mount namespaces lack the new layers */
-	memcpy(text.number, made->number, sizeof text.number);
-	reply(serial, 0, made->count, &text, sizeof text.usage + made->count * sizeof *made->number, NULL, 0);
+	memcpy(text.number, layers->number, sizeof text.number);
+	reply(serial, 0, layers->count, &text, sizeof text.usage + layers->count * sizeof *layers->number, NULL, 0);
 }
 
 /* Reply when the job ends. */
@@ -272,7 +272,7 @@ static void watch_job(int number, uint32_t serial)
 void sandbox_snapshot(const struct request *request)
 {
 	struct sandbox *sandbox = sandbox_find(request->number);
-	struct snapshot_layers made = {.count = 0};
+	struct snapshot_layers layers = {.count = 0};
 	int error = !sandbox || sandbox->ended ? -ESTALE : sandbox->upper < 0 ? -EMFILE : 0;
 
 	if (!error && request->kind == REQUEST_SNAPSHOT_COPY) {
@@ -280,28 +280,28 @@ void sandbox_snapshot(const struct request *request)
 		return;
 	}
 	if (!error)
-		error = snapshot_move(&sandbox->upper, sandbox->trees, request->size > 0, &made);
+		error = snapshot_move(&sandbox->upper, sandbox->trees, request->size > 0, &layers);
 	if (!error)
 		sandbox->upper_taken = true;
-	reply_layers(request->serial, error, &made);
+	reply_layers(request->serial, error, &layers);
 }
 
 void snapshot_merge_request(const struct request *request, const char *body, int target)
 {
-	const struct merge *wanted = (const struct merge *)(const void *)body;
+	const struct merge *spec = (const struct merge *)(const void *)body;
 
-	if (request->size != sizeof *wanted || wanted->own < 1 || wanted->own > wanted->count ||
-	    wanted->count > LAYERS_MAX)
+	if (request->size != sizeof *spec || spec->own < 1 || spec->own > spec->count ||
+	    spec->count > LAYERS_MAX)
 		refuse(request->serial, -EPROTO, "malformed request");
 	else
-		watch_job(snapshot_merge(wanted, target, request->serial), request->serial);
+		watch_job(snapshot_merge(spec, target, request->serial), request->serial);
 }
 
 void snapshot_job_ended(uint32_t number)
 {
-	struct snapshot_layers made;
+	struct snapshot_layers layers;
 	uint32_t serial;
-	int error = snapshot_finish((int)number, &made, &serial);
+	int error = snapshot_finish((int)number, &layers, &serial);
 
-	reply_layers(serial, error, &made);
+	reply_layers(serial, error, &layers);
 }

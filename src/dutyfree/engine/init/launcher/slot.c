@@ -320,14 +320,14 @@ unsigned slot_count(void)
 	return idle_count + parked_count;
 }
 
-bool slot_needs_parked(unsigned wanted)
+bool slot_needs_parked(unsigned target)
 {
-	return parked_count < wanted;
+	return parked_count < target;
 }
 
-int slot_prepare(unsigned wanted)
+int slot_prepare(unsigned target)
 {
-	struct slot *slot = slot_count() < wanted ? slot_create() : pop(&idle, &idle_count);
+	struct slot *slot = slot_count() < target ? slot_create() : pop(&idle, &idle_count);
 
 	if (!slot)
 		return -errno;

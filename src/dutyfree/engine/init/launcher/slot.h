@@ -28,8 +28,8 @@ void slot_return(struct slot *slot);                  /* its sandbox has ended: 
 void slot_destroy(struct slot *slot);                 /* do not reuse it */
 int slot_has_message_queues(const struct slot *slot); /* whether its sandbox has POSIX message queues: 1, 0 or -errno */
 unsigned slot_count(void);
-bool slot_needs_parked(unsigned wanted); /* fewer parked processes than wanted */
-int slot_prepare(unsigned wanted);       /* create one slot or one parked process: 0 or -errno */
+bool slot_needs_parked(unsigned target); /* fewer parked processes than wanted */
+int slot_prepare(unsigned target);       /* create one slot or one parked process: 0 or -errno */
 void slot_kill_parked(void);             /* kill all parked processes: they lack a new layer, or hold an old one */
 
 #endif

@@ -49,9 +49,9 @@ static int measure(int upper, struct snapshot_usage *usage)
 }
 
 /* Make a layer of each tree in a detached file system. */
-static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *made)
+static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *layers)
 {
-	int error = measure(*upper, &made->usage);
+	int error = measure(*upper, &layers->usage);
 	bool attached = !error && !layers_clone_detached();
 
 	/* Before Linux 6.15 only an attached mount can be cloned, and a mount is attached only once. So keep a clone. */
@@ -61,20 +61,20 @@ static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *made)
 		close_fd(upper);
 		*upper = mount_clone(AT_FDCWD, "/up", false);
 	}
-	for (made->count = 0; !error && made->count < trees; made->count++) {
+	for (layers->count = 0; !error && layers->count < trees; layers->count++) {
 		char path[32];
-		snprintf(path, sizeof path, attached ? "/up/u%u" : "u%u", made->count);
+		snprintf(path, sizeof path, attached ? "/up/u%u" : "u%u", layers->count);
 		int layer = layer_add_mount(mount_clone(attached ? AT_FDCWD : *upper, path, false));
 		if (layer < 0) {
 			error = layer;
 			break;
 		}
-		made->number[made->count] = (uint32_t)layer;
+		layers->number[layers->count] = (uint32_t)layer;
 	}
 	if (attached)
 		umount2("/up", MNT_DETACH);
-	while (error && made->count > 0)
-		layer_remove(made->number[--made->count]);
+	while (error && layers->count > 0)
+		layer_remove(layers->number[--layers->count]);
 	return error;
 }
 
@@ -99,9 +99,9 @@ static bool is_small(int upper)
 	return !measure(upper, &usage) && usage.size < SMALL_SIZE && usage.files < SMALL_FILES;
 }
 
-int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *made)
+int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *layers)
 {
-	return !force && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : add_layers(upper, trees, made);
+	return !force && (is_small(*upper) || shares_memory(*upper)) ? -EBUSY : add_layers(upper, trees, layers);
 }
 
 /* --- Copy and merge jobs ------------------------------------------------------------------------- */
@@ -199,28 +199,28 @@ int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 }
 
 /* The merged size is unknown, but not above the sum of the layers, which limits the tmpfs. */
-static int run_merge(struct job *job, const struct merge *wanted, int target)
+static int run_merge(struct job *job, const struct merge *spec, int target)
 {
 	int layers[LAYERS_MAX], error = 0;
 
-	for (uint32_t i = 0; i < wanted->count; i++) {
-		layers[i] = layer_open(wanted->layers[i]);
+	for (uint32_t i = 0; i < spec->count; i++) {
+		layers[i] = layer_open(spec->layers[i]);
 		if (layers[i] < 0)
 			return layers[i];
 	}
 	AUTOCLOSE int to = job->target < 0 ? fcntl(target, F_DUPFD_CLOEXEC, 3) : open_tree_of(job->target, 0);
-	error = to < 0 ? to : overlay_merge(layers, (int)wanted->count, (int)wanted->own, to, job->target < 0);
+	error = to < 0 ? to : overlay_merge(layers, (int)spec->count, (int)spec->own, to, job->target < 0);
 	return error;
 }
 
-int snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
+int snapshot_merge(const struct merge *spec, int target, uint32_t serial)
 {
 	struct snapshot_usage most = {.size = 0, .files = 0}, one;
 	struct job *job = free_job();
 	int error = job ? 0 : -EAGAIN;
 
-	for (uint32_t i = 0; !error && i < wanted->own; i++) {
-		AUTOCLOSE int layer = layer_open(wanted->layers[i]);
+	for (uint32_t i = 0; !error && i < spec->own; i++) {
+		AUTOCLOSE int layer = layer_open(spec->layers[i]);
 		error = layer < 0 ? layer : measure(layer, &one);
 		most.size += one.size;
 		most.files += one.files;
@@ -234,7 +234,7 @@ int snapshot_merge(const struct merge *wanted, int target, uint32_t serial)
 		return job->target;
 	error = start_job(job);
 	if (error > 0)
-		_exit(-run_merge(job, wanted, target));
+		_exit(-run_merge(job, spec, target));
 	if (error)
 		close_fd(&job->target);
 	return error ? error : (int)(job - jobs);
@@ -245,7 +245,7 @@ int snapshot_pidfd(int number)
 	return jobs[number].pidfd;
 }
 
-int snapshot_finish(int number, struct snapshot_layers *made, uint32_t *serial)
+int snapshot_finish(int number, struct snapshot_layers *layers, uint32_t *serial)
 {
 	struct job *job = &jobs[number];
 	int status = 0, error = waitpid(job->pid, &status, 0) < 0 ? -errno : 0;
@@ -253,9 +253,9 @@ int snapshot_finish(int number, struct snapshot_layers *made, uint32_t *serial)
 	if (!error)
 		error = WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
 	*serial = job->serial;
-	*made = (struct snapshot_layers){.count = 0};
+	*layers = (struct snapshot_layers){.count = 0};
 	if (!error && job->target >= 0)
-		error = add_layers(&job->target, job->trees, made);
+		error = add_layers(&job->target, job->trees, layers);
 	close_fd(&job->pidfd);
 	close_fd(&job->target);
 	job->used = false;

@@ -15,16 +15,16 @@ struct snapshot_layers {
 };
 
 /* At once: 0 or -errno. `force`: even if a copy is cheaper. */
-int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *made);
+int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *layers);
 
 /* These start a job, a process of its own, and return its number or -errno. A merge goes into a directory, or into a new
  * layer if target < 0. */
 int snapshot_copy(int upper, uint32_t trees, uint32_t serial);
-int snapshot_merge(const struct merge *wanted, int target, uint32_t serial);
+int snapshot_merge(const struct merge *spec, int target, uint32_t serial);
 
 int snapshot_pidfd(int number); /* readable when the job has ended */
 /* Collect the result of an ended job: 0 or -errno. */
-int snapshot_finish(int number, struct snapshot_layers *made, uint32_t *serial);
+int snapshot_finish(int number, struct snapshot_layers *layers, uint32_t *serial);
 void snapshot_kill_all(void);
 
 #endif

@@ -58,15 +58,15 @@ static int wait_for_socket(const char *path, int unused)
 
 int await_start(uint32_t id, char *payload, size_t size)
 {
-	struct await_request wanted;
-	const char *path = payload + sizeof wanted;
+	struct await_request request;
+	const char *path = payload + sizeof request;
 
-	if (size <= sizeof wanted || payload[size - 1] != 0 || strlen(path) != size - sizeof wanted - 1)
+	if (size <= sizeof request || payload[size - 1] != 0 || strlen(path) != size - sizeof request - 1)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	if (wanted.kind == AWAIT_SOCKET && strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path)
+	memcpy(&request, payload, sizeof request);
+	if (request.kind == AWAIT_SOCKET && strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path)
 		return -ENAMETOOLONG;
-	if (wanted.kind != AWAIT_FILE && wanted.kind != AWAIT_SOCKET)
+	if (request.kind != AWAIT_FILE && request.kind != AWAIT_SOCKET)
 		return -EPROTO;
-	return command_worker(id, wanted.kind == AWAIT_FILE ? wait_for_file : wait_for_socket, path, -1);
+	return command_worker(id, request.kind == AWAIT_FILE ? wait_for_file : wait_for_socket, path, -1);
 }

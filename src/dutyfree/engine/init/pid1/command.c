@@ -346,7 +346,7 @@ int command_streamer(uint32_t id, int (*body)(const char *argument, int fd), con
 	unsigned index = index_of(id);
 	struct command *command = commands[index];
 	command->streams[0].fd = stream.fd;
-	command->wanted.flags = EXEC_STREAM;
+	command->request.flags = EXEC_STREAM;
 	command->credit = STREAMER_CREDIT;
 	if (timeout && timeout < UINT64_MAX - now())
 		command->deadline = now() + timeout;

@@ -27,7 +27,7 @@ struct command {
 	pid_t pid; /* 0 for a call without a fork */
 	bool worker;
 	struct call *call;
-	struct exec wanted;
+	struct exec request;
 	uint64_t mark, deadline;
 	int64_t credit; /* may be negative after a large read */
 	uint64_t oom;   /* OOM kills that the owner knew of when it started */

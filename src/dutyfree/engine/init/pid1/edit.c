@@ -98,7 +98,7 @@ static int replace(int directory, const char *name, const struct stat *found, co
 	return error;
 }
 
-static int apply(uint32_t id, const char *path, const char *old, const struct edit *wanted)
+static int apply(uint32_t id, const char *path, const char *old, const struct edit *request)
 {
 	char real[PATH_MAX];
 	AUTOCLOSE int directory = -1;
@@ -122,13 +122,13 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 	if (fstat(fd, &found) < 0)
 		return -errno;
 	int error = read_text(fd, &found, &text);
-	const char *at = error ? NULL : find_once(id, &text, old, wanted->old_size);
+	const char *at = error ? NULL : find_once(id, &text, old, request->old_size);
 	if (at) {
 		size_t before = (size_t)(at - text.data);
 		const struct text parts[3] = {
 			{text.data, before},
-			{(char *)old + wanted->old_size, wanted->new_size},
-			{text.data + before + wanted->old_size, text.size - before - wanted->old_size},
+			{(char *)old + request->old_size, request->new_size},
+			{text.data + before + request->old_size, text.size - before - request->old_size},
 		};
 		error = replace(directory, name, &found, parts);
 		if (!error)
@@ -140,15 +140,15 @@ static int apply(uint32_t id, const char *path, const char *old, const struct ed
 
 int edit_file(uint32_t id, const char *payload, size_t size)
 {
-	struct edit wanted;
+	struct edit request;
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	const char *path = payload + sizeof wanted;
-	const char *end = memchr(path, 0, size - sizeof wanted);
-	if (!end || wanted.old_size == 0 ||
-	    (uint64_t)wanted.old_size + wanted.new_size != (uint64_t)(payload + size - (end + 1)))
+	memcpy(&request, payload, sizeof request);
+	const char *path = payload + sizeof request;
+	const char *end = memchr(path, 0, size - sizeof request);
+	if (!end || request.old_size == 0 ||
+	    (uint64_t)request.old_size + request.new_size != (uint64_t)(payload + size - (end + 1)))
 		return -EPROTO;
-	return apply(id, path, end + 1, &wanted);
+	return apply(id, path, end + 1, &request);
 }

@@ -19,12 +19,12 @@
 static int null = -1; /* /dev/null, stdin of a command that has none */
 
 /* Split the strings of a frame. NULL if their number does not match. */
-static char **split(const struct exec *wanted, char *at, const char *end)
+static char **split(const struct exec *request, char *at, const char *end)
 {
-	size_t count = 2 + (size_t)wanted->argc + wanted->envc;
+	size_t count = 2 + (size_t)request->argc + request->envc;
 	char **strings;
 
-	if (wanted->argc == 0 || wanted->argc > FRAME_MAX || wanted->envc > FRAME_MAX || count > (size_t)(end - at))
+	if (request->argc == 0 || request->argc > FRAME_MAX || request->envc > FRAME_MAX || count > (size_t)(end - at))
 		return NULL;
 	/* Two more: argv and envp end with NULL. */
 	strings = calloc(count + 2, sizeof *strings);
@@ -34,7 +34,7 @@ static char **split(const struct exec *wanted, char *at, const char *end)
 			free(strings);
 			return NULL;
 		}
-		strings[i < 2 + (size_t)wanted->argc ? i : i + 1] = at;
+		strings[i < 2 + (size_t)request->argc ? i : i + 1] = at;
 		at = next + 1;
 	}
 	if (at != end) {
@@ -86,17 +86,17 @@ int command_pipe(struct stream *stream, int number, int *theirs)
 /* A terminal replaces all three streams, and init does not read its output. */
 static int begin(uint32_t id, char *payload, size_t size, int input, int terminal, int socket)
 {
-	struct exec wanted;
+	struct exec request;
 	uint64_t received = now();
 	AUTOCLOSE int output = -1;
 	AUTOCLOSE int errors = -1;
 	unsigned index;
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
-	if (!strings || wanted.tail > TAIL_MAX) {
+	memcpy(&request, payload, sizeof request);
+	char **strings = split(&request, payload + sizeof request, payload + size);
+	if (!strings || request.tail > TAIL_MAX) {
 		free(strings);
 		return -EPROTO;
 	}
@@ -105,15 +105,15 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 		free(strings);
 		return -EAGAIN;
 	}
-	command->wanted = wanted;
-	command->credit = wanted.head;
+	command->request = request;
+	command->credit = request.head;
 	command->mark = process_mark();
 	command->result.received = received;
 	priority_begin(received);
 	struct start start = {.user = strings[0],
 			      .directory = strings[1],
 			      .arguments = strings + 2,
-			      .environment = strings + 2 + wanted.argc + 1,
+			      .environment = strings + 2 + request.argc + 1,
 			      .mark = command->mark};
 	int error = terminal >= 0 ? 0 : command_pipe(&command->streams[0], 0, &output);
 	if (!error && terminal < 0)
@@ -139,8 +139,8 @@ static int begin(uint32_t id, char *payload, size_t size, int input, int termina
 		command_finish(index);
 		return 0;
 	}
-	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
-		command->deadline = received + wanted.timeout;
+	if (request.timeout && request.timeout < UINT64_MAX - received)
+		command->deadline = received + request.timeout;
 	for (int number = 0; number < 2 && terminal < 0; number++)
 		command_watch_stream(index, number, true, EPOLL_CTL_ADD);
 	return 0;
@@ -155,13 +155,13 @@ int command_exec(uint32_t id, char *payload, size_t size, int input)
  * so nothing about a terminal can block init. When the owner closes it, the kernel sends SIGHUP. */
 int command_terminal(uint32_t id, char *payload, size_t size)
 {
-	struct window wanted;
+	struct window request;
 	int unlocked = 0;
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	const struct winsize window = {.ws_row = wanted.rows, .ws_col = wanted.columns};
+	memcpy(&request, payload, sizeof request);
+	const struct winsize window = {.ws_row = request.rows, .ws_col = request.columns};
 	/* Non-blocking for the owner too: the flag belongs to the open file. */
 	int ours = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
 	if (ours < 0)
@@ -176,7 +176,7 @@ int command_terminal(uint32_t id, char *payload, size_t size)
 		return error;
 	}
 	outbox_frame_fd(FRAME_STARTED, 0, id, NULL, 0, ours);
-	return begin(id, payload + sizeof wanted, size - sizeof wanted, -1, theirs, 0);
+	return begin(id, payload + sizeof request, size - sizeof request, -1, theirs, 0);
 }
 
 int command_service(uint32_t id, char *payload, size_t size, int input, int socket)
@@ -186,22 +186,22 @@ int command_service(uint32_t id, char *payload, size_t size, int input, int sock
 
 int command_call(uint32_t id, char *payload, size_t size, struct call *call)
 {
-	struct exec wanted;
+	struct exec request;
 	uint64_t received = now();
 	unsigned index;
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	char **strings = split(&wanted, payload + sizeof wanted, payload + size);
+	memcpy(&request, payload, sizeof request);
+	char **strings = split(&request, payload + sizeof request, payload + size);
 	free(strings);
-	if (!strings || wanted.tail > TAIL_MAX)
+	if (!strings || request.tail > TAIL_MAX)
 		return -EPROTO;
 	struct command *command = command_new(id, &index);
 	if (!command)
 		return -EAGAIN;
-	command->wanted = wanted;
-	command->credit = wanted.head;
+	command->request = request;
+	command->credit = request.head;
 	command->result.received = command->result.spawning = received;
 	priority_begin(received);
 	for (int number = 0; number < 2; number++) {
@@ -212,8 +212,8 @@ int command_call(uint32_t id, char *payload, size_t size, struct call *call)
 		}
 		command_watch_stream(index, number, true, EPOLL_CTL_ADD);
 	}
-	if (wanted.timeout && wanted.timeout < UINT64_MAX - received)
-		command->deadline = received + wanted.timeout;
+	if (request.timeout && request.timeout < UINT64_MAX - received)
+		command->deadline = received + request.timeout;
 	command->call = call;
 	return 0;
 }

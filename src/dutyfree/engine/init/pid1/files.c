@@ -85,8 +85,8 @@ int make_parents(char *path)
 
 	for (char *slash = *path ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
 		*slash = 0;
-		int made = mkdir(path, 0755);
-		int error = made < 0 ? errno : 0;
+		int result = mkdir(path, 0755);
+		int error = result < 0 ? errno : 0;
 		if (error == EEXIST && stat(path, &found) == 0 && !S_ISDIR(found.st_mode))
 			error = ENOTDIR;
 		*slash = '/';
@@ -114,14 +114,14 @@ static int copy_data(int source, int target)
 
 int file_write(uint32_t id, const char *payload, size_t size, int source)
 {
-	struct write wanted;
+	struct write request;
 	int error;
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	payload += sizeof wanted;
-	size -= sizeof wanted;
+	memcpy(&request, payload, sizeof request);
+	payload += sizeof request;
+	size -= sizeof request;
 	const char *data = memchr(payload, 0, size);
 	if (!data)
 		return -EPROTO;
@@ -141,7 +141,7 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	if (!error)
 		error = -transfer_error(fd, -(source >= 0 ? copy_data(source, fd)
 						       : write_all(fd, data, size - (size_t)(data - payload))));
-	if (!error && fchmod(fd, wanted.mode & 07777) < 0)
+	if (!error && fchmod(fd, request.mode & 07777) < 0)
 		error = -errno;
 	if (error)
 		return error;

@@ -166,16 +166,16 @@ static void handle_frames(void)
 	consume(used);
 	if (have >= sizeof head) {
 		memcpy(&head, inbox, sizeof head);
-		size_t wanted = sizeof head + head.size;
-		if (wanted > space) {
-			char *larger = mmap(NULL, wanted + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		size_t needed = sizeof head + head.size;
+		if (needed > space) {
+			char *larger = mmap(NULL, needed + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 			if (larger == MAP_FAILED)
 				_exit(72);
 			memcpy(larger, inbox, have);
 			if (inbox != small)
 				munmap(inbox, space + 1);
 			inbox = larger;
-			space = wanted;
+			space = needed;
 		}
 	}
 }
@@ -293,15 +293,15 @@ _Noreturn void init_run(int payload)
 	for (;;) {
 		serve();
 		command_prepare();
-		uint32_t wanted = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
-		if (wanted != listening)
-			watch(EPOLL_CTL_MOD, CONTROL_FD, wanted, EVENT_OWNER);
-		listening = wanted;
+		uint32_t interest = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
+		if (interest != listening)
+			watch(EPOLL_CTL_MOD, CONTROL_FD, interest, EVENT_OWNER);
+		listening = interest;
 		uint64_t broker_due = broker_next();
-		wanted = broker_due == UINT64_MAX ? EPOLLIN : 0;
-		if (broker_listener() >= 0 && wanted != answering)
-			watch(EPOLL_CTL_MOD, broker_listener(), wanted, EVENT_BROKER);
-		answering = wanted;
+		interest = broker_due == UINT64_MAX ? EPOLLIN : 0;
+		if (broker_listener() >= 0 && interest != answering)
+			watch(EPOLL_CTL_MOD, broker_listener(), interest, EVENT_BROKER);
+		answering = interest;
 		int count = epoll_wait(epoll, events, 64, has_work() ? 0 : wait_ms(broker_due));
 		for (int i = 0; i < count; i++) {
 			uint64_t event = events[i].data.u64;

@@ -40,13 +40,13 @@ static char *reserve(size_t size)
 	if (begin == end || (begin && end + size > space))
 		compact();
 	if (end + size > space) {
-		size_t wanted = (end + size) * 2 < 65536 ? 65536 : (end + size) * 2;
-		char *larger = realloc(buffer, wanted);
+		size_t needed = (end + size) * 2 < 65536 ? 65536 : (end + size) * 2;
+		char *larger = realloc(buffer, needed);
 		/* We could not answer the owner any more. It sees the socket close. */
 		if (!larger)
 			_exit(72);
 		buffer = larger;
-		space = wanted;
+		space = needed;
 	}
 	end += size;
 	return buffer + end - size;

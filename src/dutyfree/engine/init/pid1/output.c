@@ -22,7 +22,7 @@ static void send_buffer(struct command *command, int number)
 
 static void keep_tail(const struct command *command, struct stream *stream, const char *data, size_t size)
 {
-	size_t space = command->wanted.tail;
+	size_t space = command->request.tail;
 
 	if (space && !stream->tail)
 		stream->tail = malloc(space);
@@ -44,13 +44,13 @@ static void accept_output(struct command *command, int number, const char *data,
 	struct stream *stream = &command->streams[number];
 
 	stream->total += size;
-	if (command->wanted.flags & EXEC_STREAM) {
+	if (command->request.flags & EXEC_STREAM) {
 		outbox_frame(FRAME_OUTPUT, (uint16_t)(number + 1), command->id, data, size, NULL, 0);
 		stream->passed += size;
 		command->credit -= (int64_t)(size + FRAME_COST);
 		return;
 	}
-	uint64_t room = command->wanted.head - stream->passed;
+	uint64_t room = command->request.head - stream->passed;
 	size_t passing = size < room ? size : (size_t)room;
 	if (passing && !stream->buffer)
 		stream->buffer = malloc(CHUNK);
@@ -69,9 +69,9 @@ static void accept_output(struct command *command, int number, const char *data,
 
 bool output_can_read(const struct command *command, const struct stream *stream)
 {
-	if (command->wanted.flags & EXEC_STREAM)
+	if (command->request.flags & EXEC_STREAM)
 		return command->credit > 0 && outbox_size() < OUTBOX_HIGH;
-	return stream->passed >= command->wanted.head || outbox_size() < OUTBOX_HIGH;
+	return stream->passed >= command->request.head || outbox_size() < OUTBOX_HIGH;
 }
 
 size_t output_read(struct command *command, int number)
@@ -90,7 +90,7 @@ size_t output_read(struct command *command, int number)
 static void send_tail(struct command *command, int number)
 {
 	struct stream *stream = &command->streams[number];
-	size_t space = command->wanted.tail;
+	size_t space = command->request.tail;
 	size_t kept = !stream->tail ? 0 : stream->tail_total < space ? (size_t)stream->tail_total : space;
 	size_t at = space ? (stream->tail_total - kept) % space : 0;
 	size_t first = kept < space - at ? kept : space - at;

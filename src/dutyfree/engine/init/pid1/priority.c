@@ -85,12 +85,12 @@ void priority_begin(uint64_t time)
 
 int priority_background(const char *payload, size_t size)
 {
-	uint32_t wanted;
+	uint32_t enabled;
 
-	if (size != sizeof wanted)
+	if (size != sizeof enabled)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	background = wanted;
+	memcpy(&enabled, payload, sizeof enabled);
+	background = enabled;
 	set_weight(background ? weight_background : weight_full);
 	return 0;
 }

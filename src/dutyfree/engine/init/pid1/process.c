@@ -68,7 +68,7 @@ static FILE *open_regular(const char *path)
 }
 
 /* Find a line of a file like /etc/passwd by name or by number, and return the numbers in it. */
-static bool find_line(const char *path, const char *wanted, unsigned long number, unsigned *first, unsigned *second)
+static bool find_line(const char *path, const char *key, unsigned long number, unsigned *first, unsigned *second)
 {
 	char line[1024], name[256];
 	bool numeric = number != ULONG_MAX, found = false;
@@ -77,7 +77,7 @@ static bool find_line(const char *path, const char *wanted, unsigned long number
 	for (int lines = 0; file && !found && lines < LINES_MAX && fgets(line, sizeof line, file); lines++) {
 		*second = 0;
 		found = sscanf(line, "%255[^:]:%*[^:]:%u:%u", name, first, second) >= 2 &&
-			(numeric ? *first == number : strcmp(name, wanted) == 0);
+			(numeric ? *first == number : strcmp(name, key) == 0);
 	}
 	if (file)
 		fclose(file);
@@ -95,16 +95,16 @@ static unsigned long id_number(const char *text)
 
 /* Look up "user" or "user:group" in the sandbox's own /etc/passwd and /etc/group, by name or number. A number needs no
  * entry. */
-static bool find_user(const char *wanted, struct identity *found)
+static bool find_user(const char *text, struct identity *found)
 {
 	char name[256];
-	const char *colon = strchr(wanted, ':');
-	size_t length = colon ? (size_t)(colon - wanted) : strlen(wanted);
+	const char *colon = strchr(text, ':');
+	size_t length = colon ? (size_t)(colon - text) : strlen(text);
 	unsigned user, group, unused;
 
 	if (length >= sizeof name)
 		return false;
-	memcpy(name, wanted, length);
+	memcpy(name, text, length);
 	name[length] = 0;
 	unsigned long number = id_number(name);
 	if (find_line("/etc/passwd", name, number, &user, &group))

@@ -21,7 +21,7 @@
 #define STRINGS_MAX 256u
 
 /* The request. Set before the worker is forked. */
-static struct search wanted;
+static struct search request;
 static const char *root, *pattern, *strings[STRINGS_MAX];
 static size_t pattern_size;
 static regex_t expression;
@@ -56,10 +56,10 @@ static int report(uint32_t line, const char *text, size_t size)
 	struct match match = {.line = line, .path_size = (uint32_t)strlen(path)};
 	int error;
 
-	match.flags = size > wanted.width ? MATCH_CUT : 0;
-	match.text_size = (uint32_t)(size > wanted.width ? wanted.width : size);
+	match.flags = size > request.width ? MATCH_CUT : 0;
+	match.text_size = (uint32_t)(size > request.width ? request.width : size);
 	reported += sizeof match + match.path_size + match.text_size;
-	if (match_count == wanted.matches || reported > LISTING_MAX) {
+	if (match_count == request.matches || reported > LISTING_MAX) {
 		full = true;
 		return 0;
 	}
@@ -74,7 +74,7 @@ static const char *next_match(const char *at, const char *end)
 {
 	regmatch_t match;
 
-	if (wanted.flags & (SEARCH_REGEX | SEARCH_NOCASE))
+	if (request.flags & (SEARCH_REGEX | SEARCH_NOCASE))
 		return regexec(&expression, at, 1, &match, 0) == 0 ? at + match.rm_so : NULL;
 	return memmem(at, (size_t)(end - at), pattern, pattern_size);
 }
@@ -124,12 +124,12 @@ static int search_file(int parent, const char *name)
 	for (ssize_t count; have < size && (count = read(fd, text + have, size - have)) > 0;)
 		have += (size_t)count;
 	text[have] = 0;
-	if (memchr(text, 0, have < BINARY_PROBE ? have : BINARY_PROBE) && !(wanted.flags & SEARCH_BINARY)) {
+	if (memchr(text, 0, have < BINARY_PROBE ? have : BINARY_PROBE) && !(request.flags & SEARCH_BINARY)) {
 		skipped_files++;
 		return 0;
 	}
 	/* regexec() would stop at a NUL. */
-	if (wanted.flags & (SEARCH_REGEX | SEARCH_NOCASE))
+	if (request.flags & (SEARCH_REGEX | SEARCH_NOCASE))
 		for (char *at = text; (at = memchr(at, 0, have - (size_t)(at - text)));)
 			*at = 1;
 	return search_text(text, have);
@@ -137,19 +137,19 @@ static int search_file(int parent, const char *name)
 
 static bool name_fits(const char *name)
 {
-	for (uint32_t i = 0; i < wanted.names; i++) {
+	for (uint32_t i = 0; i < request.names; i++) {
 		/* A pattern with a slash applies to the whole relative path. */
 		const char *against = strchr(strings[i], '/') ? path : name;
 		if (fnmatch(strings[i], against, 0) == 0)
 			return true;
 	}
-	return wanted.names == 0;
+	return request.names == 0;
 }
 
 static bool is_skipped(const char *name)
 {
-	for (uint32_t i = 0; i < wanted.skipped; i++)
-		if (fnmatch(strings[wanted.names + i], name, 0) == 0)
+	for (uint32_t i = 0; i < request.skipped; i++)
+		if (fnmatch(strings[request.names + i], name, 0) == 0)
 			return true;
 	return false;
 }
@@ -251,7 +251,7 @@ static int compile(void)
 	const char *text = pattern;
 
 	/* To ignore case, turn the text into a regular expression. */
-	if (!(wanted.flags & SEARCH_REGEX)) {
+	if (!(request.flags & SEARCH_REGEX)) {
 		size_t used = 0;
 		if (pattern_size >= PATH_MAX)
 			return -ENAMETOOLONG;
@@ -263,7 +263,7 @@ static int compile(void)
 		quoted[used] = 0;
 		text = quoted;
 	}
-	int flags = REG_EXTENDED | REG_NEWLINE | (wanted.flags & SEARCH_NOCASE ? REG_ICASE : 0);
+	int flags = REG_EXTENDED | REG_NEWLINE | (request.flags & SEARCH_NOCASE ? REG_ICASE : 0);
 	int failed = regcomp(&expression, text, flags);
 	if (failed)
 		regerror(failed, &expression, out, sizeof out);
@@ -278,7 +278,7 @@ static int run(const char *unused, int fd)
 	(void)unused;
 	out_fd = fd;
 	pattern_size = strlen(pattern);
-	if (*pattern && wanted.flags & (SEARCH_REGEX | SEARCH_NOCASE))
+	if (*pattern && request.flags & (SEARCH_REGEX | SEARCH_NOCASE))
 		error = compile();
 	if (error) {
 		write_all(fd, out, strnlen(out, sizeof out));
@@ -300,15 +300,15 @@ static int run(const char *unused, int fd)
 
 int search_start(uint32_t id, char *payload, size_t size)
 {
-	char *at = payload + sizeof wanted, *end = payload + size;
+	char *at = payload + sizeof request, *end = payload + size;
 	const char *heads[2];
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	if (wanted.names > STRINGS_MAX || wanted.skipped > STRINGS_MAX - wanted.names)
+	memcpy(&request, payload, sizeof request);
+	if (request.names > STRINGS_MAX || request.skipped > STRINGS_MAX - request.names)
 		return -EPROTO;
-	for (uint32_t i = 0; i < 2 + wanted.names + wanted.skipped; i++) {
+	for (uint32_t i = 0; i < 2 + request.names + request.skipped; i++) {
 		char *stop = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
 		if (!stop)
 			return -EPROTO;
@@ -322,5 +322,5 @@ int search_start(uint32_t id, char *payload, size_t size)
 		return -EPROTO;
 	root = heads[0];
 	pattern = heads[1];
-	return command_streamer(id, run, NULL, wanted.timeout);
+	return command_streamer(id, run, NULL, request.timeout);
 }

@@ -124,9 +124,9 @@ static int make_socket(const struct seccomp_data *call)
 		return -EPROTONOSUPPORT;
 	if (has_sockets(SOCKETS_MAX))
 		return -ENOBUFS;
-	long made = syscall(SYS_socket, call->args[0], call->args[1] | SOCK_CLOEXEC, call->args[2], seccomp_token[0],
+	long fd = syscall(SYS_socket, call->args[0], call->args[1] | SOCK_CLOEXEC, call->args[2], seccomp_token[0],
 			    seccomp_token[1]);
-	return made < 0 ? -errno : (int)made;
+	return fd < 0 ? -errno : (int)fd;
 }
 
 /* 0 lets the kernel continue the call, -errno fails it. Memory of the caller is not read, because it could change. */
@@ -156,15 +156,15 @@ static void respond(uint64_t id, int error)
 
 static void respond_with_socket(const struct seccomp_notif *notification)
 {
-	AUTOCLOSE int made = make_socket(&notification->data);
+	AUTOCLOSE int fd = make_socket(&notification->data);
 	struct seccomp_notif_addfd addfd = {
 		.id = notification->id,
 		.flags = SECCOMP_ADDFD_FLAG_SEND,
-		.srcfd = (uint32_t)made,
+		.srcfd = (uint32_t)fd,
 		.newfd_flags = notification->data.args[1] & SOCK_CLOEXEC ? O_CLOEXEC : 0};
 
-	if (made < 0)
-		respond(notification->id, made);
+	if (fd < 0)
+		respond(notification->id, fd);
 	else if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_ADDFD, &addfd) < 0)
 		respond(notification->id, -errno);
 }

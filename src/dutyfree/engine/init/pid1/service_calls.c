@@ -279,15 +279,15 @@ static int memfd_with(const char *payload, size_t size)
 
 int call_start(uint32_t id, char *payload, size_t size, int input)
 {
-	struct call_request wanted;
+	struct call_request request;
 	struct service *service;
 
-	if (size < sizeof wanted)
+	if (size < sizeof request)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	payload += sizeof wanted;
-	size -= sizeof wanted;
-	service = wanted.service ? find(wanted.service) : NULL;
+	memcpy(&request, payload, sizeof request);
+	payload += sizeof request;
+	size -= sizeof request;
+	service = request.service ? find(request.service) : NULL;
 	if (!service)
 		return -ESRCH;
 	struct call *call = new_call(service);

@@ -20,7 +20,7 @@
 	(IN_CREATE | IN_DELETE | IN_MODIFY | IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF |       \
 	 IN_MOVE_SELF | IN_CLOSE_WRITE)
 
-static struct watch_request wanted;
+static struct watch_request request;
 static int out_fd, inotify;
 /* Path of each watched directory, relative to the first, by watch descriptor. */
 static char **paths;
@@ -61,7 +61,7 @@ static char *join_path(const char *place, const char *name)
 /* Takes `place`. Returns 1 if the limit is reached, else 0 or -errno. */
 static int add(const char *path, char *place)
 {
-	if (watched_count >= wanted.directories) {
+	if (watched_count >= request.directories) {
 		free(place);
 		return send_change(IN_Q_OVERFLOW, NULL, NULL) ? -EPIPE : 1;
 	}
@@ -135,7 +135,7 @@ static int handle_event(const char *root, const struct inotify_event *event)
 	if (event->mask & (IN_DELETE_SELF | IN_MOVE_SELF) && *place)
 		return 0;
 	int error = send_change(event->mask, place, event->len ? event->name : NULL);
-	if (error || !(wanted.flags & WATCH_RECURSIVE) || !(event->mask & IN_ISDIR) ||
+	if (error || !(request.flags & WATCH_RECURSIVE) || !(event->mask & IN_ISDIR) ||
 	    !(event->mask & (IN_CREATE | IN_MOVED_TO)))
 		return error;
 	char *name = join_path(place, event->name), *path = join_path(root, name), *copy = strdup(name);
@@ -160,7 +160,7 @@ static int run(const char *root, int fd)
 	if (inotify < 0 || !first)
 		return -errno;
 	error = add(root, first);
-	if (!error && wanted.flags & WATCH_RECURSIVE)
+	if (!error && request.flags & WATCH_RECURSIVE)
 		error = add_below(root, "", false, 0);
 	if (!error)
 		error = send_change(0, NULL, NULL);
@@ -181,12 +181,12 @@ static int run(const char *root, int fd)
 
 int watch_start(uint32_t id, const char *payload, size_t size)
 {
-	if (size < sizeof wanted + 1)
+	if (size < sizeof request + 1)
 		return -EPROTO;
-	memcpy(&wanted, payload, sizeof wanted);
-	const char *path = payload + sizeof wanted;
-	if (payload[size - 1] || strlen(path) != size - sizeof wanted - 1 || wanted.directories == 0 ||
-	    wanted.directories > DIRECTORIES_MAX)
+	memcpy(&request, payload, sizeof request);
+	const char *path = payload + sizeof request;
+	if (payload[size - 1] || strlen(path) != size - sizeof request - 1 || request.directories == 0 ||
+	    request.directories > DIRECTORIES_MAX)
 		return -EPROTO;
 	return command_streamer(id, run, path, 0);
 }

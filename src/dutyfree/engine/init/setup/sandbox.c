@@ -83,20 +83,20 @@ static void must_call(long result, const char *step)
 		fail(step, errno);
 }
 
-static int create_tmpfs(const struct create *wanted)
+static int create_tmpfs(const struct create *spec)
 {
 	char size[32], path[16];
 	const char *options[][2] = {{"mode", "0755"}, {"size", size}, {"nr_inodes", "0"}, {NULL, NULL}};
-	uint64_t inodes = wanted->disk / 4096 + 1024;
+	uint64_t inodes = spec->disk / 4096 + 1024;
 	char count[32];
 
-	snprintf(size, sizeof size, "%llu", (unsigned long long)wanted->disk);
+	snprintf(size, sizeof size, "%llu", (unsigned long long)spec->disk);
 	snprintf(count, sizeof count, "%llu", (unsigned long long)inodes);
 	options[2][1] = count; /* limit the inodes: they use memory too, even for empty files */
 	int mount = mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	if (mount < 0)
 		return mount;
-	for (uint32_t i = 0; i < wanted->trees; i++) {
+	for (uint32_t i = 0; i < spec->trees; i++) {
 		snprintf(path, sizeof path, "u%u", i);
 		if (mkdirat(mount, path, 0755) < 0)
 			goto failed;
@@ -112,9 +112,9 @@ failed:;
 	return error;
 }
 
-int upper_create(const struct create *wanted, int *kept)
+int upper_create(const struct create *spec, int *kept)
 {
-	*kept = create_tmpfs(wanted);
+	*kept = create_tmpfs(spec);
 	if (*kept < 0)
 		return *kept;
 	int used = mount_clone(*kept, "", false);
@@ -261,7 +261,7 @@ static void mount_upper(void)
 	close_fd(&upper_fd); /* from now on, only the overlay leads to it */
 }
 
-static void mount_root(const struct create *wanted)
+static void mount_root(const struct create *spec)
 {
 	mount_upper();
 	/* overlayfs writes with the credentials of the process that mounts it, so its ids must be mapped in the
@@ -269,8 +269,8 @@ static void mount_root(const struct create *wanted)
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "set securebits");
 	setfsgid(own_slot->first_id);
 	setfsuid(own_slot->first_id);
-	for (uint32_t i = 0; i < wanted->trees; i++)
-		mount_tree(&wanted->tree[i], i);
+	for (uint32_t i = 0; i < spec->trees; i++)
+		mount_tree(&spec->tree[i], i);
 	must_call(chdir("/new"), "enter the new root");
 	mkdir("proc", 0555);
 	mkdir("dev", 0755);
@@ -351,7 +351,7 @@ static int work_thread(void *unused)
 	set_capabilities(INIT_CAPABILITIES);
 	int listener = seccomp_enter();
 	must(listener == -EBUSY ? 0 : listener, "install the seccomp filter");
-	broker_open(listener, activation.wanted.flags & CREATE_SHARED_NETWORK);
+	broker_open(listener, activation.spec.flags & CREATE_SHARED_NETWORK);
 	init_run(payload);
 }
 
@@ -410,12 +410,12 @@ _Noreturn void setup_run(const struct slot *slot)
 	struct ready ready = {.version = PROTOCOL_VERSION, .activated = now()};
 	prctl(PR_SET_NAME, "dutyfree-init");
 	title_set(activation.label);
-	if (!(activation.wanted.flags & CREATE_SHARED_NETWORK))
+	if (!(activation.spec.flags & CREATE_SHARED_NETWORK))
 		must_call(setns(handed.netns, CLONE_NEWNET), "enter the network namespace");
-	mount_root(&activation.wanted);
+	mount_root(&activation.spec);
 	ready.mounted = now();
 	send_ready(&ready);
-	limit_processes(activation.wanted.pids);
+	limit_processes(activation.spec.pids);
 	drop_privileges();
 	must_call(dup3(HANDED_SOCKET, CONTROL_FD, O_CLOEXEC), "duplicate the socket");
 	control = CONTROL_FD;

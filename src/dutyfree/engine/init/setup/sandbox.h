@@ -12,7 +12,7 @@ void setup_prepare(int proc); /* once: find out which masks this host's /proc ne
 
 /* Create the writable file system of a sandbox. Returns a detached mount for the sandbox, or -errno; `kept` is a second
  * one, from which the launcher takes snapshots. */
-int upper_create(const struct create *wanted, int *kept);
+int upper_create(const struct create *spec, int *kept);
 
 /* Runs in the clone and does not return: prepare what all sandboxes share, park, then become a sandbox. */
 _Noreturn void setup_run(const struct slot *slot);
