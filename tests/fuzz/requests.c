@@ -12,7 +12,7 @@
 enum { EVENT_REQUEST, EVENT_EGRESS, EVENT_ENDED, EVENT_FROZEN, EVENTS_COUNT };
 
 static int owner_socket, egress = -1;
-static uint32_t layers;
+static uint32_t last_layer;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -98,20 +98,20 @@ int __wrap_layer_add_scratch(int *directory);
 int __wrap_layer_add_scratch(int *directory)
 {
 	*directory = jail_memory("", 0);
-	return (int)++layers;
+	return (int)++last_layer;
 }
 
 int __wrap_layer_add_host(const char *path);
 int __wrap_layer_add_host(const char *path)
 {
 	require(path[0] == '/', "host directories are absolute paths");
-	return strlen(path) > 100 ? -ENAMETOOLONG : (int)++layers;
+	return strlen(path) > 100 ? -ENAMETOOLONG : (int)++last_layer;
 }
 
 int __wrap_layer_remove(uint32_t number);
 int __wrap_layer_remove(uint32_t number)
 {
-	return number <= layers ? 0 : -ENOENT;
+	return number <= last_layer ? 0 : -ENOENT;
 }
 
 int __wrap_upper_create(const struct create *spec, int *kept);
@@ -122,12 +122,12 @@ int __wrap_upper_create(const struct create *spec, int *kept)
 	return jail_memory("", 0);
 }
 
-int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *layers);
-int __wrap_snapshot_move(int upper, uint32_t trees, bool force, struct snapshot_layers *layers)
+int __wrap_snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *layers);
+int __wrap_snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *layers)
 {
-	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to snapshot");
+	require(*upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to snapshot");
 	for (layers->count = 0; layers->count < trees; layers->count++)
-		layers->number[layers->count] = ++layers;
+		layers->number[layers->count] = ++last_layer;
 	return force ? 0 : -EBUSY;
 }
 
@@ -335,7 +335,7 @@ static void end_all(void)
 	}
 	egress_client_close();
 	close_fd(&egress);
-	last_number = layers = 0;
+	last_number = last_layer = 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
