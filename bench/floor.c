@@ -8,13 +8,13 @@
  *   p P   a sandbox from prepared parts: dynamic program, static program
  *   f F   a sandbox from new parts: dynamic program, static program */
 #define _GNU_SOURCE
-#include "launcher/parked.h"
-#include "pid1/command.h"
 #include "launcher/fd_handover.h"
 #include "launcher/layers.h"
+#include "launcher/parked.h"
+#include "launcher/slot.h"
+#include "pid1/command.h"
 #include "setup/sandbox.h"
 #include "setup/seccomp.h"
-#include "launcher/slot.h"
 #include "sys.h"
 
 #include <fcntl.h>

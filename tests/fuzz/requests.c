@@ -4,8 +4,8 @@
 #define _GNU_SOURCE
 #include "launcher/launcher.c"
 #include "launcher/sandboxes.c"
-#include "jail.h"
 #include "egress/netns.h"
+#include "jail.h"
 
 #include <sys/eventfd.h>
 

@@ -1,7 +1,7 @@
 /* Tree streams: unpack the input, pack the result, and unpack that again. */
 #define _GNU_SOURCE
-#include "pid1/init.h"
 #include "jail.h"
+#include "pid1/init.h"
 
 #include <unistd.h>
 

@@ -5,10 +5,10 @@
  * other. Start reading at launcher/launcher.c. */
 #define _GNU_SOURCE
 #include "launcher/launcher.h"
+#include "launcher/title.h"
 #include "protocol.h"
 #include "setup/seccomp.h"
 #include "sys.h"
-#include "launcher/title.h"
 
 #include <fcntl.h>
 #include <limits.h>

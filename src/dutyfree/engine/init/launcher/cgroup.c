@@ -1,9 +1,9 @@
 #define _GNU_SOURCE
 #include "launcher/cgroup.h"
 
+#include "launcher/cgroup_v2.h"
 #include "launcher/host.h"
 #include "sys.h"
-#include "launcher/cgroup_v2.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 #define _GNU_SOURCE
 #include "launcher/fd_handover.h"
 
-#include "sys.h"
 #include "launcher/cgroup_v2.h"
+#include "sys.h"
 
 #include <fcntl.h>
 #include <linux/close_range.h>

@@ -1,17 +1,17 @@
 #define _GNU_SOURCE
 #include "launcher/launcher.h"
 
-#include "launcher/sandboxes.h"
 #include "egress/client.h"
 #include "launcher/fd_handover.h"
 #include "launcher/host.h"
-#include "launcher/layers.h"
 #include "launcher/host_probe.h"
+#include "launcher/layers.h"
+#include "launcher/sandboxes.h"
+#include "launcher/slot.h"
+#include "launcher/snapshot.h"
 #include "protocol.h"
 #include "setup/sandbox.h"
 #include "setup/seccomp.h"
-#include "launcher/slot.h"
-#include "launcher/snapshot.h"
 #include "sys.h"
 
 #include <fcntl.h>

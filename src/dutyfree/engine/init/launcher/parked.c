@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "launcher/parked.h"
 
+#include "launcher/cgroup_v2.h"
 #include "launcher/fd_handover.h"
 #include "launcher/layers.h"
 #include "setup/sandbox.h"
 #include "sys.h"
-#include "launcher/cgroup_v2.h"
 
 #include <linux/sched.h>
 #include <sched.h>

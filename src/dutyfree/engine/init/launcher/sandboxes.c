@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
 #include "launcher/sandboxes.h"
 
-#include "launcher/parked.h"
 #include "egress/client.h"
 #include "launcher/host.h"
 #include "launcher/layers.h"
+#include "launcher/parked.h"
 #include "launcher/snapshot.h"
 #include "setup/sandbox.h"
 #include "sys.h"

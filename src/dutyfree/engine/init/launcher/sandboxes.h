@@ -2,8 +2,8 @@
 #ifndef DUTYFREE_SANDBOXES_H
 #define DUTYFREE_SANDBOXES_H
 
-#include "protocol.h"
 #include "launcher/slot.h"
+#include "protocol.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,7 +55,7 @@ void freeze_check(struct sandbox *sandbox);             /* its cgroup.events cha
 void freeze_finish(struct sandbox *sandbox, int error); /* reply to a FREEZE that waits, if any */
 
 bool freeze_is_polling(void); /* a FREEZE is recent: poll */
-void freeze_poll(void);       /* whether they do */
+void freeze_poll(void);       /* check all sandboxes that a FREEZE waits for */
 
 /* audit.c */
 void sandbox_audit(const struct request *request);

@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
 #include "launcher/slot.h"
 
-#include "launcher/parked.h"
+#include "egress/netns.h"
 #include "launcher/host.h"
 #include "launcher/id_ranges.h"
-#include "egress/netns.h"
+#include "launcher/parked.h"
 #include "sys.h"
 
 #include <dirent.h>

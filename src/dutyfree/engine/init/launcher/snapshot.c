@@ -2,10 +2,10 @@
 #include "launcher/snapshot.h"
 
 #include "launcher/cgroup.h"
+#include "launcher/cgroup_v2.h"
 #include "launcher/layers.h"
 #include "launcher/overlay_merge.h"
 #include "sys.h"
-#include "launcher/cgroup_v2.h"
 
 #include <dirent.h>
 #include <fcntl.h>

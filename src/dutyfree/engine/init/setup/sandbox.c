@@ -1,15 +1,15 @@
 #define _GNU_SOURCE
 #include "setup/sandbox.h"
 
-#include "launcher/parked.h"
 #include "launcher/fd_handover.h"
 #include "launcher/host.h"
-#include "pid1/init.h"
 #include "launcher/layers.h"
-#include "setup/seccomp.h"
-#include "pid1/seccomp_broker.h"
-#include "sys.h"
+#include "launcher/parked.h"
 #include "launcher/title.h"
+#include "pid1/init.h"
+#include "pid1/seccomp_broker.h"
+#include "setup/seccomp.h"
+#include "sys.h"
 
 #include <fcntl.h>
 #include <linux/capability.h>

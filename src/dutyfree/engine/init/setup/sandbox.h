@@ -5,8 +5,8 @@
 #ifndef DUTYFREE_SANDBOX_H
 #define DUTYFREE_SANDBOX_H
 
-#include "protocol.h"
 #include "launcher/slot.h"
+#include "protocol.h"
 
 void setup_prepare(int proc); /* once: find out which masks this host's /proc needs */
 
