@@ -1,4 +1,4 @@
-"""Terminals, watches, searches and processes against those who run in the sandbox."""
+"""Terminals, watches, searches and processes against hostile processes in the sandbox."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_terminals_tracer_holds_up_nobody(native: Native) -> None:
         with anyio.fail_after(60):
             async with sandbox.terminal("echo x; sleep 100") as held:
                 await held.read()
-            # Whoever traces a command may keep its end from init, but not its timeout, nor hold up others.
+            # A tracer can hide a command's end from init, but cannot stop its timeout or other commands.
             await sandbox.exec("true", timeout=1)
             assert await sandbox.read("tracing") == b""
 
@@ -117,13 +117,13 @@ async def test_workers_that_are_killed_or_stopped(impatient: Native) -> None:
 async def test_no_descriptor_of_a_worker_is_to_be_had(native: Native) -> None:
     async with native.sandbox() as sandbox, sandbox.watch("."):
         seen = await sandbox.exec("for p in /proc/[0-9]*; do ls $p/fd 2>/dev/null | wc -l; done")
-        # Of the watcher, as of init, root of the sandbox sees nothing: only of the shell and its children.
+        # Root of the sandbox sees descriptors of the shell and its children, none of the watcher or init.
         hidden = [line for line in seen.stdout.split() if line == b"0"]
         assert len(hidden) >= 2
 
 
 async def test_pids_taken(native: Native) -> None:
-    """Where no process can be made, actions say so, and those without one go on."""
+    """At the limit of processes, actions report it, and those that need no process go on."""
     forker = """
     import os, time
     try:

@@ -1,4 +1,4 @@
-"""Trees of strangers, in which links lead to files of whoever downloads them."""
+"""Downloads of hostile trees, in which links point to files of the owner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEADS = some.lists(some.sampled_from(["a", "b", "c", "..", ".", ""]), min_size=1
 
 
 def lead(root: dict[str, str], name: str) -> PurePosixPath | None:
-    """Where the kernel would end up, from a tree with these links at its root /x/y/z; None if it gives up."""
+    """Where the kernel would resolve a path in a tree at /x/y/z with these links; None if it gives up."""
     ahead, at, followed = name.split("/")[::-1], PurePosixPath("/x/y/z"), 0
     while ahead:
         part = ahead.pop()
@@ -44,7 +44,7 @@ def test_no_way_through_admitted_links_leads_out(wanted: dict[str, str]) -> None
     admitted: dict[str, str] = {}
     for name, destination in wanted.items():
         above = [str(parent) for parent in PurePosixPath(name).parents]
-        free = not any(place in wanted for place in above)  # what is below a link is nowhere
+        free = not any(place in wanted for place in above)  # nothing can be below a link
         if destination and free and not leads_out(name, destination):
             admitted[name] = destination
     for name in admitted:
@@ -60,7 +60,7 @@ LINK, DIRECTORY, FILE = 0o120777, 0o040755, 0o104755
 
 
 def unpacked(target: Path, *members: bytes, outside: bool = False) -> Links:
-    """As from a PID 1 that was taken over, and packs what it likes."""
+    """A stream from a compromised PID 1."""
     ours, theirs = os.pipe()
     sent = b"".join(members) + MEMBER.pack(0, 0, 0)
     writer = threading.Thread(target=_write, args=(theirs, sent))
@@ -101,7 +101,7 @@ def test_links_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_link_that_is_replaced_by_a_directory(tmp_path: Path) -> None:
-    """And by a file: neither is written through, and what was there before goes."""
+    """A link or a file at the target is replaced, never written through."""
     (tmp_path / "out").mkdir()
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "d").symlink_to(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""From the attacker's side: each attempt, by root of the sandbox, must fail and disturb nobody."""
+"""Escape attempts by root of the sandbox: each must fail, and disturb no one else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def attack(sandbox: Sandbox, script: str) -> str:
     return seen.stdout.decode().strip()
 
 
-# x86-64 numbers; on another machine the names below are looked up by the kernel's own headers.
+# Numbers of x86-64; elsewhere they come from the kernel headers.
 FORBIDDEN = {
     "mount": (165, b"none", b"/mnt", b"tmpfs", 0, 0),
     "umount2": (166, b"/proc", 2),
@@ -80,13 +80,13 @@ FORBIDDEN = {
 async def test_forbidden_calls(native: Substrate) -> None:
     async with native.sandbox() as sandbox:
         for name, arguments in FORBIDDEN.items():
-            # Were a clone allowed, its child would come back here too, with 0.
+            # If a clone were allowed, its child would return here too, with 0.
             result = int(await attack(sandbox, f"print(call(*{arguments!r}))"))
             assert result in (-1, -38), f"{name} gave {result}"  # EPERM, ENOSYS
-        # Of all families of sockets, those of IP and of the sandbox itself: no other has a module loaded.
+        # Only the families of IP and of local sockets: no other family may load a kernel module.
         families = "[f for f in range(50) if call(41, f, 2, 0) >= 0 or call(53, f, 2, 0, 0) != -97]"
         assert await attack(sandbox, f"print({families})") == "[1, 2, 10, 16]"
-        # Typing into the terminal of others.
+        # Typing into other terminals.
         assert int(await attack(sandbox, "print(call(16, 0, 0x5412, b'x'))")) == -1
 
 
@@ -144,7 +144,7 @@ async def test_init_is_out_of_reach(native: Substrate) -> None:
 
 async def test_descriptors_do_not_leak(native: Substrate) -> None:
     async with native.sandbox() as sandbox:
-        # As in CVE-2024-21626: no descriptor of ours, and no working directory outside.
+        # As in CVE-2024-21626: no descriptor of the engine, and no working directory outside.
         script = """
         found = [int(number) for number in os.listdir("/proc/self/fd")]
         print([number for number in found if number > 2 and os.path.exists(f"/proc/self/fd/{number}")])
@@ -184,7 +184,7 @@ async def test_the_kernels_files(native: Substrate, path: str) -> None:
 
 
 async def test_nothing_of_the_hosts_in_proc_can_be_written(native: Substrate) -> None:
-    """Whatever this kernel has there, such as triggers on the pressure of the whole host."""
+    """Everything that this kernel has there, such as pressure triggers of the whole host."""
     async with native.sandbox() as sandbox:
         script = """
             import os
@@ -204,7 +204,7 @@ async def test_nothing_of_the_hosts_in_proc_can_be_written(native: Substrate) ->
 
 
 async def test_the_hosts_disks_and_devices_are_not_described(native: Substrate) -> None:
-    """Neither by name nor by what they do; what programs read is there."""
+    """Hidden by name and by content; the files that programs read are there."""
     async with native.sandbox() as sandbox:
         covered = "fs bus irq interrupts softirqs schedstat diskstats partitions keys key-users locks"
         seen = await sandbox.exec(f"cd /proc; find -L {covered} -type f | xargs -r cat; ls -A fs bus irq")
@@ -267,7 +267,7 @@ async def test_lowers_stay_as_they_are(native: Substrate) -> None:
 
 
 async def test_neighbours_do_not_meet(native: Substrate) -> None:
-    name = f"n{uuid.uuid4().hex}"  # no digit follows the zero that is written before it
+    name = f"n{uuid.uuid4().hex}"  # so that no digit follows the zero before it
     async with native.sandbox() as one, native.sandbox() as other:
         served = await attack(
             one,
@@ -330,7 +330,7 @@ async def test_processes_of_the_host_are_not_there(native: Substrate) -> None:
 
 
 async def test_files_that_claim_to_be_large_or_grow(native: Substrate) -> None:
-    """The owner's memory is not at the sandbox's disposal."""
+    """A sandbox cannot use up the owner's memory."""
     async with native.sandbox(limits=Limits(disk=64 << 20)) as sandbox:
         await sandbox.exec("truncate -s 1T sparse; head -c 1000000 /dev/zero > grows")
         with pytest.raises(OSError, match="too large"):
@@ -340,7 +340,7 @@ async def test_files_that_claim_to_be_large_or_grow(native: Substrate) -> None:
 
 
 async def test_tree_tricks_end_with_the_command(native: Native) -> None:
-    """A process keeps its mark, whatever it does."""
+    """A process cannot lose its mark."""
     async with native.sandbox() as sandbox:
         script = """
         import resource
@@ -378,7 +378,7 @@ BOMBS = {
 
 
 async def test_bombs_beside_a_neighbour(patient: Substrate) -> None:
-    """Every kind at once, and the neighbour answers."""
+    """All kinds at once, and the neighbour answers."""
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
 
     async def explode(command: str) -> None:
@@ -395,7 +395,7 @@ async def test_bombs_beside_a_neighbour(patient: Substrate) -> None:
 
 
 async def test_an_id_that_means_no_change(native: Substrate) -> None:
-    """The last number of all tells the kernel to leave the user as it is: root, with all that init may do."""
+    """Id 4294967295 (-1) means "no change" to the kernel: the command would run as init's own user."""
     async with native.sandbox() as sandbox:
         await sandbox.exec("echo last:x:4294967295:4294967295::/:/bin/sh >>/etc/passwd")
         await sandbox.exec("echo last:x:4294967295: >>/etc/group")

@@ -1,4 +1,4 @@
-"""Large answers are looked at in parts: whatever a sandbox holds, the event loop of its owner goes on."""
+"""Large answers are parsed in parts, so that no sandbox can block its owner's event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY = 60_000
 
 
 async def turns(work: Awaitable[T]) -> tuple[T, int]:
-    """What comes of it, and how many turns others had meanwhile."""
+    """The result, and how often other tasks ran meanwhile."""
     count = 0
 
     async def beat() -> None:
@@ -55,7 +55,7 @@ async def test_a_large_directory(order: str) -> None:
     given = {"sorted": names, "reversed": names[::-1], "random": random.sample(names, MANY), "alike": names}
     found, had = await turns(observation.entries(listed(given[order])))
     assert [os.fsencode(entry.name) for entry in found] == sorted(names)
-    # Once in each part while it is read, while it is divided, and while that is sorted.
+    # Once in each part of reading, splitting and sorting.
     assert had > 2 * MANY // PART
 
 
@@ -122,7 +122,7 @@ async def test_ends_that_make_no_sense(status: int) -> None:
 
 
 async def test_files_that_are_none() -> None:
-    """As descriptors of a PID 1 that was taken over: they are closed, and nobody waits for them."""
+    """Descriptors from a compromised PID 1 are closed, and nothing waits for them."""
     for make in (lambda: os.pipe(), lambda: (os.open("/", os.O_RDONLY),), lambda: (os.open("/dev/zero", 0),)):
         descriptor, *rest = make()
         with pytest.raises(CollectError):
@@ -134,7 +134,7 @@ async def test_files_that_are_none() -> None:
 
 
 async def test_a_terminal_that_others_make_wait() -> None:
-    """Whoever has a copy of it can: it is given up, and not read."""
+    """A process with a copy of it can do so: it is given up, and not read."""
     ours, other = os.openpty()
     copy = os.dup(ours)
     side = AsyncDescriptor(ours)

@@ -1,4 +1,4 @@
-"""What init holds for its own work is of no use to anybody else."""
+"""Descriptors and secrets of init are useless to processes in its sandbox."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def refused(sandbox: Sandbox, path: str) -> None:
-    """As a descriptor or a name of init itself: ELOOP, or before that because it is none that is there."""
+    """Init's own descriptors and names: ELOOP, or an earlier error because the name does not exist."""
     attempts: list[Callable[[], Awaitable[object]]] = [
         partial(sandbox.list, path),
         partial(sandbox.read, path),
@@ -46,7 +46,7 @@ async def refused(sandbox: Sandbox, path: str) -> None:
 
 
 async def test_no_descriptor_of_init_leads_out(native: Substrate) -> None:
-    """File actions are done by init itself, for which /proc/self/fd is its own."""
+    """Init itself runs file actions, so /proc/self/fd would be its own."""
     async with native.sandbox() as sandbox:
         await sandbox.exec("ln -s /proc/self/fd link")
         for number in range(3, 20):
@@ -63,7 +63,7 @@ async def test_no_descriptor_of_init_leads_out(native: Substrate) -> None:
 
 
 def shared_memory(owner: int) -> list[str]:
-    """What the first processes of its sandboxes share with others, of those that wait to become one too."""
+    """Memory that the inits of its sandboxes, and the parked processes, share with others."""
     children = {child for launcher in counts.children(owner) for child in counts.children(launcher)}
     inits = children & set(counts.processes(("dutyfree-init", "dutyfree-parked")))
     maps = [Path(f"/proc/{init}/maps").read_text() for init in inits]
@@ -73,13 +73,13 @@ def shared_memory(owner: int) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others' memory cannot be looked at: run as root")
 async def test_no_memory_is_shared_with_the_launcher(native: Substrate) -> None:
-    """A PID 1 that was taken over could write there, and keep other sandboxes from being made."""
+    """A compromised PID 1 could write there, and prevent new sandboxes."""
     async with native.sandbox(), native.sandbox():
         assert shared_memory(os.getpid()) == []
 
 
 async def test_nobody_else_calls_clone3(native: Substrate) -> None:
-    """The filter lets only those call it who know a secret: neither guesses nor nothing help."""
+    """The filter allows the call only with a secret: guesses and zero fail."""
     script = """
 import ctypes, itertools
 libc = ctypes.CDLL(None, use_errno=True)
@@ -97,7 +97,7 @@ print(found)
 
 
 async def test_no_core_goes_anywhere(native: Substrate) -> None:
-    """The limit is 1, and stays so: which also keeps the kernel from starting a program for it."""
+    """The limit is and stays 1, so the kernel starts no core-dump program either."""
     script = """
 import resource
 for limit in ((0, 0), (1, 1)):
@@ -125,7 +125,7 @@ async def test_the_kernel_out_of_memory_spares_init(patient: Substrate) -> None:
 
 
 async def test_ids_that_mean_none_to_the_kernel(native: Substrate) -> None:
-    """Image and sandbox write their own lists of users: -1 there is nobody, and not whoever asks."""
+    """Image and sandbox write their own /etc/passwd: -1 there is no user, and not the caller's."""
     async with native.sandbox() as sandbox:
         users = "evil:x:4294967295:1::/:/bin/sh\nbelow:x:-1:1::/:/bin/sh\ngroup:x:1000:-1::/:/bin/sh\n"
         await sandbox.write("/etc/passwd", b"root:x:0:0::/root:/bin/sh\n" + users.encode())
@@ -138,7 +138,7 @@ async def test_ids_that_mean_none_to_the_kernel(native: Substrate) -> None:
 
 
 async def test_descriptors_under_way_are_used_up(native: Native) -> None:
-    """The kernel allows a user only so many: init then says so, and goes on."""
+    """The kernel limits them per user: init reports the error, and goes on."""
     script = """
     import array, socket, os, time
     if os.fork(): os._exit(0)
@@ -165,7 +165,7 @@ async def test_descriptors_under_way_are_used_up(native: Native) -> None:
                 pass
         assert (await sandbox.exec("echo on", timeout=60)).stdout == b"on\n"
         await sandbox.exec("pkill python3", timeout=60)
-        with anyio.fail_after(60):  # the kernel takes its time to collect them
+        with anyio.fail_after(60):  # the kernel frees them a little later
             while True:
                 with contextlib.suppress(OSError):
                     assert len(await sandbox.read("large")) == 1 << 20
@@ -199,7 +199,7 @@ def test_a_host_that_lets_everybody_look() -> None:
 
 
 async def test_descriptors_that_nobody_asked_for() -> None:
-    """From an init that is no longer ours: they do not fill the owner's table."""
+    """From a compromised init: they do not fill the owner's descriptor table."""
     ours, theirs = socket.socketpair()
     with theirs:
         hostile = Channel(ours, "hostile", lambda: None)

@@ -1,4 +1,4 @@
-"""A PID 1 that was taken over: whatever it says to its owner costs nothing but its own sandbox."""
+"""A compromised PID 1: whatever it sends to its owner harms only its own sandbox."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.anyio
 OUTPUT = 1 << 20
 EXEC = protocol.EXEC.pack(0, OUTPUT, 0, 0, 1, 0) + b"\0\0x\0"
 MUCH = 256 << 20
-"""Bytes that no answer to these questions may have."""
+"""More bytes than any answer here may have."""
 
 
 class Hostile:
-    """An init's end of the socket, and what became of the sandbox."""
+    """Init's end of the socket, and what happened to the sandbox."""
 
     def __init__(self) -> None:
         ours, self.socket = socket.socketpair()
@@ -40,7 +40,7 @@ class Hostile:
         self.destroyed += 1
 
     async def say(self, frame: bytes, most: int = MUCH, *, listen: bool = False) -> int:
-        """Again and again until nobody listens; how many bytes were taken."""
+        """Send until the socket is closed. Returns how many bytes the owner took."""
         part = frame * max(1, (1 << 16) // len(frame))
         return await anyio.to_thread.run_sync(self._say, part, most, listen)
 
@@ -68,7 +68,7 @@ def hostile() -> Iterator[Hostile]:
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16])
 async def test_output_without_end(size: int) -> None:
-    """Of a command that is to give a MiB: neither large pieces nor small ones fill the memory."""
+    """For a command with a limit of 1 MiB, neither large nor small frames fill the owner's memory."""
     with hostile() as init:
         identity, running = init.owner.exec(EXEC)
         frame = protocol.frame(Frame.OUTPUT, identity, bytes(size), 1)
@@ -86,7 +86,7 @@ async def test_output_without_end(size: int) -> None:
 async def test_an_answer_without_end(kind: Frame) -> None:
     with hostile() as init:
         identity, answer = init.owner.begin(kind, b"/\0", lambda _: None)
-        answer.on_output = None  # as of what is asked for as a whole
+        answer.on_output = None  # as for an answer that is collected whole
         taken = await init.say(protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1))
         assert taken < MUCH
         with pytest.raises(CollectError, match="more than it was allowed to"):
@@ -96,7 +96,7 @@ async def test_an_answer_without_end(kind: Frame) -> None:
 
 
 async def test_a_stream_that_nobody_takes() -> None:
-    """More than the credit allows is not kept for a reader that is slow."""
+    """Output above the credit is not buffered for a slow reader."""
     with hostile() as init:
         identity, running = init.owner.exec(EXEC)
         kept: list[bytes] = []
@@ -157,7 +157,7 @@ async def test_what_nobody_asked_for_ends_the_sandbox(violation: str) -> None:
 
 
 async def test_reasons_are_short() -> None:
-    """Nor does one fill a log, or a terminal."""
+    """It fills no process log and no terminal either."""
     with hostile() as init:
         await init.say(protocol.frame(Frame.FATAL, 0, protocol.ERROR.pack(5) + b"x" * (1 << 20)), 1)
         with anyio.fail_after(60), pytest.raises(Exception, match="could not be set up") as failed:
@@ -167,7 +167,7 @@ async def test_reasons_are_short() -> None:
 
 @pytest.mark.parametrize("kind", [Frame.LIST, Frame.REMOVE, Frame.WRITE, Frame.SEARCH, Frame.PING])
 async def test_files_that_nobody_asked_for(kind: Frame) -> None:
-    """Each would stay open in the owner."""
+    """Each descriptor would stay open in the owner."""
     with hostile() as init:
         before = len(os.listdir("/proc/self/fd"))
         identity, answer = init.owner.begin(kind, b"/\0", lambda _: None)
@@ -180,7 +180,7 @@ async def test_files_that_nobody_asked_for(kind: Frame) -> None:
 
 
 async def test_an_init_that_speaks_and_does_not_listen() -> None:
-    """What it is owed for what it said does not pile up: it gets none, and may say no more."""
+    """Credit for its frames does not pile up: it gets none, and may send no more."""
     with hostile() as init:
         identity, running = init.owner.exec(EXEC)
         running.on_output = lambda _, data: init.owner.credit(identity, len(data) + FRAME_COST)
@@ -193,7 +193,7 @@ async def test_an_init_that_speaks_and_does_not_listen() -> None:
 
 
 async def test_a_service_that_cannot_be_started() -> None:
-    """Its state is told, in words."""
+    """Its state is reported in words."""
     with hostile() as init:
         service = ServiceProcess(Service("server", "true"))
         service.started(init.owner, *init.owner.exec(EXEC))
@@ -206,7 +206,7 @@ async def test_a_service_that_cannot_be_started() -> None:
 
 @pytest.mark.parametrize("status", [0x7F, 0x137F, 0xFFFF])
 async def test_an_end_that_no_command_has(status: int) -> None:
-    """Of a shell or a service too, that is the sandbox's failure."""
+    """Also for a shell or a service, it is the sandbox's failure."""
     with hostile() as init:
         service = ServiceProcess(Service("server", "true"))
         service.started(init.owner, *init.owner.exec(EXEC))

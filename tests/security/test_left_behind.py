@@ -1,4 +1,4 @@
-"""What one holder of a sandbox leaves for the next, and what a recipe does to the pool that keeps it."""
+"""What one user of a sandbox leaves for the next, and what a recipe can do to its pool."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ cat /proc/net/unix /proc/self/oom_score_adj /proc/self/timens_offsets
 
 
 async def test_the_next_holder_finds_nothing(pooled: Any) -> None:
-    """Counters included: a number that the next can read is a message. Networks are used again by turns."""
+    """Also counters: a number that the next user can read is a message. Networks are reused in turns."""
     pool = await pooled.pooled()
     seen = []
     for _ in range(6):
@@ -87,12 +87,12 @@ async def test_the_next_holder_finds_nothing(pooled: Any) -> None:
 
 
 async def test_what_nobody_used_is_used_again(native: Any) -> None:
-    """Else the test above would show nothing."""
+    """Without this, the test above would prove nothing."""
     cookie = "import socket; print(socket.socket(socket.AF_UNIX).getsockopt(socket.SOL_SOCKET, 71, 8))"
     seen: set[str] = set()
     for _ in range(500):
         async with native.sandbox() as sandbox:
-            network = await python(sandbox, cookie)  # numbers of namespaces are given to others
+            network = await python(sandbox, cookie)  # the kernel reuses numbers of namespaces
         if network in seen:
             return
         seen.add(network)
@@ -100,7 +100,7 @@ async def test_what_nobody_used_is_used_again(native: Any) -> None:
 
 
 def group_files(launcher: int, names: tuple[str, ...]) -> list[Path]:
-    """Of its sandboxes, in whatever hierarchy."""
+    """Control groups of its sandboxes, in all hierarchies."""
     found = []
     for directory, _, files in os.walk("/sys/fs/cgroup"):
         if Path(directory).parent.name.startswith(f"dutyfree-{launcher}-"):
@@ -140,12 +140,12 @@ async def test_verification_sees_message_queues(pooled: Any) -> None:
             await sandbox.verify()
 
 
-# --- Recipes that would have the pool for themselves --------------------------------------------------------
+# --- Recipes that try to take the whole pool --------------------------------------------------------
 
 
 @pytest.mark.parametrize("says", ["echo 999999999999", "sleep 1000"], ids=["large", "never"])
 async def test_what_a_service_takes_is_not_asked_of_its_sandbox(pooled: Any, says: str) -> None:
-    """A recipe that could say what it weighs would have all others put out of the pool."""
+    """A recipe that could lie about its memory could evict all others from the pool."""
     pool = await pooled.pooled()
     await pool.prefetch([Recipe()], 2)
     with anyio.fail_after(60):

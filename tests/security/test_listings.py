@@ -1,4 +1,4 @@
-"""What ``dutyfree ps`` shows of others, who may be hostile: nothing that speaks to a terminal."""
+"""``dutyfree ps`` with hostile sandboxes and users: no escape sequence reaches the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31mEVIL\u202e\nroot"
 POSING = rf"""
 import ctypes, os, shutil, sys, tempfile, time
 EVIL = {EVIL!r}
-if sys.argv[1] != "posing":  # its owner, whose command line is shown too
+if sys.argv[1] != "posing":  # the owner, whose command line is shown too
     program = os.memfd_create("dutyfree-init", 0)
     real = os.path.realpath(shutil.which("python3"))
     with open(real, "rb") as source, open(program, "wb", closefd=False) as copy:
@@ -123,7 +123,7 @@ def test_ps_as_json_tells_all_but_quietly(posing: subprocess.Popen[str]) -> None
 def test_what_poses_in_a_sandbox_is_no_launcher(posing_inside: subprocess.Popen[str]) -> None:
     names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in _descendants(posing_inside.pid)}
     alike = [pid for pid, name in names.items() if name == f"{census.LAUNCHER}\n"]
-    assert len(alike) == 2  # the true one, and the other in its sandbox
+    assert len(alike) == 2  # the real one, and the impostor in its sandbox
     found = [living for living in census.sandboxes() if living.launcher in names]
     assert [living.owner for living in found] == [posing_inside.pid]
     assert {launcher.pid for launcher in census.launchers()} & {*alike} == {found[0].launcher}
@@ -138,7 +138,7 @@ print(json.dumps([[one.state, one.processes] for one in census.sandboxes() if on
 
 @pytest.mark.anyio
 async def test_everybody_sees_whether_a_sandbox_of_others_is_idle() -> None:
-    """Without the right to look at its namespaces."""
+    """Without permission to read its namespaces."""
 
     async def seen_by_another(init: int) -> object:
         said = await anyio.to_thread.run_sync(unprivileged.run, "-c", OTHERS, str(init))

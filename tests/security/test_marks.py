@@ -1,4 +1,4 @@
-"""A process that would be taken for another command's, and so outlive its own."""
+"""A process that imitates another command's mark, to outlive its own command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ time.sleep(1000)
 
 
 async def test_a_process_cannot_take_the_mark_of_a_newer_command(native: Substrate) -> None:
-    """The marks of others can be read, and a limit can be lowered: but not this one."""
+    """It can read other marks and lower limits, but cannot change its own mark."""
     async with native.sandbox() as sandbox:
         assert isinstance(sandbox, ManagedProcesses)
         old = await sandbox.start(["python3", "-c", textwrap.dedent(CHANGELING)])
@@ -65,7 +65,7 @@ async def test_a_process_cannot_take_the_mark_of_a_newer_command(native: Substra
 
 
 async def test_what_a_command_left_behind_outlives_others(native: Substrate) -> None:
-    """It belongs to a command that has ended, and to none that is killed."""
+    """It belongs to a command that has ended, and to none that is killed later."""
     async with native.sandbox() as sandbox:
         await sandbox.exec("(while :; do echo x >> beats; sleep 0.02; done) >/dev/null 2>&1 </dev/null &")
         await appeared(sandbox, "beats")

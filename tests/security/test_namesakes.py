@@ -1,4 +1,4 @@
-"""Owners that know nothing of each other: each in a pid namespace of its own, with a /run of its own."""
+"""Owners with the same pid, each in its own pid namespace and with its own /run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the attacker's side: ways around a network policy, and floods through what is allowed."""
+"""Attacks on the network: ways around a policy, and floods through allowed connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.networking import Greeter, Resolver, reach
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 ALL: tuple[str, ...] = ("*", "0.0.0.0/0", "::/0")
-"""As much as a list can allow: all but the host."""
+"""The widest list: everything except the host."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def resolver() -> Iterator[Resolver]:
 
 @pytest.fixture
 def everywhere() -> Iterator[Greeter]:
-    """A server on every address of this machine, that nobody else has come to."""
+    """A server on every address of this machine, which counts its clients."""
     with networking.greeter("::", socket.AF_INET6) as made:
         yield made
 
@@ -52,7 +52,7 @@ async def networked(resolver: Resolver) -> AsyncIterator[Native]:
 
 
 def own_addresses() -> list[str]:
-    """Of this machine, but its loopback."""
+    """Addresses of this machine, without its loopback."""
     text = Path("/proc/net/fib_trie").read_text().splitlines()
     found = {before.split()[-1] for before, line in itertools.pairwise(text) if "/32 host LOCAL" in line}
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
@@ -81,7 +81,7 @@ async def test_the_host_is_not_reached_by_its_addresses(
 
 
 async def test_the_host_is_reached_where_it_is_allowed_to_be(networked: Native, everywhere: Greeter) -> None:
-    """Or the tests above would prove nothing."""
+    """Without this, the tests above would prove nothing."""
     cases: list[tuple[NetworkPolicy, bool]] = [
         ("on", True),
         (("host",), True),
@@ -115,7 +115,7 @@ EMBEDDED = (
 
 
 async def test_metadata_services_next_door(networked: Native, resolver: Resolver) -> None:
-    """They answer to this machine, and to no sandbox: by address, by name, or through a tunnel."""
+    """They answer this machine, but no sandbox: not by address, by name, or through a tunnel."""
     with networking.neighbour() as neighbour:
         await anyio.to_thread.run_sync(neighbour.greet, 8480)
         for address in (*METADATA, *EMBEDDED, "2002:808:808::1"):
@@ -137,7 +137,7 @@ async def test_metadata_services_next_door(networked: Native, resolver: Resolver
 async def test_a_name_that_leads_to_the_host(
     networked: Native, resolver: Resolver, everywhere: Greeter, policy: NetworkPolicy
 ) -> None:
-    """An allowed name may be bound to any address by who owns it: that allows none of these."""
+    """The owner of an allowed name can point it to any address, but not to these."""
     async with networked.sandbox(limits=Limits(network=policy)) as sandbox:
         for address in (
             "127.0.0.1",
@@ -157,7 +157,7 @@ async def test_a_name_that_leads_to_the_host(
 
 
 async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver: Resolver) -> None:
-    """Questions for other names are answered here; of those for allowed ones, only name and type go out."""
+    """Queries for other names are answered here; for allowed names, only name and type go out."""
     resolver.names = {"good.test": ("192.0.2.9",)}
     resolver.asked.clear()
     async with networked.sandbox(limits=Limits(network=("good.test",))) as sandbox:
@@ -177,7 +177,7 @@ async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver:
             """,
         )
         assert found == "3 3 3 3 3 3 0 0 3 3"
-        # Nor by TCP, nor by asking somebody else.
+        # Not by TCP, and not through another server.
         assert (await sandbox.exec(reach("169.254.1.1", 53))).stdout == b""
         refused = await attack(
             sandbox,
@@ -192,7 +192,7 @@ async def test_names_carry_nothing_out_under_a_list(networked: Native, resolver:
             """,
         )
         assert refused == "101 111 101"
-    assert set(resolver.asked) == {"good.test"}  # more than once, and again if it was slow to answer
+    assert set(resolver.asked) == {"good.test"}  # more than once, and again if the server was slow
 
 
 async def test_other_protocols_are_refused_at_once(networked: Native) -> None:
@@ -219,7 +219,7 @@ async def test_other_protocols_are_refused_at_once(networked: Native) -> None:
 
 
 async def test_sockets_of_the_host_by_name_are_not_there(networked: Native) -> None:
-    """Abstract sockets belong to a network: the host's are not in a sandbox's, with the network on either."""
+    """Abstract sockets belong to a network namespace: a sandbox never sees those of the host."""
     name = f"\0dutyfree-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
@@ -240,7 +240,7 @@ async def test_routes_and_packets_are_not_the_sandboxes_to_change(networked: Nat
 
 
 async def test_the_listener_itself(networked: Native, everywhere: Greeter) -> None:
-    """Where connections end up is no destination."""
+    """The listener that accepts a sandbox's connections is no destination itself."""
     async with networked.sandbox(limits=Limits(network="on")) as sandbox:
         for address in ("127.0.0.1", "198.18.0.1", "169.254.1.1", "::1"):
             seen = await sandbox.exec(reach(address, 1), timeout=60)
@@ -273,7 +273,7 @@ def _memory(process: int) -> int:
 async def test_a_flood_of_connections_disturbs_no_neighbour(
     networked: Native, everywhere: Greeter, target: str
 ) -> None:
-    """100,000 connections by one sandbox, to a server or into the void: bounded, and others go on."""
+    """100,000 connections of one sandbox, to a server or to nowhere: bounded, and others go on."""
     address = str(networked.host_address) if target == "host" else "203.0.113.1"
     limits = Limits(network="on")
     async with networked.sandbox(limits=limits) as one, networked.sandbox(limits=limits) as other:
@@ -315,7 +315,7 @@ print(wanted - 1000 * (time.monotonic() - began))
 async def test_destinations_of_ipv6_are_not_noted_without_limit(
     networked: Native, policy: NetworkPolicy
 ) -> None:
-    """The kernel keeps a neighbour for each, of refused ones too, that no sandbox is charged for."""
+    """The kernel keeps a neighbour entry for each, also for refused ones, which no sandbox is charged for."""
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         if probe.connect_ex(("2001:db8:1::1", 53)):
             pytest.skip("this machine has no route for IPv6, so sandboxes have none")
@@ -323,9 +323,9 @@ async def test_destinations_of_ipv6_are_not_noted_without_limit(
         process = await sandbox.start(["python3", "-c", DESTINATIONS])
         output = process.output()
         assert (await anext(output)).data == b"begun\n"
-        for _ in range(20):  # those who wait for their turn keep nobody else waiting
+        for _ in range(20):  # waiting ones do not delay others
             assert (await sandbox.exec("true")).ok
-        # So many at once, and then one each millisecond.
+        # A burst of this many, then one each millisecond.
         assert float((await anext(output)).data) < 4096 + 100
         forgotten = await sandbox.read("/proc/sys/net/ipv6/neigh/lo/gc_stale_time")
         assert forgotten.split() == [b"1"]
@@ -345,11 +345,11 @@ first.close()
 assert second.recv(9) == b"greetings"
 print("heard", flush=True)
 """
-"""One connection that is served, and one that waits in the kernel until the first is closed."""
+"""One connection that is served, and one that waits in the kernel until the first closes."""
 
 
 async def test_without_descriptors_the_egress_process_waits_for_one(everywhere: Greeter) -> None:
-    """It has none left for a connection: that waits, costs nothing meanwhile, and is served afterwards."""
+    """Without a free descriptor, a connection waits, uses no CPU, and is served later."""
     others = counts.egress(os.getpid())
     async with Native(NativeConfig()) as substrate, substrate.sandbox(limits=Limits(network="on")) as sandbox:
         (egress,) = counts.egress(os.getpid()) - others
@@ -369,9 +369,9 @@ async def test_without_descriptors_the_egress_process_waits_for_one(everywhere: 
 
 
 def _limit_descriptors(process: int) -> None:
-    """To those that it has. As the process's own user, who needs no privilege for it."""
+    """Lower its limit to the present number, as its own user: that needs no privilege."""
     until = time.monotonic() + 60
-    while True:  # until not one is free below the limit
+    while True:  # until none is free below the limit
         used = {int(name) for name in os.listdir(f"/proc/{process}/fd")}
         if max(used) < len(used):
             break
@@ -383,7 +383,7 @@ def _limit_descriptors(process: int) -> None:
 
 
 def _cpu(process: int) -> float:
-    """Seconds of the processor's time."""
+    """Seconds of CPU time."""
     return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -430,7 +430,7 @@ while True:
     print(total, flush=True)
     time.sleep(0.02)
 """
-"""Epolls in epolls: for whatever is added the kernel looks through all, under a lock of the machine."""
+"""Nested epolls: on each addition the kernel walks all of them, under a lock of the whole machine."""
 
 CONNECT = """
 import socket, sys
@@ -443,7 +443,7 @@ for number in range(1, 1 << 30):
 
 @pytest.mark.load
 async def test_nested_epolls_hold_up_no_neighbour(networked: Native, everywhere: Greeter) -> None:
-    """They go on, as far as the attackers leave them a processor: in the kernel these give way to nobody."""
+    """They go on, as far as the attackers leave a CPU: inside the kernel these are not preempted."""
     address = [str(networked.host_address), str(everywhere.port)]
     numbers = {"connections": 0}
 
@@ -458,7 +458,7 @@ async def test_nested_epolls_hold_up_no_neighbour(networked: Native, everywhere:
             tasks.start_soon(connect)
             async for part in one.stream(["python3", "-c", NEST, "4000", "90", "4"]):
                 assert isinstance(part, Chunk), part
-                if (attacks := _last(part.data)) <= 4:  # until they are all at it
+                if (attacks := _last(part.data)) <= 4:  # until all of them attack
                     begun = attacks, numbers["connections"]
                 if attacks > 44:
                     break
@@ -467,12 +467,12 @@ async def test_nested_epolls_hold_up_no_neighbour(networked: Native, everywhere:
 
 
 def _last(data: bytes) -> int:
-    """The last number of lines that may be cut at their end."""
+    """The last complete number in the output."""
     return int(data.splitlines(keepends=True)[-1]) if data.endswith(b"\n") else 0
 
 
 def _epolls(process: int) -> dict[int, set[str]]:
-    """What each of a process's epolls watches: by its descriptor, as /proc names what those lead to."""
+    """What each epoll of a process watches, by descriptor, as /proc names the targets."""
     links = {}
     for name in os.listdir(f"/proc/{process}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -486,7 +486,7 @@ def _epolls(process: int) -> dict[int, set[str]]:
 
 
 async def test_no_epoll_of_ours_watches_another(everywhere: Greeter) -> None:
-    """What is added to one that is watched takes a lock of the machine, which sandboxes can hold."""
+    """Adding to a nested epoll takes a lock of the whole machine, which sandboxes can hold."""
     others, launchers = counts.egress(os.getpid()), set(counts.children(os.getpid()))
     async with Native(NativeConfig()) as substrate, AsyncExitStack() as stack:
         address = [str(substrate.host_address), str(everywhere.port)]
@@ -504,7 +504,7 @@ async def test_no_epoll_of_ours_watches_another(everywhere: Greeter) -> None:
 
 
 async def test_who_does_not_read_holds_up_nobody(networked: Native) -> None:
-    """Connections whose ends neither read nor close cost their own sandbox, in bounded memory."""
+    """Connections that neither read nor close cost only their own sandbox, in bounded memory."""
     with socket.create_server(("127.0.0.1", 0), backlog=600) as silent, networking.greeter() as greeter:
         script = (
             "import socket, time\nheld = []\nfor _ in range(200):\n"
@@ -524,7 +524,7 @@ async def test_who_does_not_read_holds_up_nobody(networked: Native) -> None:
 
 
 async def test_a_network_that_was_opened_is_not_used_again(networked: Native) -> None:
-    """Not even if nothing was sent, and all closed: routes would be left in it."""
+    """Not even if nothing was sent and all is closed: routes would be left."""
     async with anyio.create_task_group() as group:
 
         async def open_and_close() -> None:
@@ -535,7 +535,7 @@ async def test_a_network_that_was_opened_is_not_used_again(networked: Native) ->
         for _ in range(6):
             group.start_soon(open_and_close)
     async with AsyncExitStack() as stack:
-        for _ in range(40):  # at once, so that each has a network of its own
+        for _ in range(40):  # at the same time, so that each has its own network
             sandbox = await stack.enter_async_context(networked.sandbox())
             seen = await sandbox.exec("cat /proc/net/fib_trie")
             assert b"127.0.0.1" in seen.stdout
@@ -554,7 +554,7 @@ def say_urgently(listener: socket.socket) -> bytes:
 
 
 async def test_urgent_data_holds_up_nobody(networked: Native) -> None:
-    """The kernel moves none of it by itself: it is carried as any other, in both directions."""
+    """The kernel does not splice urgent data, so the relay copies it, in both directions."""
     listener = socket.create_server(("127.0.0.1", 0))
     heard: list[bytes] = []
 

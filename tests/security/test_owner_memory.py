@@ -1,4 +1,4 @@
-"""What a sandbox says is kept by its owner within bounds, whatever it says and however often."""
+"""The owner's memory for a sandbox's output is bounded, whatever the sandbox sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUT = 1 << 20
 
 
 async def test_processes_that_have_ended_keep_little(native: Substrate) -> None:
-    """Together no more than twice what one may, and a MiB; the oldest lose theirs first, and say so."""
+    """All logs together take at most twice one limit and a MiB; the oldest are dropped first, and say so."""
     size, limits = OUTPUT - 50_000, Limits(output=OUTPUT)
     async with native.sandbox(limits=limits) as sandbox:
         assert isinstance(sandbox, NativeSandbox)
@@ -52,7 +52,7 @@ async def test_those_that_run_share_what_there_is(native: Substrate) -> None:
 
 
 async def test_bytes_that_come_one_by_one() -> None:
-    """A piece costs more than its byte."""
+    """A frame costs more than its byte."""
     shelf = OutputBudget()
     logs = [OutputLog(OUTPUT, shelf) for _ in range(4)]
     for number in range(100_000):
@@ -77,7 +77,7 @@ false
 
 
 async def test_a_shell_whose_mark_was_found_out(native: Substrate) -> None:
-    """A command that ends a line as the shell does, but never with a code: that is output as any other."""
+    """A command that imitates the shell's end mark without a code: that is plain output."""
     async with native.sandbox(limits=Limits(output=OUTPUT)) as sandbox:
         assert isinstance(sandbox, NativeSandbox)
         async with sandbox.shell() as shell:

@@ -1,4 +1,4 @@
-"""A machine that layers are fetched from, and that means no good."""
+"""Hostile peers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _take(recipe: Recipe, name: str) -> None:
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What to import from: it is asked for one thing, and gives others."""
+    """A source to import from, which delivers other layers than requested."""
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
     anyio.run(_take, WANTED, "wanted")
     anyio.run(_take, OTHER, "other")
@@ -90,7 +90,7 @@ LONG = Recipe(stages=(Stage("setup", ("sleep 0.3; date +%N > file",)),))
 def test_nor_by_a_node_that_asks_by_itself(
     hostile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is built then, and the peer's words are no orders to a terminal."""
+    """The layer is built instead, and the peer's message cannot control a terminal."""
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
     anyio.run(_take, LONG, "long")
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
@@ -113,7 +113,7 @@ def test_nor_by_a_node_that_asks_by_itself(
 def test_images_do_not_come_under_names_of_others(
     tmp_path: Path, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who gives layers upon one image cannot give it another name, which recipes may know already."""
+    """A peer that delivers layers on an image cannot give the image another name."""
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "there"))
     layout(tmp_path / "layout", Image([busybox()], {}))
     anyio.run(find.import_image, f"oci:{tmp_path / 'layout'}", "carried:1")

@@ -1,4 +1,4 @@
-"""What others stand on: keys that mean two things, layers that break the store, secrets that stay."""
+"""Poisoned layers: ambiguous keys, layers that break the store, secrets that stay behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(**options: Any) -> Any:
 
 
 def test_layers_are_closed_to_other_users_of_the_host(cache: Path) -> None:
-    """Whatever the owner's umask, and whatever was done to the directory while the layer was made."""
+    """With any umask of the owner, and any mode that the stage set on the directory."""
 
     def make(tree: Path) -> tuple[int, int, int]:
         tree.parent.chmod(0o777)
@@ -58,7 +58,7 @@ def test_layers_are_closed_to_other_users_of_the_host(cache: Path) -> None:
 @rooted
 @pytest.mark.native
 async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was copied is not what the key says: nobody else may ever get it."""
+    """The copied files are not those of the key: no other request may get the layer."""
     source = tmp_path / "source"
     await anyio.to_thread.run_sync(source.mkdir)
     await anyio.to_thread.run_sync((source / "file").write_text, "honest")
@@ -82,7 +82,7 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.native
 async def test_files_are_copied_in_one_order(native: Any, tmp_path: Path) -> None:
-    """The key does not tell in which they were named."""
+    """The key does not depend on the order in which they were named."""
 
     def prepare() -> None:
         (tmp_path / "tree").mkdir()
@@ -108,11 +108,11 @@ def test_a_pipe_among_the_files_holds_up_no_key(tmp_path: Path) -> None:
     )
     thread.start()
     thread.join(60)
-    assert keys == [before]  # nor is it copied
+    assert keys == [before]  # and it is not copied
 
 
 def test_keys_tell_recipes_apart(tmp_path: Path) -> None:
-    """However their parts are cut and put together."""
+    """However their parts are split and joined."""
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("1")
 
@@ -146,7 +146,7 @@ DEEP = "python3 -c \"import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')
 @rooted
 @pytest.mark.native
 async def test_deep_trees_do_not_break_the_store() -> None:
-    """Whoever measures, packs and removes layers later must be able to, and must not meet a half one."""
+    """Such a layer can still be measured, packed and removed, and is never half written."""
     deep = Recipe(stages=(Stage("setup", (DEEP.format(1500),)),))
     async with opened() as native:
         async with native.sandbox(deep) as sandbox:
@@ -157,7 +157,7 @@ async def test_deep_trees_do_not_break_the_store() -> None:
                 await sandbox.snapshot("deep")
     collected = await anyio.to_thread.run_sync(Store().collect)
     assert (collected.layers, collected.half) == (0, 0)
-    async with opened() as native:  # which tidies up when it is closed
+    async with opened() as native:  # which removes leftovers on close
         await native.prepare(Recipe(stages=(Stage("setup", ("echo > fine",)),)))
 
 
@@ -176,7 +176,7 @@ if os.fork() == 0:
 
 @pytest.mark.native
 async def test_who_goes_on_writing_changes_no_layer(native: Any) -> None:
-    """Neither what a stage left running, nor what runs in a sandbox that was kept."""
+    """Neither a process that a stage left running, nor one in a snapshotted sandbox."""
     begun = "until grep -q '[1-9]' written; do sleep 0.02; done"
     start = "python3 -c '" + WRITER.replace("'", '"') + f"' > /dev/null 2>&1; {begun} 2> /dev/null"
     recipe = Recipe(stages=(Stage("setup", (start,)),))
@@ -193,7 +193,7 @@ async def test_who_goes_on_writing_changes_no_layer(native: Any) -> None:
 
 @pytest.mark.native
 async def test_those_on_one_layer_do_not_meet_in_it(native: Any) -> None:
-    """By locks, pipes, sockets and times of access of the files that they share."""
+    """Through locks, pipes, sockets and access times of shared files."""
     make = "import os, socket; os.mkfifo('pipe'); socket.socket(socket.AF_UNIX).bind('socket')"
     stage = Stage("setup", (f'python3 -c "{make}"; echo x > file',))
     recipe = Recipe(stages=(stage,))
@@ -224,7 +224,7 @@ def test_secrets_are_hidden_whole() -> None:
 @rooted
 @pytest.mark.native
 async def test_a_secret_stays_in_its_stage(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in what it left running, the services, the log of another, or what lies on the disk."""
+    """Not in processes that it left, in services, in another stage's log, or on disk."""
     monkeypatch.setenv("TOKEN", "hunter2-hunter2")
     stage = Stage("setup", ("(setsid sleep 1000 &) > /dev/null 2>&1; test $TOKEN",), secrets=("TOKEN",))
     service = dutyfree.Service("one", "exec sleep 1000")
@@ -240,7 +240,7 @@ async def test_a_secret_stays_in_its_stage(cache: Path, monkeypatch: pytest.Monk
 
 
 def test_a_token_goes_to_its_own_server() -> None:
-    """What a repository holds can have git ask others: .lfsconfig does, and redirects."""
+    """A repository can make git contact other hosts: by .lfsconfig, and by redirects."""
     (command, *_) = recipes.repository("https://example.org:8443/x.git", token="TOKEN").commands
     assert isinstance(command, str)
     fill = command.partition(" clone ")[0] + " credential fill"
@@ -272,7 +272,7 @@ def test_passwords_do_not_come_in_urls() -> None:
 
 
 def make_later(logs: Path) -> None:
-    """As if they were of a clock that went back, or of the same tick as what comes next."""
+    """As if the clock had gone back, or all were of the same tick."""
     for path in logs.iterdir():
         os.utime(path, (4e9, 4e9))
 
@@ -297,12 +297,12 @@ async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pyte
     assert sum(kept.values()) <= 10_000
 
 
-# --- What strangers say -------------------------------------------------------------------------------------
+# --- Foreign text -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.native
 async def test_errors_give_no_orders_to_a_terminal(native: Any) -> None:
-    """Nor forge a line of their own in what is logged of them."""
+    """They cannot forge a line in a log either."""
     said = r"\033]0;owned\007\033[2J\r\302\233 \342\200\256 over"
     with pytest.raises(StageError) as failed:
         await native.prepare(Recipe(stages=(Stage("setup", (f"printf '{said}'; exit 1",)),)))

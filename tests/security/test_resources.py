@@ -1,4 +1,4 @@
-"""What the kernel counts for all of the host: no sandbox uses it up for others."""
+"""Resources that the kernel counts for the whole host: no sandbox uses them up for others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def python(sandbox: Sandbox, script: str) -> str:
 
 
 def launcher_of(native: Any) -> int:
-    """There may be those of others too."""
+    """There may be launchers of others too."""
     return int(native.node.launcher.pid)
 
 
@@ -194,11 +194,11 @@ async def test_what_exceeds_its_memory_does_not_go_to_the_hosts_swap(native: Sub
 
 
 def test_an_owner_that_is_preferred(tmp_path: Path) -> None:
-    """What lets an owner live longer, or run before all others, is not inherited by a sandbox."""
+    """A sandbox does not inherit the owner's OOM score or scheduling priority."""
     script = """
     import contextlib, os, resource, anyio, dutyfree
     os.setpriority(os.PRIO_PROCESS, 0, -5)
-    with contextlib.suppress(OSError, ValueError):  # as far as this root may
+    with contextlib.suppress(OSError, ValueError):  # as far as this root is allowed to
         for limit in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
             resource.setrlimit(limit, (30, 30))
         with open("/proc/self/oom_score_adj", "w") as adjust:
@@ -216,7 +216,7 @@ def test_an_owner_that_is_preferred(tmp_path: Path) -> None:
 
 
 def test_an_owner_in_real_time(tmp_path: Path) -> None:
-    """Nor are its turns before all others, on the processor and on disks."""
+    """It does not inherit real-time priorities for CPU and disk either."""
     script = """
     import ctypes, os, anyio, dutyfree
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -240,7 +240,7 @@ def test_an_owner_in_real_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
 async def test_priority_can_only_be_lowered(native: Substrate) -> None:
-    """After 30 ms a sandbox yields to those that begin (priority.c): none of its processes undoes it."""
+    """After 30 ms a sandbox yields to new commands (priority.c): none of its processes can undo that."""
     script = """
     import struct
     LONG = 10_000_000
@@ -283,7 +283,7 @@ async def test_priority_can_only_be_lowered(native: Substrate) -> None:
     assert lines[:3] == ["EPERM EPERM EPERM", "EPERM EPERM", "done"]
     assert lines[3:5] == ["EPERM done", "EPERM EPERM EPERM done done done"]
     assert lines[5:7] == ["done EACCES 5", "done"]
-    assert lines[7] in ("10000000 10000000", "0 0")  # kernels before 6.12 know of no turns
+    assert lines[7] in ("10000000 10000000", "0 0")  # kernels before 6.12 have no such slices
     assert lines[8:] == ["done", "EPERM"]
 
 
@@ -302,7 +302,7 @@ try:
 except OSError as error:
     print(len(held), errno.errorcode[error.errno], held[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
 held.pop().close()
-while True:  # the kernel forgets it a little later
+while True:  # the kernel frees it a little later
     try: made = make(); break
     except OSError: time.sleep(0.01)
 other = socket.socket()
@@ -353,12 +353,12 @@ async def test_sockets_of_one_who_is_killed_or_out_of_descriptors(native: Substr
 
 
 async def test_buffers_of_tcp(native: Substrate) -> None:
-    """The kernel has so many for all of the host; one sandbox gets a part."""
+    """The kernel has a limit for the whole host; one sandbox gets a part."""
     script = """
     import socket
     def pages():
         return int([line for line in open("/proc/net/sockstat") if line.startswith("TCP:")][0].split()[-1])
-    before = pages()  # those of others too
+    before = pages()  # includes those of others
     server = socket.create_server(("127.0.0.1", 0), backlog=1000)
     held = []
     for _ in range(500):
@@ -372,7 +372,7 @@ async def test_buffers_of_tcp(native: Substrate) -> None:
     """
     async with native.sandbox(limits=Limits(memory=1 << 30)) as sandbox:
         seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)], timeout=120)
-    if seen.oom:  # version 2 of control groups counts them as the sandbox's own memory
+    if seen.oom:  # cgroup v2 counts them as the sandbox's own memory
         return
     assert seen.ok, seen.stderr
     pages = int(seen.stdout)
@@ -380,7 +380,7 @@ async def test_buffers_of_tcp(native: Substrate) -> None:
 
 
 async def test_programs_for_the_kernel(native: Substrate) -> None:
-    """What it compiles of them has room for so many on the whole host, and then no sandbox can be made."""
+    """The kernel's memory for compiled filters is limited per host; without it no sandbox can be created."""
     script = """
     import socket, struct
     step = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0xFFFF), 8)
@@ -424,7 +424,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
 async def test_where_somebody_else_is_asked_already() -> None:
-    """The kernel lets but one filter ask: then sockets are made as ever, uncounted."""
+    """The kernel allows one notifying filter: under another one, sockets work, but are not counted."""
     command = [sys.executable, "-c", UNDER_ANOTHER_LISTENER]
     done = await anyio.run_process(command, check=False)
     assert done.stdout.split() == [b"600"], done.stderr.decode()
@@ -444,7 +444,7 @@ anyio.run(main)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can set a clock back")
 async def test_connections_on_a_host_that_has_just_started() -> None:
-    """Turns are counted on the monotonic clock, which begins with the host."""
+    """They are counted on the monotonic clock, which starts with the host."""
     command = ["unshare", "--time", "--fork", "--monotonic", str(-int(time.monotonic()))]
     done = await anyio.run_process([*command, sys.executable, "-c", EARLY], check=False)
     if b"monotonic offset" in done.stderr:

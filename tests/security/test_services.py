@@ -1,4 +1,4 @@
-"""Services that lie to PID 1 about their forks. It has sanitizers, which end it if they find something."""
+"""Services that lie to PID 1 about their forks. PID 1 is built with sanitizers, which abort on an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel counts for nobody, or gives to whoever comes first: a sandbox gets a part, or none."""
+"""Kernel resources that no limit counts: a sandbox gets a bounded part, or none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def python(sandbox: Sandbox, script: str) -> list[str]:
 
 
 async def test_connections_that_nobody_accepts(native: Substrate) -> None:
-    """Neither their memory nor what was sent to them is charged to anybody, also when the sender is gone."""
+    """Neither their memory nor queued data is charged to anyone, also after the sender is gone."""
     script = """
     servers, made = [], 0
     def connect():
@@ -64,7 +64,7 @@ async def test_connections_that_nobody_accepts(native: Substrate) -> None:
 
 
 async def test_a_connection_by_sending(native: Substrate) -> None:
-    """Would be one that nobody counts."""
+    """It would not be counted."""
     script = """
     server = socket.create_server(("127.0.0.1", 0))
     server.setsockopt(socket.IPPROTO_TCP, 23, 5)
@@ -136,7 +136,7 @@ with socket.socket() as made:
 
 
 async def test_options_that_would_hold_memory_or_change_the_host(native: Substrate) -> None:
-    """Most of them keep up to 128 KiB for each socket, which no limit of a sandbox counts."""
+    """Most of them keep up to 128 KiB per socket, which no limit of a sandbox counts."""
     async with native.sandbox(limits=LIMITS) as sandbox:
         assert await python(sandbox, REFUSED) == ["TCP_ZEROCOPY_RECEIVE", "ENOPROTOOPT"]
 
@@ -227,7 +227,7 @@ ended.set()
 
 @pytest.mark.parametrize(("threads", "answer"), [(200, "done"), (300, "EAGAIN")])
 async def test_filters_on_system_calls(native: Substrate, threads: int, answer: str) -> None:
-    """The kernel has room for so many on the whole host, and allows so many to one task."""
+    """The kernel has a limit for the whole host, and one for each task."""
     async with native.sandbox(limits=LIMITS) as sandbox:
         assert await python(sandbox, FILTERS.format(threads=threads)) == ["done", "done", answer, answer]
 
@@ -258,7 +258,7 @@ print(os.readlink(f"/proc/self/fd/{file}"))
 
 
 async def test_files_of_the_image_stay_in_memory(native: Substrate) -> None:
-    """A sandbox that throws them out has the disk read them again, for all others too."""
+    """A sandbox that evicts them makes the disk read them again, for all others too."""
     async with native.sandbox(limits=LIMITS) as sandbox:
         *answers, path = await python(sandbox, EVICT)
     assert answers == ["done", "EINVAL", "ENOSYS"]
@@ -267,7 +267,7 @@ async def test_files_of_the_image_stay_in_memory(native: Substrate) -> None:
 
 
 def in_memory(path: Path) -> tuple[int, int]:
-    """How many pages of a file are in memory, and how many of these in memory alone."""
+    """How many pages of a file are in memory, and how many of them are dirty."""
     found = (ctypes.c_uint64 * 5)()
     with path.open("rb") as file:
         if ctypes.CDLL(None, use_errno=True).syscall(451, file.fileno(), bytes(16), found, 0):
@@ -276,12 +276,12 @@ def in_memory(path: Path) -> tuple[int, int]:
 
 
 def unwritten(path: Path) -> int:
-    """How much of a file is in memory alone."""
+    """How much of a file is dirty."""
     return in_memory(path)[1] * os.sysconf("SC_PAGESIZE")
 
 
 async def test_what_others_have_read(native: Substrate) -> None:
-    """Sandboxes share the files of an image in memory: what is there tells what a neighbour did."""
+    """Sandboxes share an image's files in the page cache: its content would show what a neighbour did."""
     script = """
     file = os.open("/usr/bin/env", os.O_RDONLY)
     libc.mmap.restype = ctypes.c_void_p
@@ -295,14 +295,14 @@ async def test_what_others_have_read(native: Substrate) -> None:
 
 
 async def test_writing_out_the_hosts_disks(native: Substrate, tmp_path: Path) -> None:
-    """`sync` in a sandbox waits for no disk: what others wrote there is theirs to write out."""
+    """`sync` in a sandbox does not wait for the disk: it must not flush the writes of others."""
 
     def write(number: int) -> int:
         (tmp_path / str(number)).write_bytes(os.urandom(16 << 20))
         return unwritten(tmp_path / str(number))
 
     async with native.sandbox(limits=LIMITS) as sandbox:
-        for number in range(10):  # the kernel may write it out by itself, or anybody else have it do so
+        for number in range(10):  # the kernel, or any other process, may flush it
             if not await anyio.to_thread.run_sync(write, number):
                 pytest.skip("what is written to the temporary directory goes to no disk")
             assert await python(sandbox, "os.sync(); print('done')") == ["done"]
@@ -312,7 +312,7 @@ async def test_writing_out_the_hosts_disks(native: Substrate, tmp_path: Path) ->
 
 
 async def test_locks_of_the_host(native: Substrate) -> None:
-    """Nobody can lock a file while the kernel lists them."""
+    """While the kernel lists locks, no process can lock a file."""
     async with native.sandbox(limits=LIMITS) as sandbox:
         script = """
         import fcntl

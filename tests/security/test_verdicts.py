@@ -1,4 +1,4 @@
-"""A hostile agent tries to have its own act taken for a failure of the machinery: that would be a free retry.
+"""A hostile agent tries to disguise its own act as an infrastructure failure, to get a free retry.
 
 After each attack every kind of action must succeed, be observed, or raise an ActionError. Any other error
 would have the attempt repeated elsewhere, or end the training loop.
@@ -182,7 +182,7 @@ async def shared() -> AsyncIterator[Any]:
 
 
 async def judged(name: str, action: Callable[[], Awaitable[Any]]) -> str:
-    """What came of an action; fails if it is neither a result nor the agent's fault."""
+    """The outcome of an action; fails if it is neither a result nor the agent's fault."""
     try:
         with anyio.fail_after(2 * SECONDS):
             await action()
@@ -275,7 +275,7 @@ async def all_judged(sandbox: Any, local: Path, attack: str) -> None:
     for name, action in actions(sandbox, local).items():
         found[name] = await judged(f"{attack}: {name}", action)
     assert found
-    await sandbox.reset()  # the sandbox is the machinery's again
+    await sandbox.reset()  # from here on, failures are the infrastructure's
     assert (await sandbox.exec("echo on")).stdout == b"on\n"
 
 
@@ -310,7 +310,7 @@ async def run_until_it_fails(sandbox: Any) -> None:
 
 @pytest.mark.native
 async def test_an_init_that_is_held_up(impatient: Any) -> None:
-    """The launcher answers, so it is what runs in the sandbox that keeps its init from answering."""
+    """The launcher answers, so processes in the sandbox keep its init from answering."""
     async with impatient.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("script.py", STOPPER.encode())
         await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
@@ -333,7 +333,7 @@ async def test_an_init_that_is_held_up(impatient: Any) -> None:
 
 @pytest.mark.native
 async def test_a_killed_worker_is_no_broken_machine(shared: Any) -> None:
-    """Searches, transfers and watches are done by processes in the sandbox, which its root may kill."""
+    """Processes in the sandbox run searches, transfers and watches; its root can kill them."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
         await sandbox.exec("seq 1 1000000 > large; cp large another; cp large third")
         await sandbox.write("script.py", KILLER.encode())
@@ -361,7 +361,7 @@ while True:
 
 @pytest.mark.native
 async def test_a_stopped_worker_keeps_no_action_waiting(shared: Any, tmp_path: Path) -> None:
-    """Root of the sandbox may also stop them, and nobody would let them go on."""
+    """Root of the sandbox can also stop them for ever."""
     (tmp_path / "source").mkdir()
     for number in range(20):
         (tmp_path / "source" / str(number)).write_bytes(b"x" * 1_000_000)
@@ -418,7 +418,7 @@ async def test_a_server_that_accepts_nobody() -> None:
         with anyio.fail_after(60), pytest.raises(ActionTimeout, match="8080"):
             await sandbox.connect(8080)
         assert await sandbox.exec("true")
-        # The loop has forgotten the descriptor: the next one of its number is listened to.
+        # The loop has dropped the descriptor: it watches the next one of the same number.
         one, other = socket.socketpair()
         with one, other, anyio.fail_after(60):
             await anyio.wait_writable(one)
@@ -444,7 +444,7 @@ async def test_kills_for_memory_are_marked_everywhere(shared: Any) -> None:
 
 @pytest.mark.native
 async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None:
-    """Each that ran when the limit killed something; none that began after all had heard of it."""
+    """Each command that ran when the limit killed a process; none that started later."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
         waiting_one = await sandbox.start("read line; exit 0", stdin=True)
         seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=SECONDS)
@@ -456,7 +456,7 @@ async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None
 
 @pytest.mark.native
 async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
-    """The command can redefine what prints the mark of its end, and see it."""
+    """The command can redefine the program that prints the end mark, and read the mark."""
     async with shared.sandbox(limits=LIMITS) as sandbox:
         for trick in (
             'printf() { command printf "$1" "$2" 99999999999999999999; }',
@@ -476,7 +476,7 @@ async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
 
 @pytest.mark.native
 async def test_mistakes_here_are_not_the_agents_fault(shared: Any, tmp_path: Path) -> None:
-    """What the program asked for here cannot be had: its own error, and no ActionError."""
+    """The program's own request fails: an error of the program, and no ActionError."""
     (tmp_path / "file").write_bytes(b"")
     async with shared.sandbox() as sandbox:
         await sandbox.exec("mkdir tree; echo x > tree/a")
@@ -533,7 +533,7 @@ BEFORE_IN_CONTAINERS = (
 
 
 def plain_actions(sandbox: Any, local: Path) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """Those of the contract, which every sandbox has."""
+    """The actions of the contract, which every sandbox has."""
     (local / "source").write_bytes(b"x" * 100_000)
     return {
         "exec": lambda: sandbox.exec("echo x", timeout=20),
@@ -558,7 +558,7 @@ async def docker() -> AsyncIterator[Any]:
 
 @pytest.mark.docker
 async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not read whole, whatever the container's tools do."""
+    """It is never read whole, whatever the container's tools do."""
     monkeypatch.setattr(container, "TOOL_OUTPUT", 1 << 20)
     async with docker.sandbox() as sandbox:
         assert (await sandbox.exec("truncate -s 16M file")).ok
@@ -569,7 +569,7 @@ async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: p
 
 @pytest.mark.docker
 async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
-    """As by an operator: the agent has no part in it. One that the agent ends is its own fault."""
+    """Killed by an operator: not the agent's fault. A container that the agent ends is its fault."""
     async with docker.sandbox() as sandbox:
         await sandbox._engine.request("POST", f"/containers/{sandbox._container}/kill")
         with pytest.raises(SandboxClosed) as closed:
@@ -587,7 +587,7 @@ async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
 @pytest.mark.docker
 @pytest.mark.alone  # it makes the engine forget the containers of other tests
 async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> None:
-    """It keeps a few hundred events in all. What it does not know is not held against the agent."""
+    """The engine keeps a few hundred events. Without the event, the agent is not blamed."""
     async with docker.sandbox() as sandbox, docker.sandbox() as busy:
         engine = sandbox._engine
         await engine.request("POST", f"/containers/{sandbox._container}/kill")
@@ -599,7 +599,7 @@ async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> No
 
 
 class Gone:
-    """A sandbox that a stage of its recipe has ended."""
+    """A stage of the recipe ends its own sandbox."""
 
     id = "gone"
 
@@ -608,7 +608,7 @@ class Gone:
 
 
 async def test_a_stage_that_ends_its_sandbox() -> None:
-    """No agent has been there yet: the recipe is at fault."""
+    """No agent has run yet: the recipe is at fault."""
     sandbox: Any = Gone()
     with pytest.raises(CreateError, match="the sandbox is gone") as failed:
         await run_stage.apply(sandbox, Stage("setup", ("true",)), 1)

@@ -1,4 +1,4 @@
-"""What runs in a sandbox may make its init wait for ever, but never the owner."""
+"""Processes in a sandbox can block its init for ever, but never the owner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = Limits(memory=256 << 20, pids=64)
 
 
 async def background(sandbox: Sandbox, script: str) -> None:
-    """Left behind by a command that ended, and at work."""
+    """Start a script that goes on after its command has ended, and wait until it runs."""
     begun = "open('begun', 'w').close()\n"
     await sandbox.write("script.py", (begun + textwrap.dedent(script)).encode())
     await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
@@ -38,7 +38,7 @@ while True:
 
 
 FAR = {"PATH": ":".join([*(f"/{number}" for number in range(4000)), "/usr/bin"])}
-"""Where a program is looked for so long that it is stopped meanwhile, and init with it."""
+"""A PATH so long that a process is stopped while it searches its program, and init with it."""
 
 
 async def run_until_it_fails(sandbox: Sandbox) -> None:
@@ -131,7 +131,7 @@ async def test_a_tracer_does_not_hide_the_end(native: Substrate) -> None:
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
 async def test_a_tracer_does_not_hide_an_end_that_takes_long(native: Substrate) -> None:
-    """As that of a process with much memory, or any on a busy machine."""
+    """As with a process that has much memory, or any process on a busy machine."""
     large = "import time; held = bytearray(b'x') * (600 << 20); time.sleep(300)"
     async with native.sandbox(limits=Limits(memory=1 << 30, pids=64)) as sandbox:
         await background(sandbox, TRACER)
@@ -155,7 +155,7 @@ async def test_a_shell_comes_back(impatient: Substrate) -> None:
 
 
 async def test_questions_to_init_keep_nothing_from_standing_still(native: Any) -> None:
-    """What waits for an answer to a system call cannot be frozen: init must not stop before it."""
+    """A process that waits for the seccomp broker cannot be frozen, so init must answer before it stops."""
     storm = """
     import os, socket
     for _ in range(5): os.fork()

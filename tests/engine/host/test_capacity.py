@@ -1,4 +1,4 @@
-"""A limit of the host that is reached is told by name, with the remedy; what was made before lives on."""
+"""At a limit of the host, the error names the limit and the remedy; existing sandboxes go on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GREEDY = textwrap.dedent(
 @pytest.mark.native
 @pytest.mark.parametrize("limit", ["64:4096", "128:128"])
 def test_too_many_open_files(limit: str) -> None:
-    """Of the owner, which may raise its own limit; of both, which may not."""
+    """The limit of the owner, which it may raise itself; and the hard limit of owner and launcher."""
     done = subprocess.run(
         ["prlimit", f"--nofile={limit}", sys.executable, "-c", GREEDY],
         capture_output=True,

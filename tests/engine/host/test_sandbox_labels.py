@@ -1,4 +1,4 @@
-"""Labels: shown to who looks at the machine, for as long as their sandbox lives, and to nobody inside."""
+"""Labels: ``dutyfree ps`` shows them while the sandbox lives; processes inside cannot see them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def shown(identity: str) -> Mapping[str, str] | None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
-    other = Limits(pids=77)  # of which the pool has none
+    other = Limits(pids=77)  # the pool has no sandbox with these
     async with opened() as native:
         if pooled:
             await native.prefetch([Recipe()], 1)

@@ -1,4 +1,4 @@
-"""The addresses that no sandbox reaches, as data: what the C program says of each, and Python."""
+"""The denylist: the C program and Python agree on the addresses that no sandbox reaches."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def judged(program: Path, addresses: list[str]) -> dict[str, str]:
 
 
 def forms(text: str) -> list[str]:
-    """An address of IPv4 inside of ones of IPv6."""
+    """IPv6 addresses that contain an IPv4 address."""
     a, b, c, d = packed = ipaddress.IPv4Address(text).packed
     inverted = bytes(byte ^ 0xFF for byte in packed)
     local = bytes.fromhex("0064ff9b0001")
     made = [
         bytes(10) + b"\xff\xff" + packed,
         bytes.fromhex("0064ff9b") + bytes(8) + packed,  # NAT64
-        local + bytes(6) + packed,  # the same with a prefix of one's own, of 96, 64, 56 and 48 bits
+        local + bytes(6) + packed,  # NAT64 with a local prefix of 96, 64, 56 or 48 bits
         local + bytes(3) + packed + bytes(3),
         local + bytes([7, a, 0, b, c, d]) + bytes(4),
         local + bytes([a, b, 0, c, d]) + bytes(5),
@@ -117,7 +117,7 @@ def test_metadata_and_what_is_no_destination(program: Path) -> None:
 @pytest.mark.parametrize("text", [text for text in [*METADATA, *OTHERS] if ":" not in text])
 def test_inside_of_addresses_of_ipv6(program: Path, text: str) -> None:
     tried = forms(text)
-    if text.startswith("0."):  # nobody's translator leads there
+    if text.startswith("0."):  # no translator routes to it
         tried = [tried[0], tried[1], tried[7]]
     assert judged(program, tried) == dict.fromkeys(tried, "refused")
 
@@ -129,7 +129,7 @@ def test_what_may_be_reached_may_be_so_inside(program: Path, text: str) -> None:
 
 
 def test_one_list_for_both(program: Path) -> None:
-    """The ends of each network are refused by both, and Python has all of them."""
+    """Both refuse the first and last address of each network, and Python has all networks."""
     networks = network_policy.DENIED
     assert len(networks) == (SOURCES / "egress/denylist.h").read_text().count("\nDENIED(") > 15
     ends = [str(end) for network in networks for end in (network[0], network[-1])]

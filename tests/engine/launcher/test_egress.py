@@ -1,4 +1,4 @@
-"""The egress process, built with sanitizers, against what sandboxes and resolvers may send it.
+"""The egress process, built with sanitizers, against hostile sandboxes and DNS servers.
 
 A sanitizer that finds something ends the process, and with it every sandbox that has a network: the
 commands of the test fail.
@@ -48,7 +48,7 @@ for _ in range(rounds):
     s.send(data)
 data = b""
 s.settimeout(0.2)
-while data[:2] != b"\\xab\\xcd":  # it may be dropped among so many, or get no answer that fits it
+while data[:2] != b"\\xab\\xcd":  # among so many it may be dropped, or get no matching answer
     try:
         data = s.recv(9000)
     except TimeoutError:
@@ -67,7 +67,7 @@ print(s.recv(9000)[3] & 15)
 
 
 class Liar:
-    """A resolver whose answers are broken in every way that can be thought of."""
+    """A DNS server whose answers are broken in many ways."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(type=socket.SOCK_DGRAM)
@@ -161,7 +161,7 @@ print("done")
 
 
 async def test_connections_at_random(sanitized: Native) -> None:
-    """Ends, resets and floods in any order, under a policy that changes meanwhile."""
+    """Closes, resets and floods in any order, while the policy changes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         threading.Thread(target=_echo, args=(server,), daemon=True).start()
@@ -192,7 +192,7 @@ def _echo(server: socket.socket) -> None:
 
 
 def test_policies_at_random(program: Path) -> None:
-    """Counts, sizes and kinds that cannot be: refused, and the sandbox still there."""
+    """Invalid counts, sizes and kinds are refused, and the sandbox goes on."""
     launcher = Launcher(program)
     launcher.fill()
     chance = random.Random(8)

@@ -1,4 +1,4 @@
-"""Whatever happens to the owner, nothing of the engine is left."""
+"""However the owner ends, nothing of the engine is left."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OWNER = textwrap.dedent(
 
 
 def stopped(process: subprocess.Popen[str]) -> counts.Family:
-    """What the owner has at this moment, in which it is held."""
+    """Stop the owner, and list what it has at this moment."""
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     return counts.Family(process.pid)
@@ -62,7 +62,7 @@ def owner() -> subprocess.Popen[str]:
 @pytest.mark.native
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_owner_leaves_nothing(signum: int) -> None:
-    """At whatever moment: no process, control group or namespace, be it of the network or another kind."""
+    """Kill the owner at any moment: no process, control group or namespace is left."""
     delays = random.Random(signum)
     for _ in range(ROUNDS if signum == signal.SIGKILL else 2):
         with owner() as process:
@@ -94,12 +94,12 @@ def test_a_killed_launcher_leaves_no_process() -> None:
         assert not family.remains(groups=False)
         families.append(family)
 
-    # Control groups without a process are swept by the next launcher.
+    # The next launcher removes control groups without a process.
     async def reopen() -> None:
         async with dutyfree.open("native"):
             pass
 
-    deadline = time.monotonic() + 60  # a killed one counts as alive until the host's init has reaped it
+    deadline = time.monotonic() + 60  # a killed process exists until the host's init has reaped it
     anyio.run(reopen)
     while any(family.groups() for family in families) and time.monotonic() < deadline:
         time.sleep(0.1)

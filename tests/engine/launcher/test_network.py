@@ -1,4 +1,4 @@
-"""The way out of a sandbox, with real parts at its other end."""
+"""The network of a sandbox, with real servers on the other side."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def networked(resolver: Resolver) -> AsyncIterator[Native]:
 
 
 async def heard(sandbox: NativeSandbox, address: str, port: int = WEB) -> str:
-    """What a process in the sandbox hears there; nothing if it gets no connection."""
+    """What a process in the sandbox receives from there; empty if it gets no connection."""
     seen = await sandbox.exec(reach(address, port), timeout=60)
     assert not seen.timed_out, "a refusal must be told at once"
     return seen.stdout.decode().strip()
@@ -91,7 +91,7 @@ async def test_names(networked: Native, neighbour: Neighbour, resolver: Resolver
             assert await heard(sandbox, f"{name}.open") == "neighbour", name
         assert await heard(sandbox, "unknown.open") == ""
     async with networked.sandbox(limits=Limits(network=(f"WEB.test:{WEB}", "*.b.test"))) as sandbox:
-        assert await heard(sandbox, neighbour.address) == ""  # nobody has looked it up
+        assert await heard(sandbox, neighbour.address) == ""  # no process has resolved the name
         assert await heard(sandbox, "web.test") == "neighbour"
         assert await heard(sandbox, neighbour.address) == "neighbour"
         assert await heard(sandbox, "web.test", WEB + 1) == ""
@@ -114,7 +114,7 @@ async def test_what_another_sandbox_looked_up_is_not_allowed(
 
 
 async def test_a_resolver_that_is_gone(neighbour: Neighbour) -> None:
-    """Names fail within seconds; the rest goes on."""
+    """Without a DNS server, names fail within seconds; other connections go on."""
     limits = Limits(network="on")
     native = Native(NativeConfig(resolvers=("127.0.0.1:9",)))
     async with native as substrate, substrate.sandbox(limits=limits) as sandbox:
@@ -144,7 +144,7 @@ print(back[:64] == hashlib.sha256(data).hexdigest().encode(), back[64:] == data)
 
 
 async def test_bytes_and_ends_arrive_both_ways(networked: Native) -> None:
-    """20 MB there, the end of sending, and 20 MB back, by four at once."""
+    """Four connections at once send 20 MB, half-close, and receive 20 MB."""
     server = await anyio.to_thread.run_sync(
         lambda: subprocess.Popen(["python3", "-c", SUM], stdout=subprocess.PIPE)
     )
@@ -182,7 +182,7 @@ async def test_git(networked: Native, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def serving(command: list[str]) -> Iterator[int]:
-    """A port of the loopback where this command talks to whoever comes first."""
+    """A loopback port where this command talks to the first client."""
 
     def accept() -> None:
         with contextlib.suppress(OSError):
@@ -197,12 +197,12 @@ def serving(command: list[str]) -> Iterator[int]:
             yield server.getsockname()[1]
         finally:
             with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # if nobody came
+                server.shutdown(socket.SHUT_RDWR)  # if no client came
             thread.join()
 
 
 async def test_pip(networked: Native, tmp_path: Path) -> None:
-    """A package from an index on this machine, and nothing else of it."""
+    """Install a package from an index on this machine, and reach nothing else of the machine."""
     async with networked.sandbox() as sandbox:
         if not (await sandbox.exec("python3 -m pip --version")).ok:
             pytest.skip("pip is missing; to enable it: apt-get install python3-pip")
@@ -247,7 +247,7 @@ async def test_pip(networked: Native, tmp_path: Path) -> None:
 
 
 async def test_stages_have_a_network_of_their_own(networked: Native) -> None:
-    once = f"readlink /proc/self/ns/net > network; : {uuid.uuid4()}"  # of another boot it may be ours
+    once = f"readlink /proc/self/ns/net > network; : {uuid.uuid4()}"  # no old layer
     recipe = Recipe(stages=(Stage("setup", commands=(once,)),))
     async with networked.sandbox(recipe) as sandbox:
         assert (await sandbox.read("network")).decode().strip() != os.readlink("/proc/self/ns/net")
@@ -282,7 +282,7 @@ async def test_nonsense_is_told(networked: Native) -> None:
 
 
 async def test_a_port_taken_in_the_sandbox_is_told(networked: Native, neighbour: Neighbour) -> None:
-    """Whoever holds the resolver's port keeps only his own network from being opened."""
+    """A process that holds the DNS port prevents only its own sandbox's network."""
     take = "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 53)); time.sleep(99)"
     async with networked.sandbox() as sandbox:
         process = await sandbox.start(["python3", "-c", take])
@@ -296,7 +296,7 @@ async def test_a_port_taken_in_the_sandbox_is_told(networked: Native, neighbour:
 
 
 async def test_a_port_taken_by_a_service_of_the_recipe(networked: Native) -> None:
-    """No agent has been in a sandbox that the pool hands out: it could not be made as asked."""
+    """No agent has run in a sandbox that the pool hands out, so this is a CreateError."""
     take = (
         "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 53)); "
         "print('bound', flush=True); time.sleep(999)"
@@ -327,7 +327,7 @@ async def test_forwarding_a_port(networked: Native) -> None:
 
 
 async def test_the_end_of_the_egress_process_is_told(neighbour: Neighbour) -> None:
-    """Sandboxes that rely on it end with an ExecError; others do not notice, and new ones have a new one."""
+    """Sandboxes that use it end with an ExecError; others go on; new ones get a new egress process."""
     async with Native(NativeConfig()) as substrate, substrate.sandbox() as plain:
         others = counts.egress(os.getpid())
         async with substrate.sandbox(limits=Limits(network="on")) as sandbox:

@@ -1,4 +1,4 @@
-"""Words of a policy, and the bytes that they become."""
+"""Network policies: how entries are parsed and encoded."""
 
 from __future__ import annotations
 

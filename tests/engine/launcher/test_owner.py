@@ -1,4 +1,4 @@
-"""Who uses the engine, and from where: threads, forks, event loops, notebooks."""
+"""Owners of all kinds: threads, forks, event loops, notebooks."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def test_a_fork_of_the_owner_is_not_the_owner(program: str) -> None:
     assert "fork" in said
     assert "open a substrate of its own" in said
     assert whole == "whole"
-    assert not counts.started(int(launcher))  # which was its child, and is no longer
+    assert not counts.started(int(launcher))  # it was its child, and has ended
 
 
 @pytest.mark.native
 def test_a_fork_does_not_keep_an_input_open() -> None:
-    """What the owner feeds to a command ends when the owner says so, whatever a copy of it does."""
+    """A command's input ends when the owner closes it, even if a forked copy of the owner lives on."""
     program = """
     import anyio, dutyfree, os, signal
     async def main():
@@ -245,7 +245,7 @@ def test_in_a_notebook() -> None:
 
 @pytest.mark.native
 def test_signals_that_an_owner_ignores_are_not_ignored_in_a_sandbox() -> None:
-    """As one does that is started by nohup, or in the background of a script: no shell could trap them."""
+    """As with nohup, or in the background of a script: a shell could not trap ignored signals."""
     program = textwrap.dedent("""
         import signal, dutyfree
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1): signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The C program against frames that nobody in their right mind would send, built with sanitizers.
+"""The C program, built with sanitizers, against invalid requests and frames.
 
 A sanitizer that finds something ends the process: the launcher's exit code, or a sandbox that is gone
 though no frame gave it a reason to.
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.native
 
 
 class Launcher:
-    """The launcher, by hand."""
+    """A minimal client of the launcher."""
 
     def __init__(self, program: Path) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,7 +53,7 @@ class Launcher:
                 return value, descriptors
 
     def fill(self) -> None:
-        """A root that has what the trees are mounted on."""
+        """A root with the mount points of the trees."""
         value, (descriptor,) = self.ask(Request.SCRATCH)
         for name in ("usr", "workspace"):
             os.mkdir(name, dir_fd=descriptor)
@@ -107,7 +107,7 @@ PING = 0x7FFFFFFF
 
 
 def answers(channel: socket.socket) -> bool:
-    """Whether init still answers; what it said before is dropped."""
+    """Whether init still answers; earlier frames are dropped."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         channel.sendall(protocol.frame(Frame.PING, PING))
         while True:
@@ -118,7 +118,7 @@ def answers(channel: socket.socket) -> bool:
 
 
 def test_numbers_agree() -> None:
-    """The header in C and the module in Python say the same."""
+    """The C header and the Python module have the same values."""
     text = (ROOT / "src/dutyfree/engine/init/protocol.h").read_text()
     for prefix, names in (
         ("REQUEST", Request),
@@ -160,7 +160,7 @@ def test_requests_at_random(launcher: Launcher) -> None:
 
 
 def test_creations_at_random(launcher: Launcher) -> None:
-    """Layers that are not there, mount points that lead elsewhere, counts beyond every bound."""
+    """Missing layers, mount points outside the root, counts above every limit."""
     chance = random.Random(2)
     sound = protocol.create(0, (("", (1,)),), memory=0, disk=1 << 20, pids=0, cpu_quota=0)
     for _ in range(ROUNDS // 8):
@@ -193,7 +193,7 @@ def test_frames_at_random(launcher: Launcher) -> None:
 
 
 def test_commands_at_random(launcher: Launcher) -> None:
-    """Counts of arguments that do not fit the strings, and strings that do not end."""
+    """Argument counts that do not match the strings, and strings without an end."""
     chance = random.Random(4)
     channel = launcher.sandbox()
     for number in range(1, ROUNDS):
@@ -299,13 +299,13 @@ def test_actions_at_random(launcher: Launcher) -> None:
             channel.sendall(protocol.frame(Frame.KILL, chance.randrange(number + 3), flags=flags))
         if chance.random() < 0.2:
             assert answers(channel)
-        for watch in range(max(1, number - 20), number):  # those that never end
+        for watch in range(max(1, number - 20), number):  # watches never end by themselves
             channel.sendall(protocol.frame(Frame.KILL, watch))
     assert answers(channel)
 
 
 def test_a_long_chain_of_frames(launcher: Launcher) -> None:
-    """More frames than may wait are refused, each by its own answer, and nothing is forgotten."""
+    """Frames above the limit of waiting ones are refused, each with its own answer, and none is lost."""
     channel = launcher.sandbox()
     strings = b"\0\0/usr/bin/sleep\0000.5\0"
     channel.sendall(protocol.frame(Frame.EXEC, 1, protocol.EXEC.pack(0, 0, 0, 0, 2, 0) + strings))

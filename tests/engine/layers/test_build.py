@@ -1,4 +1,4 @@
-"""Stages: every prefix made once per machine, whole or not at all; failures that say what to do."""
+"""Stages: each prefix is built once per machine, whole or not at all; errors say what to do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_prefix_is_made_once_and_shared() -> None:
 
 
 async def test_what_the_disk_has_is_not_called_cold() -> None:
-    """Though a process opens the image for the first time."""
+    """Also in a process that has not opened the image before."""
     recipe = Recipe(stages=(Stage("repository", ("touch a",)), setup("touch b")))
     told = []
     for _ in range(2):
@@ -111,7 +111,7 @@ async def test_memory_goes_when_the_disk_has_it() -> None:
 
 
 async def test_many_ask_and_one_makes(tmp_path: Path) -> None:
-    """Tasks of a process, and processes."""
+    """Among the tasks of a process, and among processes."""
     program = tmp_path / "ask.py"
     program.write_text(
         "import anyio, dutyfree\n"
@@ -173,7 +173,7 @@ async def test_a_maker_that_dies_leaves_nothing(tmp_path: Path, cache: Path) -> 
 
 
 async def test_many_stages_may_fail_at_once() -> None:
-    """More than the threads that a process has for all: none waits for one that waits for it."""
+    """More builds than worker threads: no build blocks another one that it waits for."""
     told = []
 
     async def one(native: Any, number: int) -> None:
@@ -190,7 +190,7 @@ async def test_many_stages_may_fail_at_once() -> None:
 
 
 async def busy() -> int:
-    """The first process of the one sandbox in which something runs, once it does."""
+    """PID 1 of the only sandbox with a running process, once there is one."""
 
     def look() -> list[int]:
         return [init for init in counts.sandboxes(os.getpid()) if counts.children(init)]
@@ -202,7 +202,7 @@ async def busy() -> int:
 
 
 async def sleepers() -> list[int]:
-    """The processes by which a stage waits, once it does."""
+    """The ``sleep`` processes of a stage, once there are some."""
 
     def look() -> list[int]:
         shells = [child for init in counts.sandboxes(os.getpid()) for child in counts.children(init)]
@@ -249,7 +249,7 @@ async def test_who_comes_while_a_stage_is_given_up_is_served() -> None:
 
 
 async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
-    """A pool that needs room forgets a prefix while somebody makes a longer one of it."""
+    """A pool evicts a prefix while a longer one is built on it."""
     first, second = setup("echo 1 > a"), setup("sleep 1000; cat a a > b")
     recipe, shorter = Recipe(stages=(first, second)), Recipe(stages=(first,))
     async with opened() as native:
@@ -288,13 +288,13 @@ async def host() -> str:
 
 
 async def settled(native: Any) -> None:
-    """Nothing is on its way to the disk, or from there."""
+    """Wait until nothing is written to disk or removed from it."""
     with anyio.fail_after(60):
         await native.node.builder.wait_until_idle()
 
 
 async def later(cache: Path) -> None:
-    """What is used from now on is of another time than what was: files have that of the last tick."""
+    """Wait for the next tick of the file system's clock, so that later uses have a later time."""
 
     def now() -> int:
         (cache / "clock").touch()
@@ -335,7 +335,7 @@ async def test_what_lies_in_memory_alone_is_bounded_too() -> None:
 
 
 async def test_a_chain_is_shortened_from_its_end(cache: Path) -> None:
-    """What lies below is used whenever what stands on it is."""
+    """Use of a layer counts as use of the layers below it."""
     stages = tuple(large(str(number)) for number in range(3))
     for length in (3, 1):
         await _said(Recipe(stages=stages[:length]), "true")
@@ -352,7 +352,7 @@ async def test_a_chain_is_shortened_from_its_end(cache: Path) -> None:
 
 
 async def test_many_recipes_need_few_open_files() -> None:
-    """What nobody stands on is let go, and found again on the disk."""
+    """Layers that no sandbox uses are closed, and found on disk again."""
     base = setup("echo 1 > a")
     recipes = [Recipe(stages=(base, setup(f"echo {number} > b"))) for number in range(60)]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -389,7 +389,7 @@ async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
 
 
 async def test_what_one_run_left_is_never_put_upon_another(cache: Path) -> None:
-    """Neither what was made upon a stage that found no room, nor what others made upon theirs."""
+    """Neither layers on a stage that did not fit on disk, nor those that others built on theirs."""
     noise = setup("head -c 3000000 /dev/urandom > noise")
     both = Recipe(stages=(noise, setup("sha256sum noise > sum")))
     await anyio.run_process(["mkdir", str(cache)])
@@ -417,7 +417,7 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
         stages=(setup("true"), setup("echo early", "echo $TOKEN; echo why >&2; exit 4", secrets=("TOKEN",)))
     )
     async with opened() as native:
-        for _ in range(2):  # a failure is not kept
+        for _ in range(2):  # failures are not cached
             with pytest.raises(CreateError, match=r"'setup'.*exit 4.*ended with 4: why") as failed:
                 await native.prepare(recipe)
     assert "hunter2" not in str(failed.value)
@@ -432,7 +432,7 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
 
 
 async def test_what_came_before_a_stage_that_fails_is_there_the_next_time() -> None:
-    """Who mends the last stage does not wait for the others again."""
+    """After a fix of the last stage, the others do not run again."""
     long = setup("date +%s%N > stamp; for i in $(seq 2000); do echo $i > file$i; done")
     with pytest.raises(StageError):
         async with opened() as native, native.sandbox(Recipe(stages=(long, setup("cat stamp; false")))) as _:
@@ -469,7 +469,7 @@ async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_a_stage_that_hangs_is_ended(pooled: bool) -> None:
     hangs = Recipe(stages=(setup("echo begun; echo careful >&2; sleep 1000"),))
-    for seconds in (0.5, 5, 50):  # until it has come so far by then
+    for seconds in (0.5, 5, 50):  # a slow machine needs longer until it has begun
         async with opened(longest_stage=seconds, policy={"deepest_layer": 0} if pooled else {}) as native:
             if pooled:
                 await native.pooled()
@@ -492,7 +492,7 @@ async def test_the_last_logs_are_kept(cache: Path) -> None:
 
 
 async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None:
-    """A layer has what its key says, or is none."""
+    """A layer has the files of its key, or does not exist."""
     file = tmp_path / "file"
     recipe = Recipe(stages=(setup("sleep 1000; true"), setup("true", files={"file": file})))
     await anyio.to_thread.run_sync(file.write_text, "1")
@@ -517,7 +517,7 @@ async def test_secrets_enter_neither_key_nor_layer(cache: Path, monkeypatch: pyt
     key = Recipe(stages=(stage,)).key()
     assert (
         key != Recipe(stages=(Stage("setup", stage.commands),)).key()
-    )  # what is made without it is another thing
+    )  # a layer without the secret has another key
     assert await _said(Recipe(stages=(stage,)), "cat length; printenv TOKEN") == b"15\n"
     found = await anyio.run_process(["grep", "-r", "hunter2-hunter2", str(cache)], check=False)
     assert found.returncode == 1

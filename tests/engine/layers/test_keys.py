@@ -1,4 +1,4 @@
-"""Which recipes are the same: by what they say, and by what is in the files that they copy in."""
+"""Content keys: recipes are the same if their text and the files that they copy in are the same."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_recipe_with_files_means_what_they_were_when_it_was_first_wanted(tmp_p
         assert await keys.of(keys.cut(fixed, 2)) == meant[:2]
         now = await keys.of(later)
         assert (now[0], now[1] == meant[1]) == (meant[0], False)
-        # It could not be made of what it meant: who asks again means what is there.
+        # Its files had changed: the next request uses the present ones.
         keys.forget(meant[1])
         assert await keys.of(former) == now
         assert await keys.of(fixed) == meant
@@ -106,7 +106,7 @@ def test_what_is_remembered_is_bounded_and_keeps_what_is_used(tmp_path: Path) ->
 
 
 def written(directory: Path, text: str) -> Recipe:
-    """With a stage that copies a file in, and one after it."""
+    """A recipe with a stage that copies a file in, and one after it."""
     (directory / "file").write_text(text)
     return Recipe(stages=(Stage("files", files={"file": directory / "file"}), Stage("setup", ("echo",))))
 
@@ -128,7 +128,7 @@ def test_recipes_written_twice_are_one_to_the_pool() -> None:
         made = source()
         async with Pool(made, policy=Policy(refill=False)) as pool:
             await pool.prefetch([anew("echo")], 1)
-            await pool.prefetch([anew("echo")], 1)  # the same hint again
+            await pool.prefetch([anew("echo")], 1)  # the same prefetch again
             await pool.keep(anew("echo"), 1, 2)
             await pool.until_idle(anew("echo"), 1)
             lease = await pool.acquire(anew("echo"), idempotency_key="k")
@@ -177,7 +177,7 @@ async def test_files_that_change_are_seen_by_a_recipe_written_anew(
 @root
 @pytest.mark.anyio
 async def test_what_the_pool_makes_later_is_what_was_asked_for(cache: Path, tmp_path: Path) -> None:
-    """Or nothing: the files that a key was worked out of are gone by then."""
+    """Or nothing: the files of the key are gone by then."""
     async with opened() as native:
         pool = await native.pooled()
         recipe = await anyio.to_thread.run_sync(written, tmp_path, "1")

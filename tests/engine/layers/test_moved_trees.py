@@ -1,4 +1,4 @@
-"""Files after arbitrary changes are the same in every copy: snapshots, forks, stages, exports.
+"""After random changes, files are the same in every copy: snapshots, forks, stages, exports.
 
 Directories that are moved are what is difficult. An overlay does not copy them: it notes where they were
 (a redirect), and whatever copies or merges layers has to follow that through all of them.
@@ -33,7 +33,7 @@ WALKER = Path(__file__).with_name("tree_walker.py").read_text()
 PYTHON = ("python3", "-S", "-I", "-c")
 SEEDS = range(int(os.environ.get("DUTYFREE_WALKS", "3")))
 GENERATIONS = 9
-"""More than snapshots in memory, and those with names, are kept upon each other."""
+"""More than the most layers in a chain of snapshots, in memory or with names."""
 STEPS = 14
 
 ROOTS = {"host": "/usr/share/perl5:/srv", "image": "/opt:/srv"}
@@ -43,11 +43,11 @@ import __future__, errno, os, stat, sys, collections.abc
 print(*(module.__file__ for module in sys.modules.values() if hasattr(module, "__file__")))
 """
 FILL = "head -c 1100000 /dev/zero > /tmp/fill"
-"""More than is copied for convenience: the sandbox is replaced by one upon its own layer."""
+"""Too many bytes to copy: a sandbox on the new layer replaces the old one."""
 
 
 def python() -> bytes:
-    """A layer with as much of this machine's Python as the walker needs."""
+    """A layer with the part of this machine's Python that the walker needs."""
     modules = subprocess.run(["/usr/bin/" + PYTHON[0], *PYTHON[1:], MODULES], capture_output=True, check=True)
     libraries = subprocess.run(["ldd", "/usr/bin/python3"], capture_output=True, check=True)
     words = [*modules.stdout.split(), *libraries.stdout.split(), b"/usr/bin/python3"]
@@ -98,7 +98,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Trees:
-    """Trees of sandboxes upon one image."""
+    """Directory trees in sandboxes of one image."""
 
     def __init__(self, kind: str, image: str, seed: int, roots: str = "") -> None:
         self.recipe = Recipe(None if kind == "host" else image)
@@ -125,17 +125,17 @@ class Trees:
 class Described(NamedTuple):
     files: dict[str, tuple[str, ...]]
     links: set[frozenset[str]]
-    """Names of the same file."""
+    """Hard links of the same file."""
 
     def lost(self, later: Described, *, links: bool = True) -> list[object]:
-        """What is different later: a few of it, as pytest compares thousands of lines for minutes."""
+        """A few of the differences: pytest would compare thousands of lines for minutes."""
         paths = sorted(self.files.keys() | later.files.keys())
         changed = [
             (path, self.files.get(path), later.files.get(path))
             for path in paths
             if self.files.get(path) != later.files.get(path)
         ]
-        # Where something is copied, it parts from those of its names that stay in the layers below.
+        # A copied-up file is no longer linked with its names in the layers below.
         parted = self.links ^ later.links if links else later.links - _parts(self.links, later.links)
         return [*changed[:5], *list(parted)[:5]]
 
@@ -172,7 +172,7 @@ LIBRARY = subprocess.run(
     text=True,
     check=True,
 ).stdout.strip()
-"""Directories that every machine with a Python has; none of what is changed there is needed to look at it."""
+"""Directories that every machine with Python has; the walker needs none of the files changed there."""
 
 EXAMPLES = {
     "into a new directory": "mkdir -p /srv/new; mv xml /srv/new/a",
@@ -231,7 +231,7 @@ async def test_by_name_and_elsewhere(trees: Trees, tmp_path: Path, monkeypatch: 
     async with dutyfree.open("native") as native:
         for generation in range(GENERATIONS):
             async with native.sandbox(recipe) as sandbox:
-                for _ in range(1 + generation % 3):  # several layers in memory become one
+                for _ in range(1 + generation % 3):  # several layers in memory are merged
                     await trees.walk(sandbox)
                     await sandbox.exec(FILL)
                     native.forget(await sandbox.snapshot())
@@ -251,7 +251,7 @@ async def test_by_name_and_elsewhere(trees: Trees, tmp_path: Path, monkeypatch: 
 
 @with_root
 async def test_in_stages(trees: Trees) -> None:
-    """The layers of stages hold what their last command saw."""
+    """The layers of stages have the files that their last command saw."""
     native: Any
     described = shlex.join(trees.describe)
     commands = [f"{shlex.join(trees.command())} > /tmp/moved-{number}" for number in range(4)]
@@ -266,7 +266,7 @@ async def test_in_stages(trees: Trees) -> None:
 
 
 async def test_stages_upon_a_snapshot_in_memory(trees: Trees) -> None:
-    """A builder stands on the same marks as every other sandbox."""
+    """A builder uses the same overlay attributes as every other sandbox."""
     native: Any
     async with dutyfree.open("native") as native, native.sandbox(trees.recipe) as sandbox:
         for _ in range(3):
@@ -306,7 +306,7 @@ anyio.run(main)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_without_root(seed: int) -> None:
-    """Where an overlay notes no moves, directories of the image cannot be moved, but all else can."""
+    """Without redirect_dir, directories of the image cannot be moved, but everything else can."""
     trees = Trees("host", "", seed)
     steps = [trees.command() for _ in range(GENERATIONS)]
     said = unprivileged.run("-c", ROOTLESS, json.dumps([steps, trees.describe, FILL]))
@@ -314,7 +314,7 @@ def test_without_root(seed: int) -> None:
     lines = said.splitlines()
     assert len(lines) == GENERATIONS
     for line in lines:
-        # An overlay that cannot read where a file came from shows two names of it as two files, at times.
+        # An overlay that cannot read a file's origin sometimes shows two hard links as two files.
         before, after, copied = (parsed(text.encode())._replace(links=set()) for text in json.loads(line))
         assert not before.lost(after)
         assert not before.lost(copied)

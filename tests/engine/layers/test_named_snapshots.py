@@ -1,4 +1,4 @@
-"""Snapshots with names: on the disk, whole or not at all, for every process, in chains that stay short."""
+"""Named snapshots: on disk, whole or not at all, for every process, in short chains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 LAYERS = 16
-"""More than so many upon each other slow every lookup down."""
+"""More layers than this slow down every lookup."""
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ async def test_collecting_spares_what_a_name_needs() -> None:
 
 
 async def test_a_cancelled_taker_leaves_nothing() -> None:
-    """Its name is free again, and no layer is without one."""
+    """The name is free again, and no layer without a name is left."""
     named, opened = 0, dutyfree.open("native")
     native: Any
     async with opened as native, native.sandbox() as sandbox:
@@ -165,14 +165,14 @@ async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> Non
             return process.stdout.read()
 
     def copying() -> bool:
-        with contextlib.suppress(FileNotFoundError):  # it was removed under our eyes
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             return bool(list(cache.glob("layers/making/*/tree/0/workspace/*")))
         return False
 
     for _ in range(10):
         if await anyio.to_thread.run_sync(kill) == b"":
             break
-        await anyio.to_thread.run_sync(layers.remove, ["snapshot:never"])  # it was faster: once more
+        await anyio.to_thread.run_sync(layers.remove, ["snapshot:never"])  # the write was faster: try again
     store = Store()
 
     def left() -> list[str]:
@@ -182,13 +182,13 @@ async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> Non
         return os.listdir(cache / "layers/making")
 
     with anyio.fail_after(60):
-        while await anyio.to_thread.run_sync(left) != [".lock"]:  # noqa: ASYNC110 (who copied ends a moment later)
+        while await anyio.to_thread.run_sync(left) != [".lock"]:  # noqa: ASYNC110 (the writer ends a moment later)
             await anyio.sleep(0.05)
 
 
 @pytest.mark.parametrize("named", [False, True])
 async def test_a_chain_of_sixty_stays_short_and_as_fast(named: bool) -> None:
-    """Each from a sandbox of the one before. What is looked up is in the lowest, and in none."""
+    """Each is taken in a sandbox of the one before. Lookups reach the lowest layer, or find nothing."""
     native: Any
     async with dutyfree.open("native") as native:
         recipe = Recipe()
@@ -206,5 +206,5 @@ async def test_a_chain_of_sixty_stays_short_and_as_fast(named: bool) -> None:
             assert await _said(last, "ls -d d*") == b"d57\nd58\nd59\n"
             depths.append(max(len(layers) for _, layers in last.trees))
             assert max(depths) <= min(LAYERS, MAX_CHAIN + 8)
-            # No clock is judged here: bench/layers.py does that. What counts is how many layers are asked.
+            # Not timed here: bench/layers.py does that. The number of layers is what matters.
             assert await _said(first, "ls") == b""

@@ -1,4 +1,4 @@
-"""A stage that is run twice need not leave the same files: no layer made upon one run is put upon another."""
+"""A stage that runs twice may write different files: a layer is never used on another build of its parent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def staged(number: int, branch: str = "") -> Stage:
-    """Whose file tells the runs of all stages up to it."""
+    """A recipe whose file lists the builds of all stages up to it."""
     command = f"{{ cat last || :; date +%s%N; }} 2>/dev/null > s{number}; cp s{number} last; : {branch}"
     return Stage("setup", commands=(command,))
 
@@ -61,7 +61,7 @@ def key_of(wanted: Recipe) -> str:
 
 
 async def runs(native: Any, wanted: Recipe) -> list[bytes]:
-    """Of each stage, as a sandbox sees them; they must be of one story."""
+    """The build of each stage, as a sandbox sees them; they must be consistent."""
     async with native.sandbox(wanted) as sandbox:
         told = [await sandbox.read(f"s{number}") for number, _ in enumerate(wanted.stages, 1)]
     for before, after in itertools.pairwise(told):
@@ -71,7 +71,7 @@ async def runs(native: Any, wanted: Recipe) -> list[bytes]:
 
 
 async def seen(wanted: Recipe) -> list[bytes]:
-    """By another process, or one as good."""
+    """As another process sees it."""
     async with opened() as native:
         return await runs(native, wanted)
 
@@ -81,13 +81,13 @@ def removed(key: str) -> None:
 
 
 def damaged(key: str) -> None:
-    """As by an ``rm -r`` that was interrupted."""
+    """As after an interrupted ``rm -r``."""
     with contextlib.suppress(FileNotFoundError):
         (Store().path(key) / "lease").unlink()
 
 
 def crashed(key: str) -> None:
-    """As by the machine, before all of it reached the disk."""
+    """As after a crash, before all of it reached the disk."""
     path = Store().path(key)
     with contextlib.suppress(FileNotFoundError):
         facts = msgspec.json.decode((path / "facts").read_bytes(), type=LayerInfo)
@@ -111,7 +111,7 @@ async def test_what_was_made_upon_a_lost_layer_is_made_anew(lose: Any) -> None:
 
 
 async def test_a_shorter_recipe_does_not_bring_back_what_stood_on_another_run() -> None:
-    """Where the lowest was made anew for somebody who wants no more, and the rest lies there as before."""
+    """The lowest stage was built again for a shorter recipe, and the old layers on it are still there."""
     former = await seen(recipe(2))
     await anyio.to_thread.run_sync(removed, key_of(recipe(1)))
     first = await seen(recipe(1))
@@ -161,7 +161,7 @@ async def test_a_snapshot_upon_a_lost_layer_is_told_and_can_be_removed() -> None
 
 async def test_an_export_takes_no_two_runs(tmp_path: Path) -> None:
     def former_one() -> bool:
-        """The longer layer as it was, upon another run of the shorter."""
+        """The old layer of the longer prefix, on another build of the shorter one."""
         path = Store().path(key_of(recipe(2)))
         shutil.copytree(path, tmp_path / "saved", symlinks=True)
         return Store().remove(key_of(recipe(1)))
@@ -180,7 +180,7 @@ async def test_an_export_takes_no_two_runs(tmp_path: Path) -> None:
 
 
 async def test_an_import_replaces_what_fits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the ground of a layer is gone, both may come from elsewhere."""
+    """When the parent of a layer is gone, a peer may deliver both."""
     there = await seen(recipe(2))
     await anyio.to_thread.run_sync(layers.export, [recipe(2)], tmp_path / "chain.tar")
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "other"))
@@ -192,7 +192,7 @@ async def test_an_import_replaces_what_fits_nothing(tmp_path: Path, monkeypatch:
 
 
 async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
-    """It would fit nothing on the disk, and another process may put another run there."""
+    """It would fit no layer on disk, and another process may write another build there."""
     async with on_small_disk(cache) as disk, opened() as native:
         await anyio.to_thread.run_sync(disk.fill)
         ours = await runs(native, recipe(1))
@@ -206,7 +206,7 @@ async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
 
 
 async def test_copies_for_a_group_are_of_the_run_of_their_first(cache: Path) -> None:
-    """Also where its layers lie in memory alone, and were forgotten since."""
+    """Also if its layers are in memory only, and were evicted since."""
     async with on_small_disk(cache) as disk, opened() as native:
         await anyio.to_thread.run_sync(disk.fill)
         await native.prefetch([recipe(1)], 1)
@@ -233,7 +233,7 @@ async def test_what_a_killed_process_left_unsettled_is_settled_by_who_uses_it() 
 
 
 async def test_a_snapshot_is_whole_after_a_crash() -> None:
-    """All that it stands on is known to be on the disk, whoever made that and ended too early."""
+    """All layers below it are synced, even if their builder ended before that."""
     await seen(recipe(1))
     below = Store().path(key_of(recipe(1)))
     async with opened() as native, native.sandbox(recipe(1)) as sandbox:
@@ -310,7 +310,7 @@ class World:
 
     async def lose(self, how: Any, depth: int, branch: str) -> None:
         key = key_of(recipe(depth, branch))
-        if await anyio.to_thread.run_sync(Store().is_unused, key):  # as after a crash, or to remove it
+        if await anyio.to_thread.run_sync(Store().is_unused, key):  # as after a crash, or a removal
             await anyio.to_thread.run_sync(how, key)
 
     async def reopen(self, who: int) -> None:
@@ -333,7 +333,7 @@ class World:
 
 
 def check_disk() -> None:
-    """What it has to offer is of one story too."""
+    """The layers that it exports are consistent too."""
     store = Store()
     for facts in store.layers():
         told = provenance.read(store.path(facts.key) / "tree")

@@ -1,4 +1,4 @@
-"""Snapshots and forks: every file as it was, nobody disturbed, nothing left."""
+"""Snapshots and forks: every file is the same, other sandboxes go on, nothing is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.engine import counts
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 MANY = "for i in $(seq 200); do echo $i > many-$i; done"
-"""More than is copied for convenience: the sandbox is replaced."""
+"""Too many bytes to copy: a new sandbox replaces the old one."""
 
 DESCRIBE = r"""
 find . /usr/local /tmp /etc \
@@ -124,7 +124,7 @@ async def test_processes_go_on_through_a_snapshot(native: Any) -> None:
 
 
 async def test_what_is_asked_meanwhile_waits(native: Any) -> None:
-    """No action is lost or refused because a snapshot replaces the sandbox under it."""
+    """No action is lost or refused while a snapshot replaces the sandbox."""
     async with native.sandbox() as sandbox:
         await sandbox.exec(MANY)
         found: list[bytes] = []
@@ -230,7 +230,7 @@ async def test_what_is_kept_is_bounded() -> None:
 
 
 async def test_a_paused_one_can_be_kept_and_stays_paused(native: Any) -> None:
-    """As a partial rollout that waits is taken to another machine."""
+    """As when a partial rollout moves to another machine."""
     async with native.sandbox() as sandbox:
         await sandbox.start("while echo . >> ticks; do sleep 0.01; done")
         while not (await sandbox.exec("test -s ticks")).ok:
@@ -309,7 +309,7 @@ async def test_a_fork_that_fails_leaves_nothing(native: Any) -> None:
 
 
 async def test_marks_of_the_overlay_cannot_be_forged(native: Any) -> None:
-    """What a sandbox writes cannot lead through the layers of those who start from it."""
+    """Links that a sandbox writes cannot lead out of the layers of its forks."""
     forge = r"""
 import os
 os.mkdir("d")

@@ -1,4 +1,4 @@
-"""Runs inside of a sandbox: changes directory trees at random, or describes all that is in them.
+"""Runs in a sandbox: changes directory trees at random, or describes their content.
 
 Every choice comes from the numbers it is given, so that the same numbers do the same to the same trees. It
 needs nothing but a few modules of Python, so that images can be small.
@@ -26,7 +26,7 @@ class Walk:
         self._roots = roots
         self._choices = choices
         self.moved = 0
-        """Directories, which is what an overlay needs a redirect for."""
+        """Moves directories: an overlay needs redirects for those."""
 
     def step(self) -> None:
         operations: list[Callable[[], None]] = [
@@ -54,7 +54,7 @@ class Walk:
     def write(self) -> None:
         path = self._place()
         if os.path.exists(path) and not os.path.isfile(path):
-            return  # a FIFO would wait for its reader
+            return  # opening a FIFO would wait for a reader
         with open(path, "wb") as file:
             file.write(bytes([self._pick(range(256))]) * self._pick(range(9000)))
 
@@ -107,7 +107,7 @@ class Walk:
         return options[next(self._choices) % len(options)]
 
     def _small(self) -> str:
-        """A directory without which most is still there."""
+        """A directory whose removal leaves most of the tree."""
         return self._pick([path for path in self._directories() if len(below(path)) < 5])
 
     def _place(self) -> str:
@@ -127,7 +127,7 @@ POSSIBLE = {
     errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EXDEV,
     errno.EPERM, errno.EACCES, errno.EBUSY, errno.EOVERFLOW,
 }  # fmt: skip
-"""What a careless program meets; the last four without root. Never one that says that something is broken."""
+"""Errors that a normal program can meet; the last four without root. None that means a broken file system."""
 
 
 def below(root: str) -> list[str]:
@@ -150,7 +150,7 @@ def clear(root: str) -> None:
 
 
 def describe(root: str) -> Iterator[str]:
-    """Of everything in it: the path, which inode it is, and whatever else can be seen but times of access."""
+    """For each file: path, inode, and all attributes except access times."""
     for path in [root, *below(root)]:
         info = os.lstat(path)
         words: list[object] = [oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns]
@@ -181,7 +181,7 @@ def main(what: str, roots: str, *numbers: str) -> None:
                 print(line)
         return
     for root in roots.split(":"):
-        os.utime(root)  # those of the image `host` are as old as the engine that made them
+        os.utime(root)  # the times of the image `host` depend on when the engine made them
     walk = Walk(roots.split(":"), iter(int(number, 16) for number in numbers[1:]))
     for _ in range(int(numbers[0])):
         walk.step()

@@ -1,4 +1,4 @@
-"""A machine that loses its power: what the store says is there is there when it is back, and whole.
+"""Power cuts: a layer that the store lists is whole after the next boot.
 
 The store lies on a file system of its own within a file. A copy of that file, taken at any moment, is what a
 disk has after a power cut at that moment; it is mounted elsewhere, as by the next boot.
@@ -40,7 +40,7 @@ def opened(**options: Any) -> Any:
 
 
 class Machine:
-    """Whose power can be cut."""
+    """A machine whose power can be cut."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -48,14 +48,14 @@ class Machine:
         self._mounted: list[Path] = []
 
     def start(self) -> Path:
-        """With an empty disk; where that is mounted."""
+        """Mount an empty disk. Returns the mount point."""
         with self._disk.open("wb") as file:
             file.truncate(96 << 20)
         subprocess.run(["mkfs.ext4", "-q", str(self._disk)], check=True)
         return self._mount(self._disk)
 
     def cut(self) -> Path:
-        """What the disk has now, mounted after another boot; the machine itself goes on."""
+        """Mount the present content of the disk as after a reboot; the machine goes on."""
         copy = self._root / f"cut-{len(self._mounted)}"
         subprocess.run(["cp", "--sparse=always", str(self._disk), str(copy)], check=True)
         mounted = self._mount(copy)
@@ -109,7 +109,7 @@ def contents(tree: Path) -> dict[str, str]:
 def test_a_layer_is_believed_once_it_is_on_the_disk(machine: Machine, cache: Path) -> None:
     live = Store(cache / "layers")
     live.add(KEY, fill).close()
-    assert Store(machine.cut() / "layers").lease(KEY) is None  # whatever there is of it
+    assert Store(machine.cut() / "layers").lease(KEY) is None  # whatever is left of it
     live.sync([KEY])
     lease = Store(machine.cut() / "layers").lease(KEY)
     assert lease is not None
@@ -175,7 +175,7 @@ async def test_a_snapshot_that_was_taken_stays_with_all_that_it_stands_on(
 async def test_what_was_lost_is_not_mixed_with_what_was_not(
     machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch, settled: int
 ) -> None:
-    """Where the mark of one of two stages had not reached the disk."""
+    """The sync marker of one of two stages had not reached the disk."""
     recipe = _recipe()
     async with opened() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
@@ -191,7 +191,7 @@ async def test_what_was_lost_is_not_mixed_with_what_was_not(
 
 
 def _recipe() -> Recipe:
-    """Of stages that leave something else each time."""
+    """With stages that write different files on each run."""
     stamp = Stage("setup", ("cat /proc/sys/kernel/random/uuid > stamp",))
     copy = Stage("setup", ("cat stamp /proc/sys/kernel/random/uuid > copy; sleep 0",))
     return Recipe(stages=(stamp, copy))
