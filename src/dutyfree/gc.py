@@ -1,8 +1,7 @@
-"""What killed runs have left on this machine, of every kind that dutyfree makes; nothing that is alive.
+"""Find and remove what killed runs left on this machine: ``dutyfree gc``. It never touches what is in use.
 
-By construction there is little of it: a launcher's death ends its sandboxes, reapers follow owners. What
-remains when those were killed too (a cut of power, ``kill -9`` of everything) is found by its owner's name.
-Files that serve as locks are no leftovers: the kernel frees a lock with its holder.
+Little is left as a rule: sandboxes end with their launcher, and reapers clean up after their owners. If those
+were killed too (a power cut, ``kill -9`` of everything), the identity of the owner finds what they left.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from dutyfree.substrates.bare import substrate as bare
 from dutyfree.substrates.local.reaper import remove_tree
 
 DYING_SECONDS = 10.0
-"""So long the kernel may take to end processes that were killed."""
+"""How long the kernel may take to end killed processes."""
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One thing found. ``failure`` says why it is still there; empty once it is gone, or would be."""
+    """One leftover. ``failure`` says why it could not be removed; empty if it was, or would be."""
 
     kind: str
     what: str
@@ -45,7 +44,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[Leftover]:
-    """Find all, and remove it unless this is a dry run; of unused layers, the last ``spare`` bytes stay."""
+    """Find all leftovers, and remove them unless ``dry_run``. Keep ``spare`` bytes of unused layers."""
     found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
     return found + await _docker(dry_run)
 
@@ -64,7 +63,7 @@ def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
 
 
 def _control_groups(dry_run: bool) -> Iterator[Leftover]:
-    """Groups first, then launchers: one that starts in between has its group in neither."""
+    """List groups before launchers, so that a launcher that starts in between is not mistaken for dead."""
     groups = list(_groups())
     living = {number for launcher in census.launchers() for number in launcher.numbers}
     for group in groups:
@@ -77,11 +76,11 @@ def _control_groups(dry_run: bool) -> Iterator[Leftover]:
 
 @contextlib.contextmanager
 def _held(path: Path, flags: int) -> Iterator[bool]:
-    """Whether its lock can be had, held meanwhile: an owner has it, also one that we cannot see from here."""
+    """Take the lock of a path. Yields False if an owner has it, also an owner that is not visible here."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o644)
     except OSError:
-        yield False  # it is gone, or not ours to remove
+        yield False  # it is gone, or belongs to another user
         return
     try:
         yield try_lock(descriptor, fcntl.LOCK_EX)
@@ -101,7 +100,7 @@ def _groups() -> Iterator[Path]:
 
 
 def _remove_group(group: Path) -> None:
-    """Launchers may do so at the same time, and processes that are dying keep it for a moment."""
+    """Remove a control group. Launchers may do the same, and dying processes keep it for a moment."""
     until = time.monotonic() + DYING_SECONDS
     for directory, _, _ in os.walk(group, topdown=False):
         while True:
@@ -121,17 +120,17 @@ def _remove_group(group: Path) -> None:
 
 
 def _unlocked(kind: str, directory: Path, lock: str, pattern: str, dry_run: bool) -> Iterator[Leftover]:
-    """What builders leave who hold a lock while they build: theirs no more if the lock can be had."""
-    # Made if need be: a builder may be about to begin.
+    """Leftovers of builders that hold a lock while they build: abandoned if the lock is free."""
+    # Create the lock file if it is missing, because a builder may start now.
     with _held(directory / lock, os.O_CREAT) as abandoned:
         for path in sorted(directory.glob(pattern)) if abandoned else ():
             yield _removed(kind, path, lambda path: remove_tree(str(path)), dry_run)
 
 
 def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:
-    """Layers that no image has and no sandbox uses, and what was half unpacked; the store knows both.
+    """Layers that no image and no sandbox uses, and unfinished layers.
 
-    What recipes were made into is no leftover, but dear: it goes as it does by itself, the oldest first.
+    Layers of recipes took time to build, so they are removed only above ``spare``, the oldest first.
     """
     store = Store()
     if store.root.is_dir():
@@ -139,7 +138,7 @@ def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:
         if done.layers:
             yield Leftover("layers", f"{done.layers} in {store.root}", done.size)
         if done.half:
-            yield Leftover("layers half made", f"in {store.root}", done.half)
+            yield Leftover("unfinished layers", f"in {store.root}", done.half)
 
 
 def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: bool) -> Leftover:
@@ -168,7 +167,7 @@ async def _docker(dry_run: bool) -> list[Leftover]:
                     facts = await engine.request("GET", f"/containers/{container}/json", query={"size": "1"})
                 except EngineError as error:
                     if error.status == 404:
-                        continue  # somebody else was faster
+                        continue  # another process was faster
                     raise
                 failure = ""
                 try:

@@ -1,12 +1,11 @@
-"""The study's root filesystem: the same software on every substrate.
+"""The study's image: the same software on every substrate.
 
-``build`` makes it from Debian's packages with debootstrap and keeps it as a tar in the cache;
-``from_reference`` has a Docker engine pull an image instead. Substrates that start from an image import
-one of the two: the one asked for last, if both were.
+``build`` makes it from Debian packages with debootstrap and keeps it as a tar archive in the cache.
+``from_reference`` lets a Docker engine pull an image instead. Substrates use the one that was requested last.
 
-A build runs in mount and process namespaces of its own, and dies with its maker: neither Ctrl-C nor
-SIGKILL leaves a mount or a process behind. The record beside the tar is written last, so that half an
-image is never taken for a whole one; the half is swept by the next build.
+A build runs in its own mount and pid namespaces and ends with this process: neither Ctrl-C nor SIGKILL leaves
+a mount or a process behind. The record beside the archive is written last, so an unfinished image is never
+used; the next build removes it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from dutyfree.contract.errors import Unavailable
 from dutyfree.engine.store.locks import try_lock
 
 REFERENCE = "dutyfree/study:latest"
-"""The name under which a Docker engine holds the study's image."""
+"""The name of the study's image in a Docker engine."""
 
 PACKAGES = (
     "ca-certificates",
@@ -47,18 +46,18 @@ PACKAGES = (
     "python3-pip",
     "python3-venv",
 )
-"""Besides Debian's essential set (dash, coreutils, grep, sed, findutils, diffutils, tar, ...)."""
+"""Added to Debian's essential packages (dash, coreutils, grep, sed, findutils, diffutils, tar, ...)."""
 
 TOOLS = ("sh", "python3", "git")
-"""What an image must hold for the tiers to run."""
+"""The programs that an image must have for the tiers."""
 
 ENVIRONMENT = {"LANG": "C.UTF-8", "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 FORMAT = 1
-"""Part of the image's key: raise it when the making changes."""
+"""Part of the image's key. Increase it when the build changes."""
 
 DROPPED = ("dev", "proc", "sys", "run", "tmp", "var/cache", "var/lib/apt/lists", "var/log")
-"""Emptied; so are the documentation and the translations under usr/share."""
+"""Directories to empty, beside the documentation and translations in usr/share."""
 
 DOCUMENTATION = ("doc", "info", "lintian", "locale", "man")
 
@@ -68,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 class StudyImage(msgspec.Struct, frozen=True):
-    """A root filesystem in the cache."""
+    """A built image in the cache."""
 
     name: str
     digest: str
@@ -83,7 +82,7 @@ class StudyImage(msgspec.Struct, frozen=True):
 
 
 def built() -> StudyImage | None:
-    """The image in the cache that ``build`` would give without building; None if there is none."""
+    """The image that ``build`` would return without building; None if the cache does not have it."""
     try:
         image = msgspec.json.decode(_record().read_bytes(), type=StudyImage)
         return image if image.tar.stat().st_size == image.size else None
@@ -92,15 +91,15 @@ def built() -> StudyImage | None:
 
 
 def chosen() -> bool:
-    """Whether ``build`` was asked for, and ``from_reference`` not since: its image then goes before any."""
+    """Whether ``build`` was called after the last ``from_reference``, so that its image has precedence."""
     return _choice().exists()
 
 
 async def build(*, progress: Progress | None = None, force: bool = False, choose: bool = True) -> StudyImage:
-    """The study's root filesystem, made unless the cache holds it (about a minute, 400 MB, root).
+    """Build the study's image, unless the cache has it. It takes about a minute, 400 MB and root.
 
-    From then on it is the study's image again, if ``from_reference`` had taken another; ``choose=False``
-    leaves that as it is. Raises Unavailable when it cannot be made here, with what would help.
+    Substrates use this image from now on, instead of one of ``from_reference``; not with ``choose=False``.
+    Raises Unavailable, with the remedy, if it cannot be built here.
     """
     image = await _found_or_made(progress or _log.info, force)
     if choose:
@@ -131,10 +130,10 @@ async def _found_or_made(say: Progress, force: bool) -> StudyImage:
 
 
 async def from_reference(reference: str, *, host: str | None = None, progress: Progress | None = None) -> str:
-    """Have the Docker engine pull ``reference`` and use it as the study's image; returns its id.
+    """Let the Docker engine pull ``reference``, and use it as the study's image. Returns its id.
 
-    It stays that until ``build`` is asked for. Raises Unavailable when no engine answers, the pull fails,
-    or a tool that the tiers need is missing.
+    It stays the study's image until ``build`` is called. Raises Unavailable if no engine answers, the pull
+    fails, or the image does not have a program that the tiers need.
     """
     from dutyfree.substrates.docker import adopt_image
 
@@ -162,7 +161,7 @@ def _choose() -> None:
     except OSError as error:
         raise Unavailable(
             f"the cache directory {paths.cache()} cannot be written: {error.strerror}",
-            remedy="set DUTYFREE_CACHE to a directory that can",
+            remedy="set DUTYFREE_CACHE to a writable directory",
         ) from error
 
 
@@ -181,7 +180,7 @@ async def _require_debootstrap(say: Progress) -> None:
     if await anyio.to_thread.run_sync(shutil.which, "apt-get"):
         say("debootstrap is missing: apt-get install debootstrap")
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        # The lists may be absent (a container) or stale; the installation itself decides.
+        # The package lists may be missing or old. Whether debootstrap is there afterwards decides.
         for command in ("update -qq", "install -y -qq --no-install-recommends debootstrap"):
             with contextlib.suppress(Unavailable):
                 await _run(["apt-get", *command.split()], say, environment)
@@ -195,15 +194,15 @@ async def _require_debootstrap(say: Progress) -> None:
 
 @contextlib.asynccontextmanager
 async def _lock(say: Progress) -> AsyncIterator[None]:
-    """One builder at a time; the kernel frees the lock of one that was killed."""
+    """Let one builder run at a time. The kernel frees the lock of a killed builder."""
     file = await anyio.to_thread.run_sync(_lock_file)
     with file:
-        told = False
-        # The kernel has no lock that can be awaited without a thread that cannot be cancelled.
+        reported = False
+        # Poll, because waiting for the lock would need a thread that cannot be cancelled.
         while not try_lock(file.fileno(), fcntl.LOCK_EX):
-            if not told:
+            if not reported:
                 say("waiting for another build of the image")
-                told = True
+                reported = True
             await anyio.sleep(0.2)
         yield
 
@@ -216,12 +215,12 @@ def _lock_file() -> TextIO:
     except OSError as error:
         raise Unavailable(
             f"the cache directory {directory} cannot be written: {error.strerror}",
-            remedy="set DUTYFREE_CACHE to a directory that can",
+            remedy="set DUTYFREE_CACHE to a writable directory",
         ) from error
 
 
 def _scratch() -> Path:
-    """A fresh build directory; what killed builders left is removed (the lock is ours)."""
+    """Make a build directory, and remove those of killed builders. We hold the lock."""
     for old in folder().glob("build-*"):
         shutil.rmtree(old, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix="build-", dir=folder()))
@@ -230,7 +229,7 @@ def _scratch() -> Path:
 async def _build(scratch: Path, say: Progress) -> StudyImage:
     root = scratch / "root"
     started = time.monotonic()
-    wanted, source, environment = await anyio.to_thread.run_sync(_circumstances)
+    wanted, source, environment = await anyio.to_thread.run_sync(_settings)
     say(f"debootstrap of Debian {wanted} from {source or 'its default mirror'}")
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", wanted, str(root)]
     await _run([*_namespaces(), *command, *([source] if source else [])], say, environment)
@@ -244,16 +243,17 @@ async def _build(scratch: Path, say: Progress) -> StudyImage:
     return image
 
 
-def _circumstances() -> tuple[str, str | None, dict[str, str]]:
-    """Suite, mirror and environment of a build on this machine."""
+def _settings() -> tuple[str, str | None, dict[str, str]]:
+    """The suite, mirror and environment of a build on this machine."""
     wanted = suite()
     return wanted, mirror(wanted), _environment()
 
 
 def _namespaces() -> list[str]:
-    """Death of the maker kills unshare, which kills debootstrap, PID 1 of its namespace, and so all.
+    """A command prefix that ends the build with this process.
 
-    Who finds another parent than the maker was too late to be told of its death.
+    The death of this process kills unshare, which kills debootstrap, PID 1 of its namespace, and so all. If
+    the parent is already another process, this one died before the kernel could be told, and nothing starts.
     """
     dying = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'test "$PPID" = "$0" && exec "$@"', str(os.getpid())]
     return [*dying, "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
@@ -262,23 +262,23 @@ def _namespaces() -> list[str]:
 def _environment() -> dict[str, str]:
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     if "http_proxy" not in environment and shutil.which("apt-config"):
-        # debootstrap fetches with wget, which does not know apt's own proxy.
-        told = subprocess.run(
+        # debootstrap downloads with wget, which does not know apt's proxy.
+        said = subprocess.run(
             ["apt-config", "shell", "proxy", "Acquire::http::Proxy"],
             capture_output=True,
             text=True,
             check=False,
         )
-        value = "".join(shlex.split(told.stdout)[:1]).removeprefix("proxy=")
+        value = "".join(shlex.split(said.stdout)[:1]).removeprefix("proxy=")
         if value and value != "DIRECT":
             environment["http_proxy"] = value
     return environment
 
 
 async def _run(command: list[str], say: Progress, environment: dict[str, str]) -> None:
-    """Run to the end, telling its lines. Raises Unavailable with the last ones when it fails."""
+    """Run a command and report its lines. Raises Unavailable with the last lines if it fails."""
     last: deque[str] = deque(maxlen=6)
-    # A session of its own: Ctrl-C reaches us, and we end it.
+    # With its own session, so that Ctrl-C reaches only us, and we end it.
     process = await anyio.open_process(
         command,
         stdin=subprocess.DEVNULL,
@@ -304,7 +304,7 @@ async def _run(command: list[str], say: Progress, environment: dict[str, str]) -
         name = next(word for word in command if word in ("debootstrap", "tar", "apt-get"))
         raise Unavailable(
             f"{name} failed with status {process.returncode}: {' | '.join(last)}",
-            remedy="see that the machine reaches its Debian mirror and the disk has 2 GB free",
+            remedy="check that the machine reaches its Debian mirror, and that the disk has 2 GB free",
         )
 
 
@@ -318,7 +318,7 @@ def _clean(root: Path) -> None:
                 path.unlink()
     (root / "workspace").mkdir()
     (root / "etc/hostname").unlink(missing_ok=True)
-    (root / "etc/resolv.conf").unlink(missing_ok=True)  # the builder's; every substrate writes its own
+    (root / "etc/resolv.conf").unlink(missing_ok=True)  # the builder's own; every substrate writes another
 
 
 def _publish(scratch: Path, wanted: str) -> StudyImage:
@@ -344,7 +344,7 @@ FALLBACK_SUITE = "bookworm"
 
 
 def suite() -> str:
-    """The host's own Debian suite, so that bare and image agree; else a fixed one."""
+    """The host's Debian suite, so that bare and the image have the same software; else a fixed suite."""
     release: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/etc/os-release").read_text().splitlines():
@@ -356,7 +356,7 @@ def suite() -> str:
 
 
 def mirror(wanted: str, etc: Path = Path("/etc/apt")) -> str | None:
-    """Where this machine's apt gets ``wanted``'s main component; None leaves it to debootstrap."""
+    """The mirror from which apt gets the main component of the suite; None for debootstrap's default."""
     for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
         try:
             text = path.read_text()
@@ -400,7 +400,7 @@ def _stanzas(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _resolved(uri: str) -> str | None:
-    """A mirror list names several places: its first will do."""
+    """Take the first entry of a mirror list."""
     if uri.startswith("mirror+file:"):
         with contextlib.suppress(OSError, IndexError):
             return Path(uri.removeprefix("mirror+file:")).read_text().split()[0]

@@ -1,7 +1,7 @@
-"""What is wrong with a table that a user wrote, in words: msgspec finds the mistake, this explains it.
+"""Explain in words what is wrong with a table that a user wrote: msgspec finds the mistake, this explains it.
 
 A type may help with ``msgspec.Meta``: its ``description`` names a value ("a number of trials"), and its
-``examples`` show one as TOML has it.
+``examples`` show one in TOML.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ import msgspec
 from msgspec import inspect
 
 LONGEST = 60
-"""Characters that are shown of a wrong value."""
+"""How many characters of a wrong value are shown."""
 
 Place: TypeAlias = tuple[str | tuple[int, int], ...]
-"""Keys, and items of lists as (number from 1, how many there are)."""
+"""Keys, and items of lists as (number from 1, length of the list)."""
 
 
 class Mistake(NamedTuple):
+    """What is wrong, and what to do."""
+
     message: str
     remedy: str = ""
 
 
 def explain(error: msgspec.ValidationError, table: object, wanted: Any) -> Mistake:
-    """Why ``table`` could not be converted to the type ``wanted``."""
+    """Explain why ``table`` could not be converted to the type ``wanted``."""
     found = _find(table, inspect.type_info(wanted), ())
     if found is not None:
         return found
-    # A check of the type's own, such as Limits has: it says in words what is wrong.
+    # The type has its own check, as Limits does, which says in words what is wrong.
     what, _, where = str(error).partition(" - at `$")
     keys = re.sub(r"\[[^]]*\]", "", where).strip("`.")
     return Mistake(f"{keys}: {what}" if keys and not what.startswith(keys) else what)
 
 
 def _find(value: object, kind: inspect.Type, at: Place) -> Mistake | None:
-    """The first mistake in the value, if there is one."""
+    """The first mistake in the value; None if there is none."""
     match kind:
         case inspect.Metadata(type=inner):
             return _wrong(value, kind, at) if _misfit(value, inner) else _find(value, inner, at)
@@ -64,7 +66,7 @@ def _in_union(
     found = [_find(value, one, at) for one in types]
     if None in found:
         return None
-    # Of a table or a list that has a mistake in it, the mistake is told.
+    # If the value has the right type and a mistake inside, report the mistake inside.
     inside = [one for one, member in zip(found, types, strict=True) if not _misfit(value, member)]
     return inside[0] if inside else _wrong(value, kind, at)
 
@@ -84,7 +86,7 @@ def _in_struct(value: dict[Any, Any], kind: inspect.StructType, at: Place) -> Mi
 
 
 def _misfit(value: object, kind: inspect.Type) -> bool:
-    """Whether the value is of another type; what is inside tables and lists is not looked at."""
+    """Whether the value has another type. It does not look into tables and lists."""
     match kind:
         case inspect.Metadata(type=inner):
             return _misfit(value, inner)
@@ -125,7 +127,7 @@ def _wrong(value: object, kind: inspect.Type, at: Place) -> Mistake:
 
 
 def _words(kind: inspect.Type, value: object) -> str:
-    """What may stand there; the value that does may serve as an example."""
+    """Describe the expected value; the actual value may serve as an example."""
     match kind:
         case inspect.Metadata(type=inner, extra_json_schema=told):
             examples = (told or {}).get("examples")
@@ -202,7 +204,7 @@ def _named(at: Place) -> str:
 
 
 def _within(at: Place) -> str:
-    """The table in which a key is or is not, before what is said of it."""
+    """A prefix that names the table of a key."""
     told = _tables(at)
     return f"in {told}" if told.startswith("[") else told
 
@@ -224,7 +226,7 @@ def _header(keys: list[str]) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'native'?``, or nothing where no known word is close to it."""
+    """``did you mean 'native'?``, or empty if no known word is similar."""
     import difflib  # only for an error
 
     lowered = {name.lower(): name for name in known}

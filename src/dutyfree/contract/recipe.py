@@ -93,7 +93,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "services", _several("services", self.services, Service))
         names = [service.name for service in self.services]
         if len(names) > len(set(names)):
-            raise RecipeError(f"services need names of their own: {', '.join(sorted(names))}")
+            raise RecipeError(f"two services have the same name: {', '.join(sorted(names))}")
         msgspec.structs.force_setattr(self, "env", _variables(self.env))
         msgspec.structs.force_setattr(self, "path", _directories(self.path))
 
@@ -152,20 +152,22 @@ def _several(name: str, values: Any, of: type = object) -> tuple[Any, ...]:
     if isinstance(values, tuple | list) and all(isinstance(value, of) for value in values):
         return tuple(values)
     wanted = "strings" if of in (object, str) else f"{of.__name__} values"
-    raise RecipeError(f"{name} must be several {wanted}, not {values!r}", remedy=f"write {name}=(…,)")
+    raise RecipeError(f"{name} must be a list of {wanted}, not {values!r}", remedy=f"write {name}=(…,)")
 
 
 def _variables(env: Any) -> dict[str, str]:
     """Check and copy environment variables. Raises RecipeError."""
     if not isinstance(env, Mapping):
-        raise RecipeError(f"env must be names and values, not {env!r}", remedy='write env={"NAME": "value"}')
+        raise RecipeError(
+            f"env must be a table of names and values, not {env!r}", remedy='write env={"NAME": "value"}'
+        )
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise RecipeError(f"the variable {name!r} must be a text, not {value!r}")
+            raise RecipeError(f"the variable {name!r} must be a string, not {value!r}")
         if not name or "=" in name or not _encodable(name):
-            raise RecipeError(f"{name!r} can be no variable's name")
+            raise RecipeError(f"{name!r} is not a valid name of a variable")
         if not _encodable(value):
-            raise RecipeError(f"the variable {name} cannot be {value!r}")
+            raise RecipeError(f"the variable {name} has a value that no process can have: {value!r}")
     return dict(env)
 
 
@@ -174,7 +176,7 @@ def _directories(path: Any) -> tuple[str, ...]:
     found = _several("path", path, str)
     for directory in found:
         if not directory or ":" in directory or not _encodable(directory):
-            raise RecipeError(f"{directory!r} can be no directory of PATH", remedy="give one at a time")
+            raise RecipeError(f"{directory!r} is not a valid directory of PATH", remedy="give one at a time")
     return found
 
 

@@ -1,4 +1,8 @@
-"""What this machine can do for dutyfree: each thing available or not, why, and the remedy."""
+"""Check what this machine offers to dutyfree: what works, what is missing, and the remedy.
+
+``general`` checks what the study needs, ``native`` what the native engine needs. This room imports the
+registry, the engine and the study.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,17 @@ __all__ = ["Finding", "ailing", "examine"]
 
 
 async def examine() -> list[Finding]:
-    """Look at everything. Raises nothing."""
+    """Check everything. Raises nothing."""
     findings = general.look()
     seen: dict[str, Availability] = {}
     for name in substrates.names():
         found = seen[name] = await substrates.probe(name)
         if seen.get(name.partition("-")[0]) == found and "-" in name:
-            continue  # native at one warmth: what is true of it was said
+            continue  # native at a fixed warmth: already checked as native
         findings.append(Finding(f"substrate {name}", found.available, found.detail, found.remedy))
     return findings + await native.look()
 
 
 def ailing(findings: list[Finding]) -> Iterator[Finding]:
-    """What keeps even the study on bare from running."""
+    """The findings that prevent even a study on bare."""
     return (finding for finding in findings if finding.needed and not finding.fine)

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing looked at. ``needed`` says whether the study on ``bare`` depends on it."""
+    """The result of one check. ``needed``: a study on ``bare`` depends on it."""
 
     what: str
     fine: bool

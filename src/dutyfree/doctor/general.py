@@ -1,4 +1,4 @@
-"""What the study, and dutyfree as a whole, need of this machine."""
+"""Check what the study and all of dutyfree need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIT_DAEMON_REMEDY = "install git with its daemon (Debian: apt-get install git)"
 
 
 def look() -> list[Finding]:
-    """Look at everything. Raises nothing."""
+    """Check everything. Raises nothing."""
     return [look() for look in _LOOKS]
 
 
@@ -55,7 +55,7 @@ def _git() -> Finding:
 
 
 def _pip() -> Finding:
-    """T2 installs its test dependencies with the pip that belongs to the python3 on the commands' PATH."""
+    """Check pip: T2 installs its test dependencies with the pip of the python3 on the PATH of commands."""
     search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     found = shutil.which("python3", path=search)
     remedy = "install it (Debian: apt-get install python3-pip)"

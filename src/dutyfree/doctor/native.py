@@ -1,4 +1,4 @@
-"""What the native engine has here, found by making a sandbox; and what its sandboxes would lack, and why."""
+"""Check the native engine by creating a sandbox: which kernel features work, and what is missing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dutyfree.substrates.native import Native, NativeConfig
 CONFIG = NativeConfig(ready=0)
 
 KERNEL_ROOTLESS = (6, 6)
-"""The first whose tmpfs keeps the overlay's marks for others than root."""
+"""The first kernel whose tmpfs supports the overlay's extended attributes without root."""
 
 IDLE_BYTES = 1 << 20
-"""Of memory for each idle sandbox, where there are thousands (docs/endurance.md)."""
+"""Memory of each idle sandbox, if there are thousands (docs/endurance.md)."""
 
 FILE_BYTES = 256
-"""Of memory that each open file takes, charged to the sandbox, at the least."""
+"""The least memory of an open file, which counts for the sandbox."""
 
 DELEGATE = "systemd-run --user --scope -p Delegate=yes …, on a host with control groups of version 2; or root"
 
@@ -43,7 +43,7 @@ TRIED = {
 
 
 async def look() -> list[Finding]:
-    """Each feature by itself. Raises nothing."""
+    """Check each feature. Raises nothing."""
     findings = await _in_thread(_kernel, _namespaces)
     try:
         async with Native(CONFIG) as substrate:
@@ -52,7 +52,9 @@ async def look() -> list[Finding]:
             findings += _limits(substrate.features)
             async with substrate.sandbox() as sandbox:
                 seen = await sandbox.exec(["/bin/true"])
-            findings.append(Finding("native: a sandbox", seen.ok, "made, and left" if seen.ok else str(seen)))
+            findings.append(
+                Finding("native: a sandbox", seen.ok, "created and removed" if seen.ok else str(seen))
+            )
     except DutyfreeError as error:
         remedy = error.remedy or "see the findings above"
         findings.append(Finding("native: a sandbox", False, error.message, remedy))
@@ -85,7 +87,7 @@ def _namespaces() -> Iterator[Finding]:
         open_to_all or (os.geteuid() == 0 and most not in ("none", "0")),
         ", ".join(words),
         "sysctl user.max_user_namespaces=16384 kernel.unprivileged_userns_clone=1 "
-        "kernel.apparmor_restrict_unprivileged_userns=0, those that there are",
+        "kernel.apparmor_restrict_unprivileged_userns=0 (those that exist here)",
     )
 
 
@@ -117,7 +119,7 @@ def _subordinate() -> str:
 
 def _tried(results: dict[str, int], features: HostFeatures) -> Iterator[Finding]:
     for name, (what, remedy) in TRIED.items():
-        # Without root, the files of the host cannot have other owners: no fault of the file system.
+        # Without root, the owners of the host's files cannot be mapped on any file system.
         if name not in results or (name == "mapped" and features.mode == "rootless"):
             continue
         error = results[name]
@@ -128,7 +130,7 @@ def _limits(features: HostFeatures) -> Iterator[Finding]:
     remedy = DELEGATE if features.mode == "rootless" else "boot with the controller, or mount /sys/fs/cgroup"
     for name in ("cpu", "memory", "pids"):
         fine = name in features.controllers
-        detail = f"control groups {features.cgroup}" if fine else "no control group that we may use"
+        detail = f"control groups {features.cgroup}" if fine else "no usable control group"
         if name == "pids" and not fine and features.counts_processes:
             fine, detail = True, "RLIMIT_NPROC, for a sandbox has one user"
         yield Finding(f"native: limit of {name}", fine, detail, remedy)
@@ -152,7 +154,7 @@ def _host() -> Iterator[Finding]:
         "native: core files",
         not pattern.startswith(("|", "@")),
         pattern or "none",
-        "sandboxes leave none, but the program that it names runs as root for crashes outside of them",
+        "sandboxes leave none, but its program runs as root for crashes outside of sandboxes",
     )
     files = int(sysctl("fs/file-max") or 0)
     memory = capacity.host_memory()
@@ -168,5 +170,5 @@ def _host() -> Iterator[Finding]:
         "native: swap",
         not used,
         f"{len(used)} in use" if used else "none",
-        "swapoff -a: what sandboxes write is memory, and would go to a disk",
+        "swapoff -a: files of sandboxes are in memory, and swap would write them to disk",
     )

@@ -1,7 +1,7 @@
-"""Recipes: the helpers that make their stages, and their form as TOML files (docs/recipes.md).
+"""Recipes: functions that make common stages, and recipes from TOML files (docs/recipes.md).
 
-Start with ``stages``; ``toml`` reads files, ``zygote`` is the Python program that runs inside a sandbox and
-forks for each call. This room imports the contract alone.
+Start with ``stages``. ``toml`` reads files; ``zygote`` is a Python program that runs in a sandbox and forks
+for each call. This room imports the contract and ``dutyfree.validation``.
 """
 
 from dutyfree.recipes.stages import apt, checkout, command, npm, pin, pip, python, repository

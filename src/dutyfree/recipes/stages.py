@@ -1,6 +1,6 @@
-"""Stages that most recipes are made of (docs/recipes.md); ``toml`` reads those of TOML files.
+"""Functions that make common stages: clone a repository, install packages (docs/recipes.md).
 
-A stage's key is made of its commands and of the files it copies in, so that lock files count by their
+The content key of a stage includes its commands and the contents of its files. So a lock file counts by its
 contents, and a repository by its commit.
 """
 
@@ -22,10 +22,10 @@ from dutyfree.contract.errors import UsageError
 from dutyfree.contract.services import Ready, Service
 
 REPOSITORY = "repository"
-"""Where a repository lies, relative to the working directory, if nothing else is said."""
+"""The default directory of a repository, relative to the working directory."""
 
 LOCKS = ".dutyfree-locks"
-"""Where lock files lie, in the working directory, while the command that reads them runs."""
+"""The directory, in the working directory, in which a command finds its lock files."""
 
 RESOLVE_SECONDS = 60.0
 
@@ -52,7 +52,7 @@ with zipfile.ZipFile(sys.argv[1]) as archive:
             if stat.S_ISREG(mode):
                 os.chmod(path, mode & 0o777)
 """
-"""What unzip does, and the module's own command does not: modes and links are kept."""
+"""Unpacks a zip archive with modes and links, which ``python -m zipfile`` loses."""
 
 
 def repository(
@@ -64,12 +64,12 @@ def repository(
     token: str | None = None,
     strip: int = 0,
 ) -> Stage:
-    """A repository: cloned from a URL, or a local directory or archive copied in.
+    """Clone a repository from a URL, or copy a local directory or archive.
 
-    Of a URL a commit names one content for ever. Of a branch, or of nothing, it is the commit that is there
-    when the stage is made, and stays that: ``dutyfree layer ls`` tells it; ``pin`` finds it beforehand.
-    ``token`` names a variable of the caller's environment with a password for the server. ``strip`` drops
-    that many leading directories from each path of an archive, as tar's --strip-components does.
+    A commit fixes the contents. With a branch, or without either, the stage has the commit of the time when
+    it was built, until its layer is removed: ``dutyfree layer ls`` shows it, and ``pin`` finds it in advance.
+    ``token`` names a variable of the caller's environment with a password for the server. ``strip`` removes
+    that many leading directories from the paths of an archive, as tar's --strip-components does.
     Raises UsageError.
     """
     if not isinstance(strip, int) or strip < 0:
@@ -79,8 +79,8 @@ def repository(
         return _cloned(source, commit, branch, path, token)
     if commit or branch or token:
         raise UsageError(
-            f"{source} is copied as it is: it takes no commit, branch or token",
-            remedy="let another stage follow it: checkout(commit)",
+            f"{source} is a local path, which takes no commit, branch or token",
+            remedy="add a stage after it: checkout(commit)",
         )
     local = Path(source)
     if local.is_dir():
@@ -95,7 +95,7 @@ def _refuse_strip(source: str | Path, strip: int) -> None:
 
 
 def pin(url: str, branch: str | None = None) -> str:
-    """The commit that a branch (the server's default without one) is at now. Blocks. Raises UsageError."""
+    """The current commit of a branch, or of the server's default branch. Blocks. Raises UsageError."""
     wanted = f"refs/heads/{branch}" if branch else "HEAD"
     try:
         done = subprocess.run(
@@ -107,9 +107,9 @@ def pin(url: str, branch: str | None = None) -> str:
             env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{url} could not be asked: {error}") from error
+        raise UsageError(f"git cannot reach {url}: {error}") from error
     if done.returncode:
-        raise UsageError(f"{url} could not be asked: {done.stderr.strip()}")
+        raise UsageError(f"git cannot reach {url}: {done.stderr.strip()}")
     if not done.stdout:
         raise UsageError(f"{url} has no branch {branch!r}")
     return done.stdout.split()[0]
@@ -123,44 +123,47 @@ def _cloned(url: str, commit: str | None, branch: str | None, path: str, token: 
     if commit is not None:
         how = f"-B {shlex.quote(branch)}" if branch else "--detach"
         commands.append(_at(commit, there, _git(token, server), how))
-    commands.append(f"git -C {there} rev-parse HEAD")  # what it says is kept with the layer
+    commands.append(f"git -C {there} rev-parse HEAD")  # the commit is kept with the layer
     return Stage("repository", commands=tuple(commands), secrets=(token,) if token else ())
 
 
 def _server(url: str) -> str:
-    """Who answers for the URL. Raises UsageError for one with a password in it."""
+    """The server of a URL. Raises UsageError if the URL has a password."""
     parts = urlsplit(url)
     if parts.password:
         raise UsageError(
-            f"the URL of {parts.hostname} has a password in it, which would be kept with the layer",
-            remedy="leave it out, and name a variable that has it: token=",
+            f"the URL of {parts.hostname} contains a password, which would be kept with the layer",
+            remedy="remove it, and name a variable that has it: token=",
         )
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _git(token: str | None, server: str) -> str:
-    """Git that asks nobody, but has the password in a variable, for a server that is a word of the shell.
+    """A git command without prompts that gives the password in a variable to one server (a shell word).
 
-    For no other: what the repository holds may have git ask others, as .lfsconfig does. Raises UsageError.
+    It gives the password to no other server, because files such as .lfsconfig make git ask others.
+    Raises UsageError.
     """
     git = f"{_QUIET} git"
     if token is None:
         return git
     if not _VARIABLE.fullmatch(token):
-        raise UsageError(f"{token!r} is no name of a variable", remedy="name the variable, not the token")
+        raise UsageError(
+            f"{token!r} is not the name of a variable", remedy="give the name of the variable, not the token"
+        )
     helper = f'.helper=!f() {{ echo username=token; echo "password=${token}"; }}; f'
     return f"{git} -c credential.helper= -c credential.{server}{shlex.quote(helper)}"
 
 
 _ORIGIN = '"$(git remote get-url origin | sed -E "s,^([a-z+]+://)([^/@]*@)?([^/]*).*,\\1\\3,")"'
-"""The server that a repository was cloned from, where it lies."""
+"""Shell code for the server that the current repository was cloned from."""
 
 
 def _at(commit: str, there: str, git: str, how: str) -> str:
-    """The command that brings a repository to a commit. Raises UsageError."""
+    """A command that checks out a commit. Raises UsageError."""
     if not _COMMIT.fullmatch(commit):
-        raise UsageError(f"{commit!r} is no whole commit", remedy="give all 40 digits, or a branch")
-    # A commit that no branch has can still be asked for, of most servers.
+        raise UsageError(f"{commit!r} is not a whole commit id", remedy="give all 40 digits, or a branch")
+    # Most servers also give commits that are on no branch.
     known = f"git cat-file -e {commit} 2>/dev/null || {git} fetch --quiet origin {commit}"
     return f"cd {there} && {{ {known}; }} && git checkout --quiet {how} {commit}"
 
@@ -168,10 +171,10 @@ def _at(commit: str, there: str, git: str, how: str) -> str:
 def checkout(
     commit: str, *, path: str = REPOSITORY, token: str | None = None, only_past: bool = False
 ) -> Stage:
-    """A commit of the repository that a stage before brought: one clone serves the recipes of many commits.
+    """Check out a commit in the repository of an earlier stage. Recipes of many commits share one clone.
 
-    With ``only_past`` the history ends there: remotes, and branches, tags and objects that do not lead to the
-    commit are removed, so that nobody finds the fix of a task in what came after. Raises UsageError.
+    ``only_past`` removes remotes, and branches, tags and objects that are not ancestors of the commit, so
+    that the agent cannot find the solution of a task in later commits. Raises UsageError.
     """
     there = shlex.quote(path)
     commands = [_at(commit, there, _git(token, _ORIGIN), "--force --detach")]
@@ -184,7 +187,7 @@ def checkout(
 _ONLY_PAST = " && ".join(
     (
         "git remote | xargs -r -n 1 git remote remove",
-        # What is listed once is among all, but not among those that lead to the commit.
+        # A reference that is listed once is not an ancestor of the commit.
         "{ git for-each-ref --merged HEAD --format='%(refname)'; git for-each-ref --format='%(refname)'; }"
         " | sort | uniq -u | sed 's/^/delete /' | git update-ref --stdin",
         'rm -f "$(git rev-parse --git-dir)/FETCH_HEAD" "$(git rev-parse --git-dir)/ORIG_HEAD"',
@@ -196,7 +199,7 @@ _ONLY_PAST = " && ".join(
 
 def _unpacked(archive: Path, path: str, strip: int) -> Stage:
     if not archive.is_file():
-        raise UsageError(f"{archive} is neither a URL, nor a directory or an archive on this machine")
+        raise UsageError(f"{archive} is neither a URL nor a directory or an archive on this machine")
     there, at = shlex.quote(path), f"{LOCKS}/archive"
     if zipfile.is_zipfile(archive):
         unpack = shlex.join(["python3", "-c", _UNZIP, at, path, str(strip)])
@@ -217,12 +220,12 @@ def pip(
     python: str = "python3",
     secrets: Sequence[str] = (),
 ) -> Stage:
-    """Packages of Python, by name or by a file of requirements. Raises UsageError."""
+    """Install Python packages, by name or from a requirements file. Raises UsageError."""
     if not packages and requirements is None:
-        raise UsageError("pip has nothing to install", remedy="name packages, or a file of requirements")
+        raise UsageError("pip has nothing to install", remedy="name packages, or a requirements file")
     if isinstance(options, str):
         raise UsageError(
-            f"options must be several strings, not {options!r}", remedy=f"write options=({options!r},)"
+            f"options must be a list of strings, not {options!r}", remedy=f"write options=({options!r},)"
         )
     words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir", *options]
     locks: dict[str, str | Path] = {}
@@ -233,7 +236,7 @@ def pip(
 
 
 def npm(directory: str = REPOSITORY, *, lock: str | Path | None = None, secrets: Sequence[str] = ()) -> Stage:
-    """What a ``package-lock.json`` says, for a directory of the sandbox; the lock, if given, is put there."""
+    """Run ``npm ci`` in a directory of the sandbox. ``lock`` is copied there as ``package-lock.json``."""
     there = shlex.quote(directory)
     cache = f'"$here"/{LOCKS}/cache'
     install = f"here=$PWD; cd {there} && npm ci --no-audit --no-fund --cache {cache} && rm -rf {cache}"
@@ -244,12 +247,12 @@ def npm(directory: str = REPOSITORY, *, lock: str | Path | None = None, secrets:
 
 
 def apt(*packages: str) -> Stage:
-    """Packages of Debian and its kin, ``name`` or ``name=version``; the image has apt. Raises UsageError."""
+    """Install Debian packages, ``name`` or ``name=version``. The image must have apt. Raises UsageError."""
     if not packages:
         raise UsageError("apt has nothing to install", remedy="name packages")
     install = _joined(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     quiet = "export DEBIAN_FRONTEND=noninteractive"
-    tidy = "apt-get clean && rm -rf /var/lib/apt/lists/*"  # the layer needs neither
+    tidy = "apt-get clean && rm -rf /var/lib/apt/lists/*"  # keep the layer small
     return command(f"{quiet}; apt-get update -qq && {install} && {tidy}")
 
 
@@ -258,18 +261,18 @@ def command(
     locks: Mapping[str, str | Path] | None = None,
     secrets: Sequence[str] = (),
 ) -> Stage:
-    """Any commands that install something; ``locks`` are files that they find in ``LOCKS`` meanwhile."""
+    """Run any commands that install something. They find the files ``locks`` in the directory ``LOCKS``."""
     files = {f"{LOCKS}/{name}": Path(path) for name, path in (locks or {}).items()}
     tidy = (f"rm -rf {LOCKS}",) if files else ()
     return Stage("dependencies", commands=(*commands, *tidy), files=files, secrets=secrets)  # type: ignore[arg-type]
 
 
 def _joined(words: Sequence[str]) -> str:
-    """A command for the shell, of these words. Raises UsageError for one that is no string."""
+    """Quote words for the shell. Raises UsageError for a word that is not a string."""
     for word in words:
         if not isinstance(word, str):
             raise UsageError(
-                f"{word!r} must be a string", remedy="give several as arguments of their own, or as *names"
+                f"{word!r} must be a string", remedy="pass each name as its own argument, or *names"
             )
     return shlex.join(words)
 
@@ -282,9 +285,10 @@ def python(
     env: Mapping[str, str] | None = None,
     seconds: float = 60.0,
 ) -> Service:
-    """An interpreter that has imported these modules, and forks for each ``sandbox.call(name, arguments)``.
+    """A service: an interpreter that imports these modules once, and forks for each ``sandbox.call``.
 
-    Not for the code under test: a module that has changed since is not used (docs/warm-processes.md).
+    Do not preload the code under test: the fork does not see later changes of a module
+    (docs/warm-processes.md).
     """
     return Service(
         name=name,
