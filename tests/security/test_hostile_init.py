@@ -189,7 +189,7 @@ async def test_an_init_that_speaks_and_does_not_listen() -> None:
         assert taken < MUCH
         with pytest.raises(CollectError, match="more than it was allowed to"):
             await running.ended
-        assert len(init.owner._unsent) < 10
+        assert init.owner._writer.queued < 10
 
 
 async def test_a_service_that_cannot_be_started() -> None:

@@ -29,7 +29,8 @@ from dutyfree.engine.host import fork_guard
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME, Frame
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
-from dutyfree.engine.sandbox import transit
+from dutyfree.engine.sandbox import frame_writer
+from dutyfree.engine.sandbox.frame_writer import FrameWriter
 from dutyfree.engine.sandbox.pending import (
     P,
     Pending,
@@ -76,15 +77,15 @@ class Channel(PendingRequests):
         self._identities = itertools.count(1)
         self._received = bytearray()
         self._arrived: deque[int] = deque()
-        self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._closed: Exception | None = None
-        self._queueing = False
         self.on_death: Callable[[], None] | None = None
         """Called once if the sandbox ends by itself."""
         self.ready: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
         # The number, because the event loop would format a description of a socket each time.
         self._descriptor = connected.fileno()
         self._loop.add_reader(self._descriptor, self._receive)
+        self._writer = FrameWriter(connected, self._send_all_credit, self._refused)
+        self._send = self._writer.send
         fork_guard.bind(self)
 
     @property
@@ -144,14 +145,14 @@ class Channel(PendingRequests):
 
     async def queue_if_idle(self) -> bool:
         """If nothing runs in the sandbox, queue all requests until ``send_queued``, and return True."""
-        if self._waiting or self._unsent or self._closed is not None:
+        if self._waiting or not self._writer.ready or self._closed is not None:
             return False
         nothing = protocol.NUMBER.pack(0)
         _, answer = self._post(
             Frame.SIGNAL_ALL, nothing, None, PendingOperation(self._loop, protocol.INLINE_MAX)
         )
         self.expect(answer, 0.0)
-        self._queueing = True
+        self._writer.pause()
         try:
             quiet = await answer.done == errno.ESRCH
         except BaseException:
@@ -163,7 +164,6 @@ class Channel(PendingRequests):
 
     def send_queued(self, successor: Channel | None = None) -> None:
         """Send the queued requests: to this sandbox, or to that of ``successor``, whose socket it takes."""
-        self._queueing = False
         if self._closed is not None:
             if successor is not None:
                 successor.abandon()
@@ -174,12 +174,11 @@ class Channel(PendingRequests):
             self._socket.close()
             self._socket, self._descriptor = successor._socket, successor._descriptor
             self._destroy = successor._destroy
+            self._writer.use(self._socket)
+            successor._writer.close()
             successor._closed = SandboxClosed(f"sandbox {self._name} continues on another channel")
             self._loop.add_reader(self._descriptor, self._receive)
-        if self._unsent:
-            self._loop.add_writer(self._descriptor, self._flush)
-        else:
-            self._send_all_credit()
+        self._writer.resume()
 
     def tell(self, kind: Frame, identity: int, payload: bytes = b"", flags: int = 0) -> None:
         """Send a frame that has no answer. Does nothing once the channel is closed."""
@@ -193,7 +192,7 @@ class Channel(PendingRequests):
             return
         waiting.owed += size
         # No credit while init does not read: else these frames would pile up here.
-        if not self._unsent and not self._queueing:
+        if self._writer.ready:
             self._send_credit(identity, waiting)
 
     def _send_credit(self, identity: int, waiting: Pending) -> None:
@@ -278,60 +277,11 @@ class Channel(PendingRequests):
         self._send(FRAME.pack(len(payload), kind, flags, identity) + payload, descriptor)
         return identity, waiting
 
-    def _send(self, data: bytes, descriptor: int | None) -> None:
-        if self._unsent or self._queueing:
-            self._unsent.append((data, descriptor))
-            return
-        try:
-            sent = self._transmit(data, descriptor)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._unsendable(error)
-            return
-        else:
-            descriptor = None
-        if sent < len(data):
-            self._unsent.append((memoryview(data)[sent:], descriptor))
-            self._loop.add_writer(self._descriptor, self._flush)
-
-    def _flush(self) -> None:
-        while self._unsent:
-            data, descriptor = self._unsent[0]
-            try:
-                sent = self._transmit(data, descriptor)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._unsent.popleft()
-                self._unsendable(error)
-                break
-            if sent < len(data):
-                self._unsent[0] = (data[sent:], None)
-            else:
-                self._unsent.popleft()
-        self._loop.remove_writer(self._descriptor)
-        self._send_all_credit()
-
-    def _transmit(self, data: bytes | memoryview, descriptor: int | None) -> int:
-        if descriptor is None:
-            return self._socket.send(data)
-        try:
-            sent = transit.send(self._socket, data, descriptor)
-        except BlockingIOError:
-            raise  # the next try sends it
-        except OSError:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        return sent
-
-    def _unsendable(self, error: OSError) -> None:
-        """Report a descriptor that the kernel refuses to send. After other errors the reader sees the end."""
-        if error.errno == errno.ETOOMANYREFS and self._closed is None:
-            self._fail(
-                DispatchError(f"sandbox {self._name} was destroyed: {transit.FULL}", remedy=transit.REMEDY)
-            )
+    def _refused(self) -> None:
+        """Destroy the sandbox, because the kernel refuses to send a descriptor to it."""
+        if self._closed is None:
+            reason = f"sandbox {self._name} was destroyed: {frame_writer.FULL}"
+            self._fail(DispatchError(reason, remedy=frame_writer.REMEDY))
             self._destroy()
 
     # --- Answers -----------------------------------------------------------------------------------
@@ -484,8 +434,7 @@ class Channel(PendingRequests):
         if self._closed is not None:
             return
         self._closed = error
-        if self._unsent:
-            self._loop.remove_writer(self._descriptor)
+        self._writer.close()
         self._loop.remove_reader(self._descriptor)
         self._socket.close()
         for future in (self.ready, *(waiting.future for waiting in self._waiting.values())):
@@ -496,12 +445,8 @@ class Channel(PendingRequests):
             if waiting.overdue is not None:
                 waiting.overdue.cancel()
         self._waiting.clear()
-        for _, descriptor in self._unsent:
-            if descriptor is not None:
-                os.close(descriptor)
         for descriptor in self._arrived:
             os.close(descriptor)
-        self._unsent.clear()
         self._arrived.clear()
         if self.on_death is not None and not isinstance(error, SandboxClosed):
             self.on_death()
