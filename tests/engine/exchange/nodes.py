@@ -1,4 +1,4 @@
-"""Two machines in one: two caches, and servers that have one of them."""
+"""Two nodes on one machine: two caches, and servers for them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TOKEN = "a-token-of-many-characters"
 
 
 class Nodes:
-    """Two machines: two caches, of which one is used at a time."""
+    """Two nodes: two caches, one of which is in use."""
 
     def __init__(self, root: Path, session: Path, use: Callable[[Path], None]) -> None:
         self.root = root
         self.session = session
-        """What all tests may share."""
+        """A directory that all tests share."""
         self.here, self.there = root / "here", root / "there"
         self.use = use
 
     def carried(self, way: str, what: layers.What) -> str:
-        """What is at ``here``, by some way."""
+        """The source for the layers at ``here``, over one of several transports."""
         if way == "cache":
             return str(self.here)
         if way == "command":
@@ -47,7 +47,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def listening(self, node: Path, *, token: str = "", port: int = 0) -> Iterator[Server]:
-        """A server that has the layers of a node."""
+        """Run a server of a node's layers."""
         environment = {**os.environ, "DUTYFREE_CACHE": str(node), "DUTYFREE_PEER_TOKEN": token}
         process = subprocess.Popen(
             [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", f"127.0.0.1:{port}"],
@@ -79,15 +79,15 @@ class Server:
 
 @contextlib.contextmanager
 def reserved() -> Iterator[int]:
-    """A port of the loopback for servers that come and go: nobody else gets it meanwhile."""
+    """Reserve a loopback port for servers that are started and stopped."""
     with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: both may have it then
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that a server can bind it too
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
 
 def over(*search: str) -> bool:
-    """Whether no process is found by ``pgrep``, given time to end."""
+    """Wait until ``pgrep`` finds no process. False if it still does."""
     deadline = time.monotonic() + 60
     while found := subprocess.run(["pgrep", *search], stdout=subprocess.DEVNULL, check=False).returncode == 0:
         if time.monotonic() > deadline:
@@ -97,7 +97,7 @@ def over(*search: str) -> bool:
 
 
 def pipe(node: Path, through: str) -> str:
-    """A peer whose answers go through a program."""
+    """A peer whose answers pass through a Python program."""
     serve = f"DUTYFREE_CACHE={node} {sys.executable} -m dutyfree layer serve"
     return f"exec:sh -c {shlex.quote(f'{serve} | exec {sys.executable} -c {shlex.quote(through)}')}"
 
@@ -107,7 +107,7 @@ SLOWLY = f"{THROUGH}; time.sleep(0.02)"
 
 
 def held(count: int) -> str:
-    """What says nothing more after so many bytes, until nobody listens."""
+    """A program that passes some bytes, then hangs until its reader is gone."""
     return (
         f"import os, select\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))\n"
         "gone = select.poll(); gone.register(1, 0); gone.poll()"
@@ -115,5 +115,5 @@ def held(count: int) -> str:
 
 
 def cut(count: int) -> str:
-    """What ends after so many bytes, and hangs up."""
+    """A program that passes some bytes, then exits."""
     return f"import os\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))"

@@ -1,4 +1,4 @@
-"""Layers between two stores: what arrives is what was there, once, whatever carries it and whoever dies."""
+"""Copy layers between two stores over all transports, with kills and interruptions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def staged(commands: tuple[str, ...], image: str | None = None) -> Recipe:
 
 
 async def with_image(nodes: Nodes) -> str:
-    """An image that the store has under a name, and nobody else."""
+    """An image that only this store has, under a name."""
     root = nodes.root / "layout"
     if not await anyio.Path(root).exists():
         files = (member("etc/gone", b"1"), member("etc/passwd", b"root:x:0:0::/:/bin/sh\n"))
@@ -105,7 +105,7 @@ async def test_an_image_and_what_stands_on_it_arrive(nodes: Nodes, way: str) -> 
     assert done.layers == 4
     assert await said(recipe, SEE) == before
     assert b"gone" not in before
-    # From there it goes on, and back to where all of it is.
+    # From there, copy it back to the first node, which has it already, and to a third one.
     source = f"exec:env DUTYFREE_CACHE={nodes.there} {sys.executable} -m dutyfree layer serve"
     for node, missing in ((nodes.here, 0), (nodes.root / "third", 4)):
         nodes.use(node)
@@ -144,7 +144,7 @@ async def test_a_snapshot_travels(nodes: Nodes) -> None:
     await brought(str(nodes.root / "snapshot.tar"), digest=exported.digests[0])
     assert await said(Recipe("snapshot:goes-out"), SEE) == before
     assert await said(Recipe("snapshot:goes-out"), "echo $A; pwd") == b"b\n/workspace\n"
-    await anyio.to_thread.run_sync(Store().collect)  # its name keeps all of it
+    await anyio.to_thread.run_sync(Store().collect)  # the name protects it
     assert await said(Recipe("snapshot:goes-out"), SEE) == before
     assert await anyio.to_thread.run_sync(layers.remove, ["snapshot:goes-out"]) == ["snapshot:goes-out"]
     async with dutyfree.open("native") as native, native.sandbox() as sandbox:
@@ -161,7 +161,7 @@ async def test_an_export_is_an_image_to_others(nodes: Nodes) -> None:
     held = await find.import_image(source, "imported:1")
     held.close()
     assert await said(Recipe("imported:1"), SEE) == before
-    # One that is no image is not taken for one.
+    # An export without an image cannot be imported as an image.
     nodes.use(nodes.here)
     await said(staged(("echo 1 > a",)), "true")
     host = staged(("echo 1 > a",))
@@ -188,7 +188,7 @@ async def test_a_directory_takes_what_it_lacks(nodes: Nodes) -> None:
 
 
 async def test_equal_layers_travel_once(nodes: Nodes) -> None:
-    """Two stages that differ leave the same files."""
+    """Two different stages write the same files."""
     noise = nodes.root / "noise"
     await anyio.Path(noise).write_bytes(os.urandom(1_000_000))
     fixed = "touch -d @0 noise . /; true"
@@ -225,10 +225,10 @@ async def test_what_was_cut_is_taken_up_again(nodes: Nodes) -> None:
         sizes.append(sum(path.stat().st_size for path in nodes.there.glob("layers/parts/*")))
     assert sizes[0] > 900_000
     assert sizes[2] > sizes[1] + 2_900_000
-    assert len(nodes.kept(nodes.there)) == 1  # the first was whole after the second attempt
+    assert len(nodes.kept(nodes.there)) == 1  # the first layer was complete after the second attempt
     (done,) = await brought(pipe(nodes.here, THROUGH), recipe)
     assert done.layers == 1
-    assert done.size < 3_000_000  # of five
+    assert done.size < 3_000_000  # of 5 MB
     assert await said(recipe, "cat one two | wc -c") == b"8000000\n"
     assert list(nodes.there.glob("layers/parts/*")) == []
 
@@ -255,12 +255,12 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
 
     def come() -> bool:
         pattern = "layers/parts/*" if moment == "parts" else "layers/making/*/tree/0/*"
-        with contextlib.suppress(FileNotFoundError):  # it went under our eyes
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             return any(path.is_dir() or path.stat().st_size for path in nodes.there.glob(pattern))
         return False
 
     def kill() -> bool:
-        """Whether it did not end before the moment was seen."""
+        """Whether the process was still running at that moment."""
         with importing(nodes.there, pipe(nodes.here, SLOWLY), recipe) as process:
             while not come():
                 if process.poll() is not None:
@@ -274,7 +274,7 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
         if await anyio.to_thread.run_sync(kill):
             break
     nodes.use(nodes.there)
-    for entry in await anyio.to_thread.run_sync(layers.ls):  # whatever has a name is whole
+    for entry in await anyio.to_thread.run_sync(layers.ls):  # a layer with a name is complete
         assert await said(Recipe(None, recipe.stages[: entry.below + 1]), "cat one | wc -c") == b"3000000\n"
     await brought(str(nodes.here), recipe)
     assert await said(recipe, "cat one two | wc -c") == b"8000000\n"
@@ -288,7 +288,7 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
 KILLED = """
 import os, signal, sys
 from dutyfree import layers
-os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # when all is written, and nothing has its name
+os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # after all is written, before the rename
 layers.export([sys.argv[1]], sys.argv[2])
 """
 
@@ -341,7 +341,7 @@ async def test_a_packed_layer_waits_a_week_for_the_next(nodes: Nodes) -> None:
 
 
 async def test_without_root_nothing_is_begun(nodes: Nodes) -> None:
-    """Layers have files of many owners: another user of the machine is told so before anything comes."""
+    """A user without root gets an error before anything is transferred."""
     recipe = await noisy(nodes)
     source = await anyio.to_thread.run_sync(nodes.carried, "archive", recipe)
 

@@ -1,4 +1,4 @@
-"""Exports from strangers: broken or hostile ones are refused, and leave nothing."""
+"""Untrusted exports: broken and hostile ones are refused, and leave nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def blob(root: Path, data: bytes, *, packed: bytes | None = None, **lies: Any) -> Blob:
-    """One that lies in a directory, and what is said of it."""
+    """Write a blob to a directory. Returns its description, with lies if given."""
     packed = zstd().compress(data) if packed is None else packed
     digest = hashlib.sha256(packed).hexdigest()
     root.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def made(**lies: Any) -> Provenance:
 
 
 def archive(root: Path, chain: LayerChain, edit: Callable[[dict[str, bytes]], None] = lambda _: None) -> Path:
-    """An export of a chain whose blobs lie in a directory, each document right for the others."""
+    """An export of a chain with the blobs of a directory. Its documents have correct digests."""
     config, found = layout.chain_documents(chain)
     manifests = [{**found.descriptor, "annotations": {"org.opencontainers.image.ref.name": chain.name}}]
     files = {"index.json": layout.index(manifests)}
@@ -76,7 +76,7 @@ def chain(*layers: ChainLayer, **lies: Any) -> LayerChain:
 
 
 def whole(root: Path, *members: Any, **lies: Any) -> LayerChain:
-    """A chain of one layer, of as many file systems as this machine has."""
+    """A chain of one layer, with as many file systems as this machine needs."""
     first = blob(root / "blobs", tar(*members), **lies)
     others = [blob(root / "blobs", tar()) for _ in range(rootfs.host_trees() - 1)]
     return chain(ChainLayer(KEY, made(), (first, *others)))
@@ -88,7 +88,7 @@ def left(cache: Path) -> list[str]:
 
 
 def test_an_honest_one_is_taken(tmp_path: Path, cache: Path) -> None:
-    """So that the others are refused for what they are."""
+    """The control: without a defect, the export is accepted."""
     members = (member("workspace/a", b"1"), directory("d"))
     (done,) = layers.bring(archive(tmp_path, whole(tmp_path, *members)))
     assert done.layers == 1
@@ -135,11 +135,11 @@ def test_marks_of_the_overlay_and_devices_do_not_arrive(tmp_path: Path, cache: P
 
 def test_bombs_are_bounded(tmp_path: Path, cache: Path) -> None:
     zeros = member("zeros", bytes(50_000_000))
-    # It says less than it unpacks to: it is stopped there.
+    # It unpacks to more than it announces: unpacking stops there.
     with pytest.raises(CreateError, match="grows beyond 100000 bytes"):
         layers.bring(archive(tmp_path, whole(tmp_path, zeros, tar_size=100_000)))
     assert left(cache) == []
-    # It says so: it is refused before anything comes, if that is more than is allowed, or than there is.
+    # It announces its size: it is refused before the transfer if that is not allowed, or does not fit.
     with pytest.raises(CreateError, match="are allowed"):
         layers.bring(archive(tmp_path, whole(tmp_path, zeros)), largest=1_000_000)
     for lie in ("tar_size", "size"):
@@ -211,7 +211,7 @@ def test_chains_that_no_store_has_are_refused(tmp_path: Path, cache: Path, wrong
 
 
 def _raw(root: Path, told: LayerChain) -> Path:
-    """An export that says of itself what no writer of ours would."""
+    """An export with a description that our writer never produces."""
     fine = chain(ChainLayer(KEY, made()))
 
     def edit(files: dict[str, bytes]) -> None:
@@ -256,7 +256,7 @@ def test_layers_of_another_machine_are_refused(tmp_path: Path, cache: Path) -> N
 
 @pytest.mark.parametrize("name", ["index.json", "manifest", "config", "blob"])
 def test_every_document_is_verified(tmp_path: Path, cache: Path, name: str) -> None:
-    """One byte is another: it is refused, or means the same."""
+    """With one byte changed, the export is refused."""
     told = whole(tmp_path, member("workspace/a", os.urandom(5000)))
 
     def edit(files: dict[str, bytes]) -> None:

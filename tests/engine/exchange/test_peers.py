@@ -1,4 +1,4 @@
-"""A node that asks its peers before it builds: once, for the deepest there is, and no request fails by it."""
+"""A node asks its peers before it builds: the deepest offer wins, and no peer makes a request fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TIMING = PeerTiming(answer=100.0, absent=1000.0)
 
 
 async def built(nodes: Nodes, recipe: Recipe = RECIPE) -> bytes:
-    """At the other node, to be had from there: a copy of what was built once, and what is seen in it."""
+    """Build a recipe at the other node, or copy it from an earlier test. Returns the output of ``SEE``."""
     original = anyio.Path(nodes.session, recipe.key())
     if not await (original / "seen").exists():
         nodes.use(Path(original))
@@ -65,7 +65,7 @@ async def built(nodes: Nodes, recipe: Recipe = RECIPE) -> bytes:
 
 
 async def built_too(nodes: Nodes, recipe: Recipe, see: str) -> bytes:
-    """At the other node, beside what else is there."""
+    """Build one more recipe at the other node."""
     nodes.use(nodes.here)
     seen = await said(recipe, see)
     nodes.use(nodes.there)
@@ -96,7 +96,7 @@ async def seen(sandbox: Any, command: str = SEE) -> bytes:
 
 @asynccontextmanager
 async def carried(nodes: Nodes, way: str, recipe: Recipe) -> AsyncIterator[str]:
-    """A peer that has what the other node has; this one is used."""
+    """A peer with the layers of the other node. This node is in use."""
     with contextlib.ExitStack() as stack:
         if way == "socket":
             server = nodes.listening(nodes.here)
@@ -121,7 +121,7 @@ async def test_what_a_peer_has_is_not_built(nodes: Nodes, way: str, upon: str) -
         async with fetching(source, recipe=recipe) as (native, sandbox):
             assert await seen(sandbox) == before
             assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
-            # What the stages took where they were made, not what the way took, is what they cost.
+            # The costs are the durations of the builds, not of the fetch.
             assert {kept.seconds for kept in await anyio.to_thread.run_sync(layers.ls)} == set(
                 native.stage_seconds.values()
             )
@@ -141,7 +141,7 @@ async def test_what_a_peer_has_is_not_built(nodes: Nodes, way: str, upon: str) -
 
 @pytest.mark.parametrize("way", ["directory", "socket"])
 async def test_the_deepest_prefix_is_taken_and_the_rest_built(nodes: Nodes, way: str) -> None:
-    """Of another recipe with the same beginning."""
+    """The peer has a shorter recipe with the same first stages."""
     before = await built(nodes)
     longer = Recipe(stages=(CLONE, INSTALL, SETUP, Stage("setup", commands=("sleep 0.1; cat third",))))
     peer = carried(nodes, way, RECIPE)
@@ -149,7 +149,7 @@ async def test_the_deepest_prefix_is_taken_and_the_rest_built(nodes: Nodes, way:
         assert await seen(sandbox) == before
         assert await seen(sandbox, "cat third") == before.splitlines()[0] + b"\n"
         assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
-        assert native.peers[source].asked == 1  # not once more for each stage that it lacks
+        assert native.peers[source].asked == 1  # and not once for each missing stage
     nodes.use(nodes.here)
     async with fetching(str(nodes.there), recipe=longer) as (native, sandbox):
         assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "setup")
@@ -192,7 +192,7 @@ async def test_what_is_built_in_no_time_is_built(nodes: Nodes) -> None:
 
 
 async def test_upon_what_was_built_here_nothing_is_put_that_was_made_upon_another(nodes: Nodes) -> None:
-    """The same stage, run twice, need not leave the same: a chain is of one making."""
+    """A stage may write other files when it runs again: all layers of a chain come from the same builds."""
     before = await built(nodes)
     mine = await said(Recipe(stages=(CLONE,)), "cat stamp")
     async with fetching(str(nodes.here)) as (native, sandbox):
@@ -207,7 +207,7 @@ async def test_upon_what_was_built_here_nothing_is_put_that_was_made_upon_anothe
 
 
 async def test_secrets_stay_where_they_are(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who fetches needs none, and gets none."""
+    """A node that fetches needs no secrets, and gets none."""
     stage = Stage(
         "setup", commands=('sleep 0.3; test "$SECRET" && echo ${#SECRET} > length',), secrets=("SECRET",)
     )
@@ -268,7 +268,7 @@ async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
 
 
 async def test_different_ones_come_beside_each_other(nodes: Nodes) -> None:
-    """They have an empty layer in common: what a stage did not write to."""
+    """Both have the same empty blob, of a file system that the stage did not write to."""
     recipes = [
         Recipe(stages=(Stage("setup", commands=(f"sleep 0.3; echo {number} > n",)),)) for number in range(6)
     ]
@@ -343,11 +343,11 @@ async def test_several_processes_fetch_it_once(nodes: Nodes) -> None:
 
 
 async def test_what_another_process_builds_is_waited_for(nodes: Nodes) -> None:
-    """It began before: to fetch the same beside it would be to have two makers."""
+    """Another process has started the build: this one waits for it, and does not fetch."""
     await built(nodes)
 
     def run(node: Path) -> tuple[bool, list[list[str]]]:
-        """Whether it had not come to its end before it was seen; and what both say."""
+        """Whether the build was still running when it was observed; and the output of both."""
         builder = asking(node)
         until = threading.Event()
         while not (seen := list((node / "layers/making").glob("*/tree"))) and builder.poll() is None:
@@ -367,7 +367,7 @@ async def test_what_another_process_builds_is_waited_for(nodes: Nodes) -> None:
 
 
 def listener(answer: Callable[[socket.socket], None]) -> Any:
-    """A peer of ill will."""
+    """A hostile peer."""
 
     @contextlib.contextmanager
     def run() -> Iterator[str]:
@@ -434,7 +434,7 @@ async def test_one_that_makes_no_sense_costs_its_time_alone(nodes: Nodes, answer
             assert (native.peers[source].asked, native.peers[source].failures) == (1, 1)
         nodes.use(nodes.root / "third")
         async with fetching(source, str(nodes.here), peer_seconds=60) as (_, sandbox):
-            assert sandbox.served.kind == "fetched"  # it is asked beside those that do
+            assert sandbox.served.kind == "fetched"  # peers are asked in parallel
             assert await seen(sandbox) == before
 
 
@@ -461,7 +461,7 @@ while data := os.read(0, 99999):
     ids=["cut", "flipped", "hanging"],
 )
 async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, through: str, why: str) -> None:
-    """The first layer is; the second is built upon it."""
+    """The first layer is complete; the second is built on it."""
     before = await built(nodes)
     source = pipe(nodes.here, through)
     timing = msgspec.structs.replace(TIMING, answer=10.0) if through == HANGING else TIMING
@@ -477,7 +477,7 @@ async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, throug
 
 
 async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
-    """As one does whose file server is gone: nobody can be told to stop reading it."""
+    """A directory of a dead file server: reading it cannot be interrupted."""
     blob = nodes.root / "shared/blobs/sha256" / ("a" * 64)
 
     def make() -> None:
@@ -493,7 +493,7 @@ async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
             assert sandbox.served.kind == "cold"
             assert "did not answer" in native.peers[str(nodes.root / "shared")].failure
     finally:
-        os.close(os.open(blob, os.O_RDWR))  # the thread that was left behind can end
+        os.close(os.open(blob, os.O_RDWR))  # lets the abandoned thread end
 
 
 async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
@@ -514,7 +514,7 @@ async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
             assert (await seen(sandbox, "cat stamp copy")).split()[0] == (
                 await seen(sandbox, "cat copy")
             ).strip()
-    # What came is kept for the next attempt, of somebody who asks for it.
+    # A third node can still fetch all of it from the store.
     nodes.use(nodes.root / "third")
     async with fetching(str(nodes.here)) as (_, sandbox):
         assert await seen(sandbox) == before
@@ -593,7 +593,7 @@ async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Node
             wait.wait(0.001)
         process.kill()
         process.communicate()
-        assert over("-f", re.escape(str(nodes.here)))  # its peer ends by itself
+        assert over("-f", re.escape(str(nodes.here)))  # the peer's process exits
 
     await anyio.to_thread.run_sync(kill)
     nodes.use(nodes.there)
@@ -609,7 +609,7 @@ async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Node
 async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -> None:
     await built(nodes)
     native: Any
-    sleep = f"sleep {1_000_000 + os.getpid()}"  # of others there may be any number
+    sleep = f"sleep {1_000_000 + os.getpid()}"  # unique on this machine
     async with opened(f"exec:{sleep}") as native:
         with anyio.move_on_after(0.5):
             await native.prepare(RECIPE)
@@ -668,7 +668,7 @@ def test_the_longest_that_fits_is_best(tmp_path: Path, offered: list[LayerChain]
 
 @pytest.mark.parametrize(("build_id", "fits"), [("ours", True), ("theirs", False)])
 def test_what_lies_in_memory_alone_is_gone_on_from_too(tmp_path: Path, build_id: str, fits: bool) -> None:
-    """The store does not know of that run: only one that was made upon it will do."""
+    """The build is not in the store: only a chain on that very build fits."""
     missing = MissingLayers("sha256:1", KEYS[:1], KEYS[1:], "ours")
     assert bool(best_offer(Store(tmp_path), missing, [chain(*KEYS, build_id=build_id)])) == fits
 

@@ -1,4 +1,4 @@
-"""Layers over TCP: who may have them, what a client can do to the server, and who sits between."""
+"""Layers over TCP: tokens, hostile clients, and an attacker between the ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = "stage:" + "a" * 64
 
 @pytest.fixture(autouse=True)
 def layer(nodes: Nodes) -> None:
-    """One at ``here``, of a megabyte; ``there`` is used."""
+    """A layer of 1 MB at ``here``. ``there`` is in use."""
 
     def make(tree: Path) -> tuple[int, int, int]:
         for index in range(rootfs.host_trees()):
@@ -95,13 +95,13 @@ def test_who_does_not_know_the_token_gets_nothing(
 
 
 def test_an_impostor_is_not_believed(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that wants a token and knows none."""
+    """A server that requires a token, but does not know it."""
     monkeypatch.setenv("DUTYFREE_PEER_TOKEN", TOKEN)
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(b'{"dutyfree":1,"nonce":"' + b"a" * 64 + b'"}\n')
         proof = connection.recv(10_000)
-        connection.sendall(proof)  # its own word thrown back
+        connection.sendall(proof)  # reflects the client's own proof
 
     with answering(answer) as source, pytest.raises(CreateError, match="does not know the token"):
         layers.bring(source, [KEY])
@@ -146,7 +146,7 @@ def copy(source: socket.socket, target: socket.socket, change: Callable[[bytes],
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(change(data))
-    with contextlib.suppress(OSError):  # also if the source was broken off
+    with contextlib.suppress(OSError):  # the other end may be closed
         target.shutdown(socket.SHUT_WR)
 
 
@@ -154,7 +154,7 @@ def copy(source: socket.socket, target: socket.socket, change: Callable[[bytes],
 
 
 class Client:
-    """One that says what it likes."""
+    """A client that sends arbitrary messages."""
 
     def __init__(self, server: Server) -> None:
         self.connection = socket.create_connection(server.address, 30)
@@ -175,7 +175,7 @@ def test_questions_that_make_no_sense_are_answered_so(nodes: Nodes) -> None:
     with nodes.listening(nodes.here) as server, contextlib.closing(Client(server)) as client:
         for question in (
             "hello",
-            {"pack": [KEY]},  # it was not offered
+            {"pack": [KEY]},  # not offered before
             {"pack": ["../../etc"]},
             {"offer": ["x"] * 5000},
             {"send": [["sha256:" + "a" * 64, 0]]},
@@ -221,7 +221,7 @@ def test_more_than_it_talks_to_are_told_so(nodes: Nodes) -> None:
 def test_one_without_the_token_is_hung_up_on(nodes: Nodes) -> None:
     with nodes.listening(nodes.here, token=TOKEN) as server:
         with contextlib.closing(Client(server)) as client:
-            client.connection.sendall(b"x" * 10_000)  # more than anybody is heard who is not known
+            client.connection.sendall(b"x" * 10_000)  # more than a client may send before the handshake
             with contextlib.suppress(ConnectionError):
                 assert client.file.readline() == b""
         with contextlib.closing(Client(server)) as client:
@@ -260,7 +260,7 @@ def test_it_ends_by_a_signal_while_it_talks(nodes: Nodes, signum: int) -> None:
         assert server.process.wait(60) == 130
         assert server.process.stderr is not None
         assert "Traceback" not in server.process.stderr.read()
-    with socket.create_server(server.address):  # nobody has the port any more
+    with socket.create_server(server.address):  # the port is free again
         pass
 
 

@@ -1,4 +1,4 @@
-"""Images made by hand: tars, layers, OCI layouts, and a registry to push them to."""
+"""Compose images by hand: tars, layers, OCI layouts, and a registry to push them to."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def busybox() -> bytes:
 
 
 class Image:
-    """An image in pieces: blobs by digest, and the manifest over them."""
+    """An image: its blobs by digest, and its manifest."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ INDEX = f"{OCI}index.v1+json"
 
 
 def index(*images: tuple[str, Image]) -> bytes:
-    """Of images for architectures, and of the attestations that BuildKit puts beside them."""
+    """An index of images by architecture, with attestations such as BuildKit adds."""
     entries: list[dict[str, Any]] = [
         {
             "mediaType": MANIFEST,
@@ -178,7 +178,7 @@ def layout(root: Path, image: Image, tag: str = "latest") -> Path:
 
 @contextlib.contextmanager
 def nobody() -> Iterator[str]:
-    """An address on the loopback where nobody listens, and nobody else can meanwhile."""
+    """A loopback address that is reserved, but has no server."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
@@ -186,7 +186,7 @@ def nobody() -> Iterator[str]:
 
 @contextlib.contextmanager
 def registry(root: Path, *more: str) -> Iterator[str]:
-    """Debian's registry on the loopback; its address."""
+    """Run Debian's registry on the loopback. Yields its address."""
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip("no registry; to enable it: apt-get install docker-registry")
@@ -210,7 +210,7 @@ def registry(root: Path, *more: str) -> Iterator[str]:
 
 
 def _listening(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it says that it does."""
+    """The address at which the registry says that it listens."""
     deadline = time.monotonic() + 60
     while not (said := re.search(r"listening on (127\.0\.0\.1:\d+)", log.read_text())):
         assert process.poll() is None, log.read_text()
@@ -220,7 +220,7 @@ def _listening(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def push(host: str, repository: str, tag: str, image: Image, headers: dict[str, str] | None = None) -> str:
-    """Push by the registry's own API; the manifest's digest."""
+    """Push an image with the registry's API. Returns the manifest's digest."""
     data = image.manifest()
     for name, blob in image.blobs.items():
         _push_blob(host, repository, name, blob, headers or {})
@@ -259,6 +259,6 @@ def request(
 
 
 def unpacked_file(root: Path, image: Image) -> Path:
-    """The registry's own file of an image's first layer."""
+    """The file in which the registry stores an image's first layer."""
     name = str(image.layers[0]["digest"]).removeprefix("sha256:")
     return root / "data/docker/registry/v2/blobs/sha256" / name[:2] / name / "data"

@@ -1,4 +1,4 @@
-"""The image ``host``: this machine's software where it belongs, in as few file systems as can be."""
+"""The image ``host``: this machine's software at its usual paths, in one overlay if possible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _said(sandbox: Any, command: str) -> list[str]:
 
 
 def _of_host() -> dict[str, list[str]]:
-    """What lies in ``/usr``, and in each directory there."""
+    """The entries of ``/usr``, and of each directory in it."""
     return {
         str(path): sorted(os.listdir(path)) for path in (rootfs.USR, *rootfs.USR.iterdir()) if path.is_dir()
     }
@@ -49,7 +49,7 @@ async def test_one_overlay_shows_the_hosts_software_and_nothing_twice() -> None:
         for path, names in theirs.items():
             assert sorted(await _said(sandbox, f"ls -A {path}/")) == names
         assert set(await _said(sandbox, "ls -A /")) <= ours
-        for name in ("etc", "home", "opt"):  # what the host has by such a name in /usr is not here
+        for name in ("etc", "home", "opt"):  # the host's directory of that name in /usr is hidden
             seen = await _said(sandbox, f"ls -A /{name}")
             assert set(seen).isdisjoint(theirs.get(f"/usr/{name}", []))
 
@@ -72,7 +72,7 @@ async def test_marks_that_lead_there_are_followed_whatever_is_renamed() -> None:
 
 
 def _only_layer() -> list[str]:
-    """The files of the one that the store has."""
+    """The files of the only layer in the store."""
     (layer,) = Store().layers()
     lease = Store().lease(layer.key)
     assert lease is not None

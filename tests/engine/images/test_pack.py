@@ -1,4 +1,4 @@
-"""Tree → tar → tree: nothing is lost, nothing is added, and the same tree gives the same bytes."""
+"""Pack and unpack: nothing is lost or added, and the same tree gives the same bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unpacked(data: bytes, target: Path) -> Path:
 
 
 def described(tree: Path) -> dict[str, tuple[object, ...]]:
-    """All that can be told of a tree; files with several names by the first of them."""
+    """All metadata and contents of a tree. Hard links are given as their first name."""
     found: dict[str, tuple[object, ...]] = {}
     first: dict[int, str] = {}
     paths = [tree, *sorted(tree.rglob("*"))]
@@ -55,7 +55,7 @@ def described(tree: Path) -> dict[str, tuple[object, ...]]:
         elif stat.S_ISLNK(info.st_mode):
             content = os.readlink(path)
         same = first.setdefault(info.st_ino, name) if not stat.S_ISDIR(info.st_mode) else name
-        if stat.S_ISCHR(info.st_mode):  # of a whiteout nothing else counts
+        if stat.S_ISCHR(info.st_mode):  # a whiteout has no other metadata
             found[name] = (kind, info.st_rdev)
             continue
         mode, owner = stat.S_IMODE(info.st_mode), (info.st_uid, info.st_gid)

@@ -1,4 +1,4 @@
-"""Pulling, against Debian's registry on the loopback: logins, mirrors, cuts, kills and lies."""
+"""Pull from Debian's registry on the loopback: logins, mirrors, interruptions, kills, wrong data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No login of this machine's."""
+    """Do not use this machine's logins."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     (tmp_path / "docker").mkdir()
     return tmp_path / "docker"
@@ -133,7 +133,7 @@ def test_an_index_gives_this_platform(hub: tuple[str, Path], store: Store) -> No
     }
     for name, image in images.items():
         push(host, "team/multi", name, image)
-    # The registry wants to have all that an index names, also what we never ask for.
+    # The registry requires everything that an index names, also what we never request.
     composing._push_blob(host, "team/multi", digest(b"attestation"), b"attestation", {})
     data = composing.index(*images.items())
     entries = [e for e in json.loads(data)["manifests"] if e["platform"]["os"] == "linux"]
@@ -185,7 +185,7 @@ def test_a_wrong_blob_is_refused(hub: tuple[str, Path], store: Store) -> None:
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1
     stored.write_bytes(data)
-    # It is unpacked while it comes: whoever finds the fault first tells of it.
+    # It is unpacked during the download: either may find the error first.
     with pytest.raises(CreateError, match=r"something else|cannot be decompressed"):
         pull(store, f"{host}/team/wrong")
     stored.write_bytes(data[:-100])
@@ -218,7 +218,7 @@ def test_a_bomb_is_refused(hub: tuple[str, Path], store: Store) -> None:
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[str]:
-    """A registry for ann alone."""
+    """A registry that only ann may use."""
     htpasswd = tmp_path / "htpasswd"
     htpasswd.write_text("ann:$2b$05$abcdefghijklmnopqrstuuLK7U1u6pVRmL7L1BBM2aS35PSZnDXlK\n")  # of "s3cret"
     auth = f"auth: {{htpasswd: {{realm: test, path: {htpasswd}}}}}"
@@ -260,7 +260,7 @@ def test_logins_from_a_helper(
 
 
 def test_tokens(hub: tuple[str, Path], store: Store, nobody: Path) -> None:
-    """A registry that wants tokens of another server, as Docker Hub does: one after a few requests each."""
+    """A registry with a token server, like Docker Hub. Each token is good for a few requests."""
     host, _ = hub
     push(host, "team/token", "latest", Image([tar(member(str(n), os.urandom(1000))) for n in range(6)]))
     given: list[dict[str, list[str]]] = []
@@ -298,7 +298,7 @@ def test_tokens(hub: tuple[str, Path], store: Store, nobody: Path) -> None:
                 self.answer(401, {"WWW-Authenticate": challenge}, b'{"errors": [{"message": "no token"}]}')
                 return
             uses[token] -= 1
-            if "/blobs/" in self.path:  # elsewhere, as registries do; which must not see the token
+            if "/blobs/" in self.path:  # redirects to another host, which must not get the token
                 self.answer(307, {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
                 return
             headers = {"Accept": self.headers.get("Accept", "")}
@@ -375,7 +375,7 @@ def test_mirrors_come_first_and_the_registry_last(
 
 
 class Cutter:
-    """A way to a registry that ends each connection after so many bytes; counts what went through."""
+    """A proxy to a registry that cuts each connection after some bytes, and counts them."""
 
     def __init__(self, host: str, budget: Callable[[], int]) -> None:
         self._to = ("127.0.0.1", int(host.partition(":")[2]))
@@ -398,7 +398,7 @@ class Cutter:
         with contextlib.suppress(OSError):
             while budget > 0 and (data := source.recv(min(65536, budget))):
                 budget -= len(data)
-                if source.getpeername() == self._to:  # counted before whoever waits for it can look
+                if source.getpeername() == self._to:  # count before the reader can look
                     self.bytes += len(data)
                 target.sendall(data)
         for end in (source, target):
@@ -422,7 +422,7 @@ def test_cut_connections_are_taken_up_again(hub: tuple[str, Path], store: Store)
         cutter.close()
     assert files(store, kept) == data
     assert cutter.connections > 10
-    # Nothing was fetched twice, but for heads.
+    # Nothing but headers was fetched twice.
     assert cutter.bytes < sum(map(len, data.values())) * 1.1
 
 
@@ -450,7 +450,7 @@ def test_a_stopped_pull_leaves_only_what_it_can_take_up(hub: tuple[str, Path], s
 
 
 def test_a_registry_without_ranges_begins_anew(hub: tuple[str, Path], store: Store) -> None:
-    """While the layer is unpacked already: what came before comes again, and is not unpacked twice."""
+    """While the layer is unpacked: the first part is downloaded again, but not unpacked again."""
     host, _ = hub
     data = {f"f{n}": os.urandom(1_000_000) for n in range(4)}
     push(host, "team/whole", "latest", Image([tar(*[member(n, d) for n, d in data.items()])]))
@@ -527,7 +527,7 @@ def test_a_proxy_of_the_environment_is_used(
 
 
 def test_nothing_is_asked_for_what_is_there(hub: tuple[str, Path], store: Store) -> None:
-    """Of a tag its manifest alone; of a digest nothing; and the store is not written to."""
+    """For a tag only the manifest, for a digest nothing. The store is not written."""
     host, _ = hub
     digest = push(host, "team/there", "latest", Image([tar(member("one", b"1"))]))
     cutter = Cutter(host, lambda: 1 << 40)
@@ -591,7 +591,7 @@ def test_killed_pulls_leave_no_half_image(hub: tuple[str, Path], store: Store) -
             assert lease is not None
             with lease:
                 assert [path.stat().st_size for path in lease.tree.iterdir()] == [3_000_000]
-        store.collect()  # sweeps what the killed one was making
+        store.collect()  # removes what the killed process left
         assert not [path for path in (store.root / "making").iterdir() if path.name != ".lock"]
         assert files(store, pull(store, name)) == data
         assert nothing_is_left(store)

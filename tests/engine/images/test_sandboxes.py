@@ -1,4 +1,4 @@
-"""Images in real sandboxes, over real overlays."""
+"""Images in real sandboxes, on real overlays."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_whiteouts_hide(fresh: Substrate, tmp_path: Path, repeated: int) -
             b"/o:", b"above", b"sub", b"/o/sub:", b"above", b"none",
         ]  # fmt: skip
         assert (await sandbox.exec("stat -c '%a %u %g' /d")).stdout == b"755 0 0\n"
-        # What was hidden can be made again, and nothing comes back with it.
+        # A hidden directory can be created again. It is empty then.
         made = "mkdir -p /d/gone && ls /d/gone && rm -r /o && mkdir /o && ls /o && echo done"
         assert (await sandbox.exec(made)).stdout == b"done\n"
     mounted = (await kept())[0].mounted
@@ -100,7 +100,7 @@ async def test_whiteouts_hide(fresh: Substrate, tmp_path: Path, repeated: int) -
 
 
 async def test_whiteouts_with_nothing_below_them_are_not_listed(fresh: Substrate, tmp_path: Path) -> None:
-    """Overlayfs itself lists them in a directory that is in one layer alone, or hides what is below."""
+    """Overlayfs alone would list them in a directory that is in one layer only, or is opaque."""
     layers = {
         "lone": [tar(directory("lone"), member("lone/.wh.gone"), member("lone/a", b"1"))],
         "opaque": [
@@ -189,7 +189,7 @@ async def test_the_accounts_of_the_image_are_its_own(fresh: Substrate, tmp_path:
 
 
 async def test_links_of_the_image_in_our_places(fresh: Substrate, tmp_path: Path) -> None:
-    """Neither /etc nor a file in it leads us out, whatever the image made of it."""
+    """Links at /etc, or in it, do not lead out of the image."""
     outside = tmp_path / "outside"
     outside.mkdir()
     hostile = [
@@ -249,7 +249,7 @@ PLACES = {f"/etc/{name}" for name in ("hosts", "hostname", "resolv.conf", "mtab"
 
 @pytest.mark.docker
 async def test_the_same_files_as_under_docker(fresh: Substrate, tmp_path: Path) -> None:
-    """Built by Docker, copied from its engine: names, kinds, modes, owners, sizes and targets agree."""
+    """An image that Docker built: names, types, modes, owners, sizes and link targets are the same."""
     context = tmp_path / "context"
     context.mkdir()
     odd = tar(
@@ -268,7 +268,7 @@ async def test_the_same_files_as_under_docker(fresh: Substrate, tmp_path: Path) 
         "RUN [\"/bin/rm\", \"/bin/pwd\"]\nRUN [\"/bin/mkdir\", \"-p\", \"/made/deep\"]\n"
         "RUN [\"/bin/rm\", \"-r\", \"/made\"]\nWORKDIR /odd\nUSER app\nENV A=1\n"
     )  # fmt: skip
-    # The engine may be shared: neither the name nor a step of the build is anybody else's to remove.
+    # The Docker engine may be shared: use a name and build steps that no one else has.
     name = f"dutyfree/test-same-{os.getpid()}:latest"
 
     def docker(*arguments: str) -> str:
@@ -293,7 +293,7 @@ async def test_the_same_files_as_under_docker(fresh: Substrate, tmp_path: Path) 
 
     def comparable(text: str) -> list[str]:
         lines = [line for line in text.splitlines() if line.split("|")[0] not in OURS | PLACES]
-        # The sizes of directories are the file system's own business.
+        # Sizes of directories depend on the file system.
         return sorted(line.rpartition("|")[0] if "|directory|" in line else line for line in lines)
 
     assert len(comparable(ours)) > 20

@@ -1,4 +1,4 @@
-"""Layers from strangers: what they may not do, and what must come out right."""
+"""Untrusted layers: what they must not do, and what must be unpacked correctly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def into(root: Path, data: bytes, *, limit: int = 1 << 30, whiteouts: bool = Tru
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """What no layer may touch."""
+    """A directory that no layer may touch."""
     secret = tmp_path / "outside"
     secret.mkdir()
     (secret / "file").write_text("secret")
@@ -205,7 +205,7 @@ def test_whiteouts_become_those_of_the_overlay(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_hidden_and_made_in_one_layer_is_there(tmp_path: Path) -> None:
-    """In either order; a directory then hides what lies below it."""
+    """In either order. The directory hides the one in the lower layer."""
     members = [
         member(".wh.a"),
         member("a", b"1"),
@@ -269,7 +269,7 @@ def test_attributes_with_a_meaning_do_not_survive(tmp_path: Path) -> None:
 
 
 def test_an_overlay_device_cannot_be_made_a_whiteout(tmp_path: Path) -> None:
-    """A device node 0/0 in the tar is a device like others: left out."""
+    """A device node 0/0 in the tar is left out, like other devices."""
     into(tmp_path / "x", tar(member("f", type=tarfile.CHRTYPE, devmajor=0, devminor=0)))
     assert os.listdir(tmp_path / "x") == []
 
@@ -316,7 +316,7 @@ def test_deep_trees_are_refused(tmp_path: Path) -> None:
         into(tmp_path / "x", tar(member("/".join("d" * 1000), b"1")))
     with pytest.raises(InvalidLayer):
         into(tmp_path / "y", tar(member("d" * 200 + "/" + "e" * 300, b"1")))
-    # Each name is short, and each leads deeper by way of a link.
+    # Each path is short, but leads deeper through a link.
     deep = "/".join("d" * 150)
     members = []
     for number in range(8):
@@ -335,7 +335,7 @@ def test_impossible_owners_are_refused(tmp_path: Path, fields: dict[str, int]) -
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("size", [512, 1000, 1 << 20])
 def test_members_are_read_as_tarfile_reads_them(form: int, size: int) -> None:
-    """Plain headers and others, whole in a piece of the stream or not."""
+    """Plain and other headers, within one piece of the stream or across two."""
     order = random.Random(form)
     kinds = [
         tarfile.REGTYPE,

@@ -1,4 +1,4 @@
-"""Many layers become one, which shows what they showed together."""
+"""Squash: the merged layer keeps the attributes of its sources."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_layer_that_a_power_cut_may_have_torn_is_made_again(store: Store) -> N
 
 
 def test_locks_are_removed_under_those_who_wait(store: Store) -> None:
-    """Each time one holds it, whoever collects beside them."""
+    """Only one thread holds the lock at a time, while another one collects."""
     key = f"stage:{'0' * 64}"
     inside = most = 0
     done = threading.Event()
@@ -85,7 +85,7 @@ def test_locks_are_removed_under_those_who_wait(store: Store) -> None:
 
 
 def test_removing_takes_no_other_layer_of_the_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it waits for its turn another removes the layer, and a third makes and uses one anew."""
+    """Before it gets the lock, the layer is removed, and built again by another process that uses it."""
     key = f"stage:{'0' * 64}"
     store.obtain(key, lambda _: (0, 0, 0)).close()
     flock = fcntl.flock
