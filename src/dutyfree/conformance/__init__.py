@@ -1,4 +1,7 @@
-"""The conformance suite: what every substrate promises, as checks that run on any of them.
+"""The conformance suite: checks that every substrate must pass.
+
+Start with ``suite``; each module beside it has the checks of one subject. This room imports the contract and
+the registry.
 
 From the command line::
 
@@ -18,6 +21,6 @@ from dutyfree.conformance import (  # noqa: I001 (each registers its checks, in 
     commands, output, processes, files, trees, lifecycle, environment, limits, abilities, actions,  # noqa: F401
     network, faults,  # noqa: F401
 )  # fmt: skip
-from dutyfree.conformance.suite import CHECKS, Check, Result, Skipped, judge, named, select, tally
+from dutyfree.conformance.suite import CHECKS, Check, CheckResult, Skipped, judge, named, select, tally
 
-__all__ = ["CHECKS", "Check", "Result", "Skipped", "judge", "named", "select", "tally"]
+__all__ = ["CHECKS", "Check", "CheckResult", "Skipped", "judge", "named", "select", "tally"]

@@ -1,7 +1,7 @@
 """Check a substrate against the contract (docs/substrates.md).
 
-Each check is one promise, and passes, fails with the reason, or is not offered: the substrate lacks the
-ability, and says so. A check that hangs is ended at its deadline and fails; the others go on.
+Each check is one promise. It passes, fails with a reason, or is not offered, if the substrate does not have
+the ability. A check that hangs is stopped at its deadline and fails; the others go on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from dutyfree.conformance import CHECKS, Check, Result, named, select, tally
+from dutyfree.conformance import CHECKS, Check, CheckResult, named, select, tally
 from dutyfree.conformance.suite import Outcome
 from dutyfree.conformance.supervision import NotOpened, supervised
 from dutyfree.contract.errors import UsageError
@@ -28,7 +28,7 @@ examples:
   {PROGRAM} my_package:MySubstrate --option size=2     a class of yours, before it has a name
   {PROGRAM} bare --only timeout_kills_the_tree         one check
   {PROGRAM} bare --only files --only trees             all of two subjects
-  {PROGRAM} bare --leave-out hundred_megabytes         all but one
+  {PROGRAM} bare --leave-out hundred_megabytes         all except one
   {PROGRAM} bare -k "timeout and not flood"            by words, as pytest's -k
   {PROGRAM} --list                                     the checks, and what each promises
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("name a substrate, such as bare; --help has examples")
     if not checks:
         parser.error("no check is left to run; --list names them all")
-    results: list[Result] = []
+    results: list[CheckResult] = []
     try:
         for result in supervised(asked.substrate, dict(asked.option), checks, asked.patience):
             results.append(result)
@@ -107,12 +107,12 @@ def _chosen(asked: argparse.Namespace) -> list[Check]:
     return [check for check in select(asked.expression) if check.name in wanted]
 
 
-def _line(result: Result) -> str:
+def _line(result: CheckResult) -> str:
     reason = f"  {result.reason}" if result.reason else ""
     return f"{result.outcome:<11} {result.seconds:7.2f} s  {result.check}{reason}"
 
 
-def _close(asked: argparse.Namespace, results: Sequence[Result], left_out: int) -> None:
+def _close(asked: argparse.Namespace, results: Sequence[CheckResult], left_out: int) -> None:
     failed = [result.check for result in results if result.outcome == "failed"]
     if asked.json:
         counts = {

@@ -1,4 +1,4 @@
-"""Abilities: each checked where it is offered."""
+"""Abilities, each checked if the sandbox has it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dutyfree.contract.abilities import (
 
 @in_sandbox()
 async def reset(sandbox: Sandbox) -> None:
-    """A reset brings back the state of the hand-out."""
+    """A reset restores the state in which the sandbox was handed out."""
     if not isinstance(sandbox, Resettable):
         raise Skipped("not Resettable")
     for _ in range(2):
@@ -36,7 +36,7 @@ async def reset(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def reset_ends_processes(sandbox: Sandbox) -> None:
-    """A reset kills what runs."""
+    """A reset kills all processes."""
     if not isinstance(sandbox, Resettable):
         raise Skipped("not Resettable")
     await sandbox.exec(f"setsid sh -c {beat('file')} </dev/null >/dev/null 2>&1 & sleep 0.2")
@@ -47,7 +47,7 @@ async def reset_ends_processes(sandbox: Sandbox) -> None:
 
 @on_substrate()
 async def snapshot(substrate: Substrate) -> None:
-    """A snapshot's recipe gives sandboxes with the files of that moment, each its own."""
+    """Sandboxes of a snapshot's recipe have the files of that moment, each its own copy."""
     async with substrate.sandbox() as sandbox:
         if not isinstance(sandbox, Snapshottable):
             raise Skipped("not Snapshottable")
@@ -65,7 +65,7 @@ async def snapshot(substrate: Substrate) -> None:
 
 @in_sandbox()
 async def fork(sandbox: Sandbox) -> None:
-    """Forks start from the present state, and go their own ways."""
+    """Forks start from the present files, and are independent."""
     if not isinstance(sandbox, Forkable):
         raise Skipped("not Forkable")
     await sandbox.write("file", b"common")
@@ -80,12 +80,12 @@ async def fork(sandbox: Sandbox) -> None:
 
 
 PAUSED = (2, 10, 30)
-"""Seconds that a process sleeps which is to be paused before it ends: so many as a slow machine needs."""
+"""How long a process sleeps that must be paused before its end, also on a slow machine."""
 
 
 @in_sandbox(deadline=180)
 async def pause(sandbox: Sandbox) -> None:
-    """While paused nothing goes on; after the resumption it does."""
+    """Processes stop while the sandbox is paused, and go on after resume."""
     if not isinstance(sandbox, Pausable):
         raise Skipped("not Pausable")
     if not isinstance(sandbox, BackgroundProcesses):
@@ -106,7 +106,7 @@ async def pause(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def pause_stops_commands(sandbox: Sandbox) -> None:
-    """A command left in the background stands still while paused, and goes on afterwards."""
+    """A command in the background stops while the sandbox is paused, and goes on after resume."""
     if not isinstance(sandbox, Pausable):
         raise Skipped("not Pausable")
     loop = "i=0; while [ $i -lt 1200 ]; do i=$((i + 1)); cat /proc/uptime >> beats; sleep 0.05; done"
@@ -125,7 +125,7 @@ async def pause_stops_commands(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def shell(sandbox: Sandbox) -> None:
-    """A held shell keeps its variables and its working directory, apart from other shells."""
+    """A shell keeps its variables and its working directory, separate from other shells."""
     if not isinstance(sandbox, ShellSessions):
         raise Skipped("not ShellSessions")
     await sandbox.write("sub/file", b"content")
@@ -143,7 +143,7 @@ async def shell(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def shell_survives(sandbox: Sandbox) -> None:
-    """A held shell keeps streams apart and survives a timeout, and output without a newline."""
+    """A shell separates the streams, and survives a timeout and output without a newline."""
     if not isinstance(sandbox, ShellSessions):
         raise Skipped("not ShellSessions")
     async with sandbox.shell() as held:
@@ -160,7 +160,7 @@ async def shell_survives(sandbox: Sandbox) -> None:
 
 @in_sandbox(deadline=120)
 async def background(sandbox: Sandbox) -> None:
-    """A background process runs beside others, and can be awaited, again too, or killed."""
+    """A background process runs beside others; it can be awaited, also twice, or killed."""
     if not isinstance(sandbox, BackgroundProcesses):
         raise Skipped("not BackgroundProcesses")
     slow = await sandbox.start("sleep 1000")
@@ -179,7 +179,7 @@ async def background(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def streaming(sandbox: Sandbox) -> None:
-    """Output comes in chunks; the last item is the Observation, its streams empty."""
+    """Output arrives in chunks; the last item is the Observation, without output."""
     if not isinstance(sandbox, Streaming):
         raise Skipped("not Streaming")
     stream = sandbox.stream(["echo", "hello"])

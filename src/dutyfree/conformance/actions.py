@@ -20,7 +20,7 @@ from dutyfree.contract.errors import EditError
 
 @in_sandbox()
 async def edit(sandbox: Sandbox) -> None:
-    """An edit replaces what stands in a file exactly once, keeps its mode, and says why it cannot."""
+    """An edit replaces a text that occurs once, keeps the mode of the file, and says why it fails."""
     if not isinstance(sandbox, Editing):
         raise Skipped("not Editing")
     await sandbox.write("file", b"one\ntwo\nthree two\n", mode=0o751)
@@ -32,7 +32,7 @@ async def edit(sandbox: Sandbox) -> None:
         except EditError as error:
             expect.equal((error.count, error.lines), (count, lines), f"where {old!r} stands")
         else:
-            raise AssertionError(f"an edit of {old!r}, which stands there {count} times, was done")
+            raise AssertionError(f"an edit of {old!r}, which occurs {count} times, succeeded")
     expect.equal(await sandbox.read("file"), b"one\ntwo\n\xff\0 two\n", "the file after edits that failed")
     found = await sandbox.list(".")
     expect.equal([(entry.name, entry.mode) for entry in found], [("file", 0o751)], "what is there")
@@ -46,7 +46,7 @@ async def edit(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def edit_follows_links(sandbox: Sandbox) -> None:
-    """An edit through a link changes what it leads to, and leaves the link."""
+    """An edit of a link changes its target, and keeps the link."""
     if not isinstance(sandbox, Editing):
         raise Skipped("not Editing")
     await sandbox.exec("mkdir sub; echo before > sub/file; ln -s sub/file link; chmod 640 sub/file")
@@ -91,7 +91,7 @@ async def search(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def batch(sandbox: Sandbox) -> None:
-    """A batch carries out its actions in order, and each sees what those before it did."""
+    """A batch performs its actions in order, and each sees the effects of those before it."""
     if not isinstance(sandbox, Batching):
         raise Skipped("not Batching")
     results = await sandbox.batch(
@@ -117,7 +117,7 @@ async def batch(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def batch_stops(sandbox: Sandbox) -> None:
-    """A batch ends with the first action that fails, or goes on if asked to; an error is a result."""
+    """A batch ends after the first failed action, or goes on if requested; an error is a result."""
     if not isinstance(sandbox, Batching):
         raise Skipped("not Batching")
     for bad in (Exec("exit 3"), Read("missing"), Edit("file", b"absent", b"x")):
@@ -133,7 +133,7 @@ async def batch_stops(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def batch_times_out(sandbox: Sandbox) -> None:
-    """In a batch, each command has its own time, and one that overruns has failed."""
+    """In a batch each command has its own timeout, and a timeout is a failure."""
     if not isinstance(sandbox, Batching):
         raise Skipped("not Batching")
     for seconds in PATIENCE:
@@ -155,7 +155,7 @@ async def batch_times_out(sandbox: Sandbox) -> None:
 
 @in_sandbox(deadline=120)
 async def watch(sandbox: Sandbox) -> None:
-    """A watch tells of files made, changed and deleted since it was entered, of deeper ones if asked."""
+    """A watch reports files that are made, changed and deleted, in subdirectories if requested."""
     if not isinstance(sandbox, Watching):
         raise Skipped("not Watching")
     await sandbox.write("sub/old", b"")
@@ -189,7 +189,7 @@ async def _all(terminal: Terminal) -> bytes:
 
 @in_sandbox(deadline=120)
 async def terminal(sandbox: Sandbox) -> None:
-    """A terminal echoes what is typed, runs it, and has an end."""
+    """A terminal echoes its input, runs it, and ends."""
     if not isinstance(sandbox, Terminals):
         raise Skipped("not Terminals")
     async with sandbox.terminal() as held:
@@ -211,7 +211,7 @@ async def terminal(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def terminal_is_one(sandbox: Sandbox) -> None:
-    """A command in a terminal finds a terminal of the asked size, and hears of a new one, and of Ctrl-C."""
+    """A command in a terminal sees the requested size, a change of size, and Ctrl-C."""
     if not isinstance(sandbox, Terminals):
         raise Skipped("not Terminals")
     script = "trap 'stty size; echo changed' WINCH; tty; stty size; echo $TERM; while :; do sleep 0.1; done"
@@ -232,7 +232,7 @@ async def terminal_is_one(sandbox: Sandbox) -> None:
 
 @in_sandbox(deadline=120)
 async def managed_processes(sandbox: Sandbox) -> None:
-    """Background processes are listed, found by their ids, written to, read again, and sent signals."""
+    """Background processes can be listed, found by id, written to, read again, and sent signals."""
     if not isinstance(sandbox, ManagedProcesses):
         raise Skipped("not ManagedProcesses")
     slow = await sandbox.start("sleep 1000")
@@ -259,7 +259,7 @@ async def managed_processes(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def managed_output_is_bounded(sandbox: Sandbox) -> None:
-    """A background process that prints without end neither stops nor fills memory; its latest can be read."""
+    """A background process with endless output neither stops nor fills memory; its latest is readable."""
     if not isinstance(sandbox, ManagedProcesses):
         raise Skipped("not ManagedProcesses")
     process = await sandbox.start(

@@ -1,4 +1,4 @@
-"""Commands: how they are started, and what comes back of their end."""
+"""Commands: how they start, and the results of their end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dutyfree.contract.errors import DispatchError, SubstrateError
 
 @in_sandbox("commands")
 async def exit_codes(sandbox: Sandbox) -> None:
-    """A command's exit code comes back as it is."""
+    """The exit code of a command is returned unchanged."""
     for code in (0, 1, 2, 42, 126, 127, 255):
         seen = await sandbox.exec(f"exit {code}")
         expect.equal(seen.exit_code, code, f"exit code of 'exit {code}'")
@@ -31,7 +31,7 @@ async def command_not_found(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def not_executable(sandbox: Sandbox) -> None:
-    """A file that may not be run gives 126 and a reason, not an error."""
+    """A file that is not executable gives 126 and a reason, not an error."""
     await sandbox.write("plain", b"#!/bin/sh\necho no\n", mode=0o644)
     await sandbox.write("directory/file", b"")
     for command in (["./plain"], "./plain", ["./directory"]):
@@ -42,7 +42,7 @@ async def not_executable(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def signals(sandbox: Sandbox) -> None:
-    """A command killed by signal n has exit code 128 + n and says so."""
+    """A command that signal n killed has exit code 128 + n and reports the signal."""
     for number in (9, 15, 6):
         seen = await sandbox.exec(f"kill -{number} $$; sleep 10")
         expect.equal((seen.exit_code, seen.signal), (128 + number, number), f"killed by signal {number}")
@@ -60,7 +60,7 @@ async def signals_are_default(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def argument_vectors(sandbox: Sandbox) -> None:
-    """Arguments arrive as they are: no shell expands, splits or drops them."""
+    """Arguments arrive unchanged: no shell expands, splits or drops them."""
     arguments = ["two words", "it's", '"quoted"', "new\nline", "ünï→𝄞", "", "$HOME", "*", "`id`", "\\n", "-n"]
     arguments += ["a;b", "a && b", "#no", "~", "{a,b}", "%s", "tab\t", " ", "'", '"', "x" * 100_000, ""]
     seen = await sandbox.exec(["printf", "%s\\0", *arguments])
@@ -81,7 +81,7 @@ async def shell_strings(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def environment(sandbox: Sandbox) -> None:
-    """``env`` adds to the environment of one command, whatever the value, and to no other command's."""
+    """``env`` adds to the environment of one command, with any value, and of no other command."""
     values = {
         "PLAIN": "1",
         "UNICODE": "ünï→𝄞",
@@ -101,7 +101,7 @@ async def environment(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def environment_overrides(sandbox: Sandbox) -> None:
-    """``env`` may change a variable that is there already, also where the program is looked for."""
+    """``env`` may replace an existing variable, also PATH, which finds the program."""
     await sandbox.write("bin/mine", b"#!/bin/sh\necho found\n", mode=0o755)
     path = f"{sandbox.workdir}/bin:/usr/bin:/bin"
     seen = await sandbox.exec("mine; printenv PATH", env={"PATH": path})
@@ -125,7 +125,7 @@ async def working_directory(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def missing_working_directory(sandbox: Sandbox) -> None:
-    """A ``cwd`` that is not there, or a file, is told at once, and does no harm."""
+    """A ``cwd`` that does not exist, or is a file, is reported at once, and does no harm."""
     await sandbox.write("file", b"")
     for cwd in ("nowhere", "file"):
         try:
@@ -159,7 +159,7 @@ async def user(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def unknown_user(sandbox: Sandbox) -> None:
-    """A user who does not exist is told at once."""
+    """A user who does not exist is reported at once."""
     try:
         seen = await sandbox.exec("echo ran", user="no-such-user")
     except SubstrateError as error:
@@ -184,7 +184,7 @@ async def concurrent_commands(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def many_short_commands(sandbox: Sandbox) -> None:
-    """300 commands in a dozen tasks all end, also those that close their output before they do."""
+    """300 commands in a dozen tasks all end, also those that close their output before their end."""
 
     async def one(number: int) -> None:
         for turn in range(25):

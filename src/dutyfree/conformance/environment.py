@@ -1,4 +1,4 @@
-"""The environment that a recipe gives: whoever runs a command, in whatever way, has it."""
+"""The recipe's environment variables, in every way to run a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _said(sandbox: Sandbox, env: dict[str, str] | None = None) -> str:
 
 @on_substrate()
 async def recipe_environment(substrate: Substrate) -> None:
-    """A recipe's variables are in every command, under those of the call, and in no other sandbox."""
+    """Every command has the recipe's variables; those of the call override them; other sandboxes do not."""
     async with substrate.sandbox(GIVEN) as sandbox:
         expect.equal(await _said(sandbox), "by the recipe\n", "a variable of the recipe")
         seen = await sandbox.exec(SAY, env={"OTHER": "1"})
@@ -45,7 +45,7 @@ async def recipe_environment(substrate: Substrate) -> None:
 
 @on_substrate("commands", deadline=120)
 async def recipe_environment_is_not_of_stages(substrate: Substrate) -> None:
-    """Stages do not get a recipe's variables: recipes that differ in them have the same files."""
+    """Stages do not get the recipe's variables, so recipes that differ only in them have the same files."""
     stages = (Stage("setup", commands=("echo ${GIVEN:-nothing} > seen",)),)
     for value in ("one", "two"):
         async with substrate.sandbox(Recipe(stages=stages, env={"GIVEN": value})) as sandbox:
@@ -55,7 +55,7 @@ async def recipe_environment_is_not_of_stages(substrate: Substrate) -> None:
 
 @on_substrate("commands", deadline=120)
 async def recipe_path(substrate: Substrate) -> None:
-    """A recipe's path comes before the PATH that commands have anyway, from the working directory on."""
+    """The recipe's path comes before the usual PATH; relative entries start at the working directory."""
     tool = "mkdir bin; printf '#!/bin/sh\\necho found' > bin/tool; chmod +x bin/tool"
     stages = (Stage("setup", commands=(tool,)),)
     async with substrate.sandbox() as plain:
@@ -89,7 +89,7 @@ async def recipe_environment_is_not_of_files(substrate: Substrate) -> None:
 
 @on_substrate(deadline=120)
 async def recipe_environment_reaches_all(substrate: Substrate) -> None:
-    """A recipe's variables are in whatever way to run a command the sandbox offers."""
+    """The recipe's variables are there in every way to run a command that the sandbox has."""
     async with substrate.sandbox(GIVEN) as sandbox:
         async for way, said in _ways(sandbox):
             expect.equal(said.strip(), b"by the recipe", f"a variable of the recipe, by {way}")
@@ -117,7 +117,7 @@ async def _ways(sandbox: Sandbox) -> AsyncIterator[tuple[str, bytes]]:
 
 @on_substrate(deadline=120)
 async def recipe_environment_stays(substrate: Substrate) -> None:
-    """A recipe's variables are there after a reset, in forks, in a group, and by a snapshot's recipe."""
+    """The recipe's variables are there after a reset, in forks, in groups, and in a snapshot's recipe."""
     async with substrate.sandbox(GIVEN) as sandbox:
         if isinstance(sandbox, Resettable):
             await sandbox.reset()

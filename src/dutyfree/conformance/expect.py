@@ -1,4 +1,4 @@
-"""The few assertions the checks need: with a message, with or without a test framework, also under -O."""
+"""Assertions for checks: with a message, without a test framework, also under ``python -O``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def succeeded(seen: Observation, what: str) -> None:
 
 
 class raises:  # noqa: N801 (reads as a phrase: with expect.raises(...))
-    """The block must raise one of ``kinds``; anything else is a broken promise too."""
+    """The block must raise one of ``kinds``; everything else is a broken promise."""
 
     def __init__(self, kinds: type[BaseException] | tuple[type[BaseException], ...], what: str) -> None:
         self._kinds = kinds if isinstance(kinds, tuple) else (kinds,)
@@ -51,7 +51,7 @@ class raises:  # noqa: N801 (reads as a phrase: with expect.raises(...))
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """The block must end well within ``seconds``."""
+    """The block must end within ``seconds``."""
     begun = perf_counter()
     yield
     taken = perf_counter() - begun
@@ -59,7 +59,7 @@ def within(seconds: float, what: str) -> Iterator[None]:
 
 
 async def written(sandbox: Sandbox, paths: Iterable[str]) -> bool:
-    """Whether something is in each of these files."""
+    """Whether each of these files exists and is not empty."""
     try:
         return all([await sandbox.read(path) for path in paths])
     except FileNotFoundError:
@@ -67,13 +67,13 @@ async def written(sandbox: Sandbox, paths: Iterable[str]) -> bool:
 
 
 async def quiet(sandbox: Sandbox, names: Iterable[str], when: str) -> None:
-    """Processes that each keep appending to a file of their name must have begun, and must have ended."""
+    """Check that processes that append to files of these names have started, and have ended."""
     before = {name: len(await sandbox.read(name)) for name in names}
     await anyio.sleep(0.4)
     for name, size in before.items():
         that(size, f"the process {name} never wrote to its file")
         grown = len(await sandbox.read(name)) - size
-        that(grown == 0, f"the process {name} lives on {when}, and wrote {grown} more bytes to its file")
+        that(grown == 0, f"the process {name} still runs {when}, and wrote {grown} more bytes to its file")
 
 
 def _short(value: Any) -> str:

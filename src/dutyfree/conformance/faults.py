@@ -1,4 +1,4 @@
-"""Whose fault it is: what an agent brings about is an observation or an ActionError, and no other error."""
+"""Verdicts: what an agent causes is an observation or an ActionError, and no other error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def commands_that_cannot_be_started(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def places_where_no_command_starts(sandbox: Sandbox) -> None:
-    """A directory or a user that cannot be had: 126 or 127 and a reason on stderr, not an error."""
+    """A cwd or a user that does not exist: 126 or 127 and a reason on stderr, not an error."""
     await sandbox.write("file", b"")
     for cwd, code in (("nowhere", 127), ("file", 126), ("x" * 300, 126)):
         seen = await sandbox.exec("true", cwd=cwd)
@@ -78,7 +78,7 @@ async def places_where_no_command_starts(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def paths_that_cannot_be(sandbox: Sandbox) -> None:
-    """Whatever is wrong with a path raises an ActionError that says what kind of wrong it is."""
+    """Every problem with a path raises an ActionError with the kind of the problem."""
     await sandbox.write("directory/file", b"content")
     for path, kinds in (
         ("missing", ("not_found",)),
@@ -141,7 +141,7 @@ async def searches_that_cannot_be(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def mistakes_of_the_program(sandbox: Sandbox) -> None:
-    """Arguments of wrong types, and numbers that mean nothing, raise UsageError at once; nothing is done."""
+    """Arguments of wrong types and numbers out of range raise UsageError at once; nothing is done."""
     one: Any = sandbox
     wrong: list[tuple[str, Callable[[], Awaitable[Any]]]] = [
         ("a command of bytes", lambda: one.exec(b"ls")),
@@ -177,7 +177,7 @@ async def mistakes_of_the_program(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def sources_that_are_missing_here(sandbox: Sandbox) -> None:
-    """A local file that is missing is the program's mistake: FileNotFoundError, and no ActionError."""
+    """A missing local file is the program's mistake: FileNotFoundError, not an ActionError."""
     try:
         await sandbox.upload(Path("/no/such/file/here"), "never")
     except FileNotFoundError as error:
@@ -206,7 +206,7 @@ async def a_full_disk(substrate: Substrate) -> None:
 
 
 async def runs_freely(sandbox: Sandbox) -> bool:
-    """Whether there is no sign yet that processes are used up: the bomb's own, or that a list needs one."""
+    """Whether no sign shows yet that all processes are in use."""
     try:
         return not any(entry.name == "full" for entry in await sandbox.list("."))
     except ActionError:
@@ -215,7 +215,7 @@ async def runs_freely(sandbox: Sandbox) -> bool:
 
 @on_substrate("python", deadline=180)
 async def no_processes_left(substrate: Substrate) -> None:
-    """While an agent's processes use up the limit, actions are observed, raise ActionErrors, or succeed."""
+    """While an agent uses all processes of its limit, actions succeed, fail or raise ActionErrors."""
     async with limited(substrate, Limits(pids=32)) as sandbox:
         if sandbox is None:
             raise Skipped("the substrate limits no processes")
@@ -259,7 +259,7 @@ async def out_of_memory(substrate: Substrate) -> None:
 
 @on_substrate("python", deadline=180)
 async def out_of_memory_in_the_background(substrate: Substrate) -> None:
-    """If the memory limit kills a process in the background, the next observation alone says so."""
+    """If the memory limit kills a process in the background, only the next observation has ``oom``."""
     async with limited(substrate, Limits(memory=128 << 20)) as sandbox:
         if sandbox is None:
             raise Skipped("the substrate limits no memory")

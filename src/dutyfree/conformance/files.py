@@ -51,7 +51,7 @@ HOSTILE = [
 
 @in_sandbox(deadline=180)
 async def round_trips(sandbox: Sandbox) -> None:
-    """Files of 0 B to 50 MB come back as they were written."""
+    """Files of 0 B to 50 MB are read as they were written."""
     for size in (0, 1, 4096, 1 << 20, 50_000_000):
         data = random.Random(size).randbytes(size)  # noqa: S311
         await sandbox.write(f"file of {size}", data)
@@ -61,7 +61,7 @@ async def round_trips(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def files_are_the_commands_files(sandbox: Sandbox) -> None:
-    """Commands see the files that were written, and what commands write is read."""
+    """Commands see written files, and files that commands wrote can be read."""
     data = random.Random(1).randbytes(100_000)  # noqa: S311
     await sandbox.write("given", data)
     seen = await sandbox.exec("sha256sum < given && cat given given > made")
@@ -76,7 +76,7 @@ async def files_are_the_commands_files(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def write_makes_parents(sandbox: Sandbox) -> None:
-    """Missing parents of a written file are made."""
+    """Writing a file makes its missing parent directories."""
     await sandbox.write("a/b/c/file", b"deep")
     expect.equal(await sandbox.read("a/b/c/file"), b"deep", "content")
     expect.equal([entry.kind for entry in await sandbox.list("a/b")], ["directory"], "kind of the parent")
@@ -92,7 +92,7 @@ async def overwriting(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def write_modes(sandbox: Sandbox) -> None:
-    """``mode`` is the file's mode, whatever the umask; 0o644 by default."""
+    """``mode`` is the file's mode, with any umask; 0o644 by default."""
     for mode in (0o600, 0o755, 0o666):
         await sandbox.write(f"file{mode:o}", b"", mode=mode)
     await sandbox.write("plain", b"")
@@ -102,7 +102,7 @@ async def write_modes(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def write_modes_that_cannot_be(sandbox: Sandbox) -> None:
-    """Numbers that are no permissions are refused, and nothing is written."""
+    """A mode out of range is refused, and nothing is written."""
     for mode in (-1, 0o10000, 1 << 40):
         with expect.raises(LimitError, f"write with mode {mode}"):
             await sandbox.write("never", b"", mode=mode)
@@ -112,7 +112,7 @@ async def write_modes_that_cannot_be(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def written_scripts_run(sandbox: Sandbox) -> None:
-    """A file written with mode 0o755 can be run at once, also again and again."""
+    """A file written with mode 0o755 can be run at once, and repeatedly."""
     for number in range(10):
         await sandbox.write("script", f"#!/bin/sh\necho {number}\n".encode(), mode=0o755)
         seen = await sandbox.exec(["./script"])
@@ -121,7 +121,7 @@ async def written_scripts_run(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def hostile_names(sandbox: Sandbox) -> None:
-    """Names with spaces, newlines, quotes, dashes, shell syntax, 255 bytes, in any script, are just names."""
+    """Names with spaces, newlines, quotes, dashes, shell syntax, 255 bytes, in any script, are valid."""
     for name in HOSTILE:
         await sandbox.write(f"names/{name}", name.encode())
         expect.equal(await sandbox.read(f"names/{name}"), name.encode(), f"content of {name!r}")
@@ -136,7 +136,7 @@ async def hostile_names(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def names_that_are_not_unicode(sandbox: Sandbox) -> None:
-    """Any bytes are a name; those that are not UTF-8 are surrogate escapes, as everywhere in Python."""
+    """Names may have any bytes; bytes that are not UTF-8 are surrogate escapes, as in Python."""
     name = os.fsdecode(b"caf\xe9 \xff")
     await sandbox.write(f"names/{name}", b"content")
     expect.equal([entry.name for entry in await sandbox.list("names")], [name], "names")
@@ -147,7 +147,7 @@ async def names_that_are_not_unicode(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def dots_in_paths(sandbox: Sandbox) -> None:
-    """``.`` and ``..`` within a path mean what they always do."""
+    """``.`` and ``..`` in a path have their usual meaning."""
     await sandbox.write("a/file", b"1")
     await sandbox.write("b/file", b"2")
     expect.equal(await sandbox.read("a/../b/./file"), b"2", "content")
@@ -170,7 +170,7 @@ async def reading_what_is_not_there(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def writing_where_it_cannot_be(sandbox: Sandbox) -> None:
-    """Writing to a directory raises IsADirectoryError; below a file, an OSError; nothing is harmed."""
+    """Writing to a directory raises IsADirectoryError; below a file, an OSError; nothing is changed."""
     await sandbox.write("directory/file", b"content")
     with expect.raises(IsADirectoryError, "write to a directory"):
         await sandbox.write("directory", b"")
@@ -221,7 +221,7 @@ async def listing_what_is_not_there(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def removing(sandbox: Sandbox) -> None:
-    """A file or a whole tree is removed, and nothing beside it; a missing one raises FileNotFoundError."""
+    """A file or a whole tree is removed, and nothing else; a missing one raises FileNotFoundError."""
     for path in ("file", "tree/a/b/c", "tree/d", "tree2/e"):
         await sandbox.write(path, b"")
     await sandbox.remove("file")
@@ -256,7 +256,7 @@ async def symbolic_links(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def special_files(sandbox: Sandbox) -> None:
-    """A pipe or a device is no file: reading, writing or copying it raises SpecialFileError, at once."""
+    """Reading, writing or copying a pipe or a device raises SpecialFileError, at once."""
     expect.succeeded(await sandbox.exec("mkfifo pipe && ln -s pipe link"), "making a pipe")
     async with local_directory() as local:
         for name in ("pipe", "link", "/dev/zero"):

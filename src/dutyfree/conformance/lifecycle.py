@@ -1,4 +1,4 @@
-"""The life of a sandbox: made as the recipe says, apart from others, gone when left."""
+"""The lifecycle of a sandbox: created from its recipe, separate from others, removed at its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fresh_directory_is_empty(sandbox: Sandbox) -> None:
 
 @on_substrate()
 async def fresh_after_another(substrate: Substrate) -> None:
-    """A sandbox shows nothing of the one before it."""
+    """A sandbox has nothing of an earlier sandbox."""
     for _ in range(3):
         async with substrate.sandbox() as sandbox:
             with expect.raises(FileNotFoundError, "read of a former sandbox's file"):
@@ -48,7 +48,7 @@ async def fresh_after_another(substrate: Substrate) -> None:
 
 @on_substrate("commands")
 async def fresh_environment(substrate: Substrate) -> None:
-    """Variables of one sandbox's commands are not in another's."""
+    """Variables of one sandbox are not visible in another."""
     async with substrate.sandbox() as sandbox:
         await sandbox.exec("export LEFT_BEHIND=1; echo $LEFT_BEHIND", env={"LEFT_BEHIND": "1"})
     async with substrate.sandbox() as sandbox:
@@ -71,7 +71,7 @@ async def sandboxes_are_apart(substrate: Substrate) -> None:
 
 @on_substrate(deadline=120)
 async def sandboxes_at_once(substrate: Substrate) -> None:
-    """Eight sandboxes made at once all come into being, and are their own."""
+    """Eight sandboxes created at once are all created, and are separate."""
     arrived = 0
     all_here = anyio.Event()
 
@@ -98,7 +98,7 @@ def _plant(local: Path) -> Recipe:
 
 @on_substrate(deadline=120)
 async def recipe_files(substrate: Substrate) -> None:
-    """A recipe's files are there at the hand-out, in each sandbox anew."""
+    """A recipe's files are in each new sandbox, unchanged by earlier ones."""
     async with local_directory() as local:
         recipe = await anyio.to_thread.run_sync(_plant, local)
         await substrate.prepare(recipe)
@@ -113,7 +113,7 @@ async def recipe_files(substrate: Substrate) -> None:
 
 @on_substrate("commands", deadline=120)
 async def recipe_commands(substrate: Substrate) -> None:
-    """A recipe's commands have run, stage upon stage, at the hand-out; with or without prepare."""
+    """A new sandbox is after all stages of its recipe, in order, with or without prepare."""
     async with local_directory() as local:
         planted = await anyio.to_thread.run_sync(_plant, local)
         first = Stage("dependencies", commands=("cat given/file > made", ("mkdir", "two words")))
@@ -134,7 +134,7 @@ async def recipe_commands(substrate: Substrate) -> None:
 
 @on_substrate("commands", deadline=120)
 async def recipe_that_fails(substrate: Substrate) -> None:
-    """A stage that fails raises CreateError, naming the stage; the substrate goes on."""
+    """A stage that fails raises CreateError with the name of the stage; the substrate stays usable."""
     recipe = Recipe(stages=(Stage("setup", commands=("true",)), Stage("dependencies", commands=("exit 3",))))
     for attempt in ("sandbox", "prepare", "sandbox again"):
         try:
@@ -146,7 +146,7 @@ async def recipe_that_fails(substrate: Substrate) -> None:
         except CreateError as error:
             expect.that("dependencies" in str(error), f"the error does not name the stage: {error}")
         else:
-            # Whoever prepares nothing may only find out at the creation.
+            # A substrate that prepares nothing may fail only at the creation.
             expect.that(attempt == "prepare", f"{attempt}: nothing was raised, expected CreateError")
     async with substrate.sandbox() as sandbox:
         expect.succeeded(await sandbox.exec("true"), "a command in the next sandbox")
@@ -154,7 +154,7 @@ async def recipe_that_fails(substrate: Substrate) -> None:
 
 @on_substrate()
 async def recipe_with_a_missing_file(substrate: Substrate) -> None:
-    """A recipe that names a file missing on this host raises CreateError."""
+    """A recipe with a file that is missing on this host raises CreateError."""
     recipe = Recipe(stages=(Stage("files", files={"file": Path("/no/such/file")}),))
     with expect.raises(CreateError, "a sandbox with a missing file"):
         async with substrate.sandbox(recipe):
@@ -163,7 +163,7 @@ async def recipe_with_a_missing_file(substrate: Substrate) -> None:
 
 @on_substrate(deadline=120)
 async def cancelled_creation(substrate: Substrate) -> None:
-    """A creation may be cancelled at any moment; no sandbox is left of it, and the substrate goes on."""
+    """A creation can be cancelled at any moment; no sandbox is left, and the substrate stays usable."""
     before = set(await substrate.sandboxes()) if isinstance(substrate, Countable) else set()
     for delay in (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3):
         with anyio.move_on_after(delay):
@@ -178,7 +178,7 @@ async def cancelled_creation(substrate: Substrate) -> None:
 
 @on_substrate()
 async def errors_in_the_body_pass(substrate: Substrate) -> None:
-    """What the user raises in the context comes out of it as it is, and the sandbox is closed."""
+    """An error in the body of the context passes unchanged, and the sandbox is closed."""
 
     class MineError(Exception):
         pass
@@ -192,7 +192,7 @@ async def errors_in_the_body_pass(substrate: Substrate) -> None:
 
 @on_substrate()
 async def use_after_close(substrate: Substrate) -> None:
-    """Every method raises SandboxClosed once the sandbox was left."""
+    """Every method raises SandboxClosed after the end of the context."""
     async with substrate.sandbox() as sandbox:
         await sandbox.write("file", b"")
     async with local_directory() as local:

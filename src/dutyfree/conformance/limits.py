@@ -1,4 +1,4 @@
-"""Limits: enforced, or refused at the creation; never silently ignored."""
+"""Limits: enforced, or refused at the creation, but never ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dutyfree.contract.errors import CreateError
 
 @asynccontextmanager
 async def limited(substrate: Substrate, limits: Limits) -> AsyncIterator[Sandbox | None]:
-    """A sandbox with the limits; None if the substrate refuses them, which it may."""
+    """A sandbox with the limits; None if the substrate refuses them, which is allowed."""
     async with AsyncExitStack() as stack:
         sandbox: Sandbox | None = None
         try:
@@ -25,7 +25,7 @@ async def limited(substrate: Substrate, limits: Limits) -> AsyncIterator[Sandbox
 
 @on_substrate("python")
 async def memory(substrate: Substrate) -> None:
-    """With 64 MB, a command that wants 512 MB fails; or the limit is refused."""
+    """With 64 MB, a command that needs 512 MB fails; or the limit is refused."""
     async with limited(substrate, Limits(memory=64 << 20)) as sandbox:
         if sandbox is not None:
             seen = await sandbox.exec(["python3", "-c", "print(len(b'x' * (512 << 20)))"], timeout=60)
@@ -35,7 +35,7 @@ async def memory(substrate: Substrate) -> None:
 
 @on_substrate("commands")
 async def pids(substrate: Substrate) -> None:
-    """With 40 processes, 200 cannot be had; or the limit is refused."""
+    """With a limit of 40 processes, 200 cannot start; or the limit is refused."""
     async with limited(substrate, Limits(pids=40)) as sandbox:
         if sandbox is not None:
             started = "i=0; while [ $i -lt 200 ]; do sleep 20 & i=$((i + 1)); done; wait; echo all"
@@ -67,7 +67,7 @@ async def cpus(substrate: Substrate) -> None:
 
 @on_substrate("commands")
 async def network_off(substrate: Substrate) -> None:
-    """Without network nothing outside is in reach; or the limit is refused."""
+    """Without network nothing outside can be reached; or the limit is refused."""
     reach = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
     async with limited(substrate, Limits(network="off")) as sandbox:
         if sandbox is not None:

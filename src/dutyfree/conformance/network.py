@@ -1,4 +1,4 @@
-"""The network: what a sandbox reaches, changed while it lives, and its own ports."""
+"""The network: the policy of a sandbox, changes of it, and ports of servers in the sandbox."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SERVE = (
 
 @asynccontextmanager
 async def _greeter() -> AsyncIterator[int]:
-    """A server of this host that greets, and holds what is connected: its port."""
+    """Run a server on this host that greets and keeps its connections. Yields its port."""
 
     async def greet(stream: SocketStream) -> None:
         async with stream:
             await stream.send(b"greetings")
             await anyio.sleep_forever()
 
-    # On every address: which one leads here differs between substrates.
+    # On every address, because substrates reach this host at different ones.
     listener = await anyio.create_tcp_listener(local_host="0.0.0.0")  # noqa: S104
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, greet)
@@ -48,7 +48,7 @@ async def _greeter() -> AsyncIterator[int]:
 
 @on_substrate("python", deadline=120)
 async def network_changes(substrate: Substrate) -> None:
-    """What a sandbox reaches is opened and closed while it lives; closing cuts what was connected."""
+    """The network policy can change at any time; a stricter policy cuts open connections."""
     address = substrate.host_address
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(substrate.sandbox())
@@ -80,7 +80,7 @@ async def _held(sandbox: Sandbox, address: str, port: int) -> None:
 
 @in_sandbox()
 async def network_nonsense(sandbox: Sandbox) -> None:
-    """A policy that makes no sense is a UsageError."""
+    """A policy that is not valid raises UsageError."""
     if not isinstance(sandbox, NetworkControl):
         raise Skipped("not NetworkControl")
     for nonsense in ("open", ()):
@@ -89,24 +89,24 @@ async def network_nonsense(sandbox: Sandbox) -> None:
         except UsageError as error:
             expect.that(str(error), "refused without a reason")
         else:
-            raise AssertionError(f"{nonsense!r} was taken for a policy")
+            raise AssertionError(f"{nonsense!r} was accepted as a policy")
 
 
 @in_sandbox()
 async def ports_refuse(sandbox: Sandbox) -> None:
-    """Connecting to a port that nobody listens on is refused."""
+    """A connection to a port on which no process listens is refused."""
     if not isinstance(sandbox, Ports):
         raise Skipped("not Ports")
     try:
         await sandbox.connect(8124)
     except ConnectionRefusedError:
         return
-    raise AssertionError("connected to a port that nobody listens on")
+    raise AssertionError("connected to a port on which no process listens")
 
 
 @in_sandbox(deadline=120)
 async def ports(sandbox: Sandbox) -> None:
-    """A server in the sandbox is reached from outside, by several at once, also with the network off."""
+    """A server in the sandbox can be reached from outside, by several clients, also without network."""
     if not isinstance(sandbox, Ports):
         raise Skipped("not Ports")
     await require(sandbox, "python")

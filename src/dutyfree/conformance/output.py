@@ -20,7 +20,7 @@ EVERY_BYTE = bytes(range(256)) * 16
 
 @in_sandbox("commands")
 async def separate_streams(sandbox: Sandbox) -> None:
-    """Standard output and standard error come back apart, each whole."""
+    """Standard output and standard error are returned separately and completely."""
     seen = await sandbox.exec("for i in 1 2 3; do echo out$i; echo err$i >&2; done; printf end")
     expect.equal(seen.stdout, b"out1\nout2\nout3\nend", "stdout")
     expect.equal(seen.stderr, b"err1\nerr2\nerr3\n", "stderr")
@@ -38,7 +38,7 @@ async def binary_output(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def both_streams_full(sandbox: Sandbox) -> None:
-    """Much output on one stream does not wait for the other to be read."""
+    """Much output on one stream does not block the other stream."""
     seen = await sandbox.exec(
         "head -c 3000000 /dev/zero >&2; head -c 2000000 /dev/zero; head -c 1000000 /dev/zero >&2"
     )
@@ -46,7 +46,7 @@ async def both_streams_full(sandbox: Sandbox) -> None:
 
 
 class _Memory:
-    """How much our own memory grows, at its peak; by looking all the time, from a thread."""
+    """Measures the peak growth of this process's memory, from a thread."""
 
     def __init__(self) -> None:
         self.grown = 0
@@ -73,7 +73,7 @@ class _Memory:
 
 @in_sandbox("commands", deadline=120)
 async def hundred_megabytes(sandbox: Sandbox) -> None:
-    """100 MB of output cost bounded memory; head and tail are kept, and what was cut is counted."""
+    """100 MB of output cost bounded memory: head and tail are kept, and the bytes between are counted."""
     memory = await anyio.to_thread.run_sync(_Memory)
     with memory.watched():
         seen = await sandbox.exec("echo begin; head -c 100000000 /dev/zero; echo end")
@@ -88,7 +88,7 @@ async def hundred_megabytes(sandbox: Sandbox) -> None:
 
 @on_substrate("commands")
 async def output_limit(substrate: Substrate) -> None:
-    """``Limits(output=)`` bounds each stream; head and tail of it are kept, the middle counted."""
+    """``Limits(output=)`` bounds each stream: head and tail are kept, and the bytes between are counted."""
     lines = "".join(f"{number:09}\n" for number in range(1000)).encode()
     async with substrate.sandbox(limits=Limits(output=1000)) as sandbox:
         await sandbox.write("lines", lines)
@@ -106,7 +106,7 @@ async def output_limit(substrate: Substrate) -> None:
 
 @in_sandbox("commands")
 async def stdin(sandbox: Sandbox) -> None:
-    """The command reads what it is given, of any byte, to the end."""
+    """The command reads its input, any bytes, to the end."""
     seen = await sandbox.exec("cat; echo .", stdin="text: ünï→𝄞\n".encode())
     expect.equal(seen.stdout.decode(), "text: ünï→𝄞\n.\n", "text through cat")
     seen = await sandbox.exec(["cat"], stdin=EVERY_BYTE)
@@ -131,7 +131,7 @@ async def no_stdin_is_empty(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def unread_stdin(sandbox: Sandbox) -> None:
-    """A command that does not read its input, or stops reading, ends as always."""
+    """A command that does not read its input, or stops reading, ends normally."""
     data = bytes(5_000_000)
     expect.equal((await sandbox.exec(["true"], stdin=data)).exit_code, 0, "exit code of true")
     seen = await sandbox.exec("head -c 5 >/dev/null; echo done; exit 3", stdin=data)

@@ -1,4 +1,4 @@
-"""Processes: what is killed, what lives on, and what must not be waited for."""
+"""Processes: which are killed, which go on, and which do not delay a result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dutyfree.contract import Limits, Sandbox, Substrate
 from dutyfree.contract.errors import SubstrateError
 
 BEAT = "i=0; while [ $i -lt 1200 ]; do i=$((i + 1)); echo x >> {file}; sleep 0.05; done"
-"""Bounded, so that a substrate that fails to kill it is not left with it for ever."""
+"""Bounded, so that it ends even if a substrate fails to kill it."""
 
 
 def beat(file: str) -> str:
-    """A loop that keeps appending to a file, quoted for use as one word of a shell."""
+    """A loop that appends to a file, quoted as one word of a shell."""
     return f"'{BEAT.format(file=file)}'"
 
 
@@ -29,17 +29,17 @@ trap '' TERM INT HUP
 echo started
 sleep 1000
 """
-"""A child, one in its own session, one whose parent is gone too, and a shell that ignores SIGTERM."""
+"""A child, a child in its own session, an orphan, and a shell that ignores SIGTERM."""
 
 MEMBERS = ("child", "session", "orphan")
 
 PATIENCE = (0.7, 4, 20)
-"""Seconds after which a command is ended: so many times as a slow machine needs for it to have begun."""
+"""Timeouts in seconds, long enough for a command to start on a slow machine."""
 
 
 @in_sandbox("commands", deadline=120)
 async def timeout_keeps_output(sandbox: Sandbox) -> None:
-    """A timeout returns near its deadline, says so, and keeps what was printed."""
+    """A timeout returns near its deadline, is reported, and keeps the output."""
     for command in (
         "echo out; echo err >&2; sleep 1000; echo late",
         ["sh", "-c", "echo out; echo err >&2; sleep 1000"],
@@ -64,7 +64,7 @@ async def timeout_not_reached(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def timeout_kills_the_tree(sandbox: Sandbox) -> None:
-    """A timeout kills children, children in other sessions, orphans, and who ignores SIGTERM."""
+    """A timeout kills children, children in other sessions, orphans, and processes that ignore SIGTERM."""
     for seconds in PATIENCE:
         seen = await sandbox.exec(FAMILY, timeout=seconds)
         expect.that(seen.timed_out, f"not a timeout: {seen}")
@@ -100,7 +100,7 @@ async def timeout_of_a_flood(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def background_child_holds_nothing(sandbox: Sandbox) -> None:
-    """A child left in the background does not hold the call, even if it holds the output open."""
+    """A child in the background does not delay the result, even if it keeps the output open."""
     for command in ("sleep 1000 & echo started", "sleep 1000 >/dev/null 2>&1 </dev/null & echo started"):
         with expect.within(100, f"{command!r}"):
             seen = await sandbox.exec(command)
@@ -112,7 +112,7 @@ async def background_child_holds_nothing(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def background_child_lives_on(sandbox: Sandbox) -> None:
-    """A child left in the background, as a server would be, runs on after the call."""
+    """A child in the background, such as a server, goes on after the call."""
     begun = "until [ -s server ]; do sleep 0.05; done"
     await sandbox.exec(f"sh -c {beat('server')} >/dev/null 2>&1 </dev/null & {begun}")
     before = len(await sandbox.read("server"))
@@ -120,12 +120,12 @@ async def background_child_lives_on(sandbox: Sandbox) -> None:
         while len(await sandbox.read("server")) <= before:  # noqa: ASYNC110 (files tell nobody)
             await anyio.sleep(0.1)
         return
-    raise AssertionError("it did not live on")
+    raise AssertionError("the child in the background did not go on")
 
 
 @in_sandbox("commands", deadline=120)
 async def stuck_command_blocks_no_other(sandbox: Sandbox) -> None:
-    """One command that never ends, and reads nothing of its input, leaves the way free for others."""
+    """A command that never ends and does not read its input does not block other commands."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: sandbox.exec("exec sleep 1000", stdin=bytes(1_000_000)))
         await anyio.sleep(0.2)
@@ -164,19 +164,19 @@ async def many_cancellations(sandbox: Sandbox) -> None:
 
 @on_substrate("commands", deadline=120)
 async def leaving_kills(substrate: Substrate) -> None:
-    """When the sandbox is left, nothing that ran in it lives on: no child, no session, no orphan."""
+    """Closing the sandbox ends all its processes: children, other sessions, orphans."""
     await _leave(substrate, ("{0} &", "setsid {0} &", "(setsid {0} </dev/null >/dev/null 2>&1 &)"))
 
 
 @on_substrate("commands", deadline=120)
 async def leaving_kills_the_disguised(substrate: Substrate) -> None:
-    """Nor a process that emptied its environment."""
+    """Closing the sandbox also ends a process that emptied its environment."""
     await _leave(substrate, ("(env -i PATH=/usr/bin:/bin setsid {0} </dev/null >/dev/null 2>&1 &)",))
 
 
 async def _leave(substrate: Substrate, starts: tuple[str, ...]) -> None:
     token = f"dutyfree{uuid.uuid4().hex}"
-    # The bracket keeps the search from finding itself.
+    # With the bracket the search does not find itself.
     search = f"grep -la '{token[:-1]}[{token[-1]}]' /proc/[0-9]*/cmdline"
     script = "\n".join(start.format(f"sh -c 'sleep 1000; exit 1' {token}") for start in starts)
     async with substrate.sandbox() as sandbox:
@@ -193,13 +193,13 @@ async def _leave(substrate: Substrate, starts: tuple[str, ...]) -> None:
 
 @on_substrate("commands", deadline=120)
 async def leaving_ends_what_runs(substrate: Substrate) -> None:
-    """A command under way in another task ends when the sandbox is left: killed, or with an error."""
+    """A command in another task ends when the sandbox closes: killed, or with an error."""
     ended = anyio.Event()
 
     async def run(sandbox: Sandbox) -> None:
         try:
             seen = await sandbox.exec("sleep 1000")
-            expect.that(not seen.ok, "a killed command is told as a success")
+            expect.that(not seen.ok, "a killed command is reported as a success")
         except SubstrateError:
             pass
         ended.set()
@@ -214,7 +214,7 @@ async def leaving_ends_what_runs(substrate: Substrate) -> None:
 
 @in_sandbox("commands")
 async def no_descriptors_leak(sandbox: Sandbox) -> None:
-    """A command has three descriptors: no socket or pipe of ours, nor of a command beside it."""
+    """A command has three descriptors: no socket or pipe of ours, nor of another command."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: sandbox.exec("sleep 1000", stdin=b"x"))
         await anyio.sleep(0.2)
@@ -226,7 +226,7 @@ async def no_descriptors_leak(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands", deadline=120)
 async def orphans_are_reaped(sandbox: Sandbox) -> None:
-    """Orphans that end do not stay as zombies."""
+    """Orphans that end do not stay zombies."""
     name = f"z{uuid.uuid4().hex[:12]}"
     await sandbox.exec(f'cp "$(command -v sleep)" {name}')
     seen = await sandbox.exec(f"for i in 1 2 3 4 5; do (./{name} 0.1 &); done; ./{name} 0.3")

@@ -1,7 +1,7 @@
-"""What a check is, and how checks are run: without any test framework.
+"""Define and run checks, without a test framework.
 
-A check is a function of a Substrate that raises AssertionError, with a sentence, when a promise of the
-contract is broken, and Skipped when the substrate never made the promise.
+A check is a function of a Substrate. It raises AssertionError, with a message, if the substrate breaks a
+promise of the contract, and Skipped if the substrate does not have the ability.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dutyfree.contract.errors import UsageError
 from dutyfree.validation import suggestion
 
 Needs: TypeAlias = Literal["nothing", "commands", "python"]
-"""What must work in a sandbox for the check to make sense: real commands, or also ``python3``."""
+"""What a check needs in a sandbox: nothing, real commands, or also ``python3``."""
 
 Outcome: TypeAlias = Literal["passed", "failed", "not offered"]
 
@@ -39,7 +39,7 @@ _PROBES = {
 
 
 class Skipped(unittest.SkipTest):
-    """The substrate does not offer what the check is about. Test frameworks know its base class."""
+    """The substrate does not have the ability. Test frameworks know the base class."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -47,13 +47,13 @@ class Check(msgspec.Struct, frozen=True):
 
     name: str
     promise: str
-    """What is promised, in a sentence."""
+    """The promise, in one sentence."""
     subject: str
     function: Callable[[Substrate], Awaitable[None]]
     deadline: float
 
     async def __call__(self, substrate: Substrate) -> None:
-        """Raises AssertionError, Skipped, or whatever error of the substrate the check did not expect."""
+        """Raises AssertionError, Skipped, or an error of the substrate that the check did not expect."""
         place = ""
         with anyio.move_on_after(self.deadline) as scope:
             try:
@@ -72,7 +72,9 @@ class Check(msgspec.Struct, frozen=True):
         return self.name
 
 
-class Result(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
+    """The outcome of one check."""
+
     check: str
     outcome: Outcome
     seconds: float
@@ -86,7 +88,7 @@ CHECKS: list[Check] = []
 def on_substrate(
     needs: Needs = "nothing", *, deadline: float = 120
 ) -> Callable[[Callable[[Substrate], Awaitable[None]]], Callable[[Substrate], Awaitable[None]]]:
-    """Register a check that makes its own sandboxes."""
+    """Register a check that creates its own sandboxes."""
 
     def register(function: Callable[[Substrate], Awaitable[None]]) -> Callable[[Substrate], Awaitable[None]]:
         @functools.wraps(function)
@@ -107,7 +109,7 @@ def on_substrate(
 def in_sandbox(
     needs: Needs = "nothing", *, deadline: float = 120
 ) -> Callable[[Callable[[Sandbox], Awaitable[None]]], Callable[[Sandbox], Awaitable[None]]]:
-    """Register a check that is given a fresh sandbox."""
+    """Register a check that gets a fresh sandbox."""
 
     def register(function: Callable[[Sandbox], Awaitable[None]]) -> Callable[[Sandbox], Awaitable[None]]:
         @functools.wraps(function)
@@ -135,7 +137,7 @@ def _register(
 
 
 class _Probed:
-    """What the substrate that was last under test lacks: a sentence for each need, empty if it does not."""
+    """What the tested substrate lacks: a sentence for each need, empty if it lacks nothing."""
 
     substrate: Substrate | None = None
     lacking: dict[Needs, str]
@@ -148,7 +150,7 @@ class _Probed:
 
 
 async def require(sandbox: Sandbox, needs: Needs) -> None:
-    """Raise Skipped unless the sandbox can do what the check needs."""
+    """Raises Skipped if the sandbox lacks what the check needs."""
     _skip(await _lacking(sandbox, needs))
 
 
@@ -167,7 +169,7 @@ def _skip(lacking: str) -> None:
 
 
 async def at_once(function: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
-    """Await the function for all items at the same time. Raises the first error, in no group."""
+    """Run the function for all items at the same time. Raises the first error, without its group."""
     try:
         async with anyio.create_task_group() as tasks:
             for item in items:
@@ -179,8 +181,8 @@ async def at_once(function: Callable[[T], Coroutine[Any, Any, None]], items: Ite
         raise error from None
 
 
-async def judge(substrate: Substrate, check: Check) -> Result:
-    """Run one check; whatever it raises is a result."""
+async def judge(substrate: Substrate, check: Check) -> CheckResult:
+    """Run one check. Every error becomes a result."""
     begun = perf_counter()
     outcome: Outcome = "passed"
     reason = ""
@@ -190,11 +192,11 @@ async def judge(substrate: Substrate, check: Check) -> Result:
         outcome, reason = "not offered", str(skipped)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the suite reports anything a substrate may do)
         outcome, reason = "failed", complaint(error)
-    return Result(check.name, outcome, perf_counter() - begun, reason)
+    return CheckResult(check.name, outcome, perf_counter() - begun, reason)
 
 
 def named(names: Iterable[str], checks: Iterable[Check] = CHECKS) -> set[str]:
-    """The names of the checks that are called so, or whose subject is. Raises UsageError."""
+    """The names of the checks with these names or subjects. Raises UsageError."""
     found: set[str] = set()
     for name in names:
         fitting = {check.name for check in checks if name in (check.subject, check.name, check.full_name)}
@@ -207,7 +209,7 @@ def named(names: Iterable[str], checks: Iterable[Check] = CHECKS) -> set[str]:
 
 
 def select(expression: str) -> list[Check]:
-    """Checks whose subject or name match: words joined by ``and``, ``or`` and ``not``, as in pytest's -k."""
+    """The checks whose subject or name matches: words with ``and``, ``or`` and ``not``, as in pytest's -k."""
 
     def matches(check: Check, term: str) -> bool:
         word = term.removeprefix("not ").strip()
@@ -221,15 +223,15 @@ def select(expression: str) -> list[Check]:
     ]
 
 
-def tally(results: Iterable[Result], left_out: int = 0) -> str:
-    """The closing line."""
+def tally(results: Iterable[CheckResult], left_out: int = 0) -> str:
+    """The last line of a run: how many checks passed, failed, and so on."""
     counts = Counter(result.outcome for result in results)
     told = [f"{counts[outcome]} {outcome}" for outcome in get_args(Outcome)]
     return ", ".join([*told, f"{left_out} left out"])
 
 
 def complaint(error: BaseException) -> str:
-    """Why a check failed, in one line, with the place unless the check itself says enough."""
+    """The reason of a failure in one line, with the place in the code if the check gives no message."""
     if isinstance(error, AssertionError) and str(error):
         return str(error)
     said = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -237,7 +239,7 @@ def complaint(error: BaseException) -> str:
 
 
 def where(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The line of the check, and the innermost place in the substrate's own code."""
+    """The line of the check, and the innermost place in the code of the substrate."""
     seen = [frame for frame in frames if frame.filename not in _PLUMBING]
     lines = [frame for frame in seen if Path(frame.filename).parent == _HERE]
     inner = [frame for frame in seen if not frame.filename.startswith(_LIBRARIES)][-1:]

@@ -1,4 +1,4 @@
-"""Runs checks in a process of their own, so that a check that hangs, or ends its process, fails alone.
+"""Run checks in a worker process, so that a check that hangs, or ends its process, fails alone.
 
 The worker opens the substrate and judges the checks in order. A timer beside its event loop watches each: a
 check that is neither done nor cancelled some seconds after its deadline is reported with the place where it
@@ -24,40 +24,40 @@ import msgspec
 
 import dutyfree
 from dutyfree.conformance import suite
-from dutyfree.conformance.suite import Check, Result, complaint, judge, where
+from dutyfree.conformance.suite import Check, CheckResult, complaint, judge, where
 from dutyfree.contract.errors import DutyfreeError
 
 GRACE = 5.0
-"""Seconds for a check that missed its deadline to be cancelled and cleaned up after."""
+"""Seconds to cancel and clean up a check that missed its deadline."""
 
 OPENING, CLOSING = 600.0, 60.0
-"""Seconds for a substrate to be opened and prepared, an image may have to be made; and to be closed."""
+"""Seconds to open and prepare a substrate, which may build an image; and to close it."""
 
 OPEN, CLOSE = "opening", "closing"
 
 
 class NotOpened(DutyfreeError):  # noqa: N818 (what happened, as its kin are called)
-    """The substrate could not be opened, or not again after a check had ended its process."""
+    """The substrate could not be opened, or opened again after a check ended its process."""
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """The worker has begun with a check, or to open or close the substrate."""
+    """The worker starts a check, or opens or closes the substrate."""
 
     what: str
     deadline: float
 
 
 class _Closed(msgspec.Struct, frozen=True):
-    """The worker has done all."""
+    """The worker has finished."""
 
 
-_Report: TypeAlias = _Begun | Result | _Closed
+_Report: TypeAlias = _Begun | CheckResult | _Closed
 
 
 def supervised(
     substrate: str, options: dict[str, Any], checks: Sequence[Check], patience: float = 1
-) -> Iterator[Result]:
-    """The results, as they come; one for the closing too if that fails. Raises NotOpened."""
+) -> Iterator[CheckResult]:
+    """Yield results as they arrive, and one for the closing if that fails. Raises NotOpened."""
     left = [msgspec.structs.replace(check, deadline=check.deadline * patience) for check in checks]
     while left:
         for result in _work(substrate, options, left, patience):
@@ -67,7 +67,7 @@ def supervised(
 
 def _work(
     substrate: str, options: dict[str, Any], checks: Sequence[Check], patience: float
-) -> Iterator[Result]:
+) -> Iterator[CheckResult]:
     """The results of one worker, whose last check may have ended it."""
     context = multiprocessing.get_context("fork")  # it has the checks and all modules already
     receiver, sender = context.Pipe(duplex=False)
@@ -86,14 +86,14 @@ def _work(
         worker.join()
 
 
-def _results(receiver: Connection, worker: BaseProcess) -> Iterator[Result]:
+def _results(receiver: Connection, worker: BaseProcess) -> Iterator[CheckResult]:
     begun, since, done = _Begun(OPEN, OPENING), perf_counter(), False
     while True:
-        # Its own watch is first, if anything of it still runs.
+        # The worker's own watchdog acts first, if the worker still runs.
         if not receiver.poll(begun.deadline + 4 * GRACE):
             worker.kill()
             reason = f"did not end within {begun.deadline:g} s, nor let another thread of its process run"
-            yield Result(begun.what, "failed", perf_counter() - since, reason)
+            yield CheckResult(begun.what, "failed", perf_counter() - since, reason)
             return
         try:
             report: _Report = receiver.recv()
@@ -102,12 +102,12 @@ def _results(receiver: Connection, worker: BaseProcess) -> Iterator[Result]:
                 return
             worker.join()
             reason = f"its process ended, with status {worker.exitcode}"
-            yield Result(begun.what, "failed", perf_counter() - since, reason)
+            yield CheckResult(begun.what, "failed", perf_counter() - since, reason)
             return
         if isinstance(report, _Closed):
             return
-        done = isinstance(report, Result)
-        if isinstance(report, Result):
+        done = isinstance(report, CheckResult)
+        if isinstance(report, CheckResult):
             yield report
         else:
             begun, since = report, perf_counter()
@@ -143,7 +143,7 @@ async def _judge_all(
 
 
 class _Watch:
-    """Tells the supervisor what goes on, and ends this process if it goes on for too long."""
+    """Reports to the supervisor, and ends this process if a check takes too long."""
 
     task: asyncio.Task[Any] | None = None
 
@@ -169,8 +169,8 @@ class _Watch:
             self._sender.send(report)
 
     def fail(self, reason: str) -> None:
-        """Report what is under way as failed, and end this process: nothing more can be asked of it."""
-        self.report(Result(self._begun.what, "failed", perf_counter() - self._since, reason))
+        """Report the current check as failed, and end this process, which cannot go on."""
+        self.report(CheckResult(self._begun.what, "failed", perf_counter() - self._since, reason))
         os._exit(1)
 
     def _give_up(self) -> None:
@@ -178,7 +178,7 @@ class _Watch:
         self.fail(f"did not end within {self._begun.deadline:g} s, nor could it be cancelled ({place})")
 
     def _frames(self) -> list[traceback.FrameSummary]:
-        """Where the event loop's thread is; or if it waits for events, where the check does."""
+        """Where the event loop's thread is; if it waits for events, where the check waits."""
         thread = threading.main_thread().ident
         assert thread is not None
         running = list(traceback.extract_stack(sys._current_frames()[thread]))
@@ -188,7 +188,7 @@ class _Watch:
 
 
 def _awaited(coroutine: Any) -> Iterator[traceback.FrameSummary]:
-    """What a coroutine waits for, from its own place inwards, as far as it can be seen."""
+    """The chain of awaits in a coroutine, as far as it is visible."""
     while coroutine is not None:
         kind = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}
         prefix = next((one for one in kind if hasattr(coroutine, f"{one}_frame")), None)

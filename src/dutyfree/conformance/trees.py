@@ -1,4 +1,4 @@
-"""Trees: copied in and out, whole."""
+"""Directory trees: upload and download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dutyfree.contract.errors import ActionError
 
 @asynccontextmanager
 async def local_directory() -> AsyncIterator[Path]:
-    """A directory on this host, gone afterwards."""
+    """A temporary directory on this host."""
     path = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-conformance-"))
     try:
         yield path
@@ -30,7 +30,7 @@ async def local_directory() -> AsyncIterator[Path]:
 
 
 def plant(root: Path) -> None:
-    """A tree with all that trees may hold."""
+    """Make a tree with every kind of entry."""
     (root / "empty").mkdir(parents=True)
     (root / "deep" / "er").mkdir(parents=True)
     (root / "deep" / "er" / "file").write_bytes(b"deep")
@@ -55,7 +55,7 @@ def plant(root: Path) -> None:
 
 
 def portrait(root: Path) -> dict[str, tuple[str, object]]:
-    """All of a tree that a copy must keep."""
+    """Everything in a tree that a copy must keep."""
     seen: dict[str, tuple[str, object]] = {}
     for path in root.rglob("*"):
         name, mode = str(path.relative_to(root)), path.lstat().st_mode
@@ -90,7 +90,7 @@ async def tree_round_trip(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def uploaded_tree_is_usable(sandbox: Sandbox) -> None:
-    """What was uploaded is there for commands: scripts run, links lead somewhere, files can be changed."""
+    """Commands can use an uploaded tree: run scripts, follow links, change files."""
     async with local_directory() as local:
         await anyio.to_thread.run_sync(plant, local / "sent")
         await sandbox.upload(local / "sent", "tree")
@@ -102,7 +102,7 @@ async def uploaded_tree_is_usable(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def file_round_trip(sandbox: Sandbox) -> None:
-    """A single file is copied to exactly the path named, with its mode."""
+    """A single file is copied to exactly the given path, with its mode."""
     async with local_directory() as local:
         sent, back = local / "sent", local / "back"
         await anyio.to_thread.run_sync(sent.write_bytes, b"content")
@@ -117,7 +117,7 @@ async def file_round_trip(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def missing_sources(sandbox: Sandbox) -> None:
-    """A source that is not there raises FileNotFoundError, in both directions, and leaves nothing."""
+    """A missing source raises FileNotFoundError, in both directions, and nothing is made."""
     async with local_directory() as local:
         with expect.raises(FileNotFoundError, "upload of a missing file"):
             await sandbox.upload(local / "missing", "target")
@@ -131,7 +131,7 @@ async def missing_sources(sandbox: Sandbox) -> None:
 
 @in_sandbox()
 async def link_round_trip(sandbox: Sandbox) -> None:
-    """A link that is itself the source stays a link, in both directions, wherever it leads."""
+    """A source that is a link stays a link, in both directions, with any target."""
     async with local_directory() as local:
         await anyio.to_thread.run_sync(plant, local / "tree")
         for name in ("link", "absolute", "dangling"):
@@ -146,7 +146,7 @@ async def link_round_trip(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def download_stays_inside(sandbox: Sandbox) -> None:
-    """A downloaded tree's links are copied as links; none is ever written through, also by a later one."""
+    """A download copies links as links, and never writes through one, also not in a later download."""
     async with local_directory() as local:
         outside, target = local / "outside", local / "target"
         await anyio.to_thread.run_sync(outside.mkdir, 0o700)
@@ -185,7 +185,7 @@ async def download_stays_inside(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def links_that_lead_outside(sandbox: Sandbox) -> None:
-    """They are left out of a download and named, so that nobody reads a file of the host through them."""
+    """A download leaves out links that point out of the tree, and names them: they would show host files."""
     async with local_directory() as local:
         secret, target = local / "secret", local / "target"
         await anyio.to_thread.run_sync(secret.write_bytes, b"secret")
@@ -217,7 +217,7 @@ async def links_that_lead_outside(sandbox: Sandbox) -> None:
 
 @in_sandbox("commands")
 async def downloads_are_never_set_id(sandbox: Sandbox) -> None:
-    """A copy belongs to the caller, who has not made it a program for others to be the caller by."""
+    """A downloaded file is never set-user-id or set-group-id."""
     async with local_directory() as local:
         expect.succeeded(await sandbox.exec("mkdir d; : > d/f; chmod 6755 d/f; cp -p d/f f"), "making files")
         await sandbox.download("d", local / "d")

@@ -33,7 +33,7 @@ from dutyfree.recipes import toml
 NOT_EXECUTABLE = 126
 
 EXPECTED = (FileNotFoundError, IsADirectoryError, PermissionError)
-"""What Inspect reports to the model, if a tool raises it."""
+"""Errors that Inspect reports to the model."""
 
 
 class DutyfreeSandboxConfig(BaseModel):
@@ -46,18 +46,18 @@ class DutyfreeSandboxConfig(BaseModel):
 
     substrate: str = "native"
     options: dict[str, Any] = {}
-    """Of the substrate, as ``dutyfree.open`` takes them."""
+    """Options of the substrate, as ``dutyfree.open`` takes them."""
     image: str | None = None
-    """Short for a recipe of nothing but an image."""
+    """Short for a recipe with only an image."""
     recipe: dict[str, Any] | str | None = None
     """A TOML file (docs/recipes.md), or what stands in one: {"image": …, "stages": [{"kind": "pip", …}]}."""
     limits: dict[str, Any] = {}
-    """As ``dutyfree.Limits``: cpus, memory, pids, disk, network."""
+    """The fields of ``dutyfree.Limits``: cpus, memory, pids, disk, network."""
     user: str | None = None
-    """Commands run as this user of the sandbox unless they name another."""
+    """The user of commands that do not name another."""
 
     def __hash__(self) -> int:
-        """Inspect keeps configs as keys."""
+        """Inspect uses configs as keys."""
         return hash(self.model_dump_json())
 
     def wanted(self) -> tuple[Recipe, Limits]:
@@ -83,7 +83,7 @@ class DutyfreeSandboxConfig(BaseModel):
 
 
 class _Opened:
-    """A substrate, and how many tasks and sandboxes hold it."""
+    """An open substrate, and how many tasks and sandboxes use it."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -93,7 +93,7 @@ class _Opened:
 
 
 _OPENED: dict[tuple[int, str], _Opened] = {}
-"""By event loop and what was asked for."""
+"""Open substrates by event loop and options."""
 
 
 def _key(config: DutyfreeSandboxConfig) -> tuple[int, str]:
@@ -125,7 +125,7 @@ async def _release(config: DutyfreeSandboxConfig) -> None:
 
 @sandboxenv(name="dutyfree")
 class DutyfreeSandboxEnvironment(SandboxEnvironment):
-    """One sandbox, under Inspect's names and errors."""
+    """One sandbox, with Inspect's method names and errors."""
 
     def __init__(self, sandbox: Sandbox, config: DutyfreeSandboxConfig, stack: AsyncExitStack) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
         self._config = config
         self._stack = stack
 
-    # --- Its life -----------------------------------------------------------------------------------
+    # --- Lifecycle ----------------------------------------------------------------------------------
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
@@ -141,7 +141,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: BaseModel | str | None) -> None:
-        """Open the substrate and prepare what all samples start from. Raises DutyfreeError, ValueError."""
+        """Open the substrate and prepare the recipe of all samples. Raises DutyfreeError, ValueError."""
         found = _config(config)
         substrate = await _hold(found)
         try:
@@ -153,7 +153,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:
-        # Nothing outlives the process, so there is nothing that could be kept.
+        # Sandboxes end with this process, so none can be kept.
         found = _config(config)
         if _key(found) in _OPENED:
             await _release(found)
@@ -162,7 +162,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: BaseModel | str | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """One sandbox, "default". Raises DutyfreeError, ValueError."""
+        """Create one sandbox, "default". Raises DutyfreeError, ValueError."""
         found = _config(config)
         recipe, limits = await asyncio.to_thread(found.wanted)
         async with AsyncExitStack() as stack:
@@ -183,7 +183,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
         for environment in environments.values():
             await environment.as_type(cls)._stack.aclose()
 
-    # --- What is done in it -------------------------------------------------------------------------
+    # --- Actions ------------------------------------------------------------------------------------
 
     async def exec(
         self,
@@ -196,7 +196,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """As Inspect says. A command that timed out is not repeated: it has run, and was killed."""
+        """Run a command as Inspect describes it. After a timeout it is not repeated, because it has run."""
         try:
             seen = await self.sandbox.exec(
                 cmd,
@@ -211,7 +211,7 @@ class DutyfreeSandboxEnvironment(SandboxEnvironment):
         if not seen.started and user is not None and repr(user).encode() in seen.stderr:
             raise SandboxUserUnsupportedError(seen.stderr.decode(errors="replace").strip())
         if seen.timed_out:
-            raise TimeoutError(f"the command took more than {timeout} seconds, and was killed: {cmd[0]}")
+            raise TimeoutError(f"the command was killed after {timeout} seconds: {cmd[0]}")
         stdout, stderr = (data.decode(errors="replace") for data in (seen.stdout, seen.stderr))
         if seen.cut.stdout or seen.cut.stderr:
             raise OutputLimitExceededError(
@@ -264,7 +264,7 @@ def _config(config: BaseModel | str | None) -> DutyfreeSandboxConfig:
 
 
 def _translate(error: SubstrateError | ActionError) -> NoReturn:
-    """An error of the substrate is never taken for the agent's, nor the reverse.
+    """Raise the error of Inspect: those of the substrate and those of the agent stay separate.
 
     What the agent brought about goes to the model: as the Python error that Inspect knows, or as a ToolError.
     """
