@@ -1,8 +1,8 @@
-"""What the further actions cost beside the commands that they replace, in one sandbox of the native engine.
+"""Batch, edit and search compared with the commands that they replace, in one native sandbox.
 
     python bench/actions.py [--rounds 200]
 
-Rounds are interleaved; the ratios of the medians are what counts.
+Rounds are interleaved. Compare the ratios of the medians.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""How often comparisons are wrong: the same thing twice, and a seeded delay, again and again.
+"""Count how often comparisons are wrong: compare the same configuration twice, and with an added delay.
 
-Each repetition measures one ``ab`` study, and six runs in turn (A, B, A, B, A, B). A is bare; B is bare as
-well, or bare that takes so many milliseconds longer to create a sandbox. Four ways to judge them are counted:
+Each repetition measures one ``ab`` study, and six runs in turn (A, B, A, B, A, B). A is bare. B is bare too,
+or bare with some milliseconds of delay at creation. The verdicts of four methods are counted:
 
-- ``ab``: the rounds of the study;
-- ``in turn``: ``compare`` of the three runs of A with the three of B;
-- ``one after the other``: ``compare`` of A, A, A with B, B, B; only of the same thing, where the first three
-  of the six runs are one side;
-- ``trials``: a run with the next one, by their trials alone (a Mann-Whitney test, bootstrap intervals), as
-  one would without knowing better.
+- ``ab``: by the rounds of the study;
+- ``in turn``: ``compare`` of the three runs of A with the three runs of B;
+- ``one after the other``: ``compare`` of A, A, A with B, B, B; only without a delay, where the first three
+of the six
+  runs are one side;
+- ``trials``: each run with the next one by their trials alone (Mann-Whitney test, bootstrap intervals),
+which ignores
+  that runs differ.
 
     python bench/comparisons.py --repetitions 30 --delays 0 5
     python bench/run.py comparisons
@@ -34,7 +36,7 @@ from typing import Any, ClassVar
 
 import anyio
 import msgspec
-from measuring import Row, figure
+from rounds import Row, figure
 
 from dutyfree.analysis.ab import compare_rounds
 from dutyfree.analysis.cells import samples
@@ -48,8 +50,8 @@ from dutyfree.study.records import Records, Trial
 from dutyfree.substrates.bare import Bare, BareConfig, BareSandbox
 
 RUNS = 3
-"""On each side."""
-WAYS = ("ab", "in turn", "one after the other", "trials")
+"""Runs on each side."""
+METHODS = ("ab", "in turn", "one after the other", "trials")
 
 
 class DelayedConfig(BareConfig, frozen=True):
@@ -57,7 +59,7 @@ class DelayedConfig(BareConfig, frozen=True):
 
 
 class Delayed(Bare):
-    """Bare, but creating a sandbox takes so much longer."""
+    """Bare with a delay at the creation of a sandbox."""
 
     Config: ClassVar[type[msgspec.Struct]] = DelayedConfig
 
@@ -66,10 +68,10 @@ class Delayed(Bare):
         self._delay = config.milliseconds / 1e3
 
     @asynccontextmanager
-    async def sandbox(self, *asked: Any, **more: Any) -> AsyncIterator[BareSandbox]:
+    async def sandbox(self, *arguments: Any, **options: Any) -> AsyncIterator[BareSandbox]:
         if self._delay:
             await anyio.sleep(self._delay)
-        async with super().sandbox(*asked, **more) as sandbox:
+        async with super().sandbox(*arguments, **options) as sandbox:
             yield sandbox
 
 
@@ -82,7 +84,7 @@ class Silent:
 
 
 async def study(workload: str, trials: int, delays: dict[str, float]) -> Records:
-    """One study of a substrate for each label."""
+    """Run one study with a substrate for each label."""
     plan = Plan(
         name="comparisons",
         substrates=list(delays),
@@ -97,10 +99,11 @@ async def study(workload: str, trials: int, delays: dict[str, float]) -> Records
 
 
 def verdict(found: Comparison) -> str:
-    """Of the whole comparison: that of the whole rollout, unless another metric is told apart."""
-    told = {change.metric: change.verdict for change in found.changes}
+    """The verdict on the whole rollout, unless another metric is slower or faster."""
+    verdicts = {change.metric: change.verdict for change in found.changes}
     return next(
-        (one for one in told.values() if one in ("slower", "faster")), told.get("total", "cannot tell")
+        (one for one in verdicts.values() if one in ("slower", "faster")),
+        verdicts.get("total", "cannot tell"),
     )
 
 
@@ -118,20 +121,20 @@ def by_trials(a: Records, b: Records) -> str:
 
 
 class Counted(msgspec.Struct):
-    """What was said of one delay."""
+    """The verdicts for one delay."""
 
     delay: float
     verdicts: dict[str, Counter[str]] = msgspec.field(
-        default_factory=lambda: {way: Counter() for way in WAYS}
+        default_factory=lambda: {method: Counter() for method in METHODS}
     )
     apart: list[float] = msgspec.field(default_factory=list)
-    """How far the p50s of two consecutive runs lie apart, as a share; of runs of A alone."""
+    """Relative differences of the p50s of consecutive runs of A."""
     seconds: list[float] = msgspec.field(default_factory=list)
-    """p50 of A in each ab."""
+    """p50 of A in each ab study."""
     loads: list[float] = msgspec.field(default_factory=list)
 
-    def rate(self, way: str, *verdicts: str) -> float:
-        counted = self.verdicts[way]
+    def rate(self, method: str, *verdicts: str) -> float:
+        counted = self.verdicts[method]
         return sum(counted[one] for one in verdicts) / max(1, counted.total())
 
 
@@ -163,13 +166,13 @@ def table(found: Sequence[Counted], workload: str, trials: int) -> str:
     ]
     for counted in found:
         what = f"{counted.delay:g} ms slower" if counted.delay else "the same"
-        for way, verdicts in counted.verdicts.items():
+        for method, verdicts in counted.verdicts.items():
             if verdicts:
-                told = verdicts["slower"] + verdicts["faster"]
+                different = verdicts["slower"] + verdicts["faster"]
                 wrong = f" ({verdicts['faster']} faster)" if counted.delay and verdicts["faster"] else ""
                 lines.append(
-                    f"| {trials} of {workload} | {what} | {way} | {verdicts.total()} | {told}{wrong} | "
-                    f"{verdicts['no difference shown']} | {verdicts['cannot tell']} |"
+                    f"| {trials} of {workload} | {what} | {method} | {verdicts.total()} | "
+                    f"{different}{wrong} | {verdicts['no difference shown']} | {verdicts['cannot tell']} |"
                 )
     return "\n".join(lines)
 
@@ -184,42 +187,50 @@ def circumstances(found: Sequence[Counted]) -> str:
     ]
     if apart:
         lines.append(
-            f"p50s of consecutive runs of the same thing lie {statistics.median(apart):.1%} apart (median), "
-            f"and more than {statistics.quantiles(apart, n=10)[-1]:.1%} in a tenth of cases"
+            f"the p50s of consecutive runs of A differ by {statistics.median(apart):.1%} (median), "
+            f"and by more than {statistics.quantiles(apart, n=10)[-1]:.1%} in a tenth of cases"
         )
     return "\n".join(lines)
 
 
 async def comparisons(repetitions: int) -> list[Row]:
-    """The part of bench/run.py. p50 and p95 are those of the p50s of A."""
+    """C1 to C5, for bench/run.py. p50 and p95 are over the p50s of A."""
     same, slower = [await repeat("T0", 40, delay, repetitions) for delay in (0.0, 5.0)]
-    took, told = same.seconds + slower.seconds, ("slower", "faster")
+    took, different = same.seconds + slower.seconds, ("slower", "faster")
     return [
-        figure("C1", "ab: the same told apart, share", same.rate("ab", *told), took, at_most=0.15),
+        figure("C1", "ab: false differences, share", same.rate("ab", *different), took, at_most=0.15),
         figure("C2", "ab: 5 ms slower found, share", slower.rate("ab", "slower"), took, at_least=0.8),
-        figure("C3", "compare by run: the same told apart", same.rate("in turn", *told), took, at_most=0.15),
-        figure("C4", "compare by run: 5 ms slower found", slower.rate("in turn", "slower"), took),
-        figure("C5", "by trials: the same told apart", same.rate("trials", *told), took),
+        figure(
+            "C3",
+            "compare by run: false differences, share",
+            same.rate("in turn", *different),
+            took,
+            at_most=0.15,
+        ),
+        figure("C4", "compare by run: 5 ms slower found, share", slower.rate("in turn", "slower"), took),
+        figure("C5", "by trials: false differences, share", same.rate("trials", *different), took),
     ]
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--trials", type=int, default=20, help="in each run, and of each side of an ab")
+    parser.add_argument(
+        "--trials", type=int, default=20, help="trials in each run, and on each side of an ab study"
+    )
     parser.add_argument("--workload", default="T0")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 5.0], help="milliseconds")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     found = []
-    for delay in asked.delays:
+    for delay in arguments.delays:
         print(f"measuring: a delay of {delay:g} ms", file=sys.stderr)
-        found.append(await repeat(asked.workload, asked.trials, delay, asked.repetitions))
-    print(table(found, asked.workload, asked.trials))
+        found.append(await repeat(arguments.workload, arguments.trials, delay, arguments.repetitions))
+    print(table(found, arguments.workload, arguments.trials))
     print(circumstances(found))
 
 
 if __name__ == "__main__":
-    # Its own name, or the substrate would be a class of another module than the one that is imported by name.
+    # Import the module by name: otherwise Delayed would exist twice, here and in the imported module.
     import comparisons
 
     asyncio.run(comparisons.main())

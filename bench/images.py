@@ -1,11 +1,11 @@
-"""Pulling an image into the native engine's store, beside ``docker pull`` of the same one.
+"""Pull an image into the store of the native engine, compared with ``docker pull`` of the same image.
 
-Both pull from the same registry on the loopback, with empty stores, in turns; and once more with everything
-there: by the command, and in a process that runs already, as Docker's engine does and a trainer. Prints a
-table of medians, the ratios to Docker's in the same round, and the machine's load.
+Both pull from the same registry on the loopback, in turns: with empty stores, and again with the image in
+the store. The native engine does it with the command, and in a running process, as Docker's engine does it.
+Prints medians, the ratios to Docker's time in the same round, and the load of the machine.
 
-Needs docker-registry and a Docker engine that holds the image (by default the study's); the registry, the
-copies of the image and the store are removed afterwards.
+Needs docker-registry, and a Docker engine that has the image (default: the image of the study). The
+registry, the copies of the image and the store are removed afterwards.
 
     scripts/with-docker .venv/bin/python bench/images.py [IMAGE] [--rounds 5]
 """
@@ -29,7 +29,7 @@ from dutyfree.engine.images.reference import parse
 from dutyfree.engine.store.store import Store
 
 LAYERS = 12
-"""Of the second image: the first one's, and small ones upon it."""
+"""Layers of the second image: the layer of the first, and small ones on top."""
 
 
 def docker(*arguments: str) -> str:
@@ -59,7 +59,7 @@ def registry(root: Path) -> Iterator[str]:
 
 
 def push(image: str, address: str, context: Path) -> list[str]:
-    """The image flattened, and with small layers upon it: copies that share nothing with what Docker has."""
+    """Push the flattened image, and one with small layers on top; they share no layer with other images."""
     one, many = f"{address}/bench/one", f"{address}/bench/many"
     container = docker("create", image, "true")
     try:
@@ -86,9 +86,9 @@ def push(image: str, address: str, context: Path) -> list[str]:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     function()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def measure(name: str, rounds: int, cache: Path) -> dict[str, list[float]]:

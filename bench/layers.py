@@ -1,11 +1,10 @@
-"""Layers that travel, beside making them anew; and what a long chain of snapshots costs who stands on it.
+"""Copying layers compared with building them; and the cost of a long chain of snapshots.
 
-The recipe is T2's: the wheels, the clone of attrs, its test dependencies. It is built into an empty store,
-exported to an archive, imported into another empty store, and fetched into a third from the first one's
-directory; in turns. Then the first sandbox of a node that builds it, and of one with a peer that has it,
-packed already or not; in turns too. Then a sandbox upon sixty snapshots, each taken from a sandbox of the one
-before, runs beside a fresh one.
-Prints medians, and the machine's load.
+The recipe is T2's: the wheels, the clone of attrs, its test dependencies. In turns, it is built into an
+empty store, exported to an archive, imported into another empty store, and fetched into a third one from the
+directory of the first. Then, in turns: the first sandbox of a node that builds the recipe, and of one that
+fetches it from a peer, which has packed it already or not. Then a sandbox on sixty snapshots, each taken
+from a sandbox on the one before, is compared with a fresh one. Prints medians, and the load of the machine.
 
     .venv/bin/python bench/layers.py [--rounds 5] [--image IMAGE]
 """
@@ -34,7 +33,7 @@ import dutyfree
 import dutyfree.substrates.native
 from dutyfree import Recipe, layers, paths
 from dutyfree.workloads import fixture, tiers
-from dutyfree.workloads.gitserver import listening, serve
+from dutyfree.workloads.gitserver import listen_address, serve
 
 CHAIN = 60
 LOOKUPS = "for i in $(seq 300); do [ -e /usr/bin/absent$i ] || [ -e /workspace/absent$i ]; done"
@@ -48,24 +47,24 @@ async def timed(times: dict[str, list[float]], name: str, work: Callable[[], Any
 
 
 def use(root: Path, name: str) -> Path:
-    """An empty cache."""
+    """Switch to an empty cache."""
     shutil.rmtree(root / name, ignore_errors=True)
     os.environ["DUTYFREE_CACHE"] = str(root / name)
     return root / name
 
 
-async def travel(root: Path, recipe: Recipe, rounds: int) -> None:
+async def copy(root: Path, recipe: Recipe, rounds: int) -> None:
     times: dict[str, list[float]] = defaultdict(list)
     native: Any
     for _ in range(rounds):
         here = use(root, "here")
-        # The image is there on both sides before the clock starts: this is about what stands on it.
+        # Both sides have the image before the measurement, because only the layers on it matter.
         async with dutyfree.open("native") as native:
             await native.prepare(Recipe(recipe.image))
             begin = time.perf_counter()
             await native.prepare(recipe)
-            times["build, until it can be used"].append(time.perf_counter() - begin)
-        times["build, until it is on the disk"].append(time.perf_counter() - begin)
+            times["build until it can be used"].append(time.perf_counter() - begin)
+        times["build until it is on disk"].append(time.perf_counter() - begin)
         export = partial(layers.export, [recipe], root / "recipe.tar", image=False)
         done = await timed(times, "export to an archive", export)
         await timed(times, "export again", export)
@@ -81,16 +80,14 @@ async def travel(root: Path, recipe: Recipe, rounds: int) -> None:
         async with dutyfree.open("native") as native:
             begin = time.perf_counter()
             await native.prepare(recipe)
-            times["prepare, with all of it there"].append(time.perf_counter() - begin)
-    whole = sum(kept.size for kept in layers.ls()) / 1e6
-    print(
-        f"upon {recipe.image or 'host'}: {whole:.1f} MB on the disk, {done.size / 1e6:.1f} MB as an archive"
-    )
+            times["prepare with all layers on disk"].append(time.perf_counter() - begin)
+    size = sum(kept.size for kept in layers.ls()) / 1e6
+    print(f"on image {recipe.image or 'host'}: {size:.1f} MB on disk, {done.size / 1e6:.1f} MB as an archive")
     show(times)
 
 
 async def first(root: Path, recipe: Recipe, rounds: int) -> None:
-    """From the request to the first result, on a node that has the image and nothing else."""
+    """From the request to the first result, on a node that has only the image."""
     native: Any
     times: dict[str, list[float]] = defaultdict(list)
     ratios: dict[str, list[float]] = defaultdict(list)
@@ -100,12 +97,16 @@ async def first(root: Path, recipe: Recipe, rounds: int) -> None:
     with served(here) as peer:
         for turn in range(rounds):
             took: dict[str, float] = {}
-            ways = [("built", ()), ("fetched, packed for it", (peer,)), ("fetched, packed before", (peer,))]
-            for number, (name, peers) in enumerate(ways[turn % 3 :] + ways[: turn % 3]):
-                if name.endswith("for it"):
+            methods = [
+                ("built", ()),
+                ("fetched, packed on request", (peer,)),
+                ("fetched, packed in advance", (peer,)),
+            ]
+            for number, (name, peers) in enumerate(methods[turn % 3 :] + methods[: turn % 3]):
+                if name.endswith("on request"):
                     for packed in here.glob("layers/kept/*/*/packed"):
                         shutil.rmtree(packed)
-                # A new one each time, and the disk at rest: files are made slowly where many were removed.
+                # A new cache each time, and a sync: creating files is slow where many were removed.
                 use(root, f"node-{turn}-{number}")
                 async with dutyfree.open("native", peers=peers) as native:
                     await native.prepare(Recipe(recipe.image))
@@ -127,7 +128,7 @@ async def first(root: Path, recipe: Recipe, rounds: int) -> None:
 
 @contextlib.contextmanager
 def served(cache: Path) -> Iterator[str]:
-    """Where layers of a cache can be had."""
+    """Serve the layers of a cache; the address."""
     command = [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", "127.0.0.1:0"]
     environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
@@ -155,10 +156,10 @@ async def chain(root: Path, rounds: int) -> None:
                     times[f"snapshot {kind}"].append(time.perf_counter() - begin)
             async with native.sandbox(recipe) as last, native.sandbox() as first:
                 for _ in range(40 * rounds):
-                    for name, one in (("a fresh one", first), (f"one upon {CHAIN} {kind}", last)):
+                    for name, one in (("a fresh sandbox", first), (f"one on {CHAIN} {kind}", last)):
                         times[f"/bin/true in {name}"].append((await one.exec(["/bin/true"])).seconds)
                 for _ in range(10 * rounds):
-                    for name, one in (("a fresh one", first), (f"one upon {CHAIN} {kind}", last)):
+                    for name, one in (("a fresh sandbox", first), (f"one on {CHAIN} {kind}", last)):
                         times[f"600 lookups in {name}"].append((await one.exec(LOOKUPS)).seconds)
     show(times)
 
@@ -173,10 +174,10 @@ async def main(rounds: int, image: str | None) -> None:
     before = os.environ.get("DUTYFREE_CACHE")
     root = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp))
     try:
-        async with serve(made, [listening(dutyfree.substrates.native.Native.host_address)]) as server:
+        async with serve(made, [listen_address(dutyfree.substrates.native.Native.host_address)]) as server:
             url = server.url(dutyfree.substrates.native.Native.host_address)
             stages = (*tiers.recipe(made).stages, *tiers.setup(made, url))
-            await travel(root, Recipe(image, stages), rounds)
+            await copy(root, Recipe(image, stages), rounds)
             await first(root, Recipe(image, stages), rounds)
         await chain(root, rounds)
     finally:
@@ -193,5 +194,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--image")
-    asked = parser.parse_args()
-    anyio.run(main, asked.rounds, asked.image)
+    arguments = parser.parse_args()
+    anyio.run(main, arguments.rounds, arguments.image)

@@ -1,7 +1,7 @@
-"""A realistic mix of recipes, simulated: how soon sandboxes are ready, under different policies.
+"""Simulate a realistic mix of recipes: how soon sandboxes are ready under different policies.
 
-Time is simulated, decisions are real: every policy is the very scheduler of the engine, restricted. The
-arrivals are a pure function of a seed, for use with real sandboxes too.
+Time is simulated, and decisions are real: every policy is the scheduler of the engine with restrictions. The
+arrivals depend on a seed only, so mix_real.py uses the same ones with real sandboxes.
 
     python bench/mix.py --batches 60
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from measuring import Row, percentile
+from rounds import Row, percentile
 
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import decide, wake
@@ -41,7 +41,7 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Workload:
-    """Batches of groups, as a trainer draws them; the defaults are what T2 takes on a small machine."""
+    """Batches of groups, as a trainer draws them. The default times are those of T2 on a small machine."""
 
     recipes: int = 200
     repositories: int = 20
@@ -49,12 +49,12 @@ class Workload:
     zipf: float = 1.0
     group: int = 8
     groups: int = 8
-    """In a batch."""
+    """Groups in a batch."""
     batches: int = 60
     between: float = 60.0
     """Seconds from one batch to the next."""
     spread: float = 10.0
-    """Seconds within which a batch's groups arrive."""
+    """Seconds within which the groups of a batch arrive."""
     held: float = 30.0
     """Median seconds of a rollout."""
     seconds: tuple[tuple[str, float], ...] = (
@@ -67,9 +67,9 @@ class Workload:
         ("setup", 0.05),
     )
     megabytes: tuple[float, ...] = (0.6, 0.6, 8.0, 60.0, 61.0)
-    """Memory of an idle sandbox that ran its stages itself, by depth; made on layers it takes 0.6."""
+    """Memory of an idle sandbox that ran its stages itself, by depth. On layers it takes 0.6."""
     share: float = 1 / 3
-    """Of the recipes, that fit into memory beside what is leased."""
+    """Share of the recipes that fit into memory beside the leased sandboxes."""
     seed: int = 1
 
 
@@ -83,11 +83,11 @@ class Arrival:
 
 
 def arrivals(load: Workload) -> Iterator[Arrival]:
-    """The same for the same workload, always."""
+    """The arrivals of a workload: always the same."""
     chance = random.Random(load.seed)  # noqa: S311 (a workload, not a secret)
     weights = [1 / (rank + 1) ** load.zipf for rank in range(load.recipes)]
     names = list(range(load.recipes))
-    chance.shuffle(names)  # popularity has nothing to do with the repository
+    chance.shuffle(names)  # popularity does not depend on the repository
     for batch in range(load.batches):
         drawn = chance.choices(names, weights, k=load.groups)
         times = sorted(chance.uniform(0, load.spread) for _ in drawn)
@@ -228,7 +228,7 @@ class Simulation:
                 self.later(now + 0.001, ("gone", operation.sandbox))
 
     def memory(self, make: Make) -> int:
-        """What stages wrote stays in the sandbox's memory, unless it became a layer beneath."""
+        """What stages wrote stays in the memory of the sandbox, unless it became a layer."""
         on_layer = max(make.start if make.origin is None else 1, min(make.keep, make.depth))
         inside = self.load.megabytes[make.depth] - self.load.megabytes[min(on_layer, make.depth)]
         return int((0.6 + inside) * MEGABYTE)
@@ -242,7 +242,7 @@ def simulate(load: Workload) -> dict[str, Outcome]:
 
 
 def rows(load: Workload | None = None) -> list[Row]:
-    """Mean readiness by policy, and how often exact match's the distance scheduler's is."""
+    """Mean readiness by policy, and the ratio of exact match to the distance scheduler."""
     found = simulate(load or Workload())
     table = []
     for number, (name, outcome) in enumerate(found.items()):
@@ -250,7 +250,9 @@ def rows(load: Workload | None = None) -> list[Row]:
     gain = statistics.fmean(found["exact match"].ready) / statistics.fmean(found["distance"].ready)
     table.append(_row("mix", "mix: exact match ÷ distance, mean readiness", found["distance"], gain))
     bare = statistics.fmean(found["exact match"].ready) / statistics.fmean(found["distance, no layers"].ready)
-    table.append(_row("mix-bare", "mix: the same without layers", found["distance, no layers"], bare))
+    table.append(
+        _row("mix-bare", "mix: exact match ÷ distance, without layers", found["distance, no layers"], bare)
+    )
     return table
 
 

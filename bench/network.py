@@ -1,4 +1,4 @@
-"""The way out of a sandbox beside the host's own loopback, and Docker's bridge where there is one."""
+"""Network from a sandbox, compared with the loopback of the host and with Docker's bridge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from measuring import Measured, Row, Side, figure, interleaved, ratio
+from rounds import Measured, Row, Side, figure, interleaved, ratio
 
 import dutyfree
 from dutyfree import Limits, paths
@@ -43,24 +43,24 @@ CONNECT = """
 import socket, statistics, sys, time
 seconds = []
 for _ in range(int(sys.argv[3])):
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connected:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.sendall(b"1")
         connected.recv(1)
-    seconds.append(time.perf_counter() - begun)
+    seconds.append(time.perf_counter() - start)
 print(statistics.median(seconds))
 """
 
 FETCH = """
 import socket, sys, time
 buffer = bytearray(1 << 20)
-begun = time.perf_counter()
+start = time.perf_counter()
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connected:
     connected.sendall(sys.argv[3].encode())
     while connected.recv_into(buffer):
         pass
-print(time.perf_counter() - begun)
+print(time.perf_counter() - start)
 """
 
 
@@ -93,28 +93,28 @@ def in_sandbox(sandbox: Sandbox, address: str, program: str, port: int, count: i
 
 
 async def network(rounds: int) -> list[Row]:
-    """N1 to N4."""
+    """N1 to N4: connections, throughput, git clone, and the cost of a network at creation."""
     rows = []
     limits = Limits(network="on")
     async with AsyncExitStack() as stack:
-        boxes: dict[str, tuple[Sandbox, str]] = {}
+        sandboxes: dict[str, tuple[Sandbox, str]] = {}
         for name in ("native", "docker"):
             if not (await dutyfree.substrates.probe(name)).available:
                 continue
             substrate = await stack.enter_async_context(dutyfree.open(name))
             if substrate.host_address is not None:
                 sandbox = await stack.enter_async_context(substrate.sandbox(limits=limits))
-                boxes[name] = sandbox, substrate.host_address
+                sandboxes[name] = sandbox, substrate.host_address
         with server() as port:
             for program, count, repeated, identity, what in (
-                (CONNECT, CONNECTIONS, rounds, "N1", "connect and one byte"),
-                (FETCH, BYTES, max(3, rounds // 10), "N2", "1 GiB to the sandbox"),
+                (CONNECT, CONNECTIONS, rounds, "N1", "connect and receive one byte"),
+                (FETCH, BYTES, max(3, rounds // 10), "N2", "receive 1 GiB"),
             ):
                 sides = {"host": on_host(program, port, count)}
-                for name, (sandbox, address) in boxes.items():
+                for name, (sandbox, address) in sandboxes.items():
                     sides[name] = in_sandbox(sandbox, address, program, port, count)
                 rows += _beside_host(identity, what, await interleaved(repeated, sides))
-        rows += _beside_host("N3", "git clone of the study's repository", await _clones(rounds, boxes))
+        rows += _beside_host("N3", "git clone of the study's repository", await _clones(rounds, sandboxes))
     return [*rows, await _creation(4 * rounds)]
 
 
@@ -127,15 +127,15 @@ def _beside_host(identity: str, what: str, found: Measured) -> list[Row]:
     ]
 
 
-async def _clones(rounds: int, boxes: dict[str, tuple[Sandbox, str]]) -> Measured:
+async def _clones(rounds: int, sandboxes: dict[str, tuple[Sandbox, str]]) -> Measured:
     fixture = await asyncio.to_thread(build, paths.cache())
     async with serve(fixture, [ALL]) as git:
 
         def cloning(sandbox: Sandbox, url: str) -> Side:
             async def clone() -> float:
-                begun = perf_counter()
+                start = perf_counter()
                 seen = await sandbox.exec(["git", "clone", "-q", url, "copy"])
-                seconds = perf_counter() - begun
+                seconds = perf_counter() - start
                 assert seen.ok, seen.stderr
                 await sandbox.exec(["rm", "-rf", "copy"])
                 return seconds
@@ -144,12 +144,12 @@ async def _clones(rounds: int, boxes: dict[str, tuple[Sandbox, str]]) -> Measure
 
         async def host() -> float:
             with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-                begun = perf_counter()
+                start = perf_counter()
                 subprocess.run(["git", "clone", "-q", git.url(), Path(directory, "copy")], check=True)
-                return perf_counter() - begun
+                return perf_counter() - start
 
         sides: dict[str, Side] = {"host": host}
-        for name, (sandbox, address) in boxes.items():
+        for name, (sandbox, address) in sandboxes.items():
             sides[name] = cloning(sandbox, git.url(address))
         return await interleaved(rounds, sides)
 

@@ -1,8 +1,9 @@
-"""What dutyfree itself costs, side by side with what one would do without it.
+"""Measure what dutyfree itself costs, compared with the same work done without it.
 
-Rounds are interleaved, so that whatever else the machine does hits both sides alike; only ratios are
-judged. Writes bench/out/latest.json, a list of {id, what, value, target, holds, n, p50, p95}, and prints
-the table. ``target`` is null where a figure is only reported; p50 and p95 are seconds of what is measured.
+Both sides run in interleaved rounds, so that other work on the machine affects both. Only ratios have
+targets, apart from a few fixed limits. Writes bench/out/latest.json, a list of {id, what, value, target,
+holds, n, p50, p95}, and prints a table. ``target`` is null if a figure has none. p50 and p95 are seconds of
+the side that is measured.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from functools import partial
 from pathlib import Path
 
 import comparisons
+import interpreter
+import mix_real
 import native
 import network
-import paused
+import pause
 import peers
-import preloaded
-import realmix
-import scheduling
+import scheduler
 import warmth
-from measuring import Row, figure, interleaved, ratio
+from rounds import Row, figure, interleaved, ratio
 
 import dutyfree
 
@@ -37,7 +38,7 @@ OUT = Path(__file__).parent / "out" / "latest.json"
 
 
 async def importing(rounds: int) -> list[Row]:
-    """P13: the import of what it offers, in a fresh interpreter, as it measures itself."""
+    """P13: the time of ``import dutyfree`` and of its first use, in a fresh interpreter."""
     program = "from time import perf_counter as t; s = t(); import dutyfree; dutyfree.open; print(t() - s)"
     seconds = [
         float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
@@ -47,8 +48,8 @@ async def importing(rounds: int) -> list[Row]:
 
 
 async def starting(rounds: int) -> list[Row]:
-    """The whole command line: from a fork to the status of a command in a fresh sandbox."""
-    # As users run it: Python keeps what it compiled, and nobody asked it to flush each line.
+    """S1, S2: the whole command line, from the start of Python to the exit status of a sandboxed command."""
+    # As users run it: without PYTHONDONTWRITEBYTECODE and PYTHONUNBUFFERED.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
     async def run(*arguments: str) -> None:
@@ -67,7 +68,7 @@ async def starting(rounds: int) -> list[Row]:
 
 
 async def bare(rounds: int) -> list[Row]:
-    """The baseline must not be slow: a slow one would hide the others' tax."""
+    """B1, B2: the baseline itself. If it were slow, every tax would look too small."""
 
     async def run() -> None:
         subprocess.run(["/bin/true"], capture_output=True, check=True)
@@ -97,23 +98,23 @@ PARTS: dict[str, Part] = {
     "start": ("native", starting, lambda rounds: max(20, rounds // 4)),
     "bare": (None, bare, lambda rounds: rounds),
     "comparisons": (None, comparisons.comparisons, lambda rounds: max(5, rounds // 10)),
-    "scheduling": (None, scheduling.scheduling, lambda rounds: 10 * rounds),
+    "scheduling": (None, scheduler.scheduling, lambda rounds: 10 * rounds),
     "exec": ("native", native.actions, lambda rounds: 2 * rounds),
     "floor": ("native", native.the_floor, lambda rounds: rounds),
     "creation": ("native", native.creation, lambda rounds: rounds),
     "fork": ("native", native.forks, lambda rounds: max(20, rounds // 2)),
     "warm": ("native", warmth.warm, lambda rounds: rounds),
-    "mix": ("native", realmix.real_mix, lambda _: 1),
+    "mix": ("native", mix_real.real_mix, lambda _: 1),
     "cycles": ("native", native.cycles, lambda rounds: max(3, rounds // 20)),
     "hogs": ("native", native.beside_hogs, lambda rounds: rounds // 2),
     "idle": ("native", native.idle, lambda _: native.IDLE),
-    "paused": ("native", paused.paused, lambda _: paused.COUNT),
-    "preloaded": ("native", preloaded.preloaded, lambda rounds: rounds // 2),
+    "paused": ("native", pause.paused, lambda _: pause.COUNT),
+    "preloaded": ("native", interpreter.preloaded, lambda rounds: rounds // 2),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", peers.docker, lambda rounds: max(10, rounds // 4)),
 }
-"""Name → the substrate it needs, the measurement, how often for so many rounds."""
+"""Name → the substrate that it needs, the measurement, and its repetitions for a number of rounds."""
 
 
 async def measure(names: list[str], rounds: int) -> list[Row]:
@@ -122,7 +123,7 @@ async def measure(names: list[str], rounds: int) -> list[Row]:
         needed, part, repetitions = PARTS[name]
         found = None if needed is None else await dutyfree.substrates.probe(needed)
         if found is not None and not found.available:
-            print(f"{name} is left out: {found.detail} ({found.remedy})", file=sys.stderr)
+            print(f"{name} skipped: {found.detail} ({found.remedy})", file=sys.stderr)
             continue
         print(f"measuring: {name}", file=sys.stderr)
         rows += await part(repetitions(rounds))
@@ -160,16 +161,16 @@ def show_markdown(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=200, help="repetitions of the quick measurements")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--rounds", type=int, default=200, help="repetitions of the fast measurements")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; default: all")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    asked = parser.parse_args()
-    unknown = set(asked.parts) - set(PARTS)
+    arguments = parser.parse_args()
+    unknown = set(arguments.parts) - set(PARTS)
     if unknown:
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    rows = asyncio.run(measure(asked.parts or list(PARTS), asked.rounds))
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    rows = asyncio.run(measure(arguments.parts or list(PARTS), arguments.rounds))
     write(rows)
-    (show_markdown if asked.markdown else show)(rows)
+    (show_markdown if arguments.markdown else show)(rows)
     return 0 if all(entry["holds"] is not False for entry in rows) else 1
 
 

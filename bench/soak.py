@@ -1,11 +1,11 @@
-"""Endurance of the native engine: many cycles, many sandboxes at once, kills, bombs; and what is left after.
+"""Endurance of the native engine: many cycles, many sandboxes at once, kills, bombs.
 
-    python bench/soak.py [cycles] [live] [kills] [bombs]      (all of them by default)
+    python bench/soak.py [cycles] [live] [kills] [bombs]      (default: all)
 
-Every part counts what the machine holds before and after: processes, control groups of all hierarchies,
-mounts, namespaces, directories, descriptors and memory of owner and launcher. Writes bench/out/soak.json and
-prints a table; exits with 1 if something was left, or a sandbox did not answer. Ctrl-C ends the part under
-way, and its counts are printed. No seconds are judged.
+Every part counts what exists before and after: processes, control groups of all hierarchies, mounts,
+namespaces, directories, descriptors, and memory of owner and launcher. Writes bench/out/soak.json and prints
+a table. The exit status is 1 if something was left, or if a sandbox did not answer. Ctrl-C ends the current
+part and prints its counts. Times have no targets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.engine import counts
 OUT = Path(__file__).parent / "out" / "soak.json"
 
 Row = tuple[str, object, object, bool | None]
-"""What, before or target, after or value, and whether it is as it must be (None where it is only told)."""
+"""Name, value before or target, value after, and whether it is right (None if it has no target)."""
 
 
 def say(text: str) -> None:
@@ -77,7 +77,7 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def held(pid: int) -> dict[str, int]:
-    """What owner and launcher have; and, only told, what the machine has, on which others may be at work."""
+    """Counts of owner and launcher; and of the machine, without a target, because others may use it."""
     family = counts.Family(os.getpid())
     kinds = {kind: sum(space.startswith(f"{kind}:") for space in family.namespaces) for kind in counts.KINDS}
     return {
@@ -100,13 +100,13 @@ def held(pid: int) -> dict[str, int]:
 
 
 def controlled() -> dict[str, int]:
-    """The kernel's own counts, with groups that are removed but not freed."""
+    """The kernel's counts of control groups, including those that are removed but not freed."""
     lines = [line.split() for line in Path("/proc/cgroups").read_text().splitlines()]
     return {line[0]: int(line[2]) for line in lines if line[0] in ("cpu", "memory", "pids")}
 
 
 GROWTH = {"memory of the owner, KiB": 20_000, "memory of the launcher, KiB": 1_000}
-"""KiB that a heap may grow by, however many cycles there are."""
+"""KiB by which memory may grow, for any number of cycles."""
 
 
 def judged(name: str, before: int, after: int) -> bool | None:
@@ -115,8 +115,8 @@ def judged(name: str, before: int, after: int) -> bool | None:
     return after - before <= GROWTH.get(name, 0)
 
 
-async def cycles(asked: argparse.Namespace) -> list[Row]:
-    total, done = asked.cycles, 0
+async def cycles(arguments: argparse.Namespace) -> list[Row]:
+    total, done = arguments.cycles, 0
     stop = False
     async with dutyfree.open("native") as substrate:
         pid = launcher()
@@ -134,37 +134,37 @@ async def cycles(asked: argparse.Namespace) -> list[Row]:
 
         async def batch() -> None:
             async with anyio.create_task_group() as tasks:
-                for _ in range(asked.parallel):
+                for _ in range(arguments.parallel):
                     tasks.start_soon(worker)
 
-        # Warms up: as many slots as the cycles can ever use, those that lie ready beside them included; then
-        # caches and the heap.
+        # Warm up: as many slots as the cycles can use, including those that are ready; then caches and the
+        # heap.
         async with AsyncExitStack() as stack:
-            for _ in range(asked.parallel):
+            for _ in range(arguments.parallel):
                 await stack.enter_async_context(substrate.sandbox())
             await settled(pid)
-        done, total = 0, min(500, asked.cycles)
+        done, total = 0, min(500, arguments.cycles)
         await batch()
-        done, total = 0, asked.cycles
-        before, begun = await settled(pid), perf_counter()
+        done, total = 0, arguments.cycles
+        before, start_time = await settled(pid), perf_counter()
         ticker = asyncio.create_task(progress(lambda: done, lambda: total, "cycles"))
         try:
             await batch()
         except asyncio.CancelledError:
             stop = True
             say(f"stopped after {done} cycles")
-        seconds = perf_counter() - begun
+        seconds = perf_counter() - start_time
         ticker.cancel()
         after = await settled(pid)
     rows: list[Row] = [
-        (f"{done} cycles, {asked.parallel} at once: per second", None, round(done / seconds, 1), None)
+        (f"{done} cycles, {arguments.parallel} at once: per second", None, round(done / seconds, 1), None)
     ]
     rows += [(name, was, after[name], judged(name, was, after[name])) for name, was in before.items()]
     return rows
 
 
 async def settled(pid: int) -> dict[str, int]:
-    """The kernel frees namespaces and groups a moment after their last user: wait until it has."""
+    """Wait until the counts are stable: the kernel frees namespaces and groups with a delay."""
     found = await anyio.to_thread.run_sync(held, pid)
     for _ in range(40):
         await anyio.sleep(0.25)
@@ -176,12 +176,12 @@ async def settled(pid: int) -> dict[str, int]:
 
 
 async def progress(done: Callable[[], int], total: Callable[[], int], what: str) -> None:
-    begun = perf_counter()
+    start_time = perf_counter()
     while True:
         await anyio.sleep(10)
-        rate = done() / (perf_counter() - begun)
+        rate = done() / (perf_counter() - start_time)
         left = (total() - done()) / max(rate, 1e-9)
-        say(f"{done()} of {total()} {what}, {rate:.0f} a second, {left:.0f} s left")
+        say(f"{done()} of {total()} {what}, {rate:.0f} per second, {left:.0f} s left")
 
 
 # --- b) Alive at once ----------------------------------------------------------------------------------
@@ -189,42 +189,46 @@ async def progress(done: Callable[[], int], total: Callable[[], int], what: str)
 PARTS = ("MemAvailable", "Slab", "SUnreclaim", "AnonPages", "KernelStack", "PageTables", "Percpu", "Shmem")
 
 
-async def live(asked: argparse.Namespace) -> list[Row]:
+async def live(arguments: argparse.Namespace) -> list[Row]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     rows: list[Row] = []
     async with dutyfree.open("native") as substrate:
         async with substrate.sandbox() as sandbox:
             await sandbox.exec("true")
-        before, begun = meminfo(), perf_counter()
+        before, start_time = meminfo(), perf_counter()
         async with AsyncExitStack() as stack:
             sandboxes = []
-            for number in range(1, asked.live + 1):
+            for number in range(1, arguments.live + 1):
                 sandboxes.append(await stack.enter_async_context(substrate.sandbox()))
-                if number % max(1, asked.live // 5) == 0:
+                if number % max(1, arguments.live // 5) == 0:
                     each = (before["MemAvailable"] - meminfo()["MemAvailable"]) / number
-                    say(f"{number} sandboxes, {each:.0f} KiB each, {perf_counter() - begun:.0f} s")
+                    say(f"{number} sandboxes, {each:.0f} KiB each, {perf_counter() - start_time:.0f} s")
                     rows.append((f"{number} sandboxes: KiB each", 600, round(each), None))
-            rows.append(("seconds to make them all", None, round(perf_counter() - begun, 1), None))
+            rows.append(("seconds to create all", None, round(perf_counter() - start_time, 1), None))
             took, answers = [], 0
             for sandbox in sandboxes:
                 start = perf_counter()
                 answers += (await sandbox.exec(["/bin/echo", "alive"])).stdout == b"alive\n"
                 took.append(perf_counter() - start)
-            rows.append(("that answered a command", asked.live, answers, answers == asked.live))
+            rows.append(
+                ("sandboxes that answered a command", arguments.live, answers, answers == arguments.live)
+            )
             rows.append(("a command, ms p50", None, round(statistics.median(took) * 1e3, 2), None))
             rows.append(("a command, ms p95", None, round(percentile(took, 0.95) * 1e3, 2), None))
             after = meminfo()
             rows += [
-                (f"{part}: KiB each", None, round(abs(after[part] - before[part]) / asked.live, 1), None)
+                (f"{part}: KiB each", None, round(abs(after[part] - before[part]) / arguments.live, 1), None)
                 for part in PARTS
             ]
             files = len(os.listdir(f"/proc/{launcher()}/fd"))
-            rows.append(("descriptors of the launcher each", None, round(files / asked.live, 2), None))
-            begun = perf_counter()
+            rows.append(
+                ("descriptors of the launcher per sandbox", None, round(files / arguments.live, 2), None)
+            )
+            start_time = perf_counter()
             for sandbox in sandboxes:
                 await sandbox.close()
-        rows.append(("seconds to remove them all", None, round(perf_counter() - begun, 1), None))
+        rows.append(("seconds to remove all", None, round(perf_counter() - start_time, 1), None))
     return rows
 
 
@@ -253,7 +257,7 @@ OWNER = textwrap.dedent(
 
 
 def kill_once(chance: random.Random, *, whom: str) -> counts.Family:
-    """An owner at work, killed or robbed of its launcher at a random moment, and what it had then."""
+    """Start an owner, kill it or its launcher at a random moment, and return what it had then."""
     command = [sys.executable, "-c", OWNER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
         if whom == "launcher" or chance.random() < 0.8:
@@ -271,34 +275,34 @@ def kill_once(chance: random.Random, *, whom: str) -> counts.Family:
     return family
 
 
-async def kills(asked: argparse.Namespace) -> list[Row]:
+async def kills(arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    chance = random.Random(asked.seed)  # noqa: S311 (moments to kill at)
+    chance = random.Random(arguments.seed)  # noqa: S311 (moments to kill at)
     for whom in ("owner", "launcher"):
         left: set[str] = set()
         had, families = 0, []
-        for number in range(1, asked.kills + 1):
+        for number in range(1, arguments.kills + 1):
             family = await anyio.to_thread.run_sync(lambda whom=whom: kill_once(chance, whom=whom))
             had += len(family.processes) + len(family.namespaces)
-            # A killed launcher's control groups are removed by the next one.
+            # The next launcher removes the control groups of a killed one.
             look = partial(family.remains, groups=whom == "owner")
             left |= await anyio.to_thread.run_sync(look)
             families.append(family)
             if number % 25 == 0:
-                say(f"{number} of {asked.kills} kills of the {whom}, left: {sorted(left) or 'nothing'}")
-        for _ in range(10):  # a killed one counts as alive until the host's init has reaped it
+                say(f"{number} of {arguments.kills} kills of the {whom}, left: {sorted(left) or 'nothing'}")
+        for _ in range(10):  # a killed process counts as alive until the host's init has reaped it
             async with dutyfree.open("native"):
                 pass
             if not any(family.groups() for family in families[-3:]):
                 break
             await anyio.sleep(0.5)
-        # No longer the namespaces: the kernel gives their numbers to others.
+        # Not the namespaces: the kernel reuses their numbers.
         for family in families:
             left |= await anyio.to_thread.run_sync(family.groups)
         rows.append(
-            (f"{asked.kills} kills of the {whom}: processes and namespaces at hand", None, had, had > 0)
+            (f"{arguments.kills} kills of the {whom}: processes and namespaces before", None, had, had > 0)
         )
-        rows.append((f"{asked.kills} kills of the {whom}: left", 0, len(left), not left))
+        rows.append((f"{arguments.kills} kills of the {whom}: left", 0, len(left), not left))
         rows += [(thing, None, "left", False) for thing in sorted(left)[:10]]
     return rows
 
@@ -321,8 +325,8 @@ while True:
 }
 
 
-async def bombs(asked: argparse.Namespace) -> list[Row]:
-    """Each bomb is lit again when its sandbox's limits have ended it."""
+async def bombs(arguments: argparse.Namespace) -> list[Row]:
+    """Exec in one sandbox beside eight bombs. A bomb that its limits have ended is started again."""
     limits = Limits(memory=128 << 20, pids=64, disk=32 << 20, cpus=0.2)
 
     async def explode(command: str, until: float) -> None:
@@ -341,17 +345,17 @@ async def bombs(asked: argparse.Namespace) -> list[Row]:
 
     async with dutyfree.open("native") as substrate, substrate.sandbox() as ninth:
         await latencies(0.5)
-        before = await latencies(min(10, asked.seconds))
-        until = perf_counter() + asked.seconds + 2
+        before = await latencies(min(10, arguments.seconds))
+        until = perf_counter() + arguments.seconds + 2
         async with anyio.create_task_group() as tasks:
             for command in BOMBS.values():
                 tasks.start_soon(explode, command, until)
             await anyio.sleep(1)
-            during = await latencies(asked.seconds)
+            during = await latencies(arguments.seconds)
         after = await latencies(2)
     return [
         (
-            f"the ninth beside {len(BOMBS)} bombs for {asked.seconds:.0f} s: answers",
+            f"answers beside {len(BOMBS)} bombs in {arguments.seconds:.0f} s",
             None,
             len(during),
             bool(during),
@@ -365,7 +369,7 @@ async def bombs(asked: argparse.Namespace) -> list[Row]:
 
 # --- All ------------------------------------------------------------------------------------------------
 
-PARTS_OF_IT = {"cycles": cycles, "live": live, "kills": kills, "bombs": bombs}
+TESTS = {"cycles": cycles, "live": live, "kills": kills, "bombs": bombs}
 
 
 def machine() -> dict[str, object]:
@@ -388,34 +392,36 @@ def write(results: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS_OF_IT)}")
-    parser.add_argument("--cycles", type=int, default=100_000, help="create, exec, destroy")
-    parser.add_argument("--parallel", type=int, default=4, help="cycles at once")
+    parser.add_argument("parts", nargs="*", help=f"one of {', '.join(TESTS)}; default: all")
+    parser.add_argument("--cycles", type=int, default=100_000, help="number of create, exec, destroy cycles")
+    parser.add_argument("--parallel", type=int, default=4, help="cycles in parallel")
     parser.add_argument("--live", type=int, default=5_000, help="sandboxes at once")
-    parser.add_argument("--kills", type=int, default=200, help="of the owner, and as many of the launcher")
-    parser.add_argument("--seconds", type=float, default=30, help="that the bombs go on")
+    parser.add_argument(
+        "--kills", type=int, default=200, help="kills of the owner, and as many of the launcher"
+    )
+    parser.add_argument("--seconds", type=float, default=30, help="duration of the bombs")
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    if unknown := set(asked.parts) - set(PARTS_OF_IT):
-        parser.error(f"there is no part {unknown.pop()!r}: {', '.join(PARTS_OF_IT)}")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(TESTS):
+        parser.error(f"there is no part {unknown.pop()!r}: {', '.join(TESTS)}")
     results = {"command": " ".join(sys.argv), "machine": machine(), "parts": {}}
-    held_well = True
-    for name in asked.parts or PARTS_OF_IT:
-        begun = datetime.now(UTC)
+    all_fine = True
+    for name in arguments.parts or TESTS:
+        start_time = datetime.now(UTC)
         say(f"{name} …")
         try:
-            rows = asyncio.run(PARTS_OF_IT[name](asked))
+            rows = asyncio.run(TESTS[name](arguments))
         except KeyboardInterrupt:
             say("stopped")
             return 130
-        results["parts"][name] = {"date": begun.isoformat(timespec="seconds"), "rows": rows}
+        results["parts"][name] = {"date": start_time.isoformat(timespec="seconds"), "rows": rows}
         write(results)
         print(f"\n{name}\n{'':56} {'before':>12} {'after':>12}")
         for what, was, now, fine in rows:
             mark = {True: "✓", False: "✗", None: ""}[fine]
             print(f"{what:56} {'' if was is None else was:>12} {now:>12} {mark}")
-            held_well &= fine is not False
-    return 0 if held_well else 1
+            all_fine &= fine is not False
+    return 0 if all_fine else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Warm sandboxes: what a lease costs (P5), and what each warmth spares T2."""
+"""Warm sandboxes: the time of a lease (P5), and the time that each warmth saves in T2."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from measuring import Row, figure, interleaved, ratio
+from rounds import Row, figure, interleaved, ratio
 
 import dutyfree
 from dutyfree import paths
 from dutyfree.contract import Limits, Recipe
 from dutyfree.workloads import fixture, tiers
-from dutyfree.workloads.gitserver import listening, serve
+from dutyfree.workloads.gitserver import listen_address, serve
 
 TRUE = ["/bin/true"]
 FIRST = ["echo", "ready"]
 SETTLE = 0.2
-"""Seconds in which what was given back becomes ready again."""
+"""Seconds until a returned sandbox is ready again."""
 
 WARMTHS = ("cold", "base", "image", "repository", "dependencies", "warm")
 
 
 async def leases(rounds: int) -> list[Row]:
-    """P5: a sandbox that waits, from the request to the first result, beside an exec in one that stands."""
+    """P5: a warm lease, from the request to the first result, compared with an exec in a running sandbox."""
     async with dutyfree.open("native-warm") as warm, dutyfree.open("native") as native:
         await warm.prepare()
         pool: Any = warm.pool  # type: ignore[attr-defined]
-        async with warm.sandbox():  # while it is lent another is made: then there are five
+        async with warm.sandbox():  # the pool makes another one meanwhile: then there are five
             pass
         async with native.sandbox() as sandbox:
 
@@ -40,7 +40,7 @@ async def leases(rounds: int) -> list[Row]:
                 async with warm.sandbox() as leased:
                     await leased.exec(TRUE)
                     seconds = perf_counter() - start
-                await pool.until_idle(Recipe(), 5)  # so that its reset is no burden to the next side
+                await pool.until_idle(Recipe(), 5)  # so that its reset does not slow the next side
                 return seconds
 
             async def create() -> float:
@@ -56,29 +56,29 @@ async def leases(rounds: int) -> list[Row]:
             found = await interleaved(rounds, sides)
         assert pool.ledger.served.total() == pool.ledger.served["warm", "image"]
     return [
-        ratio("P5", "warm lease → first result ÷ native exec", found["lease"], found["exec"], at_most=1.4),
-        ratio("P5-create", "warm lease ÷ create, → first result", found["lease"], found["create"]),
+        ratio("P5", "warm lease to first result ÷ native exec", found["lease"], found["exec"], at_most=1.25),
+        ratio("P5-create", "warm lease ÷ create, to first result", found["lease"], found["create"]),
     ]
 
 
 async def stages(rounds: int) -> list[Row]:
-    """T2 from the request to its first result, with what is ready before: seconds, and the share removed."""
+    """T2 from the request to its first result by warmth, and the share of the cold time that is saved."""
     seconds: dict[str, list[float]] = {warmth: [] for warmth in WARMTHS}
     attrs = await anyio.to_thread.run_sync(fixture.build, paths.cache(), print)
     async with AsyncExitStack() as stack:
-        wanted: dict[str, tuple[Any, Recipe]] = {}
+        recipes: dict[str, tuple[Any, Recipe]] = {}
         for warmth in WARMTHS:
             substrate: Any = await stack.enter_async_context(dutyfree.open(f"native-{warmth}"))
             address = substrate.host_address
-            if not wanted:
-                server = await stack.enter_async_context(serve(attrs, [listening(address)]))
+            if not recipes:
+                server = await stack.enter_async_context(serve(attrs, [listen_address(address)]))
             recipe = tiers.t2(attrs, server.url(address)).with_setup_in_recipe().recipe
             await substrate.prepare(recipe)
-            wanted[warmth] = substrate, recipe
+            recipes[warmth] = substrate, recipe
         chance = random.Random(1)  # noqa: S311
         for _ in range(rounds):
             for warmth in chance.sample(WARMTHS, len(WARMTHS)):
-                substrate, recipe = wanted[warmth]
+                substrate, recipe = recipes[warmth]
                 await anyio.sleep(SETTLE)
                 start = perf_counter()
                 async with substrate.sandbox(recipe, limits=Limits(network="on")) as sandbox:
@@ -88,7 +88,7 @@ async def stages(rounds: int) -> list[Row]:
     return [
         figure(
             f"T2-{warmth}",
-            f"T2 ready, {warmth}: share of cold's seconds removed",
+            f"T2 ready, {warmth}: share of the cold time saved",
             1 - statistics.median(found) / cold,
             found,
         )

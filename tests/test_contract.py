@@ -179,7 +179,7 @@ ENTRIES = (Entry("setup.py", "file", 1, 0o644), Entry("src", "directory", 0, 0o7
     ],
 )
 def test_expectations(expect, result, complaint):
-    assert expect.complaint(result) == complaint
+    assert expect.problem(result) == complaint
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from dutyfree.study.records import (
     SCHEMA,
     ActionKind,
     ActionRecord,
-    Failure,
     Line,
     Records,
+    RecordsWriter,
     Session,
     Study,
     SubstrateFacts,
     Trial,
-    Writer,
+    TrialFailure,
 )
 
 BEGIN = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
@@ -243,12 +243,12 @@ def _failed(whole: Trial) -> Trial:
         started=whole.started,
         creation=whole.creation,
         total=whole.creation,
-        failure=Failure("infrastructure", "create", "the daemon <b>went</b> away | again"),
+        failure=TrialFailure("infrastructure", "create", "the daemon <b>went</b> away | again"),
     )
 
 
 def save(directory: Path, content: Records) -> Path:
-    writer = Writer(directory)
+    writer = RecordsWriter(directory)
     lines: tuple[Line, ...] = (
         content.study,
         *content.sessions,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dutyfree.analysis.comparison import as_markdown, compare
 from dutyfree.analysis.model import CautionKind
 from dutyfree.contract.errors import RecordsError
-from dutyfree.study.records import Failure, Records, Session
+from dutyfree.study.records import Records, Session, TrialFailure
 from tests.analysis.synthetic import cold, facts, plausible, records, study, trial
 
 
@@ -148,7 +148,7 @@ def test_cautions_of_the_runs_stand_beside_the_numbers():
     assert {tuple(change.cautions) for change in found.changes} == {("high load", "unstable")}
     told = [caution.text for caution in found.cautions]
     assert any("the machine was busy" in text and text.endswith("(in A2)") for text in told)
-    assert any("trials scatter" in text and text.endswith("(in B1)") for text in told)
+    assert any("the trials vary" in text and text.endswith("(in B1)") for text in told)
     assert "| high load, unstable |" in as_markdown(found)
 
 
@@ -171,7 +171,7 @@ def test_unlike_hosts_are_refused_unless_insisted():
     a = records(*cold("bare", [1.0] * 5))
     b = records(*cold("bare", [2.0] * 5), study=study(host={"host_key": "other", "cpu": "B"}))
     for before, after in (([a], [b]), ([a, b], [at(1, a)]), ([a], [at(1, a), b])):
-        with pytest.raises(RecordsError, match=r"unlike hosts.*cpu"):
+        with pytest.raises(RecordsError, match=r"different hosts.*cpu"):
             compare(before, after)
     assert only(compare([a], [b], across_hosts=True), CautionKind.UNLIKE_HOSTS)
 
@@ -179,7 +179,7 @@ def test_unlike_hosts_are_refused_unless_insisted():
 def test_the_load_of_the_moment_makes_no_host_unlike():
     a = records(*cold("bare", [1.0] * 5), study=study(host={"host_key": "a", "load": 1, "cpu": "A"}))
     b = records(*cold("bare", [2.0] * 5), study=study(host={"host_key": "b", "load": 9, "cpu": "B"}))
-    with pytest.raises(RecordsError, match=r"unlike hosts \(cpu: A and B\)"):
+    with pytest.raises(RecordsError, match=r"different hosts \(cpu: A and B\)"):
         compare([a], [b])
 
 
@@ -225,7 +225,7 @@ def test_other_differences_between_plans_are_told():
         (caution.substrate, caution.text) for caution in only(compare([a], [b]), CautionKind.UNLIKE_PLANS)
     ] == [
         (None, "the plans differ in warmups (1 in A, 3 in B)"),
-        ("docker", "its options differ in network (on in A, off in B)"),
+        ("docker", "the options differ in network (on in A, off in B)"),
     ]
     for one, other in ((a, at(1, a)), (planned({}, "T0"), planned({"remote": None}, "T0"))):
         assert not only(compare([one], [other]), CautionKind.UNLIKE_PLANS)
@@ -235,7 +235,7 @@ def test_other_differences_between_plans_are_told():
 
 def test_failures_and_lone_cells_are_told():
     a = records(*cold("bare", [1.0] * 5), *cold("docker", [1.0] * 5))
-    b = records(*cold("bare", [1.0] * 5), trial(index=9, failure=Failure("task", "exec", "no")))
+    b = records(*cold("bare", [1.0] * 5), trial(index=9, failure=TrialFailure("task", "exec", "no")))
     found = compare([a], [b])
     assert (found.failures[0].failed_a, found.failures[0].failed_b, found.failures[0].trials_b) == (0, 1, 6)
     assert found.only_a == [("T0", "docker", 1)]

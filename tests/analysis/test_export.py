@@ -11,7 +11,7 @@ import pytest
 from dutyfree.analysis.export import ACTION_COLUMNS, TRIAL_COLUMNS, export
 from dutyfree.contract import Span
 from dutyfree.contract.errors import RecordsError, UsageError
-from dutyfree.study.records import ActionRecord, Failure
+from dutyfree.study.records import ActionRecord, TrialFailure
 from tests.analysis.synthetic import plausible, records, trial
 
 
@@ -66,12 +66,12 @@ def test_parquet_holds_the_same(content, tmp_path):
 def test_no_trials_and_hostile_text(form, tmp_path):
     for path in export(records(), tmp_path / "none", form):
         assert path.exists()
-    hostile = trial(failure=Failure("task", "exec", 'a "quoted",\nbroken line\0'))
+    hostile = trial(failure=TrialFailure("task", "exec", 'a "quoted",\nbroken line\0'))
     assert len(export(records(hostile), tmp_path / "hostile", form)) == 2
 
 
 def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path):
-    hostile = trial("T0", '=cmd|"x"', creation=-0.5, failure=Failure("task", "exec", "-1+@SUM(A1)"))
+    hostile = trial("T0", '=cmd|"x"', creation=-0.5, failure=TrialFailure("task", "exec", "-1+@SUM(A1)"))
     trials, _ = export(records(hostile), tmp_path, "csv")
     with trials.open(newline="") as file:
         (row,) = csv.DictReader(file)

@@ -13,10 +13,10 @@ from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.projection import prices, worker_hours
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.summary import decode, encode, summarise
-from dutyfree.study.records import Failure, Session
+from dutyfree.study.records import Session, TrialFailure
 from tests.analysis.synthetic import BEGIN, action, cold, facts, plausible, records, study, trial
 
-FAILED = Failure("infrastructure", "create", "gone")
+FAILED = TrialFailure("infrastructure", "create", "gone")
 
 
 def kinds(summary, workload=None, substrate=None):
@@ -215,7 +215,7 @@ class TestCautions:
             )
         )
         (caution,) = (one for one in made.cautions if one.kind == CautionKind.LEFT_OUT)
-        assert caution.text.startswith("no longer there when the study was resumed (no engine)")
+        assert caution.text.startswith("not available when the study was resumed (no engine)")
         assert CautionKind.INCOMPLETE in kinds(made, "T1", "docker")
 
     @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ class TestCautions:
 
     def test_parallel_cells_are_planned_in_whole_batches(self):
         content = records(*cold("bare", [1.0] * 12, parallel=8), study=study(workloads={"T0": 12}))
-        assert "12 of 16 planned trials were run" in {one.text for one in summarise(content).cautions}
+        assert "only 12 of 16 planned trials ran" in {one.text for one in summarise(content).cautions}
 
     def test_the_ends_of_rollouts_at_once_are_no_drift(self):
         batch = [1 + n / 8 for n in range(8)]

@@ -91,7 +91,7 @@ def test_layers_are_listed_as_a_tree(cli: Cli) -> None:
     assert parents["sha256sum noise > sum"] == parents["sha256sum noise > other"] == first
     assert not any(row["in_use"] for row in rows)
     head, image, *tree = cli("here", "layer", "ls").splitlines()
-    assert head.split() == ["layer", "kind", "size", "took", "made", "used", "command"]
+    assert head.split() == ["layer", "kind", "size", "took", "built", "used", "command"]
     assert image.startswith("host (")
     assert [line.rstrip().rpartition("  ")[2] for line in tree] == [
         "head -c 2000000 /dev/urandom > noise",
@@ -190,7 +190,7 @@ def test_a_disk_without_room_is_told(cli: Cli) -> None:
     try:
         told = cli("full", "layer", "build", "recipe.toml", status=1)
         assert "No space left on device" in told
-        assert told.count("not kept on the disk: see docs/recipes.md") == 2
+        assert told.count("not stored on disk: see docs/recipes.md") == 2
         assert json.loads(cli("full", "layer", "ls", "--json")) == []
     finally:
         subprocess.run(["umount", str(full)], check=True)

@@ -17,9 +17,9 @@ from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.summary import decode, summarise
 from dutyfree.contract.errors import RecordsError
 from dutyfree.report.headline import answers
+from dutyfree.report.phrases import groups
 from dutyfree.report.tables import tables
-from dutyfree.report.wording import groups
-from dutyfree.study.records import FILE, Failure
+from dutyfree.study.records import FILE, TrialFailure
 from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -125,7 +125,7 @@ def test_the_headline_answers_with_the_numbers_of_the_summary(written):
     directory, summary = written
     words = page(directory).words
     spread = next(row for row in summary.spreads if row.workload == "trajectory-150")
-    for question in ("cold start?", "time go?", "length of a trajectory?", "million trajectories?"):
+    for question in ("cold start?", "time go?", "length of a trajectory?", "million trajectories cost?"):
         assert question in words
     assert f"{spread.slowest} takes {spread.hours(spread.difference).value:,.0f} h more than" in words
     assert "(95 % interval" in words
@@ -178,7 +178,10 @@ def test_files_of_figures_are_whole_and_undated(written):
 def test_cautions_stand_beside_their_numbers(written):
     directory, _ = written
     words, text = page(directory).words, (directory / "report.md").read_text()
-    for phrase in ("the p50 of the same action on bare stands in", "trials failed; the numbers are those"):
+    for phrase in (
+        "the p50 of the same action on bare is used instead",
+        "trials failed; the numbers are from",
+    ):
         assert phrase in words
         assert phrase in text
     assert "<sup>" in text
@@ -192,7 +195,7 @@ def test_inner_spans_and_the_rest_are_shown(tmp_path):
     assert made["inside_creation"].header[3:-1] == ["create", "start", "unattributed"]
     names = [row.shown[0] for row in made["inside_action"].rows]
     assert names == ["T0, first command"] * 2 + ["T1"] * 2 + ["trajectory-10"] * 2
-    assert "of what lies between, start and run, the engine does not tell" in page(tmp_path).words
+    assert "The engine does not report the time in between (start and run)" in page(tmp_path).words
     with (tmp_path / "tables/inside_action.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     (docker,) = (row for row in rows if (row["workload"], row["substrate"]) == ("T1", "docker"))
@@ -231,10 +234,10 @@ def test_answers_name_what_qualifies_them(written):
     directory, _ = written
     made, text = page(directory), (directory / "report.md").read_text()
     cards = made.words.split("1. How much")[1].split("cache state")[0]
-    assert cards.count("with caution: failures") == 4
+    assert cards.count("cautions: failures") == 4
     answers = [line for line in text.splitlines() if line[:5] in {f"{number}. **" for number in range(1, 5)}]
     assert len(answers) == 4
-    assert all("*With caution: failures" in line for line in answers)
+    assert all("*Cautions: failures" in line for line in answers)
 
 
 def test_a_caution_is_told_once_and_referred_to_elsewhere(tmp_path):
@@ -261,7 +264,7 @@ def test_a_caution_is_told_once_and_referred_to_elsewhere(tmp_path):
 
 def test_a_caution_that_concerns_all_says_so(tmp_path):
     dutyfree.report.write(save(tmp_path, plausible(trials=3)))
-    assert "too few trials 12 times: everywhere : fewer than 10" in page(tmp_path).words
+    assert "too few trials 12 times: all cells : fewer than 10" in page(tmp_path).words
 
 
 def test_a_terminal_gets_one_line_of_each_kind():
@@ -271,7 +274,7 @@ def test_a_terminal_gets_one_line_of_each_kind():
     assert lines[CautionKind.FAILURES].startswith(
         "failures (6 times: T0, T1, T2, trajectory-10, trajectory-50 and "
     )
-    assert lines[CautionKind.FAILURES].endswith(" more of the kind in the report")
+    assert lines[CautionKind.FAILURES].endswith(" more of this kind in the report")
 
 
 def test_markdown_links_to_its_figures(written):
@@ -393,7 +396,9 @@ def test_hostile_names_and_causes_stay_text(tmp_path):
         *cold(HOSTILE, [2.0] * 5),
         *cold("_under", [2.0] * 5),
         *cold("日本\u202e\n", [2.0] * 5, workload="T2"),
-        trial("T0", "bare", 9, failure=Failure("infrastructure", "create", f"{HOSTILE}\n```\n{HOSTILE}")),
+        trial(
+            "T0", "bare", 9, failure=TrialFailure("infrastructure", "create", f"{HOSTILE}\n```\n{HOSTILE}")
+        ),
         trial(f"trajectory-{HOSTILE}", "bare", 0, actions=(action(HOSTILE, 1.0),)),
         substrates={
             "bare": facts("bare", facts={HOSTILE: HOSTILE}),
@@ -416,7 +421,9 @@ def test_hostile_names_and_causes_stay_text(tmp_path):
 def test_what_to_do_about_a_failure_is_never_cut_off(length, tmp_path):
     remedy = "(start the engine with: scripts/docker-engine start, then run the study again with --resume)"
     cause = f"the engine does not answer: {'x' * length} {remedy}"
-    failed = [trial("T0", "docker", n, failure=Failure("infrastructure", "create", cause)) for n in range(3)]
+    failed = [
+        trial("T0", "docker", n, failure=TrialFailure("infrastructure", "create", cause)) for n in range(3)
+    ]
     gone = facts("gone", unavailable=cause)
     substrates = {"bare": facts("bare"), "docker": facts("docker"), "gone": gone}
     content = records(*cold("bare", [1.0] * 3), *failed, substrates=substrates)
@@ -436,7 +443,7 @@ def test_a_spreadsheet_takes_no_label_for_a_formula(tmp_path):
 
 
 def partial():
-    failed = [trial("T2", "docker", n, failure=Failure("timeout", "exec", "slow")) for n in range(3)]
+    failed = [trial("T2", "docker", n, failure=TrialFailure("timeout", "exec", "slow")) for n in range(3)]
     many = (*PROFILES, "hosted", "cloud", "seven", "eight", "nine", "ten")
     return {
         "no trials": records(),

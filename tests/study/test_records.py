@@ -13,7 +13,7 @@ import pytest
 
 from dutyfree.contract.errors import RecordsError
 from dutyfree.study import records
-from dutyfree.study.records import SCHEMA, ActionRecord, Failure, Session, Study, Trial, Writer
+from dutyfree.study.records import SCHEMA, ActionRecord, RecordsWriter, Session, Study, Trial, TrialFailure
 
 
 def study(**changes):
@@ -42,14 +42,14 @@ def trial(index, **changes):
 
 
 def written(directory, *lines):
-    writer = Writer(directory)
+    writer = RecordsWriter(directory)
     writer.write(*lines)
     writer.close()
     return directory / records.FILE
 
 
 def test_what_is_written_is_read(tmp_path):
-    failed = trial(2, failure=Failure("infrastructure", "create", "no space"))
+    failed = trial(2, failure=TrialFailure("infrastructure", "create", "no space"))
     written(tmp_path, study(), Session("now", 0.5), trial(1), failed, trial(3, warmup=True))
     found = records.read(tmp_path)
     assert found.study == study()
@@ -85,7 +85,9 @@ def test_a_damaged_compressed_file_is_told(tmp_path, damage):
     plain = written(tmp_path, study(), *(trial(index) for index in range(50)))
     (tmp_path / records.COMPRESSED).write_bytes(damage(gzip.compress(plain.read_bytes())))
     plain.unlink()
-    with pytest.raises(RecordsError, match=r"records\.jsonl\.gz is a damaged gzip file: .*copy it again"):
+    with pytest.raises(
+        RecordsError, match=r"records\.jsonl\.gz is a damaged gzip file: .*copy the file again"
+    ):
         records.read(tmp_path)
 
 
@@ -94,9 +96,9 @@ def test_a_compressed_study_is_not_written_to(tmp_path):
     packed = gzip.compress(plain.read_bytes())
     (tmp_path / records.COMPRESSED).write_bytes(packed)
     plain.unlink()
-    assert records.begun(tmp_path)
+    assert records.exists(tmp_path)
     with pytest.raises(RecordsError, match=r"are compressed.*gunzip .*records\.jsonl\.gz"):
-        Writer(tmp_path)
+        RecordsWriter(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [records.COMPRESSED]
 
 
@@ -113,23 +115,23 @@ def test_a_torn_last_line_is_passed_over_and_then_cut_off(tmp_path, lost):
     whole = path.read_bytes()
     path.write_bytes(whole[:-lost])
     assert [one.index for one in records.read(tmp_path).trials] == [1]
-    writer = Writer(tmp_path)
+    writer = RecordsWriter(tmp_path)
     writer.write(trial(3))
     writer.close()
     assert [one.index for one in records.read(tmp_path).trials] == [1, 3]
 
 
 def test_two_studies_cannot_write_at_once(tmp_path):
-    writer = Writer(tmp_path)
+    writer = RecordsWriter(tmp_path)
     with pytest.raises(RecordsError, match="another study is writing"):
-        Writer(tmp_path)
+        RecordsWriter(tmp_path)
     writer.close()
-    Writer(tmp_path).close()
+    RecordsWriter(tmp_path).close()
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path):
     path = written(tmp_path, study(), trial(1))
-    writer = Writer(tmp_path)
+    writer = RecordsWriter(tmp_path)
     size = path.stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -153,14 +155,14 @@ def test_no_records_is_said_with_a_remedy(tmp_path):
 
 def test_an_unwritable_directory_is_said_with_a_remedy():
     with pytest.raises(RecordsError, match=r"cannot write to /proc/nowhere.*--out"):
-        Writer(Path("/proc/nowhere"))
+        RecordsWriter(Path("/proc/nowhere"))
 
 
 def test_damage_in_the_middle_names_the_line(tmp_path):
     path = written(tmp_path, study(), trial(1), trial(2))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"garbage\n" + lines[2])
-    with pytest.raises(RecordsError, match=r"records.jsonl:2: not a record"):
+    with pytest.raises(RecordsError, match=r"records.jsonl:2: not a dutyfree record"):
         records.read(tmp_path)
 
 
@@ -172,7 +174,7 @@ def test_a_newer_schema_is_refused(tmp_path):
 
 def test_records_without_a_beginning_are_refused(tmp_path):
     written(tmp_path, trial(1))
-    with pytest.raises(RecordsError, match="does not begin with a study line"):
+    with pytest.raises(RecordsError, match="does not start with a study line"):
         records.read(tmp_path)
 
 

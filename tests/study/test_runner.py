@@ -222,7 +222,7 @@ async def test_a_substrate_that_goes_away_stops_the_study_and_keeps_its_records(
     breaking.gone_after = 6  # the facts, the warm-up, and some trials
     options = {"breaking": {"exit_code": 0, "stdout": "ready\n"}}
     wanted = plan(substrates=["breaking"], options=options, workloads={"T0": 50})
-    with pytest.raises(Unavailable, match=r"breaking is gone.*start it again.*--resume"):
+    with pytest.raises(Unavailable, match=r"breaking is no longer available.*start it again.*--resume"):
         await run(wanted, tmp_path)
     kept = await anyio.to_thread.run_sync(records.read, tmp_path)
     failed = [one for one in kept.trials if not one.ok]

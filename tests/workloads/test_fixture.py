@@ -98,7 +98,7 @@ def test_two_caches_hold_the_same_bytes(fixture: Fixture, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_killed_concurrent_and_damaged_builds_end_well(fixture: Fixture, tmp_path: Path) -> None:
-    for moment in ("downloading", "making the attrs repository"):
+    for moment in ("downloading", "building the attrs repository"):
         with builder(tmp_path, moment) as process:
             assert process.stdout is not None
             assert any(line.startswith(moment) for line in process.stdout)

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from dutyfree.workloads.fixture import COMMIT, GIT_ENVIRONMENT, Fixture
-from dutyfree.workloads.gitserver import LISTENER, GitServerError, listening, serve, start
+from dutyfree.workloads.gitserver import LISTENER, GitServerError, listen_address, serve, start
 
 OWNER = """
 import pathlib, signal, sys
@@ -126,9 +126,9 @@ def test_dies_with_its_owner(fixture: Fixture) -> None:
 
 
 def test_where_a_service_listens_for_sandboxes() -> None:
-    assert listening("127.0.0.2") == "127.0.0.2"
-    assert listening("::1") == "::1"
-    assert listening("192.0.2.1") == "127.0.0.1"  # it stands for the loopback
+    assert listen_address("127.0.0.2") == "127.0.0.2"
+    assert listen_address("::1") == "::1"
+    assert listen_address("192.0.2.1") == "127.0.0.1"  # it stands for the loopback
 
 
 @pytest.mark.anyio

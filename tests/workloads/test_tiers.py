@@ -19,7 +19,7 @@ from dutyfree.study.plan import Batch
 from dutyfree.study.records import Trial
 from dutyfree.workloads import tiers
 from dutyfree.workloads.fixture import Fixture
-from dutyfree.workloads.gitserver import GitServer, listening, serve
+from dutyfree.workloads.gitserver import GitServer, listen_address, serve
 from dutyfree.workloads.workload import Workload
 
 
@@ -37,7 +37,7 @@ async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
 
 @pytest.fixture
 async def server(fixture: Fixture, substrate: Substrate) -> AsyncIterator[GitServer]:
-    async with serve(fixture, [listening(substrate.host_address or "")]) as server:
+    async with serve(fixture, [listen_address(substrate.host_address or "")]) as server:
         yield server
 
 
@@ -119,7 +119,7 @@ def test_unknown_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["trajectory-0", "trajectory-010"])
 def test_wrong_lengths(name: str) -> None:
-    with pytest.raises(UsageError, match="no length"):
+    with pytest.raises(UsageError, match="no valid length"):
         workloads.build(name, None, "")
 
 
@@ -136,4 +136,4 @@ def test_a_git_that_fails_is_a_wrong_answer(tmp_path: Path) -> None:
     ran = subprocess.run(
         ["sh", "-c", str(step.action.command)], cwd=tmp_path, capture_output=True, check=False
     )
-    assert step.expect.complaint(Observation(exit_code=ran.returncode, stdout=ran.stdout))
+    assert step.expect.problem(Observation(exit_code=ran.returncode, stdout=ran.stdout))

@@ -81,7 +81,7 @@ async def test_expectations_hold_whatever_was_modified(seed: int, fixture: Fixtu
     async with bare.sandbox(recipe) as sandbox:
         for step in made.actions:
             if step.kind != "test":
-                assert step.expect.complaint(await perform(sandbox, step.action)) is None, step.label
+                assert step.expect.problem(await perform(sandbox, step.action)) is None, step.label
 
 
 @pytest.mark.anyio
@@ -102,5 +102,5 @@ async def test_every_selection_of_tests_passes(fixture: Fixture, bare: Substrate
                     continue
                 seen.add(step.action.command)
             if step.kind in ("modify", "test"):
-                assert step.expect.complaint(await perform(sandbox, step.action)) is None, step.label
+                assert step.expect.problem(await perform(sandbox, step.action)) is None, step.label
     assert len(seen) > 8

@@ -1,6 +1,10 @@
-"""UNDERSTAND, from records alone: ``summary.summarise``, ``comparison.compare``, ``export.export``.
+"""Analysis: from records to the numbers of a report, a comparison or an export.
 
 ::
 
     records → decomposition → cells → tax, ratios, projection, cautions → Summary
+
+May import ``study.records`` and the contract, and no substrate. Start with ``summary.summarise``;
+``comparison.compare``, ``ab.compare_rounds`` and ``export.export`` are the other entry points.
+``statistics`` has the only intervals and tests.
 """

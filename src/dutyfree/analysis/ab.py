@@ -1,7 +1,7 @@
-"""Two configurations that one study measured in the same rounds: ``dutyfree ab``.
+"""Compare two configurations that one study measured in the same rounds: ``dutyfree ab``.
 
-A and B run shortly after each other in every round, in random order, so what slows the machine slows both.
-The round is the unit: B over A in each round, and how much that scatters between rounds.
+A and B run one after the other in every round, in random order, so a slow minute of the machine affects both.
+The unit is the round: B ÷ A in each round, and how much it varies between rounds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dutyfree.analysis.comparison import concerning, own_cautions
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution
 from dutyfree.analysis.statistics import Floats, as_sample, judge_pairs
-from dutyfree.analysis.verdicts import METRICS, Comparison, Judged, Run, changes, failures
+from dutyfree.analysis.verdicts import METRICS, Comparison, Run, TestedMetric, changes, failures
 from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Records
 
 
 def compare_rounds(records: Records) -> Comparison:
-    """The second substrate of the study against the first. Raises RecordsError unless there are two."""
+    """Compare the second substrate of the study with the first. Raises RecordsError unless there are two."""
     a, b = _labels(records)
     decomposer = Decomposer(records)
     by_key = samples(records, decomposer)
-    told = own_cautions(records, by_key, decomposer)
+    found = own_cautions(records, by_key, decomposer)
     cells = list(dict.fromkeys((workload, parallel) for workload, _, parallel in by_key))
     pairs = {
         (workload, b, parallel): (by_key[workload, a, parallel], by_key[workload, b, parallel])
@@ -40,7 +40,7 @@ def compare_rounds(records: Records) -> Comparison:
         title_b=b,
         runs_a=[run],
         runs_b=[run],
-        changes=changes([row for key, pair in pairs.items() for row in _judged(key, *pair, told)], "round"),
+        changes=changes([row for key, pair in pairs.items() for row in _judged(key, *pair, found)], "round"),
         failures=[
             change
             for key, (one, other) in pairs.items()
@@ -48,7 +48,7 @@ def compare_rounds(records: Records) -> Comparison:
         ],
         only_a=[key for key in by_key if key[1] == a and key not in common],
         only_b=[key for key in by_key if key[1] == b and key not in common],
-        cautions=told,
+        cautions=found,
     )
 
 
@@ -58,13 +58,13 @@ def _labels(records: Records) -> tuple[str, str]:
     labels = planned if isinstance(planned, list) else list(records.substrates)
     if len(labels) != 2:
         raise RecordsError(
-            f"the study measured {len(labels)} substrates, not two: there is no A and B in it",
+            f"the study measured {len(labels)} substrates, not two",
             remedy="measure two configurations side by side with 'dutyfree ab', or name a second directory",
         )
     return labels[0], labels[1]
 
 
-def _judged(key: Key, before: Sample, after: Sample, told: list[Caution]) -> list[Judged]:
+def _judged(key: Key, before: Sample, after: Sample, cautions: list[Caution]) -> list[TestedMetric]:
     found = []
     for metric, values in METRICS.items():
         x, y = values(before), values(after)
@@ -73,15 +73,15 @@ def _judged(key: Key, before: Sample, after: Sample, told: list[Caution]) -> lis
         one, other = _by_round(before, x), _by_round(after, y)
         both = sorted(one.keys() & other.keys())
         a, b = as_sample([one[number] for number in both]), as_sample([other[number] for number in both])
-        about = concerning([before.key, after.key], metric, told)
-        found.append(Judged(key, metric, a, b, x.size, y.size, judge_pairs(b, a), about))
+        about = concerning([before.key, after.key], metric, cautions)
+        found.append(TestedMetric(key, metric, a, b, x.size, y.size, judge_pairs(b, a), about))
     return found
 
 
 def _by_round(sample: Sample, values: Floats) -> dict[int, float]:
-    """The value of each round; of rollouts at once, their p50. Empty where the metric is not known."""
+    """The value of each round; the p50 of parallel rollouts. Empty if the metric is unknown."""
     rounds: dict[int, list[float]] = defaultdict(list)
     if values.size == len(sample.succeeded):
         for trial, value in zip(sample.succeeded, values, strict=True):
             rounds[trial.index - trial.index % trial.parallel].append(float(value))
-    return {number: float(np.median(alike)) for number, alike in rounds.items()}
+    return {number: float(np.median(group)) for number, group in rounds.items()}

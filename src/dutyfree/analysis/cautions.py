@@ -1,4 +1,4 @@
-"""Typed warnings, each with the cell it qualifies."""
+"""Cautions: typed warnings about the study, a substrate or a cell."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dutyfree.study.records import Records, Session, SubstrateFacts
 
 FEW = 10
 FEW_FOR_TAIL = 20
-"""p95 of fewer trials lies between the slowest two."""
+"""With fewer trials, p95 lies between the two slowest."""
 WIDE = 0.2
 DISPERSED = 0.5
 DRIFTING = 0.5
 DRIFT_P = 0.01
 DRIFT_LEAST = 6
-"""Of fewer values not even a perfect order is so improbable: 2 in 5! orders."""
+"""With fewer values even a perfect order has p > DRIFT_P: 2 of 5! orders."""
 BUSY = 0.5
-"""Load average per core, before the study begins."""
+"""Load average per core when a session starts."""
 MEMORY = ("tmpfs", "ramfs")
-"""File systems that are no disk."""
+"""File systems in memory."""
 COPYING = "vfs"
-"""Docker's storage driver of last resort."""
+"""Docker's storage driver that copies the whole image for every container."""
 SOFTWARE = ("python", "git", "pytest", "bash", "grep", "libc", "glibc", "coreutils")
 
 
@@ -48,13 +48,14 @@ def _of_study(records: Records, baseline: str | None) -> Iterator[Caution]:
     if baseline is None and records.trials:
         yield Caution(
             CautionKind.NO_BASELINE,
-            "bare was not measured: there is no tax, and orchestration is known only where told",
+            "bare was not measured: there is no tax, and orchestration is known only for substrates that "
+            "report it",
         )
     if len(records.sessions) > 1:
         yield Caution(
             CautionKind.RESUMED,
-            f"the study was interrupted and resumed: {len(records.sessions)} sessions, between which the "
-            "machine may have changed",
+            f"the study was interrupted and resumed: it has {len(records.sessions)} sessions, and the "
+            "machine may have changed between them",
         )
     cores = records.study.host.get("cores")
     if isinstance(cores, int) and cores > 0:
@@ -65,16 +66,16 @@ def _of_study(records: Records, baseline: str | None) -> Iterator[Caution]:
 def _busy(session: Session, cores: int) -> Caution:
     return Caution(
         CautionKind.HIGH_LOAD,
-        f"the machine was busy when the session of {session.started} began: load {session.load:.2f} on "
+        f"the machine was busy when the session of {session.started} started: load {session.load:.2f} on "
         f"{plural(cores, 'core')}",
     )
 
 
 def _cache_state(plan: Mapping[str, Any]) -> Caution:
     if plan.get("drop_caches"):
-        return Caution(CautionKind.CACHE, "page caches were dropped before each trial: cold disks, too")
+        return Caution(CautionKind.CACHE, "page caches were dropped before each trial: the disk was cold too")
     return Caution(
-        CautionKind.CACHE, "page caches were warm: cold start means a fresh sandbox, not a cold disk"
+        CautionKind.CACHE, "page caches were warm: a cold start is a fresh sandbox, not a cold disk"
     )
 
 
@@ -83,7 +84,7 @@ def _of_substrates(records: Records) -> Iterator[Caution]:
     for label, facts in records.substrates.items():
         if facts.unavailable is not None:
             text = (
-                f"no longer there when the study was resumed ({facts.unavailable}): its trials are older"
+                f"not available when the study was resumed ({facts.unavailable}): its trials are older"
                 if label in measured
                 else f"left out: {facts.unavailable}"
             )
@@ -99,14 +100,15 @@ def _unlike_software(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
     for name in SOFTWARE:
         versions: dict[str, list[str]] = {}
         for facts in present:
-            told = facts.facts.get(name, facts.facts.get(f"{name}3"))
-            if told is not None:
-                versions.setdefault(_version(told), []).append(facts.label)
+            fact = facts.facts.get(name, facts.facts.get(f"{name}3"))
+            if fact is not None:
+                versions.setdefault(_version(fact), []).append(facts.label)
         if len(versions) > 1:
             each = [f"{version} on {enumeration(labels)}" for version, labels in versions.items()]
             yield Caution(
                 CautionKind.UNLIKE_SOFTWARE,
-                f"{name} differs between substrates ({'; '.join(each)}): it may explain part of a difference",
+                f"the version of {name} differs between substrates ({'; '.join(each)}): this may explain "
+                "part of a difference",
             )
 
 
@@ -122,21 +124,21 @@ def _unlike_storage(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
         kinds = enumeration(sorted({places[label] for label in memory}))
         yield Caution(
             CautionKind.UNLIKE_STORAGE,
-            f"files were in memory ({kinds}) on {enumeration(memory)} and on disk on {enumeration(disk)}: it "
-            "may explain part of a difference",
+            f"files were in memory ({kinds}) on {enumeration(memory)} and on disk on {enumeration(disk)}: "
+            "this may explain part of a difference",
         )
     for label, place in places.items():
         if place == COPYING:
             yield Caution(
                 CautionKind.UNLIKE_STORAGE,
-                f"its storage driver, {place}, copies the whole image for every sandbox, which other drivers "
-                "do not: creation and cleanup are slower for it",
+                f"the storage driver {place} copies the whole image for every sandbox, and other drivers do "
+                "not: creation and cleanup are slower because of it",
                 substrate=label,
             )
 
 
 def _version(fact: str) -> str:
-    """The number alone: one substrate may say "2.39.5" and another "git version 2.39.5"."""
+    """The version number alone: one substrate reports "2.39.5" and another "git version 2.39.5"."""
     found = re.search(r"\d+(\.\d+)+\S*", fact)
     return found[0] if found else fact
 
@@ -151,22 +153,20 @@ def _about(
 ) -> Iterator[tuple[CautionKind, str]]:
     if cell.failed:
         rest = (
-            f"the numbers are those of the other {cell.succeeded}"
-            if cell.succeeded
-            else "there are no numbers"
+            f"the numbers are from the other {cell.succeeded}" if cell.succeeded else "there are no numbers"
         )
         yield CautionKind.FAILURES, f"{cell.failed} of {plural(cell.trials, 'trial')} failed; {rest}"
     if expected is not None and cell.trials < expected:
-        yield CautionKind.INCOMPLETE, f"{cell.trials} of {cell.planned} planned trials were run"
+        yield CautionKind.INCOMPLETE, f"only {cell.trials} of {cell.planned} planned trials ran"
     if 0 < cell.succeeded < FEW:
         yield (
             CautionKind.TOO_FEW,
-            f"fewer than {FEW} successful trials: intervals are rough, and p95 is nearly the slowest one",
+            f"fewer than {FEW} successful trials: intervals are rough, and p95 is close to the slowest trial",
         )
     elif 0 < cell.succeeded < FEW_FOR_TAIL:
         yield (
             CautionKind.UNSURE_TAIL,
-            f"fewer than {FEW_FOR_TAIL} successful trials: p95 is nearly the slowest one",
+            f"fewer than {FEW_FOR_TAIL} successful trials: p95 is close to the slowest trial",
         )
     if cell.succeeded >= FEW:
         yield from _about_stability(cell, sample)
@@ -175,34 +175,37 @@ def _about(
     if cell.undivided:
         yield (
             CautionKind.UNDIVIDED,
-            f"the time inside of {_actions(cell.undivided, cell)} is not told, and no bare run of them is "
-            "there to stand in",
+            f"the substrate does not report the time inside {_actions(cell.undivided, cell)}, and there "
+            "is no bare run of them to use instead",
         )
 
 
 def _about_stability(cell: Cell, sample: Sample) -> Iterator[tuple[CautionKind, str]]:
     assert cell.total is not None
     middle, totals = cell.total.p50, sample.totals()
-    # Words that are the same for many cells: the figures are in the tables.
+    # The same words for many cells, so that they become one note. The numbers are in the tables.
     if middle.low is not None and middle.high is not None and middle.high - middle.low > WIDE * middle.value:
         yield (
             CautionKind.UNSTABLE,
-            f"the interval of the whole rollout's p50 is wider than {percent(WIDE)} of it",
+            f"the interval of the p50 of the whole rollout is wider than {percent(WIDE)} of the p50",
         )
     if dispersion(totals) > DISPERSED:
         yield (
             CautionKind.UNSTABLE,
-            f"trials scatter: the middle half spans more than {percent(DISPERSED)} of p50",
+            f"the trials vary: the middle half spans more than {percent(DISPERSED)} of the p50",
         )
     in_order = _in_order(sample)
     correlation, p = drift(in_order)
     if in_order.size >= DRIFT_LEAST and abs(correlation) > DRIFTING and p < DRIFT_P:
         grew = "rose" if correlation > 0 else "fell"
-        yield CautionKind.DRIFT, f"times {grew} in the course of the study"
+        yield CautionKind.DRIFT, f"times {grew} during the study"
 
 
 def _in_order(sample: Sample) -> Floats:
-    """Totals by time. Rollouts at once count as one, by their p50: their ends order them by length."""
+    """Totals in the order of the trials. Parallel rollouts count once, with their p50.
+
+    They end in the order of their length, which would look like drift.
+    """
     batches: dict[int, list[float]] = {}
     for trial in sample.succeeded:
         batches.setdefault(trial.index // trial.parallel, []).append(trial.total)
@@ -211,20 +214,20 @@ def _in_order(sample: Sample) -> Floats:
 
 def _stand_in(cell: Cell, baseline: str) -> str:
     level = cell.stand_in_parallel
-    at = f", measured {level} at once," if level is not None and level != cell.parallel else ""
+    at = f", measured with {level} rollouts at once," if level is not None and level != cell.parallel else ""
     return (
-        f"the time inside of {_actions(cell.stood_in, cell)} is not told: the p50 of the same action on "
-        f"{baseline}{at} stands in"
+        f"the substrate does not report the time inside {_actions(cell.stood_in, cell)}: the p50 of the same "
+        f"action on {baseline}{at} is used instead"
     )
 
 
 def _actions(number: int, cell: Cell) -> str:
-    """Which of them, in words that are the same for many cells, so that one note serves all."""
+    """The same words for many cells, so that they become one note."""
     return "all actions" if number == cell.actions else "some actions"
 
 
 def _expected(plan: Mapping[str, Any], planned: int) -> int:
-    """Trials that a cell must have: a plan with adaptive stopping may end it after its minimum."""
+    """Trials that a cell must have. With adaptive stopping, it may end after the minimum."""
     adaptive = plan.get("adaptive")
     minimum = adaptive.get("minimum") if isinstance(adaptive, dict) else None
     return min(planned, minimum) if isinstance(minimum, int) else planned
@@ -243,4 +246,4 @@ def _never_ran(records: Records, cells: Iterable[Cell]) -> Iterator[Caution]:
             levels = parallel.get(name, []) if isinstance(parallel, dict) else []
             for level in (1, *levels):
                 if (name, label, level) not in ran:
-                    yield Caution(CautionKind.INCOMPLETE, "no trial of it was run", name, label, level)
+                    yield Caution(CautionKind.INCOMPLETE, "no trial ran", name, label, level)

@@ -1,4 +1,4 @@
-"""Trials, gathered into cells: what each cell measured, and how often it failed."""
+"""Cells: the trials of one workload on one substrate, what they measured, and how they failed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from dutyfree.analysis.decomposition import (
     COMPONENTS,
     Decomposer,
-    Parts,
+    TrialComponents,
     trajectory_length,
     workload_order,
 )
-from dutyfree.analysis.inner import inner
 from dutyfree.analysis.model import Cell, Distribution, FailureGroup
+from dutyfree.analysis.spans import breakdowns
 from dutyfree.analysis.statistics import Floats, as_sample, quantity
 from dutyfree.study.records import Records, Trial
 
@@ -29,13 +29,14 @@ CAUSE_LENGTH = 1000
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The trials of one cell in the order of their ends; ``parts`` are those of the successful ones."""
+    """The trials of one cell, in the order in which they ended."""
 
     key: Key
     warmups: int
     trials: list[Trial]
     succeeded: list[Trial]
-    parts: list[Parts]
+    parts: list[TrialComponents]
+    """Of the successful trials."""
 
     def first_results(self) -> Floats:
         return as_sample([trial.first_result for trial in self.succeeded])
@@ -44,7 +45,7 @@ class Sample(msgspec.Struct, frozen=True):
         return as_sample([trial.total for trial in self.succeeded])
 
     def orchestration_per_action(self) -> Floats:
-        """Empty where there are no actions, or some are undivided."""
+        """Empty if there are no actions, or if some are undivided."""
         if any(part.unknown for part in self.parts):
             return as_sample([])
         return as_sample(
@@ -57,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def samples(records: Records, decomposer: Decomposer) -> dict[Key, Sample]:
-    """Every cell that has a trial, tiers first, substrates in the order of the plan."""
+    """Every cell that has a trial: tiers first, substrates in the order of the plan."""
     grouped: dict[Key, list[Trial]] = defaultdict(list)
     for trial in records.trials:
         grouped[trial.cell].append(trial)
@@ -67,7 +68,7 @@ def samples(records: Records, decomposer: Decomposer) -> dict[Key, Sample]:
 
 
 def substrate_order(records: Records) -> list[str]:
-    """Bare first, then as the plan and the trials name them."""
+    """Bare first, then the order of the plan and the trials."""
     labels = list(dict.fromkeys([*records.substrates, *(trial.substrate for trial in records.trials)]))
     uses = {
         label: records.substrates[label].use if label in records.substrates else label for label in labels
@@ -114,21 +115,21 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         undivided=max((part.unknown for part in sample.parts), default=0),
         stand_in_parallel=decomposer.stand_in_parallel(workload, parallel) if stood_in else None,
         distribution=Distribution(first_result=_thinned(firsts), total=_thinned(totals)),
-        inner=inner(sample.succeeded),
+        inner=breakdowns(sample.succeeded),
     )
 
 
 def planned_trials(plan: dict[str, Any], workload: str, parallel: int) -> int | None:
-    """As the plan says, in whole batches of ``parallel``."""
+    """The number in the plan, rounded up to whole batches of ``parallel``."""
     workloads = plan.get("workloads")
     trials = workloads.get(workload) if isinstance(workloads, dict) else None
     return math.ceil(trials / parallel) * parallel if isinstance(trials, int) else None
 
 
-def composition(parts: Sequence[Parts], totals: Floats) -> dict[str, float]:
+def composition(parts: Sequence[TrialComponents], totals: Floats) -> dict[str, float]:
     """Mean components over the middle half of the trials by total.
 
-    Medians of components do not add up to anything; plain means let one slow trial bend the picture.
+    Medians of components do not add up to the total, and one slow trial would distort plain means.
     """
     if not parts:
         return {}
@@ -139,20 +140,20 @@ def composition(parts: Sequence[Parts], totals: Floats) -> dict[str, float]:
 
 
 def failure_groups(cells: Iterable[Sample]) -> list[FailureGroup]:
-    """Failures by cell, kind, phase and cause, the most frequent of a cell first."""
+    """Failures by cell, kind, phase and cause; the most frequent of a cell first."""
     groups: list[FailureGroup] = []
     for sample in cells:
-        alike = Counter(
+        counts = Counter(
             (failure.kind, failure.phase, _shortened(failure.cause))
             for trial in sample.trials
             if (failure := trial.failure) is not None
         )
-        groups += [FailureGroup(*sample.key, *what, count) for what, count in alike.most_common()]
+        groups += [FailureGroup(*sample.key, *what, count) for what, count in counts.most_common()]
     return groups
 
 
 def _shortened(cause: str) -> str:
-    """In one line. Of a very long one the middle is left out: at its end stands what to do about it."""
+    """The cause in one line. Cut a very long one in the middle, because the remedy is at its end."""
     line = " ".join(cause.split())
     if len(line) <= CAUSE_LENGTH:
         return line

@@ -1,9 +1,9 @@
-"""Runs before against runs after: what became slower, and whether that can be told.
+"""Compare earlier runs with later runs: ``dutyfree compare``.
 
-Two runs of the same thing differ by more than their trials scatter: caches, neighbours and the clock's speed
-change from minute to minute, and all trials of a run share them. So the run is the unit. Each run gives one
-number, its p50, and the scatter between the runs of a side says how much runs differ by themselves. With one
-run on a side that is unknown, and the verdict is "cannot tell".
+Two runs of the same plan differ by more than their trials vary: caches, neighbours and the clock speed
+change from minute to minute, and all trials of a run share them. So the unit is the run. Each run gives one
+number, its p50, and the variation between the runs of a side shows how much runs differ without any change.
+With one run on a side this is unknown, and the verdict is "cannot tell".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dutyfree.analysis import plans
+from dutyfree.analysis import plan_differences
 from dutyfree.analysis.cautions import cautions
 from dutyfree.analysis.cells import Key, Sample, describe, samples
 from dutyfree.analysis.decomposition import Decomposer
@@ -26,10 +26,10 @@ from dutyfree.analysis.verdicts import (
     METRICS,
     REASONS,
     UNCOMPARED,
-    Change,
     Comparison,
-    Judged,
+    MetricChange,
     Run,
+    TestedMetric,
     Unit,
     changes,
     failures,
@@ -37,12 +37,12 @@ from dutyfree.analysis.verdicts import (
 from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Records
 
-SILENT = {CautionKind.CACHE, CautionKind.NO_BASELINE, CautionKind.UNSURE_TAIL, CautionKind.UNDIVIDED}
-"""Cautions of a run about what a comparison does not show."""
+IRRELEVANT = {CautionKind.CACHE, CautionKind.NO_BASELINE, CautionKind.UNSURE_TAIL, CautionKind.UNDIVIDED}
+"""Cautions of a run about numbers that a comparison does not show."""
 
 
-class _Run(msgspec.Struct, frozen=True):
-    """One run, gathered into cells."""
+class _RunCells(msgspec.Struct, frozen=True):
+    """One run and its cells."""
 
     name: str
     records: Records
@@ -51,35 +51,35 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def compare(before: Sequence[Records], after: Sequence[Records], *, across_hosts: bool = False) -> Comparison:
-    """B against A, cell by cell.
+    """Compare B with A, cell by cell.
 
-    Raises RecordsError for a run that is named twice, for records of unlike hosts, unless ``across_hosts``,
-    and where the plans leave no cell comparable.
+    Raises RecordsError if a run is named twice, if the hosts differ (unless ``across_hosts``), and if the
+    plans leave no cell comparable.
     """
     _check_different([*before, *after])
     unlike = _unlike_hosts(before[0].study.host, [one.study.host for one in (*before[1:], *after)])
     if unlike and not across_hosts:
         raise RecordsError(
-            f"the records come from unlike hosts ({unlike}): their times do not compare",
-            remedy="measure both on one machine, or insist with --across-hosts",
+            f"the records come from different hosts ({unlike}), so their times cannot be compared",
+            remedy="measure both on one machine, or force the comparison with --across-hosts",
         )
-    a, b = _gathered("A", before), _gathered("B", after)
+    a, b = _run_cells("A", before), _run_cells("B", after)
     ours, theirs = _keys(a), _keys(b)
     common = [key for key in ours if key in theirs]
     refused = _refused([*a, *b], common)
     if refused and len(refused) == len(common):
         raise RecordsError(
-            f"the plans differ in {_reasons(refused)}: no cell of theirs is comparable",
+            f"the plans differ in {_reasons(refused)}: no cell can be compared",
             remedy="measure one of the two again with the plan of the other",
         )
-    told = [*_order_cautions(a, b), *_run_cautions([*a, *b])]
+    found = [*_order_cautions(a, b), *_run_cautions([*a, *b])]
     return Comparison(
         unit="run",
         title_a=_title(a),
         title_b=_title(b),
-        runs_a=_described(a),
-        runs_b=_described(b),
-        changes=changes([row for key in common for row in _judged(key, a, b, key in refused, told)], "run"),
+        runs_a=_runs(a),
+        runs_b=_runs(b),
+        changes=changes([row for key in common for row in _judged(key, a, b, key in refused, found)], "run"),
         failures=[
             change
             for key in common
@@ -91,7 +91,7 @@ def compare(before: Sequence[Records], after: Sequence[Records], *, across_hosts
             *_host_cautions(unlike),
             *_refusal_cautions(refused),
             *_differences([*a, *b]),
-            *told,
+            *found,
         ],
     )
 
@@ -99,40 +99,40 @@ def compare(before: Sequence[Records], after: Sequence[Records], *, across_hosts
 def _check_different(runs: Sequence[Records]) -> None:
     if any(one.study == other.study and one.trials == other.trials for one, other in combinations(runs, 2)):
         raise RecordsError(
-            "the same run is named twice: a run counts once", remedy="name different runs, or repeat them"
+            "the same run is named twice, but a run counts once", remedy="name different runs, or repeat them"
         )
 
 
-def _gathered(side: str, runs: Sequence[Records]) -> list[_Run]:
+def _run_cells(side: str, runs: Sequence[Records]) -> list[_RunCells]:
     found = []
     for number, records in enumerate(runs, 1):
         decomposer = Decomposer(records)
         by_key = samples(records, decomposer)
         name = f"{side}{number}" if len(runs) > 1 else side
-        found.append(_Run(name, records, by_key, own_cautions(records, by_key, decomposer)))
+        found.append(_RunCells(name, records, by_key, own_cautions(records, by_key, decomposer)))
     return found
 
 
-def _keys(runs: Iterable[_Run]) -> list[Key]:
+def _keys(runs: Iterable[_RunCells]) -> list[Key]:
     return list(dict.fromkeys(key for run in runs for key in run.by_key))
 
 
-def _samples(runs: Iterable[_Run], key: Key) -> list[Sample]:
+def _samples(runs: Iterable[_RunCells], key: Key) -> list[Sample]:
     return [run.by_key[key] for run in runs if key in run.by_key]
 
 
-def _title(runs: Sequence[_Run]) -> str:
-    begun = [run.records.study.started for run in runs]
-    return f"run of {begun[0]}" if len(runs) == 1 else f"{len(runs)} runs, {min(begun)} to {max(begun)}"
+def _title(runs: Sequence[_RunCells]) -> str:
+    started = [run.records.study.started for run in runs]
+    return f"run of {started[0]}" if len(runs) == 1 else f"{len(runs)} runs, {min(started)} to {max(started)}"
 
 
-def _described(runs: Iterable[_Run]) -> list[Run]:
+def _runs(runs: Iterable[_RunCells]) -> list[Run]:
     return [Run(run.name, run.records.study.started, run.records.study.version) for run in runs]
 
 
 def _judged(
-    key: Key, a: Iterable[_Run], b: Iterable[_Run], refused: bool, told: Iterable[Caution]
-) -> Iterator[Judged]:
+    key: Key, a: Iterable[_RunCells], b: Iterable[_RunCells], refused: bool, found: Iterable[Caution]
+) -> Iterator[TestedMetric]:
     for metric, values in METRICS.items():
         before, after = ([values(sample) for sample in _samples(runs, key)] for runs in (a, b))
         x, y = (as_sample([float(np.median(run)) for run in side if run.size]) for side in (before, after))
@@ -140,20 +140,20 @@ def _judged(
             continue
         n_a, n_b = (sum(run.size for run in side) for side in (before, after))
         judgement = UNCOMPARED if refused else judge_runs(y, x)
-        yield Judged(key, metric, x, y, n_a, n_b, judgement, concerning([key], metric, told))
+        yield TestedMetric(key, metric, x, y, n_a, n_b, judgement, concerning([key], metric, found))
 
 
 def own_cautions(records: Records, by_key: Mapping[Key, Sample], decomposer: Decomposer) -> list[Caution]:
-    """Cautions of one run that concern a comparison of it."""
+    """Cautions of one run that matter for a comparison."""
     cells = [describe(sample, records.study.plan, decomposer) for sample in by_key.values()]
     found = cautions(records, cells, by_key, decomposer.baseline)
-    return [caution for caution in found if caution.kind not in SILENT]
+    return [caution for caution in found if caution.kind not in IRRELEVANT]
 
 
-def concerning(keys: Iterable[Key], metric: Metric, told: Iterable[Caution]) -> list[CautionKind]:
-    """The kinds of cautions that qualify a metric of any of these cells."""
+def concerning(keys: Iterable[Key], metric: Metric, cautions: Iterable[Caution]) -> list[CautionKind]:
+    """The kinds of cautions that apply to a metric of any of these cells."""
     cells = list(keys)
-    kinds = (caution.kind for caution in told if any(_about(caution, key) for key in cells))
+    kinds = (caution.kind for caution in cautions if any(_about(caution, key) for key in cells))
     return [
         kind
         for kind in dict.fromkeys(kinds)
@@ -162,12 +162,12 @@ def concerning(keys: Iterable[Key], metric: Metric, told: Iterable[Caution]) -> 
 
 
 def _about(caution: Caution, key: Key) -> bool:
-    asked = (caution.workload, caution.substrate, caution.parallel)
-    return all(one in (None, held) for one, held in zip(asked, key, strict=True))
+    about = (caution.workload, caution.substrate, caution.parallel)
+    return all(one in (None, own) for one, own in zip(about, key, strict=True))
 
 
-def _run_cautions(runs: Iterable[_Run]) -> list[Caution]:
-    """The runs' own, each with the runs that have it."""
+def _run_cautions(runs: Iterable[_RunCells]) -> list[Caution]:
+    """The cautions of the runs, each with the names of its runs."""
     having: dict[Caution, list[str]] = {}
     for run in runs:
         for caution in run.cautions:
@@ -178,31 +178,31 @@ def _run_cautions(runs: Iterable[_Run]) -> list[Caution]:
     ]
 
 
-def _order_cautions(a: Sequence[_Run], b: Sequence[_Run]) -> Iterator[Caution]:
+def _order_cautions(a: Sequence[_RunCells], b: Sequence[_RunCells]) -> Iterator[Caution]:
     if min(len(a), len(b)) < 2:
         yield Caution(
             CautionKind.FEW_RUNS,
-            "one run on a side does not show how much runs differ by themselves: repeat both, three times or "
-            "more, in turn; or measure both in one study with 'dutyfree ab'",
+            "one run on a side does not show how much runs differ without a change: repeat both, three times "
+            "or more, in turn; or measure both in one study with 'dutyfree ab'",
         )
         return
     ours, theirs = ([run.records.study.started for run in runs] for runs in (a, b))
     if max(ours) < min(theirs) or max(theirs) < min(ours):
         yield Caution(
             CautionKind.RUN_ORDER,
-            "all runs of one side came before those of the other: whatever else changed on the machine in "
-            "between counts as a difference; take turns (A, B, A, B, ...)",
+            "all runs of one side came before those of the other: anything else that changed on the machine "
+            "in between counts as a difference; alternate the runs (A, B, A, B, ...)",
         )
 
 
-def _refused(runs: Sequence[_Run], common: Iterable[Key]) -> dict[Key, list[str]]:
-    """The cells that did different things in the runs, with the reasons."""
+def _refused(runs: Sequence[_RunCells], common: Iterable[Key]) -> dict[Key, list[str]]:
+    """The cells that cannot be compared because the plans differ, with the reasons."""
     first, rest = runs[0], runs[1:]
     found = {
         key: [
             reason
             for run in rest
-            for reason in plans.refusals(
+            for reason in plan_differences.refusals(
                 first.records.study.plan, run.records.study.plan, key[0], (first.name, run.name)
             )
         ]
@@ -216,7 +216,7 @@ def _reasons(refused: Mapping[Key, list[str]]) -> str:
 
 
 def _unlike_hosts(first: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
-    """What tells a host apart from the first; empty if they are all alike."""
+    """How a host differs from the first; empty if all are alike."""
     return next((unlike for host in others if (unlike := _unlike(first, host))), "")
 
 
@@ -225,16 +225,17 @@ def _unlike(a: dict[str, Any], b: dict[str, Any]) -> str:
         return ""
     if "host_key" not in a and "host_key" not in b and a == b:
         return ""
-    passing = ("host_key", "load")  # the first is made of the others, the second of a moment
-    names = [name for name in dict.fromkeys([*a, *b]) if name not in passing and a.get(name) != b.get(name)]
-    told = [f"{name}: {a.get(name, 'unknown')} and {b.get(name, 'unknown')}" for name in names[:4]]
-    return "; ".join(told) or "their host keys differ"
+    ignored = ("host_key", "load")  # the first is a hash of the others, the second changes all the time
+    names = [name for name in dict.fromkeys([*a, *b]) if name not in ignored and a.get(name) != b.get(name)]
+    differences = [f"{name}: {a.get(name, 'unknown')} and {b.get(name, 'unknown')}" for name in names[:4]]
+    return "; ".join(differences) or "their host keys differ"
 
 
 def _host_cautions(unlike: str) -> Iterator[Caution]:
     if unlike:
         yield Caution(
-            CautionKind.UNLIKE_HOSTS, f"unlike hosts: {unlike}; ratios mix the machines with the change"
+            CautionKind.UNLIKE_HOSTS,
+            f"the hosts differ: {unlike}; ratios include their difference",
         )
 
 
@@ -247,15 +248,17 @@ def _refusal_cautions(refused: Mapping[Key, list[str]]) -> Iterator[Caution]:
         )
 
 
-def _differences(runs: Sequence[_Run]) -> Iterator[Caution]:
-    """Plans and software that differ from those of the first run."""
+def _differences(runs: Sequence[_RunCells]) -> Iterator[Caution]:
+    """Plans and software that differ from the first run."""
     first, rest = runs[0], runs[1:]
     for run in rest:
-        yield from plans.cautions(first.records.study.plan, run.records.study.plan, (first.name, run.name))
+        yield from plan_differences.cautions(
+            first.records.study.plan, run.records.study.plan, (first.name, run.name)
+        )
         yield from _software_cautions(first, run)
 
 
-def _software_cautions(a: _Run, b: _Run) -> Iterator[Caution]:
+def _software_cautions(a: _RunCells, b: _RunCells) -> Iterator[Caution]:
     for label, before in a.records.substrates.items():
         after = b.records.substrates.get(label)
         if after is None or before.unavailable is not None or after.unavailable is not None:
@@ -272,15 +275,15 @@ def _software_cautions(a: _Run, b: _Run) -> Iterator[Caution]:
 
 TITLES: dict[Metric, str] = {
     "first_result": "time to first command",
-    "total": "whole fresh episode",
+    "total": "whole rollout",
     "orchestration_per_action": "orchestration per action",
 }
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The comparison as GitHub shows it."""
+    """The comparison as Markdown."""
     lines = [
-        "# B against A",
+        "# B compared with A",
         "",
         f"A: {markdown(comparison.title_a)}. B: {markdown(comparison.title_b)}.",
         "",
@@ -306,19 +309,19 @@ def as_markdown(comparison: Comparison) -> str:
 
 def _conclusion(comparison: Comparison) -> list[str]:
     if not comparison.changes:
-        return ["A and B have no cell in common with a successful trial: there is nothing to compare."]
+        return ["There is nothing to compare: no cell has a successful trial in both A and B."]
     if comparison.unit == "round":
         return [f"- {sentence(change)}" for change in comparison.changes if change.metric == "total"]
     counts = {
         verdict: sum(change.verdict == verdict for change in comparison.changes)
         for verdict in ("slower", "faster", "no difference shown", "cannot tell")
     }
-    told = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
-    return [f"Of {len(comparison.changes)} comparisons: {told}."]
+    text = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
+    return [f"Of {len(comparison.changes)} comparisons: {text}."]
 
 
-def sentence(change: Change) -> str:
-    """One verdict in words."""
+def sentence(change: MetricChange) -> str:
+    """One verdict as a sentence."""
     at_once = f" ({change.parallel} at once)" if change.parallel > 1 else ""
     measured = f"{multiple(change.ratio)} over {plural(change.units_b, 'round')}"
     about = f"{markdown(change.workload)}{at_once}"
@@ -346,7 +349,7 @@ def _table(comparison: Comparison) -> list[str]:
 NUMBERS = {"at once", "A p50", "B p50", "rounds", "B ÷ A", "runs, trials of A", "runs, trials of B"}
 
 
-def _row(change: Change, unit: Unit) -> dict[str, str]:
+def _row(change: MetricChange, unit: Unit) -> dict[str, str]:
     verdict = f"{change.verdict}: {change.why}" if change.why else change.verdict
     counts = (
         {"rounds": str(change.units_b)}
@@ -371,7 +374,7 @@ def _row(change: Change, unit: Unit) -> dict[str, str]:
 
 
 def _caution_lines(cautions: Collection[Caution]) -> list[str]:
-    """One line for each different sentence, with the cells that it is about."""
+    """One line for each different text, with the cells that it is about."""
     places: dict[tuple[CautionKind, str], list[str]] = {}
     for caution in cautions:
         about = " on ".join(markdown(name) for name in (caution.workload, caution.substrate) if name)

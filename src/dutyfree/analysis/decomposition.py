@@ -1,12 +1,12 @@
-"""Where the time of a rollout went.
+"""Decomposition of a rollout: how its time splits into components.
 
 ::
 
     total = creation + readiness + setup + actions + orchestration + undivided + cleanup + unattributed
 
-``actions`` is the commands' own time inside the environment and ``orchestration`` the rest of the actions'
-wall time. Where the substrate does not tell the time inside, that of the bare run of the same action
-stands in; where there is none either, the action is ``undivided``.
+``actions`` is the time inside the commands, and ``orchestration`` is the rest of the wall time of the
+actions. If the substrate does not report the time inside, we use the time of the same action on bare (the
+stand-in). If there is no bare run either, the action is ``undivided``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ COMPONENTS = (
 BASELINE = "bare"
 
 StandIns = Mapping[tuple[int, str], float]
-"""(place, label) of an action → its time inside the environment, on the baseline."""
+"""(place, label) of an action → its time inside the command, on the baseline."""
 
 
-class Parts(msgspec.Struct, frozen=True):
-    """One trial, taken apart; all but the counts add up to its total."""
+class TrialComponents(msgspec.Struct, frozen=True):
+    """The components of one trial. The seconds add up to its total."""
 
     creation: float
     readiness: float
@@ -49,9 +49,9 @@ class Parts(msgspec.Struct, frozen=True):
     cleanup: float
     unattributed: float
     stood_in: int = 0
-    """Actions whose time inside is the baseline's."""
+    """Number of actions whose time inside comes from the baseline."""
     unknown: int = 0
-    """Actions whose time inside nothing tells."""
+    """Number of actions whose time inside is unknown."""
 
     def component(self, name: str) -> float:
         seconds: float = getattr(self, name)
@@ -59,7 +59,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 def baseline(records: Records) -> str | None:
-    """The label of the bare substrate, if it took part."""
+    """The label of the bare substrate, if it was measured."""
     ran = dict.fromkeys(trial.substrate for trial in records.trials)
     labels = [label for label in ran if _use(records, label) == BASELINE]
     return BASELINE if BASELINE in labels else next(iter(labels), None)
@@ -71,12 +71,12 @@ def _use(records: Records, label: str) -> str:
 
 
 def inside_on_baseline(action: ActionRecord) -> float:
-    """A file action on the bare host has no environment around it: all of it is inside."""
+    """The time inside an action on bare. A file action there has no orchestration: all of it is inside."""
     return action.seconds if action.inside is None else min(max(action.inside, 0.0), action.seconds)
 
 
 def stand_ins(trials: Iterable[Trial]) -> dict[tuple[int, str], float]:
-    """From successful trials of one workload on the baseline: the p50 inside of each action."""
+    """The p50 of the time inside each action, over successful trials of one workload on the baseline."""
     seen: dict[tuple[int, str], list[float]] = defaultdict(list)
     for trial in trials:
         for place, action in enumerate(trial.actions):
@@ -84,8 +84,8 @@ def stand_ins(trials: Iterable[Trial]) -> dict[tuple[int, str], float]:
     return {key: float(np.median(values)) for key, values in seen.items()}
 
 
-def decompose(trial: Trial, *, on_baseline: bool = False, instead: StandIns | None = None) -> Parts:
-    """Take one trial apart. ``instead`` holds the baseline's times for actions that do not tell theirs."""
+def decompose(trial: Trial, *, on_baseline: bool = False, instead: StandIns | None = None) -> TrialComponents:
+    """Decompose one trial. ``instead`` has the baseline's times for actions without their own."""
     inside = orchestration = undivided = 0.0
     stood_in = unknown = 0
     for place, action in enumerate(trial.actions):
@@ -107,7 +107,7 @@ def decompose(trial: Trial, *, on_baseline: bool = False, instead: StandIns | No
         orchestration += seconds - own
     setup = sum(action.seconds for action in trial.setup)
     known = trial.creation + trial.readiness + setup + inside + orchestration + undivided + trial.cleanup
-    return Parts(
+    return TrialComponents(
         creation=trial.creation,
         readiness=trial.readiness,
         setup=setup,
@@ -122,7 +122,7 @@ def decompose(trial: Trial, *, on_baseline: bool = False, instead: StandIns | No
 
 
 class Decomposer:
-    """Takes trials of one set of records apart, with its baseline's times at hand."""
+    """Decomposes the trials of one set of records, with the times of its baseline as stand-ins."""
 
     def __init__(self, records: Records) -> None:
         self.baseline = baseline(records)
@@ -136,11 +136,11 @@ class Decomposer:
         self._instead: dict[tuple[str, int], StandIns] = {}
 
     def stand_in_parallel(self, workload: str, parallel: int) -> int | None:
-        """How many rollouts ran at once on the baseline whose times stand in: as many, else the nearest."""
+        """Parallel rollouts of the baseline cell used as stand-in: the same number, else the nearest."""
         levels = [level for name, level in self._bare if name == workload]
         return min(levels, key=lambda level: (abs(level - parallel), level), default=None)
 
-    def __call__(self, trial: Trial) -> Parts:
+    def __call__(self, trial: Trial) -> TrialComponents:
         return decompose(
             trial,
             on_baseline=trial.substrate in self._on_bare,
@@ -159,7 +159,7 @@ _NAME = re.compile(r"(T|trajectory-)(\d+)\Z")
 
 
 def trajectory_length(workload: str) -> int | None:
-    """The actions of a ``trajectory-N``; None for any other workload."""
+    """The number of actions of a ``trajectory-N``; None for any other workload."""
     match = _NAME.match(workload)
     return int(match[2]) if match and match[1] != "T" else None
 

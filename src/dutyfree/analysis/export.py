@@ -1,4 +1,4 @@
-"""Records as flat tables for other tools: one row a trial, and one row an action."""
+"""Export records as tables for other tools: one row per trial, one row per action."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from dutyfree.analysis.atomic_file import atomic_write
 from dutyfree.analysis.decomposition import COMPONENTS, Decomposer
-from dutyfree.analysis.drafts import replacing
-from dutyfree.analysis.inner import by_name
+from dutyfree.analysis.spans import by_name
 from dutyfree.analysis.units import csv_cell
 from dutyfree.contract import Span
 from dutyfree.contract.errors import RecordsError, UsageError
@@ -20,7 +20,7 @@ from dutyfree.study.records import ActionRecord, Records, Trial
 Format = Literal["csv", "parquet"]
 
 SPANS = ("queue", "dispatch", "spawn", "run", "collect", "return")
-"""Of actions; spans of other names are kept as JSON."""
+"""Spans of actions with a column of their own. Other spans are written as JSON."""
 
 TRIAL_COLUMNS: dict[str, type] = {
     "id": str,
@@ -66,10 +66,10 @@ ACTION_COLUMNS: dict[str, type] = {
 Row = tuple[Any, ...]
 
 
-def export(records: Records, directory: Path, format: Format) -> list[Path]:  # noqa: A002 (as the user says it)
-    """Write ``trials`` and ``actions`` there.
+def export(records: Records, directory: Path, format: Format) -> list[Path]:  # noqa: A002 (the name of the option)
+    """Write the tables ``trials`` and ``actions`` to a directory.
 
-    Raises UsageError for an unknown format or a missing library, RecordsError where it cannot write.
+    Raises UsageError for an unknown format or a missing library, and RecordsError if it cannot write.
     """
     if format not in ("csv", "parquet"):
         raise UsageError(f"there is no export format {format!r}", remedy="choose csv or parquet")
@@ -83,7 +83,7 @@ def export(records: Records, directory: Path, format: Format) -> list[Path]:  # 
         directory.mkdir(parents=True, exist_ok=True)
         for name, columns, rows in tables:
             path = directory / f"{name}.{format}"
-            with replacing(path) as draft:
+            with atomic_write(path) as draft:
                 write(draft, columns, rows)
             written.append(path)
     except OSError as error:
@@ -94,7 +94,7 @@ def export(records: Records, directory: Path, format: Format) -> list[Path]:  # 
 
 
 def trial_rows(records: Records) -> Iterator[Row]:
-    """In the order of TRIAL_COLUMNS. What a failed trial never reached is zero."""
+    """Rows in the order of TRIAL_COLUMNS. What a failed trial did not reach is 0."""
     decomposer = Decomposer(records)
     for trial in records.trials:
         parts, failure = decomposer(trial), trial.failure
@@ -123,7 +123,7 @@ def trial_rows(records: Records) -> Iterator[Row]:
 
 
 def action_rows(records: Records) -> Iterator[Row]:
-    """In the order of ACTION_COLUMNS."""
+    """Rows in the order of ACTION_COLUMNS."""
     for trial in records.trials:
         if trial.first is not None:
             yield _action_row(trial, "first", 0, trial.first)
@@ -155,7 +155,7 @@ def _action_row(trial: Trial, section: str, place: int, action: ActionRecord) ->
 
 
 def _as_json(spans: Sequence[Span]) -> str | None:
-    """Names, starts and seconds, of spans that have no columns."""
+    """Names, starts and seconds of spans without a column."""
     return msgspec.json.encode(spans).decode() if spans else None
 
 

@@ -1,6 +1,6 @@
-"""The nouns of a summary: everything that a report shows, and no raw trial.
+"""The types of a summary: everything that a report shows.
 
-All durations are seconds, all shares fractions of one. ``summary.json`` is this tree as JSON.
+All durations are in seconds, all shares are fractions of 1. ``summary.json`` is a Summary as JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SCHEMA = 1
 
 Metric = Literal["first_result", "total", "orchestration_per_action"]
 
-Stretch = Literal["creation", "first", "action"]
-"""What is taken apart by inner spans; ``first`` is the first command."""
+Period = Literal["creation", "first", "action"]
+"""A period that spans break down; ``first`` is the first command."""
 
 
 class CautionKind(enum.StrEnum):
-    """Why a number deserves care."""
+    """The kinds of warnings about a number."""
 
     TOO_FEW = "too few trials"
     UNSURE_TAIL = "unsure tail"
@@ -46,7 +46,7 @@ class CautionKind(enum.StrEnum):
 
 
 class Caution(msgspec.Struct, frozen=True):
-    """A warning, and what it qualifies: None stands for all."""
+    """A warning, and the cell that it is about. None means all."""
 
     kind: CautionKind
     text: str
@@ -56,7 +56,7 @@ class Caution(msgspec.Struct, frozen=True):
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
-    """Failed trials of one cell that failed alike."""
+    """Failed trials of one cell with the same kind, phase and cause."""
 
     workload: str
     substrate: str
@@ -68,37 +68,43 @@ class FailureGroup(msgspec.Struct, frozen=True):
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Sorted values of the successful trials, thinned evenly where there are very many."""
+    """Sorted values of the successful trials; an even selection if there are very many."""
 
     first_result: list[float]
     total: list[float]
 
 
-class Inner(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of stretch, taken apart by the spans within it. Quantiles of parts do not add up."""
+class SpanBreakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """All creations, first commands or actions of a cell, broken down by their spans.
+
+    The quantiles of spans do not add up to those of the whole.
+    """
 
     told: int
-    """Stretches with any span."""
+    """How many have spans."""
     silent: int
-    """Stretches without: nothing is known of what is inside."""
+    """How many have none, so nothing is known about their inside."""
     seconds: Quantity | None
-    """Wall time of the former, to which ``spans`` and ``unattributed`` belong."""
+    """Wall time of those with spans; ``spans`` and ``unattributed`` refer to them too."""
     spans: dict[str, Quantity]
-    """By name, added up within a stretch."""
+    """By name; spans with the same name are added up."""
     unattributed: Quantity | None
-    """What lies outside of all spans."""
+    """Time outside of all spans."""
     silent_seconds: Quantity | None
-    """Wall time of the latter."""
+    """Wall time of those without spans."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """All trials that measured the same thing. Quantities are over the successful ones."""
+    """All trials of one workload on one substrate with the same number of parallel rollouts.
+
+    Quantities are over the successful trials.
+    """
 
     workload: str
     substrate: str
     parallel: int
     actions: int
-    """Actions of one trial, its set-up apart."""
+    """Actions of one trial, without its set-up."""
     planned: int | None
     warmups: int
     trials: int
@@ -107,24 +113,24 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     first_result: Quantity | None
     """Time to first command: request → first result."""
     last_result: Quantity | None
-    """Request → last result: the total less the cleanup."""
+    """Request → last result: the total minus the cleanup."""
     total: Quantity | None
-    """The whole rollout, its completion time: request → sandbox removed."""
+    """The whole rollout: request → sandbox removed."""
     components: dict[str, Quantity]
-    """Each component of the decomposition by itself; their medians do not add up."""
+    """Each component by itself; their medians do not add up."""
     composition: dict[str, float]
     """Mean components over the middle half of the trials by total; these add up to its mean total."""
     per_action: Quantity | None
-    """Total over the number of actions."""
+    """The total divided by the number of actions."""
     orchestration_per_action: Quantity | None
-    """None where part of the actions is undivided."""
+    """None if some actions are undivided."""
     stood_in: int
-    """Actions of a trial whose time inside is the baseline's."""
+    """Actions of a trial whose time inside comes from the baseline."""
     undivided: int
     """Actions of a trial whose time inside is unknown."""
     stand_in_parallel: int | None
     distribution: Distribution
-    inner: dict[Stretch, Inner]
+    inner: dict[Period, SpanBreakdown]
 
     @property
     def failed(self) -> int:
@@ -140,7 +146,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def least_parallel(cells: Iterable[Cell]) -> list[Cell]:
-    """Of each workload the cells with the fewest rollouts at once: one, unless the plan had none such."""
+    """The cells of each workload with the fewest parallel rollouts: usually one."""
     kept = list(cells)
     least: dict[str, int] = {}
     for cell in kept:
@@ -149,7 +155,7 @@ def least_parallel(cells: Iterable[Cell]) -> list[Cell]:
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """p50 of ``substrate`` over p50 of ``base``, in one workload."""
+    """p50 of ``substrate`` divided by p50 of ``base``, in one workload."""
 
     workload: str
     parallel: int
@@ -158,7 +164,7 @@ class Ratio(msgspec.Struct, frozen=True):
     base: str
     ratio: Estimate | None
     p: float | None
-    """Mann-Whitney, Holm-corrected over all ratios of the summary; None where unattainable."""
+    """Of a Mann-Whitney test, Holm-corrected over all ratios; None if no outcome could be significant."""
 
 
 class Tax(msgspec.Struct, frozen=True):
@@ -169,13 +175,13 @@ class Tax(msgspec.Struct, frozen=True):
     parallel: int
     seconds: Estimate
     rate: Estimate | None
-    """The ratio of the medians, less one."""
+    """The ratio of the medians, minus 1."""
     per_action: Estimate | None
-    """The seconds over the number of actions."""
+    """The seconds divided by the number of actions."""
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """Worker-hours for so many rollouts: N·T/3600 with T the p50 of the total."""
+    """Worker-hours of a number of rollouts: N·T/3600, where T is the p50 of the total."""
 
     workload: str
     substrate: str
@@ -185,7 +191,7 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What a small extra costs at scale."""
+    """What a small extra time costs at scale."""
 
     extra: str
     seconds: float
@@ -197,7 +203,7 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The slowest against the fastest substrate in one workload."""
+    """The slowest and the fastest substrate in one workload."""
 
     workload: str
     actions: int
@@ -208,14 +214,14 @@ class Spread(msgspec.Struct, frozen=True):
     difference: Estimate
     ratio: Estimate | None
     rollouts: int
-    """For which the hours are meant."""
+    """The number of rollouts that ``hours`` refers to."""
 
     def hours(self, estimate: Estimate) -> Estimate:
         return estimate.scaled(self.rollouts / 3600)
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Rollouts a second while rollouts of the cell were under way."""
+    """Rollouts per second while rollouts of the cell were running."""
 
     workload: str
     substrate: str
@@ -224,7 +230,7 @@ class Throughput(msgspec.Struct, frozen=True):
     busy_seconds: float
     per_second: float
     at_once: float
-    """Rollouts that were really under way at once, on average."""
+    """How many rollouts were running at the same time, on average."""
 
 
 class SubstrateSummary(msgspec.Struct, frozen=True):
@@ -243,7 +249,7 @@ class SessionSummary(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     version: str
-    """Of the dutyfree that measured."""
+    """The version of dutyfree that measured."""
     started: str
     plan: dict[str, Any]
     host: dict[str, Any]
@@ -267,7 +273,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cautions: list[Caution]
 
     def lone(self, workload: str) -> list[Cell]:
-        """The workload's cells with the fewest rollouts at once: those that figures show."""
+        """The cells of a workload with the fewest parallel rollouts: those that figures show."""
         return least_parallel(cell for cell in self.cells if cell.workload == workload)
 
     def lone_cell(self, workload: str, substrate: str) -> Cell | None:
@@ -276,7 +282,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def cautions_on(
         self, workload: str | None = None, substrate: str | None = None, parallel: int | None = None
     ) -> list[Caution]:
-        """Those that qualify exactly this cell, beside the general ones."""
+        """The cautions about this cell, and about its workload or substrate; not those about the study."""
         return [
             caution
             for caution in self.cautions

@@ -1,4 +1,4 @@
-"""From seconds per rollout to worker-hours at scale, and to rollouts a second as observed."""
+"""Worker-hours at scale, from seconds per rollout; and rollouts per second as observed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def worker_hours(seconds: Estimate, rollouts: int) -> Estimate:
 
 
 def project(cells: Iterable[Cell]) -> list[Projection]:
-    """For the cells with the fewest rollouts at once: a worker waits for its own rollout."""
+    """Project the cells with the fewest parallel rollouts, because a worker waits for its own rollout."""
     return [
         Projection(
             workload=cell.workload,
@@ -36,7 +36,7 @@ def project(cells: Iterable[Cell]) -> list[Projection]:
 
 
 def prices(actions: int = REFERENCE_ACTIONS, rollouts: int = MILLION) -> list[Price]:
-    """Table 1: arithmetic only, true of any substrate."""
+    """Table 1: arithmetic only, the same for every substrate."""
     return [
         Price("1 s per rollout", 1.0, "rollout", rollouts, actions, rollouts / 3600),
         Price("10 ms per action", 0.010, "action", rollouts, actions, 0.010 * actions * rollouts / 3600),
@@ -75,17 +75,17 @@ def _spread(members: list[Cell], by_key: Mapping[Key, Sample], rollouts: int) ->
 
 
 def throughput(sample: Sample) -> Throughput | None:
-    """Successful rollouts over the time in which any rollout of the cell was under way.
+    """Successful rollouts divided by the time in which any rollout of the cell was running.
 
-    Trials of other cells come in between, so the time from the first start to the last end would not do.
+    Trials of other cells run in between, so the time from the first start to the last end would be too long.
     """
-    stretches = sorted(
+    periods = sorted(
         (begin, begin + trial.total)
         for trial in sample.trials
         if (begin := _seconds(trial.started)) is not None
     )
     busy, reached = 0.0, float("-inf")
-    for begin, end in stretches:
+    for begin, end in periods:
         busy += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     if busy <= 0 or not sample.succeeded:
@@ -95,7 +95,7 @@ def throughput(sample: Sample) -> Throughput | None:
         succeeded=len(sample.succeeded),
         busy_seconds=busy,
         per_second=len(sample.succeeded) / busy,
-        at_once=sum(end - begin for begin, end in stretches) / busy,
+        at_once=sum(end - begin for begin, end in periods) / busy,
     )
 
 

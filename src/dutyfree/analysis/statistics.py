@@ -1,9 +1,9 @@
-"""Quantiles with bootstrap intervals, their ratios and differences, and an honest test.
+"""Quantiles with bootstrap intervals, their ratios and differences, and significance tests.
 
-The percentile bootstrap of a quantile needs no resampling of values: the k-th smallest of n draws with
+The percentile bootstrap of a quantile does not need to resample values: the k-th smallest of n draws with
 replacement from n sorted values is the value at rank ⌊n·U⌋, where U is the k-th smallest of n uniform
-numbers, a Beta variable. So a replicate costs the same for ten trials and for ten thousand, and equal
-input gives equal output everywhere.
+numbers, which has a Beta distribution. So a resample costs the same for ten trials and for ten thousand. The
+seed is fixed: the same input gives the same output everywhere.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ALPHA = 0.05
 RESAMPLES = 4000
 SEED = 0x7A11
 MOST_PAIRS = 1000
-"""More pairs than these are joined to blocks of neighbours: their averages are as many as their square."""
+"""More pairs are joined into blocks of neighbours: Walsh averages grow with the square."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A value, and its interval where the sample allows one."""
+    """A value, and its 95 % interval if the sample is large enough for one."""
 
     value: float
     low: float | None = None
@@ -39,11 +39,11 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.low is not None and self.high is not None
 
     def leaves_out(self, value: float) -> bool:
-        """Whether the interval shows that it is not ``value``: 1 for a ratio, 0 for a difference."""
+        """Whether the interval excludes ``value``: 1 for a ratio, 0 for a difference."""
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
     def inverse(self) -> Estimate:
-        """Of a ratio, the other way round; all must be positive."""
+        """The inverse of a ratio; all numbers must be positive."""
         return Estimate(
             1 / self.value,
             None if self.high is None else 1 / self.high,
@@ -51,7 +51,7 @@ class Estimate(msgspec.Struct, frozen=True):
         )
 
     def scaled(self, factor: float) -> Estimate:
-        """The same in other units; ``factor`` is positive."""
+        """The estimate in another unit; ``factor`` must be positive."""
         return Estimate(
             self.value * factor,
             None if self.low is None else self.low * factor,
@@ -60,7 +60,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """The middle and the tail of one thing measured n times."""
+    """p50 and p95 of n measurements."""
 
     n: int
     p50: Estimate
@@ -68,12 +68,12 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Two samples against each other: their ratio, and whether chance explains it."""
+    """The comparison of two samples: their ratio, and the p-value of a test."""
 
     ratio: Estimate | None
-    """None where a value is not positive, or a sample is empty."""
+    """None if a value is not positive, or a sample is empty."""
     p: float | None
-    """Of the two-sided test; None where no outcome could reach significance."""
+    """Of the two-sided test; None if no outcome could be significant."""
     least_p: float
     """The smallest p that samples of these sizes can give."""
 
@@ -90,7 +90,7 @@ def quantity(values: Sequence[float] | Floats) -> Quantity | None:
 
 
 def point(values: Sequence[float] | Floats) -> Quantity | None:
-    """Without intervals, for values that are not independent."""
+    """p50 and p95 without intervals, for values that are not independent."""
     sample = as_sample(values)
     if not sample.size:
         return None
@@ -115,9 +115,9 @@ def difference(values: Sequence[float] | Floats, base: Sequence[float] | Floats)
 
 
 def ratio(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Estimate | None:
-    """p50 of values over p50 of base; None where either is not positive.
+    """p50 of values divided by p50 of base; None if one of them is not positive.
 
-    Exchanging the two inverts the result exactly, interval included.
+    Swapping the two inverts the result exactly, including the interval.
     """
     a, b = np.sort(as_sample(values)), np.sort(as_sample(base))
     if not a.size or not b.size:
@@ -128,7 +128,7 @@ def ratio(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> E
     value = top / bottom
     if min(a.size, b.size) < 2:
         return Estimate(value)
-    # The stream of random numbers belongs to a sample, not to its side, or exchange would not invert.
+    # The random stream belongs to a sample, not to a side: otherwise swapping would not invert the result.
     first = int(a.tolist() > b.tolist())
     tops, bottoms = _replicates(a, 0.5, first), _replicates(b, 0.5, 1 - first)
     if tops.min() <= 0 or bottoms.min() <= 0:
@@ -146,12 +146,12 @@ def judge(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> J
 
 
 def judge_pairs(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Judgement:
-    """Values against base, where ``values[i]`` and ``base[i]`` were measured in the same round.
+    """Compare values with base, where ``values[i]`` and ``base[i]`` were measured in the same round.
 
-    The ratio is the Hodges-Lehmann estimate over the pairs' logarithms; interval and p are those of
-    Wilcoxon's signed-rank test, so they agree with each other. What slows both halves of a pair cancels. If
-    nothing but their random order tells the two apart, the test is wrong in at most 5 % of cases, whatever
-    the noise looks like. Exchanging the two sides inverts the result.
+    The ratio is the Hodges-Lehmann estimate over the logarithms of the pairs. Interval and p come from
+    Wilcoxon's signed-rank test, so they agree with each other. Anything that slows both halves of a pair
+    cancels out. If there is no difference, the test is wrong in at most 5 % of cases, for any distribution
+    of the noise, because the order within a pair is random. Swapping the two sides inverts the result.
     """
     a, b = as_sample(values), as_sample(base)
     if not a.size or min(a.min(), b.min()) <= 0:
@@ -168,7 +168,7 @@ def judge_pairs(values: Sequence[float] | Floats, base: Sequence[float] | Floats
     outside = int(np.searchsorted(below, (1 - LEVEL) / 2, side="right"))
     if not outside:
         return Judgement(Estimate(value), None, least)
-    # The rank sum of one sign is the number of Walsh averages of that sign; zeros count on both sides.
+    # The rank sum of one sign is the number of Walsh averages of that sign. Zeros count on both sides.
     rarer = min(int(np.sum(walsh >= 0)), int(np.sum(walsh <= 0)))
     p = min(1.0, 2 * float(below[min(rarer, below.size - 1)]))
     interval = Estimate(value, math.exp(walsh[outside - 1]), math.exp(walsh[-outside]))
@@ -177,7 +177,7 @@ def judge_pairs(values: Sequence[float] | Floats, base: Sequence[float] | Floats
 
 @lru_cache(maxsize=64)
 def _signed_rank(count: int) -> Floats:
-    """P(W ≤ w) of Wilcoxon's signed-rank sum over so many pairs, for w = 0, 1, 2, ..."""
+    """P(W ≤ w) of Wilcoxon's signed-rank sum over ``count`` pairs, for w = 0, 1, 2, ..."""
     shares = np.ones(1)
     for rank in range(1, count + 1):
         shares = (np.pad(shares, (0, rank)) + np.pad(shares, (rank, 0))) / 2
@@ -185,11 +185,11 @@ def _signed_rank(count: int) -> Floats:
 
 
 def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Judgement:
-    """Values against base, where each value is what one run measured.
+    """Compare values with base, where each value is the p50 of one run.
 
-    Welch's t over the logarithms: the scatter of the runs around each other is all that counts, not how many
-    trials each had. A side with one run has no scatter, so there is no interval. A bootstrap over so few runs
-    would be far too narrow.
+    Welch's t-test over the logarithms: only the variation between the runs counts, not the number of trials
+    in each. The variation of a single run is unknown, so there is no interval then. A bootstrap over so few
+    runs would give intervals that are much too narrow.
     """
     a, b = as_sample(values), as_sample(base)
     if not a.size or not b.size or min(a.min(), b.min()) <= 0:
@@ -209,12 +209,12 @@ def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats)
 
 
 def least_attainable_p(n: int, m: int) -> float:
-    """The smallest two-sided p of a Mann-Whitney test: complete separation of n from m values."""
+    """The smallest two-sided p of a Mann-Whitney test: n values completely separated from m values."""
     return min(1.0, 2 / math.comb(n + m, n)) if n and m else 1.0
 
 
 def mann_whitney(a: Floats, b: Floats) -> float:
-    """Two-sided p: exact for small samples without ties, else normal with corrections for both."""
+    """Two-sided p: exact for small samples without ties, otherwise the normal approximation."""
     from scipy import stats
 
     pooled = np.concatenate([a, b])
@@ -227,7 +227,7 @@ def mann_whitney(a: Floats, b: Floats) -> float:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction over the tests that were made; None stays None."""
+    """Holm's step-down correction over all tests; None stays None."""
     made = sorted((p, place) for place, p in enumerate(ps) if p is not None)
     corrected: list[float | None] = [None] * len(ps)
     floor = 0.0
@@ -238,7 +238,7 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def drift(values: Sequence[float] | Floats) -> tuple[float, float]:
-    """Spearman's correlation of the values with their order, and its p."""
+    """Spearman's correlation between the values and their order, and its p."""
     from scipy import stats
 
     sample = as_sample(values)
@@ -249,7 +249,7 @@ def drift(values: Sequence[float] | Floats) -> tuple[float, float]:
 
 
 def dispersion(values: Sequence[float] | Floats) -> float:
-    """The interquartile range over the median."""
+    """The interquartile range divided by the median."""
     low, middle, high = np.quantile(as_sample(values), [0.25, 0.5, 0.75])
     return float((high - low) / middle) if middle > 0 else 0.0
 
@@ -279,7 +279,7 @@ def _ranks(n: int, q: float, stream: int) -> tuple[npt.NDArray[np.intp], npt.NDA
     k = math.floor(place)
     random = np.random.default_rng([SEED, n, round(q * 1000), stream])
     lower = random.beta(k + 1, n - k, RESAMPLES)
-    # Given the (k+1)-th smallest uniform, the next is the least of the n-k-1 left above it.
+    # Given the (k+1)-th smallest uniform number, the next is the smallest of the n-k-1 numbers above it.
     upper = lower + (1 - lower) * random.beta(1, n - k - 1, RESAMPLES) if k + 1 < n else lower
     ranks = [np.minimum((u * n).astype(np.intp), n - 1) for u in (lower, upper)]
     for rank in ranks:

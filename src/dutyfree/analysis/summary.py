@@ -1,4 +1,4 @@
-"""Records → Summary."""
+"""Summarise records: everything that a report shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dutyfree.study.records import Records
 
 
 def summarise(records: Records) -> Summary:
-    """All that a report shows. Takes any records: partial, failed, or without a trial."""
+    """Compute the summary of any records: partial, failed, or without a trial."""
     decomposer = Decomposer(records)
     by_key = samples(records, decomposer)
     plan = records.study.plan
@@ -51,7 +51,7 @@ def encode(summary: Summary) -> bytes:
 
 
 def decode(data: bytes) -> Summary:
-    """Raises msgspec.ValidationError for what is no summary."""
+    """Raises msgspec.ValidationError if the data is not a summary."""
     return msgspec.json.decode(data, type=Summary)
 
 

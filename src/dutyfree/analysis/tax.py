@@ -1,4 +1,4 @@
-"""What a substrate adds to the bare run, and how substrates compare with one another."""
+"""The tax of each substrate over bare, and the ratios between substrates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dutyfree.analysis.statistics import Estimate, Floats, difference, holm, jud
 
 
 def taxes(by_key: Mapping[Key, Sample], baseline: str | None) -> list[Tax]:
-    """Every cell against the bare cell of the same workload with as many rollouts at once."""
+    """The tax of every cell over the bare cell with the same workload and number of parallel rollouts."""
     found = []
     for (workload, substrate, parallel), sample in by_key.items():
         bare = by_key.get((workload, baseline, parallel)) if baseline else None
@@ -30,14 +30,14 @@ def taxes(by_key: Mapping[Key, Sample], baseline: str | None) -> list[Tax]:
                 substrate=substrate,
                 parallel=parallel,
                 seconds=seconds,
-                rate=None if rate is None else _less_one(rate),
+                rate=None if rate is None else _minus_one(rate),
                 per_action=seconds.scaled(1 / actions) if actions else None,
             )
         )
     return found
 
 
-def _less_one(rate: Estimate) -> Estimate:
+def _minus_one(rate: Estimate) -> Estimate:
     return Estimate(
         rate.value - 1,
         None if rate.low is None else rate.low - 1,
@@ -46,7 +46,7 @@ def _less_one(rate: Estimate) -> Estimate:
 
 
 def ratios(by_key: Mapping[Key, Sample]) -> list[Ratio]:
-    """All pairs of substrates within a workload, the slower over the faster, for both cold-start metrics."""
+    """All pairs of substrates in a workload, slower ÷ faster, for the first command and the whole rollout."""
     groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
     for (workload, _, parallel), sample in by_key.items():
         if sample.succeeded:

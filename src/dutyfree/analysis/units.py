@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers for people; escape untrusted text for CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dutyfree.analysis.statistics import Estimate
 
 UNKNOWN = "\N{EN DASH}"
 _ = "\N{NO-BREAK SPACE}"
-"""Between a number and its unit."""
+"""Stands between a number and its unit."""
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Rounded to so many digits, never in exponent form, thousands grouped."""
+    """Round to a number of significant digits, without an exponent, with grouped thousands."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}" if math.isfinite(value) else "∞"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    # 9.996 rounds up to 10.0: one digit more than wanted, so count again after rounding.
+    # 9.996 rounds to 10.0, which has one digit too many, so count again after rounding.
     rounded = round(value, decimals)
     if rounded and abs(rounded) >= 1:
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
@@ -26,7 +26,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit that suits it: 812 µs, 42.5 ms, 3.21 s, 4 min 10 s, 2.10 h."""
+    """A duration in a suitable unit: 812 µs, 42.5 ms, 3.21 s, 4 min 10 s, 2.10 h."""
     size = abs(seconds)
     if size == 0:
         return f"0{_}s"
@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Worker-hours: whole from ten up."""
+    """Worker-hours; whole numbers from 10 up."""
     if abs(value) >= 9.95:
         return f"{value:,.0f}{_}h".replace("-", "\N{MINUS SIGN}")
     return f"{significant(value, 2)}{_}h"
@@ -64,7 +64,7 @@ def multiple(estimate: Estimate | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, with one decimal below ten."""
+    """A share in percent, with one decimal below 10."""
     value = share * 100
     if value and abs(value) < 0.05:
         return f"0.0{_}%"
@@ -81,12 +81,12 @@ def plural(number: int, noun: str) -> str:
 
 
 def enumeration(items: Sequence[str]) -> str:
-    """One, two and three."""
+    """Join names: "one, two and three"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
 def csv_cell(value: Any) -> Any:
-    """Untrusted text as text: a spreadsheet takes it for no formula. Numbers stay as they are."""
+    """Escape untrusted text so that a spreadsheet does not run it as a formula. Numbers stay as they are."""
     return (
         f"'{value}"
         if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
@@ -95,6 +95,6 @@ def csv_cell(value: Any) -> Any:
 
 
 def markdown(text: str) -> str:
-    """Untrusted text as text: Markdown and HTML in it do nothing."""
+    """Escape Markdown and HTML in untrusted text."""
     line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{char}" if char in "\\`*_[]|#!~$" else char for char in line)

@@ -1,8 +1,8 @@
-"""What a comparison of A and B says of each cell and metric, and when it may say so.
+"""Verdicts of a comparison of A and B, for each cell and metric.
 
-*Slower* and *faster* need both: an interval of the ratio that leaves out 1, and a test that stays
-significant after Holm's correction over all that was compared. *No difference shown* needs an interval that
-holds 1 and is narrow enough to have shown a large difference. All else is *cannot tell*, with the reason.
+*Slower* and *faster* need both an interval of the ratio that excludes 1, and a test that stays significant
+after Holm's correction over all comparisons. *No difference shown* needs an interval that includes 1 and is
+narrow enough to show a large difference. Everything else is *cannot tell*, with the reason.
 """
 
 from __future__ import annotations
@@ -30,45 +30,46 @@ TOO_WIDE = 1.25
 """An interval that reaches beyond this ratio, or its inverse, is too wide to say "no difference shown"."""
 
 REASONS = {
-    "not compared": "the plans had the cell do different things",
-    "nothing to divide": "one side has no successful trial, or a time of 0",
-    "too few rounds": "no outcome could have been significant; measure more",
-    "too few runs": "how much runs differ by themselves is not known; repeat both sides, in turn",
-    "may be chance": "alone it would count, but not among so many comparisons; ask fewer, or measure more",
-    "too noisy": f"a difference of {percent(TOO_WIDE - 1)} could hide in the interval; measure more, or on a "
+    "not compared": "the plans differ in what this cell does",
+    "nothing to divide": "one side has no successful trial, or its time is 0",
+    "too few rounds": "with so few, no outcome could be significant; measure more",
+    "too few runs": "it is unknown how much runs differ without a change; repeat both sides, in turn",
+    "may be chance": "alone it would be significant, but not among so many comparisons; compare less, or "
+    "measure more",
+    "too noisy": f"the interval could hide a difference of {percent(TOO_WIDE - 1)}; measure more, or on a "
     "quieter machine",
 }
-"""Why it cannot be told, at more length."""
+"""Reasons for "cannot tell", and what to do."""
 
 UNCOMPARED = Judgement(ratio=None, p=None, least_p=1.0)
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class MetricChange(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of one cell, in A and in B."""
 
     workload: str
     substrate: str
-    """Its label. In an interleaved comparison: that of B."""
+    """Its label. In a comparison by rounds: the label of B."""
     parallel: int
     metric: Metric
     n_a: int
     """Successful trials."""
     n_b: int
     units_a: int
-    """Runs with the cell; in an interleaved comparison: rounds in which both succeeded."""
+    """Runs with the cell; in a comparison by rounds: rounds in which both succeeded."""
     units_b: int
     a: float | None
     """p50 over the units."""
     b: float | None
     ratio: Estimate | None
-    """B over A."""
+    """B ÷ A."""
     p: float | None
-    """Holm-corrected; None where no test was possible."""
+    """Holm-corrected; None if no test was possible."""
     verdict: Verdict
     why: str = ""
-    """Why it cannot be told: one of REASONS."""
+    """Why the verdict is "cannot tell": one of REASONS."""
     cautions: list[CautionKind] = []
-    """That qualify the cell, in any of the runs."""
+    """Kinds of the cautions about the cell, in any run."""
 
 
 class FailureChange(msgspec.Struct, frozen=True):
@@ -85,31 +86,31 @@ class Run(msgspec.Struct, frozen=True):
     """One set of records."""
 
     name: str
-    """A; or A1, A2, ... where there are several."""
+    """A; or A1, A2, ... if there are several."""
     started: str
     version: str
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit
-    """What the verdicts count: rounds of one study, or runs."""
+    """What counts as one observation: a round of one study, or a run."""
     title_a: str
     title_b: str
     runs_a: list[Run]
     runs_b: list[Run]
-    changes: list[Change]
+    changes: list[MetricChange]
     failures: list[FailureChange]
-    """Cells in which any trial failed, in either."""
+    """Cells with failed trials, in A or B."""
     only_a: list[Key]
     only_b: list[Key]
     cautions: list[Caution]
 
     @property
-    def slower(self) -> list[Change]:
+    def slower(self) -> list[MetricChange]:
         return [change for change in self.changes if change.verdict == "slower"]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class TestedMetric(msgspec.Struct, frozen=True):
     """One metric of one cell, before the correction for the number of comparisons."""
 
     key: Key
@@ -123,17 +124,17 @@ class Judged(msgspec.Struct, frozen=True):
     cautions: list[CautionKind]
 
 
-def changes(judged: Sequence[Judged], unit: Unit) -> list[Change]:
-    """A verdict for each, given how many there are."""
+def changes(judged: Sequence[TestedMetric], unit: Unit) -> list[MetricChange]:
+    """The verdict on each, corrected for the number of comparisons."""
     corrected = holm([one.judgement.p for one in judged])
     tests = sum(p is not None for p in corrected)
     return [_change(one, p, tests, unit) for one, p in zip(judged, corrected, strict=True)]
 
 
-def _change(one: Judged, p: float | None, tests: int, unit: Unit) -> Change:
+def _change(one: TestedMetric, p: float | None, tests: int, unit: Unit) -> MetricChange:
     workload, substrate, parallel = one.key
     verdict, why = _verdict(one.judgement, p, tests, unit)
-    return Change(
+    return MetricChange(
         workload=workload,
         substrate=substrate,
         parallel=parallel,
@@ -174,7 +175,7 @@ def failures(before: Sequence[Sample], after: Sequence[Sample], key: Key) -> Fai
 
 
 def _failed(samples: Sequence[Sample]) -> tuple[int, int]:
-    """Failed trials, and all."""
+    """The number of failed trials, and of all trials."""
     trials = sum(len(sample.trials) for sample in samples)
     return trials - sum(len(sample.succeeded) for sample in samples), trials
 

@@ -16,7 +16,7 @@ from dutyfree.cli import console
 from dutyfree.cli.signals import loading
 from dutyfree.contract.errors import UsageError
 from dutyfree.printable import printable, printable_line
-from dutyfree.report.wording import groups, signed
+from dutyfree.report.phrases import groups, signed
 
 
 def report(directory: Path, /, *, json: bool = False) -> int:

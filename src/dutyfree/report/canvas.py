@@ -1,4 +1,4 @@
-"""Making, saving and inlining figures. No pyplot: nothing is kept between figures."""
+"""Make figures, save them as SVG and PNG, and embed them in HTML. pyplot is not used: it keeps state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dutyfree.analysis.units import duration
 from dutyfree.report.palette import GRID, INK, MUTED, PAPER, drawn
 
 WIDTH = 5.4
-"""Inches: at the width of a phone the smallest text is still some nine pixels high."""
+"""Inches. On a phone, the smallest text is still about nine pixels high."""
 
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.5,
     "text.color": INK,
-    # Labels come from records: a dollar is a dollar.
+    # Labels are untrusted: a dollar sign must not start a formula.
     "text.parse_math": False,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -50,7 +50,7 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "savefig.facecolor": PAPER,
     "hatch.linewidth": 0.9,
-    # Paths look the same on every machine; fonts do not.
+    # Paths look the same on every machine, fonts do not.
     "svg.fonttype": "path",
     "svg.hashsalt": "dutyfree",
     "path.simplify_threshold": 0.3,
@@ -72,19 +72,19 @@ def new(height: float) -> Figure:
 
 
 def empty(message: str) -> Figure:
-    """A figure that says why it shows nothing."""
+    """A figure with a message instead of data."""
     figure = new(1.2)
     figure.text(0.5, 0.5, drawn(message, 60), ha="center", va="center", color=MUTED, fontsize=12)
     return figure
 
 
 def say(axes: Any, message: str) -> None:
-    """Say so in a panel that has nothing to show."""
+    """Write a message into a panel without data."""
     axes.text(0.5, 0.5, drawn(message, 48), transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
 def legend(figure: Figure, handles: Sequence[Any], most: int = 4, **options: Any) -> None:
-    """Below the panels, in as many columns as the width has room for; the figure grows by its rows."""
+    """Add a legend below the panels, with as many columns as fit. The figure grows by its rows."""
     agg: Any = FigureCanvasAgg(figure)
     renderer = agg.get_renderer()
     width, height = figure.get_size_inches()
@@ -102,7 +102,7 @@ LEGEND_ROW = 0.24
 
 
 def spread_out(values: Sequence[float], least: float) -> list[float]:
-    """Those that can be marked on an axis at least so far from each other; the highest is one of them."""
+    """Values to mark on an axis, at least ``least`` apart, including the highest."""
     kept: list[float] = []
     for value in sorted(values, reverse=True):
         if not kept or kept[-1] - value >= least:
@@ -111,7 +111,7 @@ def spread_out(values: Sequence[float], least: float) -> list[float]:
 
 
 def duration_axis(axis: Any, low: float, high: float, *, most: int = 7) -> None:
-    """A logarithmic axis of durations, marked 1 ms, 10 ms, ..."""
+    """Make a logarithmic axis of durations, with marks at 1 ms, 10 ms, ..."""
     decades = [10.0**power for power in range(-7, 8)]
     shown: list[float] = []
     for steps in ((1.0,), (1.0, 2.0, 5.0), range(1, 10), [tenth / 10 for tenth in range(10, 100)]):
@@ -126,7 +126,7 @@ def duration_axis(axis: Any, low: float, high: float, *, most: int = 7) -> None:
 
 
 def linear_duration_axis(axis: Any, high: float) -> None:
-    """Marks from zero up, all in the unit that suits the highest."""
+    """Make a linear axis of durations from 0, all marks in the unit of the highest."""
     size, unit = next(((s, u) for s, u in _UNITS if high >= s), _UNITS[-1])
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:,.6g} {unit}" if value else "0"))
 
@@ -163,9 +163,9 @@ _BACKGROUND = re.compile(r'<g id="patch_1">.*?</g>\s*', re.DOTALL)
 
 
 def inline(data: bytes, prefix: str, label: str) -> str:
-    """An SVG to stand inside an HTML page: its ink follows the page's theme, its ids are its own.
+    """An SVG for an HTML page: its colours follow the theme of the page, and its ids are unique.
 
-    ``label`` must be escaped for an attribute already.
+    ``label`` must be escaped already.
     """
     text = _METADATA.sub("", _HEAD.sub("", data.decode()))
     text = _BACKGROUND.sub("", text, count=1)

@@ -1,4 +1,4 @@
-"""What the report says, in order, before it is Markdown or HTML. All text is plain and yet unescaped."""
+"""The content of a report in order, independent of Markdown and HTML. All text is unescaped."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dutyfree.analysis.statistics import RESAMPLES
 from dutyfree.analysis.units import duration, enumeration, hours, plural
 from dutyfree.report.figures.tax import lone_taxes, shown_workloads
 from dutyfree.report.figures.trajectories import projected_workload
-from dutyfree.report.headline import Answer, answers
+from dutyfree.report.headline import HeadlineAnswer, answers
+from dutyfree.report.phrases import CautionGroup, groups, rate
 from dutyfree.report.tables import DIVISION, Table, tables
-from dutyfree.report.wording import Group, groups, rate
 
 TITLE = "The rollout infrastructure tax"
 MANY_ROWS = 16
-"""More are folded away."""
+"""Longer tables are folded."""
 
 
 class FigureBlock(msgspec.Struct, frozen=True):
@@ -36,14 +36,14 @@ class TableBlock(msgspec.Struct, frozen=True):
     folded: bool = False
 
 
-class Facts(msgspec.Struct, frozen=True):
+class FactsBlock(msgspec.Struct, frozen=True):
     """Names and values."""
 
     caption: str
     rows: list[tuple[str, str]]
 
 
-class Listing(msgspec.Struct, frozen=True):
+class ListingBlock(msgspec.Struct, frozen=True):
     """Preformatted text."""
 
     caption: str
@@ -51,15 +51,15 @@ class Listing(msgspec.Struct, frozen=True):
     folded: bool = False
 
 
-class Points(msgspec.Struct, frozen=True):
+class ListBlock(msgspec.Struct, frozen=True):
     items: list[str]
 
 
-class Paragraph(msgspec.Struct, frozen=True):
+class ParagraphBlock(msgspec.Struct, frozen=True):
     text: str
 
 
-Block: TypeAlias = FigureBlock | TableBlock | Facts | Listing | Points | Paragraph
+Block: TypeAlias = FigureBlock | TableBlock | FactsBlock | ListingBlock | ListBlock | ParagraphBlock
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -67,20 +67,20 @@ class Section(msgspec.Struct, frozen=True):
     blocks: list[Block]
 
 
-class Document(msgspec.Struct, frozen=True):
+class ReportDocument(msgspec.Struct, frozen=True):
     title: str
     lead: str
     chart: FigureBlock | None
-    """The tax by substrate; None where there is none to show."""
-    answers: list[Answer]
-    cautions: list[Group]
-    """All of them, once; figures and tables refer to them by their places, from 1."""
+    """The tax by substrate; None if there is none."""
+    answers: list[HeadlineAnswer]
+    cautions: list[CautionGroup]
+    """All cautions. Figures and tables refer to them by number, from 1."""
     sections: list[Section]
 
 
-def document(summary: Summary, rebuild: str) -> Document:
+def document(summary: Summary, rebuild: str) -> ReportDocument:
     made = tables(summary)
-    return Document(
+    return ReportDocument(
         title=TITLE,
         lead=_lead(summary),
         chart=_tax(summary),
@@ -93,24 +93,22 @@ def document(summary: Summary, rebuild: str) -> Document:
 def _lead(summary: Summary) -> str:
     measured = [label for label in summary.labels if any(cell.substrate == label for cell in summary.cells)]
     if not summary.trials:
-        return (
-            f"The study begun at {summary.started} holds no measured trial yet: there are no numbers to show."
-        )
+        return f"The study that started at {summary.started} has no measured trial yet."
     failed = f"{summary.failed} failed" if summary.failed else "none failed"
     return (
         f"{plural(summary.trials, 'trial')} on {enumeration(measured)} ({failed}; {summary.warmups} more as "
-        f"warm-ups), begun {summary.started[:16].replace('T', ' ')} UTC on {_machine(summary)}."
+        f"warm-ups), started {summary.started[:16].replace('T', ' ')} UTC on {_machine(summary)}."
     )
 
 
 def _machine(summary: Summary) -> str:
     host = summary.host
-    told = [str(host["cpu"])] if host.get("cpu") else []
+    parts = [str(host["cpu"])] if host.get("cpu") else []
     if isinstance(host.get("cores"), int):
-        told.append(plural(host["cores"], "core"))
+        parts.append(plural(host["cores"], "core"))
     if host.get("memory_gib"):
-        told.append(f"{host['memory_gib']} GiB")
-    return ", ".join(told) or "an undescribed machine"
+        parts.append(f"{host['memory_gib']} GiB")
+    return ", ".join(parts) or "an unknown machine"
 
 
 def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
@@ -155,7 +153,7 @@ def _tax(summary: Summary) -> FigureBlock | None:
     names = shown_workloads(summary)
     if not names:
         return None
-    told = [
+    rates = [
         f"{name} on {row.substrate} {rate(row.rate)}"
         for name in names
         for row in lone_taxes(summary, name)
@@ -164,10 +162,10 @@ def _tax(summary: Summary) -> FigureBlock | None:
     return FigureBlock(
         "tax",
         f"The tax: extra time over {summary.baseline} by substrate",
-        f"p50 of the whole rollout against the same rollout on {summary.baseline}, in the shortest and the "
-        "longest workload. Strokes are 95\N{NO-BREAK SPACE}% intervals. A hollow mark shows no difference: "
-        "its interval includes 0, or there are too few trials for one.",
-        f"Dots of the tax rate by substrate, with intervals: {'; '.join(told)}.",
+        f"p50 of the whole rollout compared with the same rollout on {summary.baseline}, in the shortest "
+        "and the longest workload. Thick lines are 95\N{NO-BREAK SPACE}% intervals. A hollow mark means "
+        "that no difference is shown: the interval includes 0, or there are too few trials for an interval.",
+        f"The tax rate of each substrate as dots with intervals: {'; '.join(rates)}.",
         _figure_cautions(
             summary,
             [cell for name in names for cell in summary.lone(name)],
@@ -181,9 +179,9 @@ def _figure1(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure1",
         "Figure 1. Latency decomposition at T2",
-        "Mean components over the middle half of the rollouts by total. The tick is p50 of the total, with "
-        "its 95 % interval. Grey is the work itself; everything else is around it.",
-        _alt("Stacked bars of the time of a T2 rollout by component", cells, "total"),
+        "Mean components over the middle half of the rollouts by total. The tick is the p50 of the total, "
+        "with its 95 % interval. Grey is the time of the commands themselves.",
+        _alt("The time of a T2 rollout by component as stacked bars", cells, "total"),
         _figure_cautions(summary, cells, without={CautionKind.UNSURE_TAIL}),
     )
 
@@ -193,9 +191,9 @@ def _figure2(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure2",
         "Figure 2. Cold start by substrate and tier",
-        "p50 on a logarithmic scale: from the request to the first command's result (filled), and to the end "
-        "of the sandbox's removal (hollow). Thick strokes are 95 % intervals, where wider than the mark.",
-        _alt("Dots of the whole fresh episode's p50 by tier", cells, "total"),
+        "p50 on a logarithmic scale: from the request to the result of the first command (filled), and until "
+        "the sandbox is removed (hollow). Thick lines are 95 % intervals, if wider than the mark.",
+        _alt("The p50 of the whole rollout by tier as dots", cells, "total"),
         _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
@@ -205,9 +203,9 @@ def _figure3(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure3",
         "Figure 3. Distributions of cold starts",
-        "The share of all trials, failures included, that were done within a time: nothing is trimmed, the "
-        "mark is the slowest trial, and a curve with failures ends below 100 %.",
-        _alt("Cumulative distributions of cold starts; p95 of the whole fresh episode", cells, "p95"),
+        "The share of all trials, including failures, that ended within a time. No trial is left out. The "
+        "mark is the slowest trial. With failures, the curve ends below 100 %.",
+        _alt("Cumulative distributions of cold starts; p95 of the whole rollout", cells, "p95"),
         _figure_cautions(summary, cells, without=DIVISION),
     )
 
@@ -216,10 +214,14 @@ def _figure4(summary: Summary) -> FigureBlock:
     cells = [cell for name in summary.trajectories for cell in summary.lone(name)]
     return FigureBlock(
         "figure4",
-        "Figure 4. Composition against trajectory length",
-        "Each bar is a whole rollout. Short trajectories pay for creation and readiness, long ones for the "
-        "orchestration of every action.",
-        _alt("Normalised stacked bars by trajectory length; orchestration's share", cells, "share"),
+        "Figure 4. Composition by trajectory length",
+        "Each bar is a whole rollout. In short trajectories, creation and readiness cost most; in long "
+        "ones, the orchestration of every action.",
+        _alt(
+            "Components by trajectory length as stacked bars of equal height; the share of orchestration",
+            cells,
+            "share",
+        ),
         _figure_cautions(summary, cells, without={CautionKind.UNSURE_TAIL}),
     )
 
@@ -229,10 +231,9 @@ def _figure5(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure5",
         "Figure 5. Completion time and amortised latency by action count",
-        "Above, p50 of the completion time: the whole rollout, from the request to the end of the sandbox's "
-        "removal. Below, the same divided by its actions. Thick strokes are 95 % intervals, where wider than "
-        "the mark.",
-        _alt("Lines of completion time by the number of actions", cells, "total"),
+        "Above: p50 of the completion time, from the request until the sandbox is removed. Below: the same "
+        "divided by the number of actions. Thick lines are 95 % intervals, if wider than the mark.",
+        _alt("Completion time by number of actions as lines", cells, "total"),
         _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
@@ -246,8 +247,8 @@ def _figure6(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure6",
         "Figure 6. Worker-hours from 10,000 to 1,000,000 trajectories",
-        f"N·T/3600 with T the p50 of {workload or 'a trajectory'}; bands are its 95 % interval.",
-        f"Lines of worker-hours by number of rollouts; at a million: {told or 'no data'}.",
+        f"N·T/3600, where T is the p50 of {workload or 'a trajectory'}. Bands are 95 % intervals.",
+        f"Worker-hours by number of rollouts as lines; at a million: {told or 'no data'}.",
         _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
@@ -279,7 +280,7 @@ def _figure_cautions(
 
 def _background(summary: Summary, rebuild: str) -> list[Section]:
     substrates: list[Block] = [
-        Facts(
+        FactsBlock(
             substrate.label if substrate.label == substrate.use else f"{substrate.label} ({substrate.use})",
             [
                 *([("not available", substrate.unavailable)] if substrate.unavailable is not None else []),
@@ -295,28 +296,28 @@ def _background(summary: Summary, rebuild: str) -> list[Section]:
     ]
     sessions = [(session.started, f"load {session.load:.2f}") for session in summary.sessions]
     return [
-        Section("Method", [Points(METHOD)]),
+        Section("Method", [ListBlock(METHOD)]),
         Section(
             "Host",
             [
-                Facts(
+                FactsBlock(
                     "The machine",
                     [(_fact_name(name), _fact(value)) for name, value in summary.host.items()],
                 ),
-                Facts("Sessions", sessions),
+                FactsBlock("Sessions", sessions),
             ],
         ),
-        Section("Substrates", substrates or [Paragraph("None was prepared.")]),
+        Section("Substrates", substrates or [ParagraphBlock("No substrate was prepared.")]),
         Section(
             "Plan and how to rebuild this report",
             [
-                Listing("From the records alone, on any machine", rebuild),
-                Listing(
+                ListingBlock("On any machine, from the records", rebuild),
+                ListingBlock(
                     "The plan",
                     json.dumps(summary.plan, indent=2, ensure_ascii=False, default=str),
                     folded=True,
                 ),
-                Paragraph(
+                ParagraphBlock(
                     f"Measured with dutyfree {summary.version}. All numbers are in summary.json and tables/."
                 ),
             ],
@@ -325,22 +326,23 @@ def _background(summary: Summary, rebuild: str) -> list[Section]:
 
 
 METHOD = [
-    "A rollout runs from the request for a sandbox to the end of its removal: total = creation + readiness + "
-    "set-up + actions + orchestration + cleanup + unattributed. Inference and reward are no part of it.",
-    "Cold start ends with the first command's result, never with a returned handle.",
-    "Orchestration is the wall time of the actions less the commands' own time inside the environment. Where "
-    "a substrate does not tell that time, the p50 of the same action run bare stands in, at most the wall "
-    "time; where bare was not measured either, the actions stay undivided.",
-    "Unattributed is what no span explains, of a rollout and of a single action.",
-    "Quantiles are over successful trials, nothing is trimmed, warm-ups are kept apart, failures are counted "
-    f"beside. Intervals of 95 % are by percentile bootstrap ({RESAMPLES:,} resamples, fixed seed).",
-    "The tax is p50 of the total less that of the same workload run bare; its rate is their ratio less one. "
-    "Worker-hours are N·T/3600.",
-    "Differences are tested with Mann-Whitney where samples of the sizes at hand can be significant at all, "
-    "with Holm's correction.",
-    "A difference counts as shown where its interval leaves out none: 1 of a ratio, 0 of a tax.",
-    "Small numbers beside a value, and the line below a figure, refer to the cautions at the top: fewer than "
-    f"{FEW} trials are too few, fewer than {FEW_FOR_TAIL} say little of p95.",
+    "A rollout lasts from the request for a sandbox until the sandbox is removed: total = creation + "
+    "readiness + set-up + actions + orchestration + cleanup + unattributed. Model inference and reward are "
+    "not part of it.",
+    "A cold start ends with the result of the first command, not with the handle of the sandbox.",
+    "Orchestration is the wall time of the actions minus the time inside the commands. If a substrate does "
+    "not report the time inside, we use the p50 of the same action on bare, at most the wall time. If bare "
+    "was not measured either, the actions stay undivided.",
+    "Unattributed is the time of a rollout or an action that no span explains.",
+    "Quantiles are over all successful trials. Warm-ups are left out, and failures are counted separately. "
+    f"The 95 % intervals are percentile-bootstrap intervals ({RESAMPLES:,} resamples, fixed seed).",
+    "The tax is the p50 of the total minus the p50 of the same workload on bare. The tax rate is their ratio "
+    "minus 1. Worker-hours are N·T/3600.",
+    "Differences are tested with Mann-Whitney and Holm's correction, if the samples are large enough for a "
+    "significant result.",
+    "A difference counts as shown if its interval excludes 1 (for a ratio) or 0 (for a tax).",
+    "Small numbers beside a value, and the line below a figure, refer to the cautions at the top. Fewer than "
+    f"{FEW} trials are too few, and fewer than {FEW_FOR_TAIL} say little about p95.",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dutyfree.analysis.drafts import replacing
+from dutyfree.analysis.atomic_file import atomic_write
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.summary import encode, summarise
 from dutyfree.contract.errors import RecordsError
@@ -54,5 +54,5 @@ def draw(summary: Summary) -> dict[str, tuple[bytes, bytes]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_bytes(content)

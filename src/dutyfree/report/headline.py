@@ -1,4 +1,4 @@
-"""The four questions of the rollout infrastructure tax, answered in sentences from the summary."""
+"""The top of the report: four questions about the rollout infrastructure tax, and their answers."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from dutyfree.analysis.model import CautionKind, Cell, Spread, Summary
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import count, duration, hours, percent, plural
 from dutyfree.report.palette import COMPONENTS
-from dutyfree.report.wording import interval_phrase, seconds, takes
+from dutyfree.report.phrases import interval_phrase, seconds, takes
 
 QUESTIONS = (
     "How much does the substrate change cold start?",
     "Where does the time go?",
-    "How does it grow with the length of a trajectory?",
-    "What does it cost at a million trajectories?",
+    "How does the time grow with the length of a trajectory?",
+    "What do a million trajectories cost?",
 )
 
 
 NOTHING_SHOWN = "No difference shown"
-"""Where the interval of a ratio includes 1, or there is none."""
+"""Used if the interval of a ratio includes 1, or if there is no interval."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HeadlineAnswer(msgspec.Struct, frozen=True):
     question: str
     figure: str
-    """The one finding to remember; empty where there is none."""
+    """The main finding; empty if there is none."""
     text: str
     cautions: list[CautionKind] = []
-    """What qualifies the answer; the sections below say of which cells."""
+    """Kinds of the cautions about the answer. The sections below say which cells they concern."""
 
 
-def answers(summary: Summary) -> list[Answer]:
+def answers(summary: Summary) -> list[HeadlineAnswer]:
     division = {CautionKind.STAND_IN, CautionKind.UNDIVIDED}
     told: tuple[tuple[tuple[str, str], Sequence[str | None], set[CautionKind]], ...] = (
         (_cold_start(summary), summary.tiers, division),
-        (_where(summary), [_taken_apart(summary)], set()),
+        (_where(summary), [_decomposed_workload(summary)], set()),
         (_growth(summary), summary.trajectories, set()),
         (_cost(summary), summary.trajectories[-1:], division),
     )
     return [
-        Answer(question, figure, text, _kinds(summary, workloads, without | {CautionKind.UNSURE_TAIL}))
+        HeadlineAnswer(
+            question, figure, text, _kinds(summary, workloads, without | {CautionKind.UNSURE_TAIL})
+        )
         for question, ((figure, text), workloads, without) in zip(QUESTIONS, told, strict=True)
     ]
 
@@ -58,8 +60,8 @@ def _kinds(summary: Summary, workloads: Sequence[str | None], without: set[Cauti
     return [kind for kind in dict.fromkeys(found) if kind not in without]
 
 
-class _Versus(msgspec.Struct, frozen=True):
-    """Two substrates as a sentence tells them: ``one`` is measured by ``other``."""
+class _Pair(msgspec.Struct, frozen=True):
+    """Two substrates in a sentence: ``one`` is compared with ``other``."""
 
     one: str
     other: str
@@ -75,25 +77,25 @@ class _Versus(msgspec.Struct, frozen=True):
         return f"{takes(self.one, self.other, self.ratio)}{interval_phrase(self.ratio, of)}"
 
 
-def _versus(summary: Summary, slower: str, faster: str, ratio: Estimate | None) -> _Versus:
-    """The slower by the faster; but what is compared with the baseline is measured by it."""
+def _pair(summary: Summary, slower: str, faster: str, ratio: Estimate | None) -> _Pair:
+    """Compare the slower with the faster substrate; but compare with the baseline if one of them is it."""
     if slower == summary.baseline:
-        return _Versus(faster, slower, ratio.inverse() if ratio else None)
-    return _Versus(slower, faster, ratio)
+        return _Pair(faster, slower, ratio.inverse() if ratio else None)
+    return _Pair(slower, faster, ratio)
 
 
-def _of_spread(summary: Summary, spread: Spread) -> _Versus:
-    return _versus(summary, spread.slowest, spread.fastest, spread.ratio)
+def _of_spread(summary: Summary, spread: Spread) -> _Pair:
+    return _pair(summary, spread.slowest, spread.fastest, spread.ratio)
 
 
 def _cold_start(summary: Summary) -> tuple[str, str]:
     tiers = [tier for tier in summary.tiers if any(cell.total for cell in summary.lone(tier))]
     if not tiers:
-        return "", "No tier was measured successfully, so the records cannot tell."
+        return "", "No tier was measured successfully."
     first = _first_commands(summary, tiers[0])
     spreads = [spread for spread in summary.spreads if spread.workload in tiers]
     if not spreads:
-        return "", f"{first} With one substrate there is nothing to compare it with."
+        return "", f"{first} There is only one substrate, so there is nothing to compare."
     shown = [spread for spread in spreads if _of_spread(summary, spread).is_shown]
     text = " ".join([first, *(_episode(summary, spread) for spread in spreads)])
     if not shown:
@@ -106,41 +108,41 @@ def _first_commands(summary: Summary, tier: str) -> str:
     cells = summary.lone(tier)
     done = sorted((cell.first_result.p50.value, cell.substrate) for cell in cells if cell.first_result)
     (fast, fastest), (slow, slowest) = done[0], done[-1]
-    told = f"At {tier} the first command's result is there {duration(fast)} after the request on {fastest}"
+    text = f"At {tier}, the first command's result arrives {duration(fast)} after the request on {fastest}"
     if len(done) == 1:
-        return f"{told}."
-    wanted = (tier, cells[0].parallel, "first_result", {fastest, slowest})
+        return f"{text}."
+    key = (tier, cells[0].parallel, "first_result", {fastest, slowest})
     ratio = next(
         row.ratio
         for row in summary.ratios
-        if (row.workload, row.parallel, row.metric, {row.substrate, row.base}) == wanted
+        if (row.workload, row.parallel, row.metric, {row.substrate, row.base}) == key
     )
-    versus = _versus(summary, slowest, fastest, ratio)
-    return f"{told} and {duration(slow)} after it on {slowest}: {versus.sentence}."
+    pair = _pair(summary, slowest, fastest, ratio)
+    return f"{text} and {duration(slow)} after it on {slowest}: {pair.sentence}."
 
 
 def _episode(summary: Summary, spread: Spread) -> str:
     return (
-        f"The whole fresh {spread.workload} episode takes {duration(spread.slowest_seconds.value)} on "
+        f"The whole {spread.workload} rollout takes {duration(spread.slowest_seconds.value)} on "
         f"{spread.slowest} and {duration(spread.fastest_seconds.value)} on {spread.fastest}: "
         f"{_of_spread(summary, spread).sentence}."
     )
 
 
 def _where(summary: Summary) -> tuple[str, str]:
-    name = _taken_apart(summary)
+    name = _decomposed_workload(summary)
     if name is None:
-        return "", "No workload with actions was measured successfully, so the records cannot tell."
+        return "", "No workload with actions was measured successfully."
     cells = sorted((cell for cell in summary.lone(name) if cell.total), key=_around, reverse=True)
     taxed = [cell for cell in cells if cell.substrate != summary.baseline]
-    told = "; ".join(_shares(cell) for cell in (taxed or cells)[:4])
+    shares = "; ".join(_shares(cell) for cell in (taxed or cells)[:4])
     more = f" The other {plural(len(taxed) - 4, 'substrate')} are in Figure 1." if len(taxed) > 4 else ""
-    text = f"Of a {name} rollout, {told}.{more} The rest is the commands' own time and set-up."
+    text = f"Of a {name} rollout, {shares}.{more} The rest is the time of the commands and the set-up."
     if not taxed:
         return "", text
     beside = [
-        f" On {cell.substrate}, the baseline, it is {percent(_around(cell))} of "
-        f"{duration(cell.total.p50.value)}."
+        f" On {cell.substrate}, the baseline, {percent(_around(cell))} of "
+        f"{duration(cell.total.p50.value)} is infrastructure."
         for cell in cells
         if cell.substrate == summary.baseline and cell.total
     ]
@@ -175,8 +177,8 @@ def _shares(cell: Cell) -> str:
     )
 
 
-def _taken_apart(summary: Summary) -> str | None:
-    """The workload whose composition is told: T2, or else the longest."""
+def _decomposed_workload(summary: Summary) -> str | None:
+    """The workload whose composition is shown: T2, otherwise the longest."""
     return "T2" if any(cell.total for cell in summary.lone("T2")) else _longest(summary)
 
 
@@ -190,12 +192,12 @@ def _longest(summary: Summary) -> str | None:
 def _growth(summary: Summary) -> tuple[str, str]:
     lengths = [name for name in summary.trajectories if any(cell.total for cell in summary.lone(name))]
     if not lengths:
-        return "", "No trajectory was measured successfully, so the records cannot tell."
+        return "", "No trajectory was measured successfully."
     sentences = [
         text for label in _extremes(summary, lengths[-1]) if (text := _amortisation(summary, label, lengths))
     ]
     if len(lengths) == 1:
-        sentences = ["One length was measured: growth is not shown."]
+        sentences = ["Only one length was measured, so growth is unknown."]
     around = {
         cell.substrate: cell.orchestration_per_action.p50
         for cell in summary.lone(lengths[-1])
@@ -204,7 +206,7 @@ def _growth(summary: Summary) -> tuple[str, str]:
     if around:
         names = {label: f"{label}, the baseline" if label == summary.baseline else label for label in around}
         told = "; ".join(f"{seconds(estimate)} on {names[label]}" for label, estimate in around.items())
-        sentences.append(f"Orchestration adds to every action, at p50 with its 95 % interval: {told}.")
+        sentences.append(f"Orchestration adds to every action (p50 and 95 % interval): {told}.")
     taxed = {label: found for label, found in around.items() if label != summary.baseline}
     most = max(taxed, key=lambda label: taxed[label].value, default=None)
     if most is None or not taxed[most].leaves_out(0):
@@ -253,28 +255,29 @@ def _cost(summary: Summary) -> tuple[str, str]:
     spread = spreads[-1]
     slow, fast = spread.hours(spread.slowest_seconds), spread.hours(spread.fastest_seconds)
     gap = spread.hours(spread.difference)
-    versus = _of_spread(summary, spread)
+    pair = _of_spread(summary, spread)
     text = (
         f"{count(spread.rollouts)} trajectories of {plural(spread.actions, 'action')} take "
-        f"{hours(slow.value)} of workers on {spread.slowest} and {hours(fast.value)} on {spread.fastest}: "
-        f"{versus.sentence}"
+        f"{hours(slow.value)} of worker time on {spread.slowest} and {hours(fast.value)} on "
+        f"{spread.fastest}: {pair.sentence}"
     )
-    if not versus.is_shown or not gap.leaves_out(0):
+    if not pair.is_shown or not gap.leaves_out(0):
         return NOTHING_SHOWN, f"{text}."
-    word = "less" if versus.one == spread.fastest else "more"
+    word = "less" if pair.one == spread.fastest else "more"
     return (
-        f"{versus.one} takes {_with_interval(gap, hours, f'{word} than {versus.other}')}",
-        f"{text}, {hours(gap.value)} {word}. More workers in parallel shorten the wait, not the bill.",
+        f"{pair.one} takes {_with_interval(gap, hours, f'{word} than {pair.other}')}",
+        f"{text}, {hours(gap.value)} {word}. More parallel workers shorten the wall time, not the "
+        "worker-hours.",
     )
 
 
 def _cost_of_one(summary: Summary) -> tuple[str, str]:
     rows = [row for row in summary.projections if row.workload in summary.trajectories]
     if not rows:
-        return "", "No trajectory was measured successfully, so the records cannot tell."
+        return "", "No trajectory was measured successfully."
     row = rows[-1]
     return (
         f"{hours(row.hours.value)} on {row.substrate}",
         f"{count(row.rollouts)} trajectories of {plural(row.actions, 'action')} take "
-        f"{hours(row.hours.value)} of workers on {row.substrate}, the only substrate measured.",
+        f"{hours(row.hours.value)} of worker time on {row.substrate}, the only substrate measured.",
     )

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file. Every text goes through ``escape``: labels are untrusted."""
+"""The report as one self-contained HTML file. All text is escaped, because labels are untrusted."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dutyfree.analysis.model import CautionKind
 from dutyfree.report import canvas
 from dutyfree.report.document import (
     Block,
-    Document,
-    Facts,
+    FactsBlock,
     FigureBlock,
-    Listing,
-    Paragraph,
-    Points,
+    ListBlock,
+    ListingBlock,
+    ParagraphBlock,
+    ReportDocument,
     Section,
     TableBlock,
 )
-from dutyfree.report.headline import Answer
+from dutyfree.report.headline import HeadlineAnswer
+from dutyfree.report.phrases import CautionGroup, where
 from dutyfree.report.tables import Table
-from dutyfree.report.wording import Group, where
 
 
-def render(document: Document, figures: Mapping[str, bytes]) -> str:
+def render(document: ReportDocument, figures: Mapping[str, bytes]) -> str:
     """``figures``: name → SVG."""
     template = Template(resources.files(__package__).joinpath("template.html").read_text(encoding="utf-8"))
     page = _Page(document, figures)
@@ -48,13 +48,13 @@ _ASIDE = re.compile(r"\(95[^)]*\)")
 
 
 class _Page:
-    """What parts of the page refer to: the numbers of the cautions, and the drawings."""
+    """Renders the parts of the page; holds the numbers of the cautions and the figures."""
 
-    def __init__(self, document: Document, figures: Mapping[str, bytes]) -> None:
+    def __init__(self, document: ReportDocument, figures: Mapping[str, bytes]) -> None:
         self._numbers = {group.kind: number for number, group in enumerate(document.cautions, 1)}
         self._figures = figures
 
-    def answer(self, number: int, answer: Answer) -> str:
+    def answer(self, number: int, answer: HeadlineAnswer) -> str:
         finding = _ASIDE.sub(r'<span class="ci">\g<0></span>', escape(answer.figure))
         remembered = f'<p class="number">{finding}</p>' if finding else ""
         cautions = self._with_caution(dict.fromkeys(answer.cautions, ""))
@@ -76,14 +76,14 @@ class _Page:
             case TableBlock(table, folded):
                 shown = self._table(table)
                 return _folded(shown, f"{table.title} ({len(table.rows)} rows)") if folded else shown
-            case Facts(caption, rows):
+            case FactsBlock(caption, rows):
                 return _facts(caption, rows)
-            case Listing(caption, text, folded):
+            case ListingBlock(caption, text, folded):
                 pre = f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
                 return _folded(pre, caption) if folded else f"<p>{escape(caption)}:</p>{pre}"
-            case Points(items):
+            case ListBlock(items):
                 return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-            case Paragraph(text):
+            case ParagraphBlock(text):
                 return f"<p>{escape(text)}</p>"
 
     def figure(self, block: FigureBlock) -> str:
@@ -101,12 +101,12 @@ class _Page:
         )
 
     def _with_caution(self, kinds: Mapping[CautionKind, str]) -> str:
-        """One line: the kinds, each with the places that it concerns."""
-        told = ", ".join(
+        """One line: the kinds of cautions, each with the cells that it is about."""
+        text = ", ".join(
             f"{self._link(kind, escape(kind.value))}{f' ({escape(places)})' if places else ''}"
             for kind, places in kinds.items()
         )
-        return f'<p class="cautions">with caution: {told}</p>' if told else ""
+        return f'<p class="cautions">cautions: {text}</p>' if text else ""
 
     def _link(self, kind: CautionKind, text: str) -> str:
         return f'<a href="#caution-{self._numbers[kind]}">{text}</a>'
@@ -129,7 +129,7 @@ class _Page:
             {caution.kind for row in table.rows for caution in row.cautions}, key=self._numbers.__getitem__
         )
         cautions = self._with_caution({kind: str(self._numbers[kind]) for kind in found})
-        # The caption stands outside: it is not to be scrolled with a wide table.
+        # The caption is outside, so that it does not scroll with a wide table.
         return (
             f'<div class="table"><p class="caption" id="{table.name}-caption">{caption}</p>'
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
@@ -173,12 +173,12 @@ def _facts(caption: str, rows: Iterable[tuple[str, str]]) -> str:
         for name, value in rows
     )
     if not lines:
-        return f"<p><strong>{escape(caption)}</strong>: nothing is known.</p>"
+        return f"<p><strong>{escape(caption)}</strong>: no data.</p>"
     head = f"<caption><strong>{escape(caption)}</strong></caption>"
     return f'<table class="facts">{head}<tbody>{lines}</tbody></table>'
 
 
-def _cautions(found: Iterable[Group]) -> str:
+def _cautions(found: Iterable[CautionGroup]) -> str:
     items = "".join(
         f'<li id="caution-{number}"><span class="kind">{escape(group.kind.value)}</span> '
         f"{_caution(group)}</li>"
@@ -187,8 +187,8 @@ def _cautions(found: Iterable[Group]) -> str:
     return f'<ol class="notes" aria-label="Cautions">{items}</ol>' if items else ""
 
 
-def _caution(group: Group) -> str:
-    """One line; where sentences differ from cell to cell, they are folded away under it."""
+def _caution(group: CautionGroup) -> str:
+    """One line. If the text differs between cells, the texts are folded below it."""
     heading = f"<b>{escape(group.heading)}</b>" if group.heading else ""
     if len(group.notes) == 1:
         return f"{heading}{': ' if heading else ''}{escape(group.notes[0].text)}"

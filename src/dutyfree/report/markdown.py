@@ -1,4 +1,4 @@
-"""The report as GitHub shows it."""
+"""The report as Markdown, as GitHub shows it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.units import markdown as plain
 from dutyfree.report.document import (
     Block,
-    Document,
-    Facts,
+    FactsBlock,
     FigureBlock,
-    Listing,
-    Paragraph,
-    Points,
+    ListBlock,
+    ListingBlock,
+    ParagraphBlock,
+    ReportDocument,
     TableBlock,
 )
+from dutyfree.report.phrases import CautionGroup, where
 from dutyfree.report.tables import Table
-from dutyfree.report.wording import Group, where
 
 
-def render(document: Document) -> str:
+def render(document: ReportDocument) -> str:
     numbers = {group.kind: number for number, group in enumerate(document.cautions, 1)}
     lines = [f"# {plain(document.title)}", "", plain(document.lead), ""]
     if document.chart:
@@ -46,17 +46,17 @@ def _block(block: Block, numbers: Mapping[CautionKind, int]) -> Iterator[str]:
         case TableBlock(table, folded):
             shown = _table(table, numbers)
             yield from _folded(shown, f"{table.title} ({len(table.rows)})") if folded else shown
-        case Facts(caption, rows):
+        case FactsBlock(caption, rows):
             yield f"**{plain(caption)}**"
             yield ""
             yield from _grid(["fact", "value"], [[plain(name), plain(value)] for name, value in rows], 2)
-        case Listing(caption, text, folded):
+        case ListingBlock(caption, text, folded):
             fence = "`" * max(3, _longest_run(text, "`") + 1)
             inner = [f"{plain(caption)}:", "", fence, *text.splitlines(), fence]
             yield from _folded(inner, caption) if folded else inner
-        case Points(items):
+        case ListBlock(items):
             yield from (f"- {plain(item)}" for item in items)
-        case Paragraph(text):
+        case ParagraphBlock(text):
             yield plain(text)
 
 
@@ -69,11 +69,11 @@ def _figure(block: FigureBlock) -> Iterator[str]:
 
 
 def _with_caution(kinds: Mapping[CautionKind, str]) -> str:
-    """One line: the kinds, each with the places that it concerns."""
-    told = ", ".join(
+    """One line: the kinds of cautions, each with the cells that it is about."""
+    text = ", ".join(
         f"{kind.value}{f' ({plain(places)})' if places else ''}" for kind, places in kinds.items()
     )
-    return f"*With caution: {told}.*" if told else ""
+    return f"*Cautions: {text}.*" if text else ""
 
 
 def _table(table: Table, numbers: Mapping[CautionKind, int]) -> Iterator[str]:
@@ -96,8 +96,8 @@ def _table(table: Table, numbers: Mapping[CautionKind, int]) -> Iterator[str]:
         yield _with_caution({kind: str(numbers[kind]) for kind in found})
 
 
-def _cautions(found: Iterable[Group]) -> Iterator[str]:
-    """Once, with the numbers that tables have beside their values."""
+def _cautions(found: Iterable[CautionGroup]) -> Iterator[str]:
+    """All cautions, with the numbers that tables show beside their values."""
     lines = []
     for number, group in enumerate(found, 1):
         heading = f" ({plain(group.heading)})" if group.heading else ""

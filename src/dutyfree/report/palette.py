@@ -1,4 +1,4 @@
-"""Colours and marks, the same in every figure: safe for colour-blind eyes, visible on white and on black."""
+"""Colours and marks of all figures: safe for colour-blind readers, visible on white and on black."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPONENTS: dict[str, ComponentLook] = {
     "creation": ComponentLook("creation", "#0072b2", ON_DARK),
     "readiness": ComponentLook("readiness", "#56b4e9", ON_LIGHT),
     "setup": ComponentLook("set-up", "#009e73", ON_DARK),
-    # The commands themselves are the work, not the tax: they stay in the background.
+    # The time of the commands is the work, not the tax: it stays in the background.
     "actions": ComponentLook("actions (inside)", "#b4bbc4", ON_LIGHT),
     "orchestration": ComponentLook("orchestration", "#d55e00", ON_DARK),
     "undivided": ComponentLook("actions, undivided", "#c8b08c", ON_LIGHT, "////"),
@@ -61,7 +61,7 @@ _LOOKS: tuple[SubstrateLook, ...] = (
     SubstrateLook("#c2185b", "d", _MIXED),
 )
 
-# Well-known substrates keep their look from report to report.
+# Known substrates look the same in every report.
 _KNOWN = {"bare": 0, "native": 1, "docker": 2, "oci": 3, "kubernetes": 4, "vm": 5, "hosted": 6, "cloud": 7}
 
 
@@ -87,11 +87,11 @@ def _drawable() -> frozenset[int]:
 
 
 def drawn(text: str, length: int = 20) -> str:
-    """Untrusted text as a figure can show it: one short line of glyphs that the font has."""
+    """Untrusted text for a figure: one short line of glyphs that the font has."""
     line = "".join(
         char if ord(char) in _drawable() else "\N{WHITE SQUARE}" for char in " ".join(text.split())
     )
     if len(line) > length:
         line = line[: length - 1] + "…"
-    # A legend leaves out labels that begin with an underscore.
+    # matplotlib leaves labels that start with an underscore out of a legend.
     return f"\N{THIN SPACE}{line}" if line.startswith("_") else line or "(no name)"

@@ -1,1 +1,6 @@
-"""MEASURE: plan → trial → records."""
+"""The study: plan → trial → records.
+
+May import substrates and workloads. Of ``analysis`` it uses the interval of a median, to stop a cell early.
+Start with ``runner.run``; ``plan`` says what runs and in which order, ``trial`` is the measured path,
+``records`` is the file.
+"""

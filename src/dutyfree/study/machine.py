@@ -1,4 +1,4 @@
-"""What machine this is: facts that a reader of the measurements should know, collected when asked."""
+"""Facts about this machine that matter for measurements."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 LIKE = ("hostname", "machine_id", "cpu", "cores", "memory_gib", "kernel", "os", "cgroups", "virtualization")
-"""Facts that must agree before measurements may stand side by side."""
+"""Facts that must be equal before measurements can be compared."""
 
 
 def facts() -> dict[str, Any]:
-    """Flat facts about this host; ``host_key`` changes when measurements stop being comparable."""
+    """Facts about this host. ``host_key`` is a hash of those that must be equal for a comparison."""
     found: dict[str, Any] = {
         "hostname": platform.node(),
         "machine_id": _line("/etc/machine-id")[:8],
@@ -62,7 +62,7 @@ def cgroup_mode() -> str:
 
 
 def _cgroup_limit(controller: str, second: str, first: str) -> str:
-    """The limit of this process's own cgroup, as the kernel writes it; the parents' are not looked at."""
+    """The limit of this process's cgroup, as the kernel prints it. Limits of its parents are not included."""
     for line in _text("/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         root = "/sys/fs/cgroup" if number == "0" else f"/sys/fs/cgroup/{controllers}"
@@ -82,13 +82,13 @@ def _os_name() -> str:
 
 def _virtualization() -> str:
     if shutil.which("systemd-detect-virt"):
-        said = subprocess.run(["systemd-detect-virt"], capture_output=True, text=True, check=False)
-        return said.stdout.strip()
+        found = subprocess.run(["systemd-detect-virt"], capture_output=True, text=True, check=False)
+        return found.stdout.strip()
     return "virtual machine" if "hypervisor" in (_field("/proc/cpuinfo", "flags") or "").split() else "none"
 
 
 def _filesystem(path: str) -> str:
-    """The type of the file system that holds ``path``: the longest mount point that is its prefix."""
+    """The type of the file system of ``path``: that of its longest mount point."""
     best = ("", "unknown")
     for line in _text("/proc/mounts").splitlines():
         _, point, kind, *_ = line.split()

@@ -1,7 +1,7 @@
-"""Plans: what to measure, read from TOML, and the order in which to measure it.
+"""Plans: what to measure, read from TOML, and in which order.
 
-The order is a pure function of the plan: rounds, each of which holds every open cell once, shuffled, so
-that drift of the machine hits all substrates alike.
+The order depends on the plan only. It consists of rounds. Each round has every unfinished cell once, in
+random order, so that a slow minute of the machine affects all substrates.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dutyfree.workloads import check_name
 
 
 class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop a cell early once the 95 % interval of its p50 is narrow enough."""
+    """Stop a cell early when the 95 % interval of its p50 is narrow enough."""
 
     width: float
-    """Of the interval, as a share of the p50: 0.05 is ±2.5 %."""
+    """Width of the interval as a share of the p50: 0.05 is ±2.5 %."""
     minimum: int = 20
-    """Trials before the first look."""
+    """Number of trials before the first check."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,30 +36,30 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     name: str
     substrates: Annotated[list[str], Meta(examples=['["bare", "native"]'])]
-    """Labels; each is a substrate's name, or has a table in ``options`` whose ``use`` is one."""
+    """Labels. Each is the name of a substrate, or has a table in ``options`` that names one with ``use``."""
     optional: Annotated[list[str], Meta(examples=['["docker"]'])] = []
-    """Labels that are left out, with the reason in the report, where they are not available."""
+    """Labels that may be missing: they are left out, and the report says why."""
     options: dict[str, Annotated[dict[str, Any], Meta(examples=['{use = "docker", init = false}'])]] = {}
-    """Label → options of the substrate."""
+    """Label → options of its substrate."""
     workloads: Annotated[
         dict[str, Annotated[int, Meta(description="a number of trials")]], Meta(examples=["{T0 = 10}"])
     ]
-    """T0, T1, T2, trajectory-N → trials on every substrate."""
+    """T0, T1, T2, trajectory-N → number of trials on every substrate."""
     parallel: Annotated[
         dict[str, Annotated[list[int], Meta(examples=["[8, 32]"])]], Meta(examples=["{T0 = [8, 32]}"])
     ] = {}
-    """Workload → further cells with that many rollouts at once, in whole batches."""
+    """Workload → numbers of parallel rollouts. Each number adds a cell, with whole batches."""
     seed: int = 1
     warmups: int = 1
-    """Unmeasured trials of every workload on every substrate before the first round."""
+    """Warm-up trials of every workload on every substrate before the first round."""
     timeout: Annotated[float, Meta(description="a number of seconds")] = 300.0
-    """Seconds that one trial may take."""
+    """Maximum seconds of one trial."""
     drop_caches: bool = False
     """Drop the page cache before every trial (needs root)."""
     full_tests: bool = False
-    """T2 runs the whole test suite of attrs."""
+    """Run the whole test suite of attrs in T2."""
     remote: str | None = None
-    """Clone from this URL instead of the loopback server; it must hold the fixture's commits."""
+    """Clone from this URL instead of the loopback server. It must have the commits of the fixture."""
     adaptive: Adaptive | None = None
 
     def use(self, label: str) -> tuple[str, dict[str, Any]]:
@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Trials that start together: one, or as many as the cell has in parallel."""
+    """Trials that start together: as many as the cell has parallel rollouts."""
 
     workload: str
     substrate: str
@@ -77,7 +77,7 @@ class Batch(msgspec.Struct, frozen=True):
     indices: tuple[int, ...]
     warmup: bool = False
     session: int = 0
-    """Of a warm-up: every session of a study warms up anew."""
+    """For warm-ups, because every session of a study has its own."""
 
     def trial_id(self, index: int) -> str:
         number = f"warmup-{self.session}-{index}" if self.warmup else f"trial-{index}"
@@ -91,13 +91,13 @@ class Batch(msgspec.Struct, frozen=True):
 def shipped() -> dict[str, Path]:
     """The plans that come with dutyfree, by name."""
     package = Path(__file__).parents[1]
-    # In a wheel they lie within the package, in a checkout at its root.
+    # In a wheel they are inside the package, in a checkout at its root.
     folder = package / "plans" if (package / "plans").is_dir() else package.parents[1] / "plans"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def load(name: str) -> Plan:
-    """Read and check a plan, by the name of a shipped one or by path. Raises PlanError."""
+    """Read and check a plan: the name of one that comes with dutyfree, or a path. Raises PlanError."""
     known = shipped()
     path = known.get(name, Path(name))
     if not path.exists():
@@ -125,11 +125,14 @@ def _converted(table: object, where: str) -> Plan:
 
 
 def check(plan: Plan, where: str = "the plan") -> Plan:
-    """The plan itself, if it can be run. Raises PlanError."""
+    """Return the plan if it can run. Raises PlanError."""
     if not plan.substrates:
         raise PlanError(f"{where} names no substrate", remedy='add substrates = ["bare"]')
     if len(set(plan.substrates)) != len(plan.substrates):
-        raise PlanError(f"{where} names a substrate twice", remedy="give the second a label in options")
+        raise PlanError(
+            f"{where} names a substrate twice",
+            remedy="give the second one another label, with use in options",
+        )
     for label in plan.substrates:
         _check_substrate(plan, label, where)
     for key, labels in (("optional", plan.optional), ("options", plan.options)):
@@ -147,7 +150,7 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
     if plan.adaptive and not (0 < plan.adaptive.width < 1 and plan.adaptive.minimum >= 6):
         raise PlanError(f"{where}: adaptive needs 0 < width < 1 and minimum ≥ 6")
     if plan.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):
-        raise PlanError(f"{where} drops the page cache, which only root may", remedy="run it as root")
+        raise PlanError(f"{where} drops the page cache, which needs root", remedy="run it as root")
     return plan
 
 
@@ -176,14 +179,14 @@ def _check_workloads(plan: Plan, where: str) -> None:
                 remedy=validation.suggestion(workload, plan.workloads) or f"add {workload} to [workloads]",
             )
         if any(level < 2 for level in levels) or len(set(levels)) != len(levels):
-            raise PlanError(f"{where}: [parallel] {workload} must hold different numbers above 1")
+            raise PlanError(f"{where}: [parallel] {workload} must have different numbers > 1")
 
 
 def _check_workload(workload: str, where: str) -> None:
     try:
         check_name(workload)
     except UsageError as error:
-        # In TOML a key below [workloads] is one of that table.
+        # In TOML, a key below [workloads] belongs to that table.
         misplaced = workload in Plan.__struct_fields__
         remedy = f"write {workload} above the first [table]" if misplaced else error.remedy
         raise PlanError(f"{where}: [workloads] {error.message}", remedy=remedy) from error
@@ -200,12 +203,12 @@ def cells(plan: Plan, labels: Sequence[str]) -> list[tuple[str, str, int]]:
 
 
 def trials(plan: Plan, workload: str, parallel: int) -> int:
-    """How many a cell has: as the plan says, rounded up to whole batches of ``parallel``."""
+    """The number of trials of a cell: as in the plan, rounded up to whole batches."""
     return math.ceil(plan.workloads[workload] / parallel) * parallel
 
 
 def warmups(plan: Plan, session: int, open_cells: Iterable[tuple[str, str, int]]) -> list[Batch]:
-    """One batch for every workload on every substrate that has trials to run, as often as the plan says."""
+    """The warm-up batches: for every workload on every substrate that has trials to run."""
     pairs = dict.fromkeys((workload, label) for workload, label, _ in open_cells)
     return [
         Batch(workload, label, 1, (index,), warmup=True, session=session)
@@ -215,7 +218,7 @@ def warmups(plan: Plan, session: int, open_cells: Iterable[tuple[str, str, int]]
 
 
 def rounds(plan: Plan, labels: Sequence[str]) -> Iterator[list[Batch]]:
-    """The measured batches. A cell of p parallel rollouts takes part in every p-th round."""
+    """The measured batches of each round. A cell with p parallel rollouts runs in every p-th round."""
     for number in range(max(plan.workloads.values())):
         batches = [
             Batch(workload, label, parallel, tuple(range(number, number + parallel)))
@@ -227,7 +230,7 @@ def rounds(plan: Plan, labels: Sequence[str]) -> Iterator[list[Batch]]:
 
 
 def remaining(batches: Iterable[Batch], done: set[str]) -> Iterator[Batch]:
-    """What is still to do, given the ids of the trials on record."""
+    """The batches without the trials that are recorded already."""
     for batch in batches:
         indices = tuple(index for index in batch.indices if batch.trial_id(index) not in done)
         if indices:
@@ -235,14 +238,12 @@ def remaining(batches: Iterable[Batch], done: set[str]) -> Iterator[Batch]:
 
 
 def settled(adaptive: Adaptive | None, trials: Sequence[Trial]) -> bool:
-    """Whether the cell's p50 is known narrowly enough; failures count as trials, not as values."""
+    """Whether the interval of the cell's p50 is narrow enough. Failed trials only count as trials."""
     if adaptive is None or len(trials) < adaptive.minimum:
         return False
-    values = sorted(trial.total for trial in trials if trial.ok)
-    count = len(values)
-    # The order statistics that bracket the median with 95 %, whatever the distribution.
-    reach = 0.98 * math.sqrt(count)
-    low, high = math.floor(count / 2 - reach), math.ceil(count / 2 + reach)
-    if low < 0 or high >= count:
+    from dutyfree.analysis.statistics import p50  # imports numpy, which is slow
+
+    middle = p50([trial.total for trial in trials if trial.ok])
+    if middle is None or middle.low is None or middle.high is None:
         return False
-    return values[high] - values[low] <= adaptive.width * values[count // 2]
+    return middle.high - middle.low <= adaptive.width * middle.value

@@ -1,11 +1,11 @@
-"""Records: what was measured, raw, append-only, one JSON line each, flushed as it happens.
+"""Records: the raw measurements of a study, one JSON line each, appended when a trial ends.
 
-A file holds one ``study`` line first, then in the order of events a ``session`` line for every start
-or resumption, a ``substrate`` line for every substrate prepared, and a ``trial`` line for every trial,
-warm-ups and failures included. Lines are never changed. A torn last line, left by a kill or a full
-disk, is cut off when the study resumes; readers pass over it. A finished file may be compressed with gzip.
+The first line is a ``study`` line. Then follow, in the order of events, a ``session`` line for every start
+or resume, a ``substrate`` line for every prepared substrate, and a ``trial`` line for every trial, including
+warm-ups and failures. Lines are never changed. If a kill or a full disk leaves an incomplete last line,
+readers skip it, and a resumed study removes it. A finished file may be compressed with gzip.
 
-All times are seconds. ``Trial.total`` runs from the request for a sandbox to the end of its removal.
+All times are in seconds. ``Trial.total`` lasts from the request for a sandbox until the sandbox is removed.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ ActionKind = Literal["ready", "setup", "inspect", "command", "modify", "test"]
 
 
 class Study(msgspec.Struct, frozen=True, tag="study"):
-    """The first line: what was asked for, and on what machine."""
+    """The first line: the plan and the machine."""
 
     schema: int
     version: str
-    """Of dutyfree."""
+    """The version of dutyfree."""
     started: str
     """ISO 8601, UTC."""
     plan: dict[str, Any]
     host: dict[str, Any]
-    """Flat facts: cpu, cores, memory_gib, kernel, os, cgroups, python, ... ``host_key`` among them
-    changes when measurements stop being comparable."""
+    """Facts: cpu, cores, memory_gib, kernel, os, cgroups, python, ... Hosts with the same ``host_key`` can be
+    compared."""
 
 
 class Session(msgspec.Struct, frozen=True, tag="session"):
-    """The study was started or resumed here."""
+    """A start or a resume of the study."""
 
     started: str
     load: float
@@ -54,7 +54,7 @@ class Session(msgspec.Struct, frozen=True, tag="session"):
 
 
 class SubstrateFacts(msgspec.Struct, frozen=True, tag="substrate"):
-    """A substrate of the plan: available with its facts, or left out with the reason."""
+    """A substrate of the plan: its facts, or why it was left out."""
 
     label: str
     use: str
@@ -66,7 +66,7 @@ class SubstrateFacts(msgspec.Struct, frozen=True, tag="substrate"):
 
 
 class ActionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One action of a trial, as the caller saw it."""
+    """One action of a trial, as measured by the caller."""
 
     label: str
     """The same label at the same place in every trial of the workload: "grep", "test-after", ..."""
@@ -74,15 +74,16 @@ class ActionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float
     """Wall time."""
     inside: float | None = None
-    """The command's own time inside the environment, if the substrate tells."""
+    """Time inside the command, if the substrate reports it."""
     spans: tuple[Span, ...] = ()
     usage: Usage | None = None
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """Why a trial is no result. ``infrastructure``: the substrate failed. ``task``: a wrong answer.
+class TrialFailure(msgspec.Struct, frozen=True):
+    """Why a trial failed.
 
-    ``timeout``: the trial or one of its actions overran.
+    ``infrastructure``: the substrate failed. ``task``: a result was not as expected. ``timeout``: the trial
+    or one of its actions took too long.
     """
 
     kind: Literal["infrastructure", "task", "timeout"]
@@ -91,7 +92,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True, tag="trial", kw_only=True, omit_defaults=True):
-    """One rollout. A failed one holds what was measured until it failed."""
+    """One rollout. A failed one has what was measured until it failed."""
 
     id: str
     workload: str
@@ -100,22 +101,22 @@ class Trial(msgspec.Struct, frozen=True, tag="trial", kw_only=True, omit_default
     """The label in the plan."""
     index: int
     parallel: int = 1
-    """Rollouts that ran at once."""
+    """Number of parallel rollouts."""
     warmup: bool = False
     started: str
     load: float
     creation: float = 0.0
-    """From the request to the sandbox's handle."""
+    """From the request until the caller has the handle of the sandbox."""
     creation_spans: tuple[Span, ...] = ()
     readiness: float = 0.0
-    """From the handle to the first command's result."""
+    """From the handle to the result of the first command."""
     first: ActionRecord | None = None
-    """That first command; its wall time is within ``readiness``."""
+    """The first command. Its wall time is part of ``readiness``."""
     setup: tuple[ActionRecord, ...] = ()
     actions: tuple[ActionRecord, ...] = ()
     cleanup: float = 0.0
     total: float = 0.0
-    failure: Failure | None = None
+    failure: TrialFailure | None = None
 
     @property
     def ok(self) -> bool:
@@ -128,7 +129,7 @@ class Trial(msgspec.Struct, frozen=True, tag="trial", kw_only=True, omit_default
 
     @property
     def cell(self) -> tuple[str, str, int]:
-        """Trials of one cell measure the same thing: (workload, substrate, parallel)."""
+        """The key of the trial's cell: (workload, substrate, parallel)."""
         return (self.workload, self.substrate, self.parallel)
 
 
@@ -136,28 +137,28 @@ Line = Study | Session | SubstrateFacts | Trial
 
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
-_BEGINNING = b'{"type":"study",'
+_FIRST_BYTES = b'{"type":"study",'
 _GZIP = b"\x1f\x8b"
 
 
 class Records(msgspec.Struct, frozen=True):
-    """A whole file, read."""
+    """The content of a file of records."""
 
     study: Study
     sessions: tuple[Session, ...]
     substrates: dict[str, SubstrateFacts]
-    """By label, the latest line of each; the latest with facts, if there is one."""
+    """By label: the last line of each substrate that has facts, else the first."""
     trials: tuple[Trial, ...]
-    """In the order of their ends, warm-ups and failures included."""
+    """In the order in which they ended, including warm-ups and failures."""
 
     @property
     def measured(self) -> tuple[Trial, ...]:
-        """Without warm-ups."""
+        """The trials without warm-ups."""
         return tuple(trial for trial in self.trials if not trial.warmup)
 
 
 def read(where: Path) -> Records:
-    """Read the records of an output directory, or a file of them, compressed or not. Raises RecordsError."""
+    """Read the records in a directory, or a file of records, compressed or not. Raises RecordsError."""
     path = _file(where)
     try:
         data = path.read_bytes()
@@ -166,24 +167,22 @@ def read(where: Path) -> Records:
     except FileNotFoundError:
         raise RecordsError(
             f"there are no records in {where}" if where.is_dir() else f"there is no {where}",
-            remedy="name a directory that 'dutyfree study --out' wrote, or a file of records",
+            remedy="name the directory of 'dutyfree study --out', or a file of records",
         ) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise RecordsError(
-            f"{path} is a damaged gzip file: {error}", remedy="copy it again from where it was compressed"
-        ) from error
+        raise RecordsError(f"{path} is a damaged gzip file: {error}", remedy="copy the file again") from error
     except OSError as error:
         raise RecordsError(f"cannot read {path}: {error.strerror}") from error
     return _assemble(path, _parse(path, data))
 
 
 def home(where: Path) -> Path:
-    """The directory of the records that ``read`` finds: what is made from them is written there."""
+    """The directory of the records that ``read`` finds. Reports and exports are written there."""
     return where if where.is_dir() else where.parent
 
 
-def begun(directory: Path) -> bool:
-    """Whether a study was begun there: a killed one may have left half a line and nothing else."""
+def exists(directory: Path) -> bool:
+    """Whether the directory has a study. A killed one may have left an incomplete line only."""
     path = _file(directory)
     return path.exists() and (path.name == COMPRESSED or b"\n" in path.read_bytes())
 
@@ -202,44 +201,47 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
             yield _decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise RecordsError(
-                f"{path}:{number}: not a record of ours: {error}",
-                remedy=f"it was damaged, or written by a newer version (this one reads schema {SCHEMA})",
+                f"{path}:{number}: not a dutyfree record: {error}",
+                remedy="the file is damaged, or a newer version wrote it (this version reads schema "
+                f"{SCHEMA})",
             ) from error
 
 
 def _assemble(path: Path, lines: Iterator[Line]) -> Records:
     study = next(lines, None)
     if not isinstance(study, Study):
-        raise RecordsError(f"{path} does not begin with a study line", remedy="begin anew elsewhere")
+        raise RecordsError(
+            f"{path} does not start with a study line", remedy="start a new study in another directory"
+        )
     if study.schema != SCHEMA:
         raise RecordsError(
-            f"{path} has schema {study.schema}, this version reads {SCHEMA}",
+            f"{path} has schema {study.schema}, but this version reads schema {SCHEMA}",
             remedy=f"use the version of dutyfree that wrote it ({study.version})",
         )
     rest = list(lines)
-    told: dict[str, SubstrateFacts] = {}
+    facts: dict[str, SubstrateFacts] = {}
     for line in rest:
-        # A substrate that was measured and is missing later keeps its facts.
-        if isinstance(line, SubstrateFacts) and (line.unavailable is None or line.label not in told):
-            told[line.label] = line
+        # A substrate that was measured and later became unavailable keeps its facts.
+        if isinstance(line, SubstrateFacts) and (line.unavailable is None or line.label not in facts):
+            facts[line.label] = line
     return Records(
         study=study,
         sessions=tuple(line for line in rest if isinstance(line, Session)),
-        substrates=told,
+        substrates=facts,
         trials=tuple(line for line in rest if isinstance(line, Trial)),
     )
 
 
-class Writer:
-    """Appends lines, each whole and on its way to the disk before the next begins."""
+class RecordsWriter:
+    """Appends lines to the records. Each write is complete before the next one starts."""
 
     def __init__(self, directory: Path) -> None:
-        """Open for appending; a torn last line is cut off with the first write. Raises RecordsError."""
+        """Open for appending. The first write removes an incomplete last line. Raises RecordsError."""
         self.path = directory / FILE
         if _file(directory) == directory / COMPRESSED:
             raise RecordsError(
-                f"the records in {directory} are compressed, and nothing can be appended to them",
-                remedy=f"to go on, run: gunzip {shlex.quote(str(directory / COMPRESSED))}",
+                f"the records in {directory} are compressed, so nothing can be appended",
+                remedy=f"to continue, run: gunzip {shlex.quote(str(directory / COMPRESSED))}",
             )
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -253,20 +255,23 @@ class Writer:
         except BlockingIOError:
             os.close(self._fd)
             raise RecordsError(
-                f"another study is writing to {directory}", remedy="wait for its end, or choose another --out"
+                f"another study is writing to {directory}",
+                remedy="wait until it ends, or choose another --out",
             ) from None
         data = self.path.read_bytes()
         self._end = data.rfind(b"\n") + 1
-        if not self._end and not _BEGINNING.startswith(data[: len(_BEGINNING)]):
+        if not self._end and not _FIRST_BYTES.startswith(data[: len(_FIRST_BYTES)]):
             os.close(self._fd)
-            raise RecordsError(f"{self.path} is not ours", remedy="choose another directory with --out")
+            raise RecordsError(
+                f"{self.path} is not a file of records", remedy="choose another directory with --out"
+            )
 
     @property
     def empty(self) -> bool:
         return self._end == 0
 
     def write(self, *lines: Line) -> None:
-        """Append lines, all or none of them. Raises RecordsError; what was written before stays whole."""
+        """Append all lines or none. Raises RecordsError; earlier lines stay intact."""
         data = b"".join(_encoder.encode(line) + b"\n" for line in lines)
         left = memoryview(data)
         try:
@@ -277,7 +282,7 @@ class Writer:
             os.ftruncate(self._fd, self._end)
             raise RecordsError(
                 f"cannot append to {self.path}: {error.strerror}",
-                remedy="free some space, then go on with --resume: what was measured is kept",
+                remedy="free some space, then continue with --resume: earlier trials are kept",
             ) from error
         self._end += len(data)
 

@@ -1,7 +1,7 @@
-"""The study: plan → prepared substrates → rounds of trials → records.
+"""Runs a study: prepare the substrates, run the rounds of trials, write the records.
 
-Everything that is made before the clock starts is made here: the fixture, the git server, the prepared
-recipes. A study that was stopped, however it was stopped, goes on from its records.
+The fixture, the git server and the recipes are prepared here, before any time is measured. A study that was
+stopped or killed continues from its records.
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Una
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Batch, Plan
-from dutyfree.study.records import Line, Records, Session, Study, SubstrateFacts, Trial, Writer
+from dutyfree.study.records import Line, Records, RecordsWriter, Session, Study, SubstrateFacts, Trial
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.fixture import build as build_fixture
-from dutyfree.workloads.gitserver import GitServer, listening, serve
+from dutyfree.workloads.gitserver import GitServer, listen_address, serve
 from dutyfree.workloads.workload import Workload
 
 GIVE_UP_AFTER = 3
-"""Infrastructure failures in a row, after which a substrate is asked whether it is still there."""
+"""After this many infrastructure failures in a row, check whether the substrate is still available."""
 
 Cell = tuple[str, str, int]
 
 
 class Progress(Protocol):
-    """Who watches the study."""
+    """Receives the progress of a study."""
 
     def note(self, text: str) -> None:
-        """Something is being prepared, or was left out."""
+        """Report what is being prepared, or was left out."""
         ...
 
     def begin(self, done: int, total: int) -> None:
-        """The trials begin; ``done`` of them are on record already."""
+        """Report that the trials start; ``done`` of them are recorded already."""
         ...
 
-    def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None: ...
+    def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None:
+        """Report that a trial ended."""
+        ...
 
 
 async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Records:
-    """Run the plan, or what is left of it, and return all records.
+    """Run the plan, or the rest of it, and return all records.
 
-    Raises RecordsError, PlanError, Unavailable, and the errors of preparing.
+    Raises RecordsError, PlanError, Unavailable, and errors of the preparation.
     """
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-    writer = await anyio.to_thread.run_sync(Writer, out)
+    writer = await anyio.to_thread.run_sync(RecordsWriter, out)
     try:
         session, done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer, loop)
         async with AsyncExitStack() as stack:
-            study = _Running(plan, writer, progress, session, done)
+            study = _StudyRun(plan, writer, progress, session, done)
             await study.open(stack)
             await study.prepare(stack)
             await study.measure()
@@ -74,8 +76,8 @@ async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Rec
 
 
 def recorded_plan(out: Path) -> Plan | None:
-    """The plan of a study begun in ``out``; None if none was. Raises RecordsError."""
-    if not records.begun(out):
+    """The plan of the study in ``out``; None if there is no study. Raises RecordsError."""
+    if not records.exists(out):
         return None
     recorded = records.read(out).study.plan
     try:
@@ -83,13 +85,15 @@ def recorded_plan(out: Path) -> Plan | None:
     except msgspec.ValidationError as error:
         mistake = validation.explain(error, recorded, Plan)
         raise RecordsError(
-            f"the plan of the study in {out} cannot be gone on with: {mistake.message}",
-            remedy="use the version of dutyfree that began it",
+            f"the study in {out} cannot be resumed: its plan is not valid here: {mistake.message}",
+            remedy="use the version of dutyfree that started it",
         ) from error
 
 
-def _begin(plan: Plan, out: Path, resume: bool, writer: Writer, loop: str) -> tuple[int, tuple[Trial, ...]]:
-    """Write the first lines, or find out what is there already: the session's number and the trials."""
+def _begin(
+    plan: Plan, out: Path, resume: bool, writer: RecordsWriter, loop: str
+) -> tuple[int, tuple[Trial, ...]]:
+    """Write the first lines. Return the number of the session, and the trials that are recorded already."""
     host = {**machine.facts(), "event_loop": loop}
     session = 0
     done: tuple[Trial, ...] = ()
@@ -107,28 +111,28 @@ def _begin(plan: Plan, out: Path, resume: bool, writer: Writer, loop: str) -> tu
 def _check_continuation(plan: Plan, out: Path, resume: bool, found: Records, host: Mapping[str, Any]) -> None:
     if not resume:
         raise RecordsError(
-            f"{out} holds the records of a study already",
-            remedy="go on with it by --resume, or choose another --out",
+            f"{out} already has the records of a study",
+            remedy="continue it with --resume, or choose another --out",
         )
     if found.study.plan != msgspec.to_builtins(plan):
         raise PlanError(
-            f"the study in {out} was begun with another plan ({found.study.plan['name']!r})",
-            remedy="leave --plan and --substrates out to go on with its own, or choose another --out",
+            f"the study in {out} was started with another plan ({found.study.plan['name']!r})",
+            remedy="leave out --plan and --substrates to continue with its own plan, or choose another --out",
         )
     unlike = [name for name in machine.LIKE if found.study.host.get(name) != host[name]]
     if unlike:
         was, now = found.study.host.get(unlike[0]), host[unlike[0]]
         raise RecordsError(
-            f"the study in {out} was begun on another machine ({unlike[0]}: {was!r} there, {now!r} here)",
-            remedy="measurements of unlike machines are not mixed: choose another --out",
+            f"the study in {out} was started on another machine ({unlike[0]}: {was!r} there, {now!r} here)",
+            remedy="one study cannot mix machines: choose another --out",
         )
 
 
-class _Running:
-    """A study under way."""
+class _StudyRun:
+    """A running study."""
 
     def __init__(
-        self, plan: Plan, writer: Writer, progress: Progress, session: int, done: tuple[Trial, ...]
+        self, plan: Plan, writer: RecordsWriter, progress: Progress, session: int, done: tuple[Trial, ...]
     ) -> None:
         self._plan = plan
         self._writer = writer
@@ -139,7 +143,7 @@ class _Running:
         self._servers: dict[str, GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
         self._done: set[str] = set()
-        self._in_a_row: dict[str, int] = defaultdict(int)
+        self._failures_in_a_row: dict[str, int] = defaultdict(int)
         for ended in done:
             self._keep(ended)
 
@@ -152,7 +156,7 @@ class _Running:
         await anyio.to_thread.run_sync(self._writer.write, *lines)
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Open every substrate of the plan; optional ones may be missing."""
+        """Open every substrate of the plan. Leave out optional ones that are not available."""
         for label in self._plan.substrates:
             use, options = self._plan.use(label)
             try:
@@ -161,14 +165,14 @@ class _Running:
                 await self._leave_out(label, error)
 
     async def prepare(self, stack: AsyncExitStack) -> None:
-        """Do all that must not be measured; an optional substrate that cannot be prepared is left out."""
+        """Prepare everything. Leave out an optional substrate that cannot be prepared."""
         fixture = None
         if set(self._plan.workloads) != {"T0"} and self._substrates:
             self._progress.note("preparing the attrs fixture")
             fixture = await anyio.to_thread.run_sync(build_fixture, paths.cache(), self._progress.note)
         for label in list(self._substrates):
             self._progress.note(f"preparing {label}")
-            asked = perf_counter()
+            start = perf_counter()
             try:
                 facts = await self._prepare(label, fixture, stack)
             except DutyfreeError as error:
@@ -176,7 +180,7 @@ class _Running:
                 await self._leave_out(label, error)
             else:
                 use, _ = self._plan.use(label)
-                await self._write(SubstrateFacts(label, use, facts, perf_counter() - asked))
+                await self._write(SubstrateFacts(label, use, facts, perf_counter() - start))
         if not self._substrates:
             raise Unavailable(
                 "none of the plan's substrates is available", remedy="see 'dutyfree substrates'"
@@ -203,22 +207,22 @@ class _Running:
         return await substrate.facts()
 
     async def _url(self, label: str, fixture: Fixture, stack: AsyncExitStack) -> str:
-        """Where the substrate's sandboxes can clone the attrs repository from."""
+        """The URL of the attrs repository for the sandboxes of a substrate."""
         if self._plan.remote is not None:
             return self._plan.remote
         address = self._substrates[label].host_address
         if address is None:
             raise PlanError(
                 f"sandboxes of {label} cannot reach a git server on this host",
-                remedy="name one that they can reach as remote in the plan",
+                remedy="set remote in the plan to a server that they can reach",
             )
         if address not in self._servers:
-            server = serve(fixture, [listening(address)])
+            server = serve(fixture, [listen_address(address)])
             self._servers[address] = await stack.enter_async_context(server)
         return self._servers[address].url(address)
 
     async def measure(self) -> None:
-        """All rounds that are not on record yet, after the warm-ups that they need."""
+        """Run the warm-ups, then all rounds that are not recorded yet."""
         labels = list(self._substrates)
         cells = plans.cells(self._plan, labels)
         rounds = list(plans.rounds(self._plan, labels))
@@ -236,12 +240,14 @@ class _Running:
                     done += 1
                     self._keep(ended)
                     broken = ended.failure is not None and ended.failure.kind == "infrastructure"
-                    self._in_a_row[batch.substrate] = self._in_a_row[batch.substrate] + 1 if broken else 0
+                    self._failures_in_a_row[batch.substrate] = (
+                        self._failures_in_a_row[batch.substrate] + 1 if broken else 0
+                    )
                     self._progress.ended(ended, done, total, self._seconds_left(labels))
                 await self._check_substrate(batch.substrate)
 
     async def _batch(self, batch: Batch) -> list[Trial]:
-        """Run trials at once, and put them on record at once: a parallel cell is whole or not at all."""
+        """Run the trials of a batch in parallel, and record all of them or none."""
         substrate, workload = (
             self._substrates[batch.substrate],
             self._workloads[batch.workload, batch.substrate],
@@ -260,25 +266,25 @@ class _Running:
         return ended
 
     async def _check_substrate(self, label: str) -> None:
-        """Stop rather than fill the records with the failures of a substrate that is gone."""
-        if self._in_a_row[label] < GIVE_UP_AFTER:
+        """Stop the study if the substrate is gone, instead of recording failure after failure."""
+        if self._failures_in_a_row[label] < GIVE_UP_AFTER:
             return
         use, options = self._plan.use(label)
         found = await substrates.probe(use, **options)
         if not found.available:
             raise Unavailable(
-                f"{label} is gone: {found.detail}",
-                remedy=f"{found.remedy}; then go on with --resume, what was measured is kept",
+                f"{label} is no longer available: {found.detail}",
+                remedy=f"{found.remedy}; then continue with --resume: earlier trials are kept",
             )
 
     def _seconds_left(self, labels: list[str]) -> float | None:
-        """From the mean time of each cell so far; unknown cells count as their workload's others do."""
+        """Estimate from the mean time of each cell, or of others with the same workload."""
         left = 0.0
         for cell in plans.cells(self._plan, labels):
             workload, _, parallel = cell
             missing = plans.trials(self._plan, workload, parallel) - len(self._trials[cell])
-            alike = (found for name, found in self._trials.items() if name[0] == workload)
-            known = self._trials[cell] or [one for found in alike for one in found]
+            others = (found for name, found in self._trials.items() if name[0] == workload)
+            known = self._trials[cell] or [one for found in others for one in found]
             if not missing or plans.settled(self._plan.adaptive, self._trials[cell]):
                 continue
             if not known:

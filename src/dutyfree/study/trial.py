@@ -1,4 +1,4 @@
-"""One trial: the one measured path of every workload on every substrate."""
+"""One trial: runs a workload in a sandbox and measures it. The path is the same on every substrate."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from dutyfree.contract import Observation, Result, Sandbox, Span, Stage, Substra
 from dutyfree.contract.errors import ActionError, Phase, SubstrateError
 from dutyfree.contract.perform import perform
 from dutyfree.study.plan import Batch
-from dutyfree.study.records import ActionKind, ActionRecord, Failure, Trial
+from dutyfree.study.records import ActionKind, ActionRecord, Trial, TrialFailure
 from dutyfree.workloads.workload import Expect, Step, Workload
 
 STAGE = "stage "
-"""How the spans of a creation begin that are those of a stage."""
+"""Prefix of the spans of a creation that belong to a stage."""
 
 
-class WrongAnswer(Exception):  # noqa: N818 (a verdict on the task)
-    """The sandbox worked, its answer is not the expected one."""
+class UnexpectedResult(Exception):  # noqa: N818 (not an error of ours)
+    """The sandbox works, but a result is not as expected."""
 
 
-class Overran(Exception):  # noqa: N818 (a verdict on the task)
-    """An action was cut off by its own timeout."""
+class ActionTimeout(Exception):  # noqa: N818 (not an error of ours)
+    """An action was killed by its own timeout."""
 
 
 async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int, timeout: float) -> Trial:
-    """Run one rollout and record it, however it ends; only cancellation leaves no record."""
+    """Run one rollout and return its record, whatever happens. Only cancellation leaves no record."""
     meter = _Meter()
     failure = None
     started, load = datetime.now(UTC).isoformat(timespec="milliseconds"), os.getloadavg()[0]
-    asked = perf_counter()
+    start = perf_counter()
     try:
         with anyio.move_on_after(timeout) as scope:
-            await _rollout(substrate, workload, meter, asked)
+            await _rollout(substrate, workload, meter, start)
         if scope.cancelled_caught:
-            cause = f"the trial took more than {timeout:g} s, at {meter.at}"
-            failure = Failure("timeout", meter.phase, cause)
+            cause = f"the trial took more than {timeout:g} s; it was at {meter.at}"
+            failure = TrialFailure("timeout", meter.phase, cause)
     except SubstrateError as error:
-        # Whatever broke under the first command, the sandbox never became ready.
+        # If the first command failed, the sandbox did not become ready, whatever the reason.
         phase = "ready" if meter.phase == "ready" else error.phase
-        failure = Failure("infrastructure", phase, str(error))
-    except Overran as error:
-        failure = Failure("timeout", meter.phase, f"{meter.at}: {error}")
-    except (WrongAnswer, ActionError) as error:
-        failure = Failure("task", meter.phase, f"{meter.at}: {error}")
-    except Exception as error:  # noqa: BLE001 (a third party's substrate may raise anything; all is recorded)
-        failure = Failure("infrastructure", meter.phase, f"{meter.at}: {type(error).__name__}: {error}")
+        failure = TrialFailure("infrastructure", phase, str(error))
+    except ActionTimeout as error:
+        failure = TrialFailure("timeout", meter.phase, f"{meter.at}: {error}")
+    except (UnexpectedResult, ActionError) as error:
+        failure = TrialFailure("task", meter.phase, f"{meter.at}: {error}")
+    except Exception as error:  # noqa: BLE001 (a third-party substrate may raise anything)
+        failure = TrialFailure("infrastructure", meter.phase, f"{meter.at}: {type(error).__name__}: {error}")
     ended = perf_counter()
     return Trial(
         id=batch.trial_id(index),
@@ -66,13 +66,13 @@ async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int
         setup=tuple(meter.setup),
         actions=tuple(meter.actions),
         cleanup=ended - meter.left if meter.left is not None else 0.0,
-        total=ended - asked,
+        total=ended - start,
         failure=failure,
     )
 
 
 class _Meter:
-    """What has been measured so far, and where the rollout is."""
+    """What has been measured so far, and what the rollout is doing."""
 
     def __init__(self) -> None:
         self.phase: Phase = "create"
@@ -85,8 +85,8 @@ class _Meter:
         self.actions: list[ActionRecord] = []
         self.left: float | None = None
 
-    def set_up(self) -> None:
-        """Stages that were run in the creation count as what they are: set-up."""
+    def move_stages_to_setup(self) -> None:
+        """Count stages that ran during the creation as set-up."""
         stages = [span for span in self.creation_spans if span.name.startswith(STAGE)]
         self.setup = [
             _record(f"{span.name.removeprefix(STAGE)}-{number}", "setup", span.seconds, None)
@@ -96,11 +96,11 @@ class _Meter:
         self.creation_spans = tuple(span for span in self.creation_spans if span not in stages)
 
 
-async def _rollout(substrate: Substrate, workload: Workload, meter: _Meter, asked: float) -> None:
+async def _rollout(substrate: Substrate, workload: Workload, meter: _Meter, start: float) -> None:
     async with substrate.sandbox(workload.recipe, limits=workload.limits) as sandbox:
         handed = perf_counter()
-        meter.creation, meter.creation_spans = handed - asked, sandbox.spans
-        meter.set_up()
+        meter.creation, meter.creation_spans = handed - start, sandbox.spans
+        meter.move_stages_to_setup()
         try:
             meter.phase = "ready"
             meter.first = await _step(sandbox, workload.first, "ready", meter)
@@ -117,34 +117,34 @@ async def _rollout(substrate: Substrate, workload: Workload, meter: _Meter, aske
 
 async def _step(sandbox: Sandbox, step: Step, kind: ActionKind, meter: _Meter) -> ActionRecord:
     meter.at = step.label
-    asked = perf_counter()
+    start = perf_counter()
     result = await perform(sandbox, step.action)
-    seconds = perf_counter() - asked
-    _judge(step.expect, result)
+    seconds = perf_counter() - start
+    _check(step.expect, result)
     return _record(step.label, kind, seconds, result)
 
 
 async def _stage(sandbox: Sandbox, stage: Stage, meter: _Meter) -> None:
     for number, (path, source) in enumerate(stage.files.items(), 1):
         meter.at = f"{stage.kind}-upload-{number}"
-        asked = perf_counter()
+        start = perf_counter()
         await sandbox.upload(source, path)
-        meter.setup.append(_record(meter.at, "setup", perf_counter() - asked, None))
+        meter.setup.append(_record(meter.at, "setup", perf_counter() - start, None))
     for number, command in enumerate(stage.commands, 1):
         meter.at = f"{stage.kind}-{number}"
-        asked = perf_counter()
+        start = perf_counter()
         result = await sandbox.exec(command)
-        seconds = perf_counter() - asked
-        _judge(Expect(), result)
+        seconds = perf_counter() - start
+        _check(Expect(), result)
         meter.setup.append(_record(meter.at, "setup", seconds, result))
 
 
-def _judge(expect: Expect, result: Result) -> None:
-    complaint = expect.complaint(result)
+def _check(expect: Expect, result: Result) -> None:
+    problem = expect.problem(result)
     if isinstance(result, Observation) and result.timed_out:
-        raise Overran("the action was cut off by its timeout")
-    if complaint is not None:
-        raise WrongAnswer(complaint)
+        raise ActionTimeout("the action was killed by its timeout")
+    if problem is not None:
+        raise UnexpectedResult(problem)
 
 
 def _record(label: str, kind: ActionKind, seconds: float, result: Result) -> ActionRecord:

@@ -1,4 +1,8 @@
-"""WHAT runs: the tiers T0, T1, T2 and the trajectories, the same on every substrate."""
+"""Workloads: the tiers T0, T1, T2 and the trajectories, the same on every substrate.
+
+May import the contract only. Start with ``tiers`` and ``trajectories``; ``workload`` has the types,
+``fixture`` the repository that they work on, and ``gitserver`` serves it to the sandboxes.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,19 @@ if TYPE_CHECKING:
     from dutyfree.workloads.workload import Workload
 
 NAMES = ("T0", "T1", "T2", "trajectory-N")
-"""What may be asked for; N is any number of actions."""
+"""The names of workloads. N is any number of actions."""
 
 _TRAJECTORY = "trajectory-"
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless ``name`` is that of a workload."""
+    """Raise UsageError unless ``name`` is the name of a workload."""
     if name not in NAMES[:3]:
         _length(name)
 
 
 def build(name: str, fixture: Fixture | None, url: str, full_tests: bool = False) -> Workload:
-    """The workload ``name``, cloning from ``url`` where it clones. T0 needs no fixture. Raises UsageError."""
+    """Build the workload ``name``, which clones from ``url``. T0 needs no fixture. Raises UsageError."""
     check_name(name)
     from dutyfree.workloads import tiers, trajectories
 
@@ -43,8 +47,8 @@ def _length(name: str) -> int:
     if not name.startswith(_TRAJECTORY) or not (digits.isascii() and digits.isdigit()):
         from dutyfree.validation import suggestion  # only for an error
 
-        remedy = f"{suggestion(name, NAMES)} choose among {', '.join(NAMES)}".strip()
+        remedy = f"{suggestion(name, NAMES)} choose one of {', '.join(NAMES)}".strip()
         raise UsageError(f"there is no workload {name!r}", remedy=remedy)
     if digits != str(int(digits)) or int(digits) < 1:
-        raise UsageError(f"{name!r} is no length of a trajectory", remedy="write trajectory-1 or more")
+        raise UsageError(f"{name!r} has no valid length", remedy="write trajectory-N with N ≥ 1")
     return int(digits)

@@ -1,4 +1,4 @@
-"""What the attrs fixture is made from: pinned files, fetched by pip, and checked."""
+"""Downloads for the attrs fixture: pinned files, fetched with pip and verified."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ SOURCES = {
 
 WHEELS = Path(__file__).with_name("wheels.txt")
 
-# pip wants to know the metadata of what it downloads, and would install the archive's build system for
-# that (seconds, and more code from the network). The archive holds its metadata: this answers with it.
+# pip needs the metadata of what it downloads, and would install the build system of the archive for it,
+# which takes seconds and downloads more code. The archive contains its metadata, and this build backend
+# returns it.
 _BACKEND = """\
 import pathlib, shutil
 
@@ -42,11 +43,11 @@ Tree = dict[str, bytes]
 
 
 class FixtureError(DutyfreeError):
-    """The fixture could not be made."""
+    """The fixture could not be built."""
 
 
 def source(downloads: Path, version: str) -> Tree:
-    """The files of one release's source archive, without what only packaging adds."""
+    """The files in the source archive of a release, without PKG-INFO."""
     downloads.mkdir()
     requirements = downloads / f"attrs-{version}.txt"
     requirements.write_text(f"attrs=={version} --hash=sha256:{SOURCES[version]}\n")
@@ -70,7 +71,7 @@ def source(downloads: Path, version: str) -> Tree:
 
 
 def wheels(target: Path) -> dict[str, str]:
-    """Fill the wheelhouse. Returns distribution → version."""
+    """Download the wheels. Returns distribution → version."""
     target.mkdir()
     _download(["--only-binary", ":all:", "-r", str(WHEELS)], target, {})
     pins: dict[str, tuple[str, str]] = {}
@@ -83,7 +84,7 @@ def wheels(target: Path) -> dict[str, str]:
     if found.keys() != pins.keys():
         wrong = sorted(name for digest, name in found.items() if digest not in pins)
         raise FixtureError(
-            f"the wheelhouse is not the pinned one: {', '.join(wrong) or 'wheels are missing'}",
+            f"the downloaded wheels are not the pinned ones: {', '.join(wrong) or 'wheels are missing'}",
             remedy="check the package index that pip uses (pip config list)",
         )
     return dict(pins.values())
@@ -92,13 +93,13 @@ def wheels(target: Path) -> dict[str, str]:
 def _verify(name: str, content: bytes, expected: str) -> None:
     if hashlib.sha256(content).hexdigest() != expected:
         raise FixtureError(
-            f"{name} is not the file that was pinned (its SHA-256 differs)",
+            f"{name} is not the pinned file: its SHA-256 differs",
             remedy="check the package index that pip uses (pip config list)",
         )
 
 
 def _download(arguments: list[str], target: Path, environment: dict[str, str]) -> None:
-    """Let pip fetch pinned files, as any of its users would, from the index that it is set up for."""
+    """Download pinned files with pip, from its configured index."""
     command = [*_pip(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
     done = subprocess.run(
         [*command, "--require-hashes", "--dest", str(target), *arguments],
@@ -112,14 +113,14 @@ def _download(arguments: list[str], target: Path, environment: dict[str, str]) -
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line] or [done.stderr[-300:]]
         raise FixtureError(
-            f"pip could not download the parts of the attrs fixture: {' '.join(lines)[-600:]}",
+            f"pip could not download the files of the attrs fixture: {' '.join(lines)[-600:]}",
             remedy="check the network and the package index that pip uses (pip config list), then try again",
         )
 
 
 @functools.cache
 def _pip() -> list[str]:
-    """A pip that runs. Environments made by uv have none: uv, or the system, then lends its own."""
+    """A command that runs pip. Environments made by uv have none, so try uv and the system too."""
     for command in (
         [sys.executable, "-m", "pip"],
         ["uv", "tool", "run", "--quiet", "pip"],
@@ -130,6 +131,6 @@ def _pip() -> list[str]:
             if not subprocess.run([*command, "--version"], capture_output=True, check=False).returncode:
                 return command
     raise FixtureError(
-        "no pip was found to download the attrs fixture with",
+        "the attrs fixture needs pip, and none was found",
         remedy=f"run {sys.executable} -m ensurepip, or install uv or python3-pip",
     )

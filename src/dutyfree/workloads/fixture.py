@@ -1,9 +1,9 @@
-"""The attrs fixture: a repository with a real bug, its fix, and what its tests need.
+"""The attrs fixture: a repository with a real bug, its fix, and the dependencies of its tests.
 
-attrs 25.2.0 with the tests of 25.3.0 has one failing test, and one line of ``src/attr/_make.py`` that
-differs between the two releases is its fix. Both come from the package index as source archives; the
-repository is made from them with fixed authors and dates, so that its commits have the same hashes
-everywhere. Nothing of attrs is stored here: the patch is derived from the archives.
+attrs 25.2.0 fails one test of attrs 25.3.0. The fix is one changed line in ``src/attr/_make.py``. Both
+releases come from the package index as source archives. The repository is built from them with fixed authors
+and dates, so its commits have the same hashes everywhere. This project contains no code of attrs: the patch
+is the difference between the archives.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ GIT_ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
-"""Nobody's git settings but the repository's own."""
+"""Ignore the git settings of the user and of the machine."""
 
-TRUSTING = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
-"""A repository that was copied may belong to someone else; git is to work on it all the same."""
+GIT_TRUST_ALL = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+"""Let git work on a repository that belongs to another user, as a copied one may."""
 
 Progress = Callable[[str], object]
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """The fix, as an agent would apply it and as a reviewer would read it."""
+    """The fix: as an edit, and as a diff."""
 
     path: str
     old: bytes
-    """Stands in the file exactly once."""
+    """Occurs exactly once in the file."""
     new: bytes
     diff: str
-    """In unified form, for ``git apply``."""
+    """A unified diff for ``git apply``."""
 
 
 class Fixture(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +63,11 @@ class Fixture(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     patch: Patch
     versions: dict[str, str]
-    """attrs before and after, and the distributions in the wheelhouse."""
+    """Versions of attrs before and after, and of the wheels."""
 
     @property
     def served(self) -> Path:
-        """The directory for a git server to serve; it holds ``attrs.git``."""
+        """The directory that the git server serves. It contains ``attrs.git``."""
         return self.root / "served"
 
     @property
@@ -77,7 +77,7 @@ class Fixture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkout(self) -> Path:
-        """A repository with its working tree at the buggy commit, the same bytes wherever it is made."""
+        """A repository with a working tree at the buggy commit: the same bytes on every machine."""
         return self.root / "attrs"
 
     @property
@@ -92,10 +92,10 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def build(cache: Path, progress: Progress | None = None) -> Fixture:
-    """Give the fixture under ``cache``, made now unless it stands there whole. Blocks for seconds.
+    """Return the fixture in ``cache``; build it if it is missing or damaged. Blocks for seconds.
 
-    Safe against other builders, and against the death of any of them: the fixture appears under its
-    name only when it is complete, and is verified before it is used again. Raises FixtureError.
+    Several processes may build at the same time, and may be killed: the fixture gets its name only when it is
+    complete, and is verified before each use. Raises FixtureError.
     """
     say = progress or (lambda _message: None)
     root = cache / f"fixture-{_key()}"
@@ -116,21 +116,21 @@ def build(cache: Path, progress: Progress | None = None) -> Fixture:
                 fixture = _load(root)
     except OSError as error:
         raise FixtureError(
-            f"the attrs fixture cannot be made in {cache}: {error.strerror or error}",
-            remedy="free some space or name another directory in DUTYFREE_CACHE",
+            f"the attrs fixture cannot be built in {cache}: {error.strerror or error}",
+            remedy="free some space, or set DUTYFREE_CACHE to another directory",
         ) from error
     if fixture is None:
         raise FixtureError(
-            f"the attrs fixture in {root} changed while it was made",
-            remedy="check the disk, or name another directory in DUTYFREE_CACHE",
+            f"the attrs fixture in {root} changed while it was built",
+            remedy="check the disk, or set DUTYFREE_CACHE to another directory",
         )
     return fixture
 
 
 def _key() -> str:
-    """Changes whenever what makes it, the pins or the way of digesting do.
+    """A hash of the code that builds the fixture, the pinned versions and the digest function.
 
-    So an old fixture is never taken for a new one, and never replaced while an older dutyfree uses it.
+    So another version of dutyfree has its own fixture, and neither replaces the other's.
     """
     makers = (Path(__file__), Path(downloads.__file__), downloads.WHEELS)
     parts = (*(path.read_bytes() for path in makers), inspect.getsource(tree_digest).encode())
@@ -139,18 +139,18 @@ def _key() -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path, say: Progress) -> Iterator[None]:
-    """Hold the lock; the kernel lets go of it should we die."""
+    """Hold the lock. The kernel releases it if this process dies."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting for another process to make the attrs fixture")
+            say("waiting for another process to build the attrs fixture")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _load(root: Path) -> Fixture | None:
-    """The fixture at ``root`` if it is there and whole: a digest of its few megabytes takes some 20 ms."""
+    """The fixture at ``root``; None if it is missing or damaged. The digest takes about 20 ms."""
     try:
         manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=_Manifest)
         if manifest.digest != _digest(root):
@@ -173,10 +173,12 @@ def _make(root: Path, say: Progress) -> None:
         wheels = pool.submit(downloads.wheels, root / "wheels")
         before, after = (source.result() for source in sources)
         pins = wheels.result()
-    say("making the attrs repository")
+    say("building the attrs repository")
     _repositories(root, before, after)
     for path in (root, *root.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: modes are part of a recipe's key
+        path.chmod(
+            0o755 if path.is_dir() else 0o644
+        )  # independent of the umask: modes are part of the content key
     manifest = _Manifest(
         digest=_digest(root),
         patch=derive_patch(PATCHED, before[PATCHED], after[PATCHED]),
@@ -189,7 +191,7 @@ def _make(root: Path, say: Progress) -> None:
 
 
 def _repositories(root: Path, before: Tree, after: Tree) -> None:
-    """Make the bare repository and the checkout, of one history."""
+    """Create the bare repository and the checkout, with the same history."""
     history = _history(before, after)
     bare, checkout = root / "served" / "attrs.git", root / "attrs"
     for directory, kind in ((bare, ["--bare"]), (checkout, [])):
@@ -208,30 +210,30 @@ def _repositories(root: Path, before: Tree, after: Tree) -> None:
         commit = _git(directory, "rev-parse", "refs/heads/main").decode().strip()
         if commit != COMMIT:
             raise FixtureError(
-                f"the attrs repository came out as commit {commit}, expected {COMMIT}",
+                f"the head of the attrs repository is commit {commit}, expected {COMMIT}",
                 remedy="check which git is on the PATH",
             )
-    # A hosted repository is packed well: its server then has next to nothing to compute for a clone.
+    # Pack it as hosted repositories are packed, so that the server has little to compute for a clone.
     _git(bare, "-c", "pack.threads=1", "repack", "-adfq", "--write-bitmap-index")
-    # An index read from the tree has no times or inodes in it: the same bytes wherever it is made, and
-    # git looks at the files themselves at its first status.
+    # An index that is read from the tree contains no times or inodes: it has the same bytes on every
+    # machine, and the first git status checks the files themselves.
     _git(checkout, "read-tree", "HEAD")
     _git(checkout, "checkout-index", "--all")
 
 
 def _history(before: Tree, after: Tree) -> bytes:
-    """Four commits for git fast-import; the last has the sources with the bug and the test that shows it."""
+    """Four commits for git fast-import. The last one adds the test that shows the bug."""
     tests = {path: data for path, data in before.items() if path.startswith("tests/")}
     source = {path: data for path, data in before.items() if path.startswith("src/")}
     rest = {path: data for path, data in before.items() if path not in tests and path not in source}
-    wanted = {
+    new_tests = {
         path: data for path, data in after.items() if path.startswith("tests/") and before.get(path) != data
     }
     commits = (
         ("Add the licence, the settings and the documentation", rest),
         (f"Add attrs {BUGGY}", source),
         (f"Add the tests of attrs {BUGGY}", tests),
-        ("Test that a field_transformer may be a generator", wanted),
+        ("Test that a field_transformer may be a generator", new_tests),
     )
     stream = bytearray()
     for number, (subject, files) in enumerate(commits):
@@ -262,15 +264,15 @@ def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     except FileNotFoundError:
         raise FixtureError("git was not found", remedy="install git") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
+        message = done.stderr.decode(errors="replace").strip()
         raise FixtureError(
-            f"git {' '.join(arguments)} failed: {said}", remedy="check which git is on the PATH"
+            f"git {' '.join(arguments)} failed: {message}", remedy="check which git is on the PATH"
         )
     return done.stdout
 
 
 def derive_patch(path: str, before: bytes, after: bytes) -> Patch:
-    """The one change between two versions of a file, with as much around it as makes it unique."""
+    """The change between two versions of a file, with enough lines before it to be unique."""
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     changes = [opcode for opcode in matcher.get_opcodes() if opcode[0] != "equal"]
@@ -278,11 +280,11 @@ def derive_patch(path: str, before: bytes, after: bytes) -> Patch:
         raise FixtureError(f"{path}: expected one change between the releases, found {len(changes)}")
     _, old_start, old_end, new_start, new_end = changes[0]
     while True:
-        lost, gained = b"".join(old[old_start:old_end]), b"".join(new[new_start:new_end])
-        if before.count(lost) == 1 and before.replace(lost, gained) == after:
+        removed, added = b"".join(old[old_start:old_end]), b"".join(new[new_start:new_end])
+        if before.count(removed) == 1 and before.replace(removed, added) == after:
             break
         if not old_start:
-            raise FixtureError(f"{path}: the change cannot be told from the rest of the file")
+            raise FixtureError(f"{path}: the changed lines occur more than once in the file")
         old_start, new_start = old_start - 1, new_start - 1
     diff = difflib.unified_diff(
         before.decode().splitlines(keepends=True),
@@ -290,4 +292,4 @@ def derive_patch(path: str, before: bytes, after: bytes) -> Patch:
         f"a/{path}",
         f"b/{path}",
     )
-    return Patch(path=path, old=lost, new=gained, diff="".join(diff))
+    return Patch(path=path, old=removed, new=added, diff="".join(diff))

@@ -1,4 +1,4 @@
-"""A git server on this host, for the sandboxes to clone the fixture from: git's own daemon."""
+"""A git server on this host, from which sandboxes clone the fixture. It runs git's own daemon."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pathlib import Path
 import anyio
 
 from dutyfree.contract.errors import DutyfreeError
-from dutyfree.workloads.fixture import GIT_ENVIRONMENT, TRUSTING, Fixture
+from dutyfree.workloads.fixture import GIT_ENVIRONMENT, GIT_TRUST_ALL, Fixture
 
 LOOPBACK = "127.0.0.1"
 LISTENER = Path(__file__).with_name("inetd.py")
 
 
 class GitServerError(DutyfreeError):
-    """No git server could be had."""
+    """The git server could not be started."""
 
 
 class GitServer:
-    """A running server. ``url(address)`` is what a sandbox clones from."""
+    """A running server. A sandbox clones from ``url(address)``."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -39,7 +39,7 @@ class GitServer:
         return f"git://{host}:{self.port}/attrs.git"
 
     def stop(self) -> None:
-        """End the listener and every clone under way. Blocks."""
+        """Kill the listener and all running clones. Blocks."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
@@ -49,10 +49,10 @@ class GitServer:
 async def serve(fixture: Fixture, addresses: Sequence[str] = (LOOPBACK,)) -> AsyncIterator[GitServer]:
     """Serve the fixture's repository, read-only, on each of ``addresses``.
 
-    The server is gone when the context is left, and dies with this process whatever kills it.
+    The server ends with the context, and with this process, even if that is killed.
     Raises GitServerError.
     """
-    with anyio.CancelScope(shield=True):  # some 50 ms; a server that was started must be known here
+    with anyio.CancelScope(shield=True):  # about 50 ms; otherwise a started server could get lost
         server = await anyio.to_thread.run_sync(start, fixture, addresses)
     try:
         yield server
@@ -62,7 +62,7 @@ async def serve(fixture: Fixture, addresses: Sequence[str] = (LOOPBACK,)) -> Asy
 
 
 def start(fixture: Fixture, addresses: Sequence[str]) -> GitServer:
-    """What ``serve`` does on entering; blocks until the server listens. Raises GitServerError."""
+    """Start a server and wait until it listens. Blocks. Raises GitServerError."""
     command = [
         _daemon(),
         "--inetd",
@@ -71,31 +71,31 @@ def start(fixture: Fixture, addresses: Sequence[str]) -> GitServer:
         "--informative-errors",
         str(fixture.served),
     ]
-    orders = json.dumps({"addresses": list(addresses), "command": command})
+    arguments = json.dumps({"addresses": list(addresses), "command": command})
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(LISTENER), orders],
+        [sys.executable, "-I", "-S", str(LISTENER), arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={"PATH": os.environ.get("PATH", os.defpath), **GIT_ENVIRONMENT, **TRUSTING},
-        start_new_session=True,  # a Ctrl-C ends the rollouts first, then the server
+        env={"PATH": os.environ.get("PATH", os.defpath), **GIT_ENVIRONMENT, **GIT_TRUST_ALL},
+        start_new_session=True,  # Ctrl-C must end the rollouts first, then the server
     )
     assert process.stdout is not None
-    answer = json.loads(process.stdout.readline() or b'{"error": "its listener could not start"}')
+    answer = json.loads(process.stdout.readline() or b'{"error": "the listener did not start"}')
     server = GitServer(answer.get("port", 0), process)
     if "error" in answer:
         server.stop()
         raise GitServerError(
-            f"a git server cannot listen on this host: {answer['error']}",
-            remedy="check that the host has these addresses, or name a remote in the plan",
+            f"the git server cannot listen on this host: {answer['error']}",
+            remedy="check that the host has these addresses, or set remote in the plan",
         )
     return server
 
 
-def listening(address: str) -> str:
-    """Where a service listens that sandboxes reach at a substrate's ``host_address``.
+def listen_address(address: str) -> str:
+    """The address to listen at for sandboxes that connect to ``host_address`` of their substrate.
 
-    There; or, if it is none of this host's addresses, on the loopback that it stands for.
+    It is the same address, or the loopback if this host does not have that address.
     """
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
         try:
@@ -107,14 +107,12 @@ def listening(address: str) -> str:
 
 
 def _daemon() -> str:
-    """The daemon itself, without git's front end before it."""
+    """The path of git-daemon, to start it without the git command in front."""
     try:
         found = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise GitServerError("git was not found", remedy="install git") from None
     program = Path(found.stdout.strip(), "git-daemon")
     if found.returncode or not os.access(program, os.X_OK):
-        raise GitServerError(
-            "this git has no daemon", remedy="install git-daemon, or name a remote in the plan"
-        )
+        raise GitServerError("this git has no daemon", remedy="install git-daemon, or set remote in the plan")
     return str(program)

@@ -1,12 +1,13 @@
-"""A listener that hands each connection to a program, as inetd does; a process of its own.
+"""A process that listens, and starts a program for each connection, as inetd does.
 
-git daemon listens by itself too, but with a backlog of five: of 32 clones that start at once some are
-then held up for a whole second, until TCP tries again.
+git daemon can listen itself, but with a backlog of five: of 32 clones that start together, some wait a whole
+second for the TCP retry.
 
-It lives as long as its standard input is open, and takes the programs it started with it: whatever
-happens to its owner, SIGKILL included, closes that pipe. Once it listens it writes ``{"port": N}``.
+The process ends when its standard input is closed, and kills the programs that it started. The owner holds
+the other end of that pipe, so it also closes if the owner is killed. When it listens, it prints ``{"port":
+N}``.
 
-Only the standard library: the module runs with ``python -I -S``.
+It runs with ``python -I -S``, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import time
 
 BACKLOG = 1024
 PAUSE_SECONDS = 0.02
-"""When descriptors, memory or processes have run out: the connection waits in the backlog meanwhile."""
+"""Pause if descriptors, memory or processes run out. The connection waits in the backlog."""
 
 
 def listen(addresses: list[str]) -> list[socket.socket]:
-    """A socket on each address, all with the same port, which the kernel chooses. Raises OSError."""
+    """Listen on each address, with the same port, which the kernel chooses. Raises OSError."""
     for attempt in range(100):
         sockets: list[socket.socket] = []
         try:
@@ -47,37 +48,37 @@ def listen(addresses: list[str]) -> list[socket.socket]:
     raise AssertionError
 
 
-def _hand_over(connection: socket.socket, command: list[str]) -> None:
+def _start(connection: socket.socket, command: list[str]) -> None:
     ends = [(os.POSIX_SPAWN_DUP2, connection.fileno(), number) for number in (0, 1)]
     os.posix_spawn(command[0], command, os.environ, file_actions=ends, setsigdef=[signal.SIGCHLD])
 
 
 def _serve(listener: socket.socket, command: list[str]) -> None:
-    """Take one connection; whatever becomes of it, the next ones are served."""
+    """Accept one connection. An error does not affect the next ones."""
     try:
         with listener.accept()[0] as connection:
-            _hand_over(connection, command)
+            _start(connection, command)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN):
             time.sleep(PAUSE_SECONDS)
 
 
 def _main() -> None:
-    orders = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     try:
-        sockets = listen(orders["addresses"])
+        sockets = listen(arguments["addresses"])
     except OSError as error:
-        print(json.dumps({"error": error.strerror}), flush=True)  # noqa: T201 (its answer)
+        print(json.dumps({"error": error.strerror}), flush=True)  # noqa: T201 (read by the owner)
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps
-    print(json.dumps({"port": sockets[0].getsockname()[1]}), flush=True)  # noqa: T201 (its answer)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    print(json.dumps({"port": sockets[0].getsockname()[1]}), flush=True)  # noqa: T201 (read by the owner)
     waiting: list[socket.socket | int] = [0, *sockets]
     while True:
         for ready in select.select(waiting, [], [])[0]:
             if not isinstance(ready, socket.socket):
                 os.killpg(0, signal.SIGKILL)
             else:
-                _serve(ready, orders["command"])
+                _serve(ready, arguments["command"])
 
 
 if __name__ == "__main__":

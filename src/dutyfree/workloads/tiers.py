@@ -1,6 +1,6 @@
-"""The fixed workloads: T0 a command, T1 looking around a repository, T2 a bug fixed from the clone on.
+"""The tiers. T0: one command. T1: look at a repository. T2: clone, install, find and fix a bug, run tests.
 
-Every path is relative to the sandbox's working directory, and every answer is checked.
+Paths are relative to the working directory of the sandbox. Every result is checked.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from dutyfree.contract import Edit, Exec, Limits, List, Read, Recipe, Stage
-from dutyfree.workloads.fixture import GIT_ENVIRONMENT, TRUSTING, Fixture
+from dutyfree.workloads.fixture import GIT_ENVIRONMENT, GIT_TRUST_ALL, Fixture
 from dutyfree.workloads.workload import Expect, Step, StepKind, Workload
 
 REPOSITORY = "attrs"
-"""Where the repository is in a sandbox."""
+"""Path of the repository in the sandbox."""
 
 SYMBOLS = Path(__file__).with_name("symbols.py")
 
-GIT = {**GIT_ENVIRONMENT, **TRUSTING}
+GIT = {**GIT_ENVIRONMENT, **GIT_TRUST_ALL}
 
 PYTHON = {
-    "PYTHONPATH": "src:../deps",  # the repository's own attrs before the one that hypothesis needs
+    "PYTHONPATH": "src:../deps",  # the attrs of the repository must come before the one that hypothesis needs
     "PYTHONDONTWRITEBYTECODE": "",
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 
 FAILING = "tests/test_hooks.py::TestTransformHook::test_hook_generator"
-"""The one test that tells the fixed source from the buggy one."""
+"""The test that fails with the bug and passes with the fix."""
 
 WIDER = (
     "tests/test_hooks.py",
@@ -44,7 +44,7 @@ def t0() -> Workload:
 
 
 def t1(fixture: Fixture) -> Workload:
-    """Inspection of a repository that is there from the start."""
+    """Look at a repository that is part of the recipe."""
     stage = Stage("repository", files={REPOSITORY: fixture.checkout})
     return Workload(
         name="T1", first=FIRST, recipe=Recipe(stages=(stage,)), actions=(*_inspection(), status("status"))
@@ -52,7 +52,7 @@ def t1(fixture: Fixture) -> Workload:
 
 
 def t2(fixture: Fixture, url: str, *, full_tests: bool = False) -> Workload:
-    """Clone, inspect, see the test fail, fix, see it pass, test more widely, review, reset."""
+    """Clone, inspect, see the test fail, fix it, see it pass, run more tests, review the diff, reset."""
     patch = fixture.patch
     wider = full_suite() if full_tests else pytest("tests-wider", *WIDER, says=b"260 passed, 1 xfailed")
     actions = (
@@ -81,21 +81,21 @@ def t2(fixture: Fixture, url: str, *, full_tests: bool = False) -> Workload:
 
 
 def recipe(fixture: Fixture) -> Recipe:
-    """What T2 and the trajectories find: the wheels, so that no trial touches an index."""
+    """The recipe of T2 and the trajectories: the wheels, so that no trial needs a package index."""
     return Recipe(stages=(Stage("files", files={"wheels": fixture.wheels}),))
 
 
 def setup(fixture: Fixture, url: str) -> tuple[Stage, ...]:
-    """What T2 and the trajectories do on the clock before their first action."""
+    """The measured set-up of T2 and the trajectories: clone and install."""
     environment = ("env", *(f"{name}={value}" for name, value in GIT.items()))
     clone = (*environment, "git", "clone", "--quiet", url, REPOSITORY)
     checkout = (*environment, "git", "-C", REPOSITORY, "checkout", "--quiet", "-b", "work", fixture.commit)
     pip = ("python3", "-m", "pip", "--isolated", "install", "--quiet", "--disable-pip-version-check")
     offline = ("--no-index", "--find-links", "wheels", "--no-cache-dir", "--target", "deps")
-    wanted = ("pytest", "hypothesis", "cloudpickle", "pympler")
+    packages = ("pytest", "hypothesis", "cloudpickle", "pympler")
     return (
         Stage("repository", commands=(clone, checkout)),
-        Stage("dependencies", commands=((*pip, *offline, *wanted),)),
+        Stage("dependencies", commands=((*pip, *offline, *packages),)),
     )
 
 
@@ -124,7 +124,7 @@ def shell(label: str, kind: StepKind, command: str, *, contains: tuple[bytes, ..
 
 
 def status(label: str, *options: str, changes: tuple[str, ...] = ()) -> Step:
-    """The working tree has exactly ``changes``, as ``git status --porcelain`` writes them."""
+    """Check that the working tree has exactly ``changes``, in the format of ``git status --porcelain``."""
     expected = "".join(f"{line}\n" for line in changes)
     command = f"echo begin && git status {' '.join(('--porcelain', *options))} && echo end"
     return shell(label, "command", command, contains=(f"begin\n{expected}end\n".encode(),))
@@ -133,14 +133,14 @@ def status(label: str, *options: str, changes: tuple[str, ...] = ()) -> Step:
 def pytest(
     label: str, *tests: str, exit_code: int = 0, says: bytes = b" passed", and_says: bytes = b""
 ) -> Step:
-    """Run tests of the repository against its own source."""
+    """Run tests of the repository with its own source."""
     command = ("python3", "-m", "pytest", "--quiet", "--color=no", *tests)
     contains = (says, and_says) if and_says else (says,)
     return run(label, "test", command, exit_code=exit_code, contains=contains, env=PYTHON)
 
 
 def full_suite() -> Step:
-    """All of attrs' tests but those that cannot pass from a source tree, or on any release."""
+    """Run all tests of attrs, except those that cannot pass in a source tree."""
     return pytest(
         "tests-full",
         "-p",
@@ -153,7 +153,7 @@ def full_suite() -> Step:
 
 
 def symbols(label: str, root: str, name: str, lines: tuple[str, ...]) -> Step:
-    """Search ``root`` for the definitions and callers of ``name``, and find exactly ``lines``."""
+    """Search ``root`` for definitions and callers of ``name``, and expect exactly ``lines``."""
     command = ("python3", "-c", SYMBOLS.read_text(encoding="utf-8"), root, name)
     return run(
         label,
@@ -164,7 +164,7 @@ def symbols(label: str, root: str, name: str, lines: tuple[str, ...]) -> Step:
 
 
 def _inspection() -> tuple[Step, ...]:
-    """What anyone does first in an unknown repository; the answers are those of the buggy commit."""
+    """First steps in an unknown repository. The expected results are those of the buggy commit."""
     return (
         Step(
             "list",

@@ -1,8 +1,8 @@
 """Trajectories: the first n actions of one endless sequence, the same on every substrate.
 
-The sequence follows the weights in ``mix.toml``. While it is made, the repository's files are kept in
-memory and changed as the actions will change them, so that every action has an exact expectation
-whatever was modified before it.
+The sequence follows the weights in ``mix.toml``. The generator keeps the files of the repository in memory
+and applies the actions to them, so every action has an exact expected result, whatever was changed before
+it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def mix() -> Mix:
 
 
 def trajectory(n: int, fixture: Fixture, url: str, seed: int = 0) -> Workload:
-    """``n`` actions after T2's set-up. A shorter trajectory is the beginning of a longer one."""
+    """``n`` actions after T2's set-up. A shorter trajectory is the start of a longer one."""
     return Workload(
         name=f"trajectory-{n}",
         first=tiers.FIRST,
@@ -66,7 +66,7 @@ def trajectory(n: int, fixture: Fixture, url: str, seed: int = 0) -> Workload:
 
 
 def steps(fixture: Fixture, mix: Mix, seed: int = 0) -> Iterator[Step]:
-    """The endless sequence."""
+    """The endless sequence of steps."""
     kinds = spread(mix.kinds)
     verbs = {kind: spread(weights) for kind, weights in mix.verbs.items()}
     script = _Script(fixture, mix.operands, seed)
@@ -76,7 +76,7 @@ def steps(fixture: Fixture, mix: Mix, seed: int = 0) -> Iterator[Step]:
 
 
 def spread(weights: Mapping[T, int]) -> Iterator[T]:
-    """Endless choices that follow the weights as evenly as can be: no stretch of them is unlike the whole."""
+    """Endless choices by weight, spread evenly: every part of the sequence has the same mix."""
     total = sum(weights.values())
     credit = dict.fromkeys(weights, 0)
     while True:
@@ -89,12 +89,12 @@ def spread(weights: Mapping[T, int]) -> Iterator[T]:
 
 @lru_cache(1000)
 def _found(path: str, content: bytes, name: str) -> tuple[str, ...]:
-    """Parsing takes most of the time of a trajectory's making, and most files are never changed."""
+    """Cached, because parsing takes most of the time and most files never change."""
     return tuple(symbols.search([(path, content.decode())], name))
 
 
 class _Script:
-    """The state of the repository, and the steps that read and change it."""
+    """The files of the repository in memory, and the steps that read and change them."""
 
     def __init__(self, fixture: Fixture, operands: Operands, seed: int) -> None:
         self._original = _tracked(fixture.checkout)
@@ -112,11 +112,11 @@ class _Script:
         self._position = position
         verb = self._possible(verb)
         step: Step = getattr(self, f"_{verb}")(f"{position:03d}-{verb}")
-        assert step.kind == kind, f"{verb} is no verb of kind {kind}"
+        assert step.kind == kind, f"{verb} is not a verb of kind {kind}"
         return step
 
     def _possible(self, verb: str) -> str:
-        """The verb, or its stand-in: first see the failure, then fix it, and act only on what is there."""
+        """The verb, or another one if it is not possible yet: the failure comes first, then the fix."""
         if verb in ("edit", "revert"):
             if self._fix_is_due or not self._edits:
                 return "edit"
@@ -133,7 +133,7 @@ class _Script:
         return self._reproduced and not self._fixed
 
     def _pick(self, options: Sequence[T], purpose: str = "") -> T:
-        """A choice that is the same for ever: the random module promises that for no release."""
+        """A choice that never changes. The random module does not guarantee that between Python releases."""
         text = f"{self._seed}/{self._position}/{purpose}"
         return options[int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % len(options)]
 
@@ -151,14 +151,14 @@ class _Script:
         return tiers.run(label, "inspect", command, contains=(b"".join(shown),))
 
     def _grep(self, label: str) -> Step:
-        wanted = self._pick(self._operands.strings)
+        string = self._pick(self._operands.strings)
         found = []
         for path, content in self._files.items():
             if path.startswith("src/") and path.endswith(".py"):
                 numbered = enumerate(content.decode().splitlines(), 1)
-                block = "".join(f"{path}:{number}:{line}\n" for number, line in numbered if wanted in line)
+                block = "".join(f"{path}:{number}:{line}\n" for number, line in numbered if string in line)
                 found += [block.encode()] * bool(block)
-        command = ("grep", "-rnF", "--include=*.py", "-e", wanted, "src")
+        command = ("grep", "-rnF", "--include=*.py", "-e", string, "src")
         return tiers.run(label, "inspect", command, exit_code=0 if found else 1, contains=tuple(found))
 
     def _read(self, label: str) -> Step:
@@ -262,7 +262,7 @@ class _Script:
 
     def _change(self, label: str, edit: Edit) -> Step:
         content = self._files[edit.path]
-        assert content.count(edit.old) == 1, f"{edit.path} does not hold {edit.old!r} exactly once"
+        assert content.count(edit.old) == 1, f"{edit.path} does not contain {edit.old!r} exactly once"
         self._files[edit.path] = content.replace(edit.old, edit.new)
         return Step(label, "modify", Edit(f"{tiers.REPOSITORY}/{edit.path}", edit.old, edit.new))
 
@@ -296,7 +296,7 @@ class _Script:
 
 
 def _tracked(checkout: Path) -> dict[str, bytes]:
-    """The repository's files, by their paths in it."""
+    """The files of the repository by path."""
     found = {str(path.relative_to(checkout)): path for path in sorted(checkout.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(".git/")}
 

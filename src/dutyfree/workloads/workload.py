@@ -1,4 +1,4 @@
-"""The nouns of a workload: steps with expectations, and the states they start from."""
+"""The types of a workload: steps with expected results, and the recipe that they start from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ StepKind = Literal["inspect", "command", "modify", "test"]
 
 
 class Expect(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a right answer looks like. A fast wrong answer is not a result."""
+    """The expected result of a step. A trial with another result fails."""
 
     exit_code: int = 0
     contains: tuple[bytes, ...] = ()
-    """Each must stand in stdout, in the file's content, among the listed names, or in what was found."""
+    """Each must appear in stdout, in the content of the file, in the listed names, or in the matches."""
 
-    def complaint(self, result: Result) -> str | None:
-        """What is wrong with the result; None if it is right."""
+    def problem(self, result: Result) -> str | None:
+        """How the result differs from the expected one; None if it does not."""
         if isinstance(result, Observation):
             if result.timed_out:
                 return "timed out"
@@ -38,7 +38,7 @@ class Expect(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One action of a workload, with its place among the kinds of a coding agent's work."""
+    """One action of a workload, its kind, and its expected result."""
 
     label: str
     kind: StepKind
@@ -47,10 +47,10 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What runs in one sandbox: the same on every substrate.
+    """What runs in one sandbox, the same on every substrate.
 
-    ``recipe`` is preloaded: prepared before the clock starts. ``first`` is the command whose result
-    ends readiness. ``setup`` runs on the clock, stage by stage, before the actions.
+    ``recipe`` is prepared before the measurement starts. The result of ``first`` ends readiness. ``setup`` is
+    measured: its stages run before the actions.
     """
 
     name: str
@@ -62,6 +62,6 @@ class Workload(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
 
     def with_setup_in_recipe(self) -> Workload:
-        """The same for a substrate that sees to the set-up itself, as far as it is not warm."""
+        """The same workload for a warm substrate, which runs the missing stages of the recipe itself."""
         recipe = msgspec.structs.replace(self.recipe, stages=(*self.recipe.stages, *self.setup))
         return msgspec.structs.replace(self, recipe=recipe, setup=())

@@ -1,4 +1,4 @@
-"""The figures of a study, each a function of the summary that never fails for lack of data."""
+"""The figures of a report: functions of the summary. Without data they show a message."""
 
 from __future__ import annotations
 

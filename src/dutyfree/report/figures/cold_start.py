@@ -1,4 +1,4 @@
-"""Figures 2 and 3: how long a fresh sandbox takes."""
+"""Figures 2 and 3: cold starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, sub
 
 
 def cold_start_medians(summary: Summary) -> Any:
-    """A panel for each tier: filled, the time to first command; hollow, the whole fresh episode."""
+    """Figure 2: a panel for each tier. Filled: the time to first command. Hollow: the whole rollout."""
     tiers = summary.tiers
     if not any(cell.total for tier in tiers for cell in summary.lone(tier)):
         return canvas.empty("no data for cold starts")
@@ -47,7 +47,7 @@ def cold_start_medians(summary: Summary) -> Any:
             color=MUTED,
             markerfacecolor=PAPER,
             linestyle="none",
-            label="whole fresh episode",
+            label="whole rollout",
         ),
     ]
     canvas.legend(figure, marks, handletextpad=0.2)
@@ -113,13 +113,13 @@ def _range(cells: list[Cell]) -> tuple[float, float]:
         if value is not None and value > 0
     ]
     low, high = min(values, default=1e-3), max(values, default=1.0)
-    # Room for the numbers beside the marks: nearly a quarter of the axis on each side.
+    # Leave nearly a quarter of the axis on each side for the numbers beside the marks.
     room = max(4.0, (high / low) ** 0.42)
     return low / room, high * room
 
 
 def cold_start_distributions(summary: Summary) -> Any:
-    """Every trial counts: a curve of a substrate with failures ends below 100 %."""
+    """Figure 3: cumulative distributions over all trials. With failures, a curve ends below 100 %."""
     tiers = [tier for tier in summary.tiers if any(cell.trials for cell in summary.lone(tier))]
     if not tiers:
         return canvas.empty("no data for cold starts")
@@ -133,7 +133,7 @@ def cold_start_distributions(summary: Summary) -> Any:
         left.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "50 %", "", "100 %"])
         left.set_ylabel(drawn(tier), rotation=0, ha="right", va="center", fontweight="bold", fontsize=11)
     panels[0][0].set_title("to first command's result", fontsize=10.5)
-    panels[0][1].set_title("whole fresh episode", fontsize=10.5)
+    panels[0][1].set_title("whole rollout", fontsize=10.5)
     succeeded = {cell.substrate for tier in tiers for cell in summary.lone(tier) if cell.total}
     canvas.legend(figure, [_handle(label, looks[label], label in succeeded) for label in shown])
     return figure
@@ -172,7 +172,7 @@ def _ecdfs(axes: Any, cells: list[Cell], metric: str, looks: dict[str, Substrate
             linestyle=look.line,
             linewidth=1.8,
         )
-        # The slowest trial is a point of its own, so that a tail of one cannot hide.
+        # Mark the slowest trial, so that a single outlier is visible.
         axes.plot(values[-1:], steps[-1:], marker=look.marker, color=look.colour, markersize=5, clip_on=False)
         lows.append(values[0])
         highs.append(values[-1])

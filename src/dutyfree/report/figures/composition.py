@@ -1,4 +1,4 @@
-"""Figures 1 and 4: where the time goes."""
+"""Figures 1 and 4: the components of a rollout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dutyfree.report.palette import COMPONENTS, GRID, INK, MUTED, PAPER, drawn
 BAR = 0.66
 WORTH_A_LABEL = 0.075
 SHOWN = 1e-3
-"""A component below this share everywhere has no place in the legend."""
+"""A component with a smaller share in all bars is left out of the legend."""
 
 
 def decomposition_at_t2(summary: Summary) -> Any:
-    """Stacked bars by substrate; the tick marks p50 of the total with its interval."""
+    """Figure 1: stacked bars by substrate, with a tick at the p50 of the total and its interval."""
     cells = summary.lone("T2")
     if not cells:
         return canvas.empty("no data for T2")
@@ -43,13 +43,13 @@ def decomposition_at_t2(summary: Summary) -> Any:
 
 
 def _end(cell: Cell) -> float:
-    """Where its bar ends, and the interval upon it."""
+    """The right end of the bar with its interval."""
     middle = cell.total.p50 if cell.total else None
     return max(cell.typical_total, (middle.high or middle.value) if middle else 0.0)
 
 
 def composition_by_length(summary: Summary) -> Any:
-    """One normalised bar for every trajectory length, grouped by substrate."""
+    """Figure 4: one bar of equal height for every trajectory length, grouped by substrate."""
     groups = [
         [cell for name in summary.trajectories if (cell := summary.lone_cell(name, label))]
         for label in summary.labels

@@ -1,4 +1,4 @@
-"""The chart at the top of the report: what each substrate adds to the same rollout run bare."""
+"""The chart at the top of the report: the tax rate of each substrate."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dutyfree.analysis.model import Cell, Summary, Tax
 from dutyfree.analysis.units import percent
-from dutyfree.report import canvas, wording
+from dutyfree.report import canvas, phrases
 from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, substrate_looks
 
 _LESS = (-0.98, -0.95, -0.9, -0.75, -0.5, -0.25, -0.1, -0.05)
 _MORE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 9.0, 24.0, 99.0, 999.0, 9999.0)
 MARKS = (*_LESS, 0.0, *_MORE)
-"""Rates that the axis may name."""
+"""Rates that may be marked on the axis."""
 NEAREST = 0.2
-"""Two marks, as a share of the axis."""
+"""Minimum distance of two marks, as a share of the axis."""
 NARROWEST = math.log(1.1)
-"""The axis reaches at least to ±10 %, so that noise does not look like a tax."""
+"""The axis covers at least ±10 %, so that noise does not look like a tax."""
 
 
 def tax_by_substrate(summary: Summary) -> Any:
-    """A panel for the shortest workload and one for the longest; the baseline is the zero line."""
+    """A panel for the shortest workload and one for the longest. The zero line is the baseline."""
     workloads = shown_workloads(summary)
     if not workloads:
-        return canvas.empty("no tax: it takes bare and another substrate")
+        return canvas.empty("no tax: it needs bare and another substrate")
     rows = {name: _cells(summary, name) for name in workloads}
     heights = [0.34 * len(rows[name]) + 0.62 for name in workloads]
     figure = canvas.new(0.3 + sum(heights))
@@ -48,13 +48,13 @@ def tax_by_substrate(summary: Summary) -> Any:
 
 
 def shown_workloads(summary: Summary) -> list[str]:
-    """The first and the last that have a tax: they differ most in what they pay for."""
+    """The first and the last workload with a tax: they differ most in what costs time."""
     found = [name for name in summary.workloads if any(row.rate for row in lone_taxes(summary, name))]
     return list(dict.fromkeys([*found[:1], *found[-1:]]))
 
 
 def lone_taxes(summary: Summary, workload: str) -> list[Tax]:
-    """Of the cells that figures show."""
+    """The taxes of the cells that figures show."""
     keys = {cell.key for cell in summary.lone(workload)}
     return [row for row in summary.taxes if (row.workload, row.substrate, row.parallel) in keys]
 
@@ -69,7 +69,7 @@ def _title(cell: Cell) -> str:
 
 
 def _axis(axes: Any, taxes: Iterable[Tax]) -> None:
-    """Logarithms of the ratios: half as long is as far from the zero line as twice as long."""
+    """A logarithmic axis: half as long is as far from the zero line as twice as long."""
     logs = [
         math.log1p(bound)
         for row in taxes
@@ -88,7 +88,7 @@ def _axis(axes: Any, taxes: Iterable[Tax]) -> None:
 
 
 def _marks(low: float, high: float) -> list[float]:
-    """Zero, and from there outwards what is far enough from the last."""
+    """Zero, and outwards from it each rate that is far enough from the last mark."""
     places = [place for rate in MARKS if low <= (place := math.log1p(rate)) <= high]
     above = canvas.spread_out([-place for place in places if place >= 0], NEAREST * (high - low))
     below = canvas.spread_out([place for place in places if place <= 0], NEAREST * (high - low))
@@ -96,7 +96,7 @@ def _marks(low: float, high: float) -> list[float]:
 
 
 def _mark(rate: float) -> str:
-    if rate > 8.5:  # short, for the axis may be: +9,900 % is 100 times as long
+    if rate > 8.5:  # +9,900 % is too long for the axis: 100 times as long
         return f"{round(rate + 1):,}×"  # noqa: RUF001 (the multiplication sign is meant)
     return "0" if abs(rate) < 1e-9 else f"{rate * 100:+.0f} %".replace("-", "\N{MINUS SIGN}")
 
@@ -120,7 +120,7 @@ def _row(axes: Any, place: int, cell: Cell, tax: Tax | None, look: SubstrateLook
         markeredgewidth=1.6,
         zorder=4,
     )
-    _say(axes, place, *((wording.signed(percent(rate.value)), INK) if found else ("none shown", MUTED)))
+    _say(axes, place, *((phrases.signed(percent(rate.value)), INK) if found else ("none shown", MUTED)))
 
 
 def _say(axes: Any, place: int, text: str, colour: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures 5 and 6: how the time grows with the actions, and what it comes to at scale."""
+"""Figures 5 and 6: time by number of actions, and worker-hours at scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dutyfree.report.palette import MUTED, PAPER, SubstrateLook, drawn, substrat
 
 
 def completion_by_length(summary: Summary) -> Any:
-    """Two panels: the time of the whole rollout, and the same per action, by the number of actions."""
+    """Figure 5: two panels by number of actions: the time of the whole rollout, and the time per action."""
     series = {
         label: [
             cell for name in summary.trajectories if (cell := summary.lone_cell(name, label)) and cell.total
@@ -37,7 +37,7 @@ def completion_by_length(summary: Summary) -> Any:
         _line(upper, cells, [cell.total for cell in cells], looks[label])
         _line(lower, cells, [cell.per_action for cell in cells], looks[label])
     lengths = sorted({cell.actions for cells in series.values() for cell in cells})
-    # A single length stands in the middle.
+    # Put a single length in the middle.
     right = lengths[-1] * (1.06 if len(lengths) > 1 else 2)
     lower.set_xlim(0, right)
     marked = canvas.spread_out(lengths, 0.08 * right)
@@ -76,7 +76,7 @@ def _line(axes: Any, cells: list[Cell], quantities: list[Quantity | None], look:
         markeredgecolor=PAPER,
         markeredgewidth=0.8,
         zorder=4,
-        clip_on=False,  # few seconds beside many, or few actions: the mark stands on the axis
+        clip_on=False,  # otherwise a mark near the axis is cut
     )
 
 
@@ -94,7 +94,7 @@ def _handle(label: str, look: SubstrateLook) -> Any:
 
 
 def worker_hours(summary: Summary) -> Any:
-    """Lines from 10,000 to 1,000,000 rollouts of the longest trajectory; bands are intervals of p50."""
+    """Figure 6: lines from 10,000 to 1,000,000 rollouts of the longest trajectory, with bands."""
     workload = projected_workload(summary)
     rows = [row for row in summary.projections if row.workload == workload]
     if workload is None or not rows:
@@ -143,7 +143,7 @@ def _name_missing(axes: Any, substrates: list[str], height: float, width: int) -
 
 
 def projected_workload(summary: Summary) -> str | None:
-    """The longest trajectory that succeeded anywhere; without trajectories the last tier."""
+    """The longest trajectory with a successful trial; without trajectories, the last tier."""
     done = [name for name in summary.workloads if any(cell.total for cell in summary.lone(name))]
     return done[-1] if done else None
 
@@ -151,7 +151,7 @@ def projected_workload(summary: Summary) -> str | None:
 def _end_labels(
     axes: Any, series: dict[str, list[Projection]], looks: dict[str, SubstrateLook], top: float
 ) -> None:
-    """Names and hours at the right end of the lines, pushed apart where they would overlap."""
+    """Write names and hours at the right end of the lines, and move them apart if they overlap."""
     ends = sorted((points[-1].hours.value, label) for label, points in series.items())
     places = _apart([value for value, _ in ends], top / max(11.0, len(ends) + 1.0), top)
     for (value, label), place in zip(ends, places, strict=True):
@@ -176,9 +176,9 @@ def _end_labels(
 
 
 def _apart(values: list[float], gap: float, top: float) -> list[float]:
-    """Places for ascending values, each as near as can be and at least ``gap`` from the next."""
+    """Positions for ascending values: close to the value, and at least ``gap`` apart."""
     clusters: list[tuple[float, int]] = []
-    """Wanted centre and size; clusters that would touch become one around their common mean."""
+    """Centre and size of each cluster. Clusters that would overlap are merged around their mean."""
     for value in values:
         clusters.append((value, 1))
         while len(clusters) > 1:

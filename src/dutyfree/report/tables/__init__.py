@@ -1,4 +1,4 @@
-"""The tables: for people as text with notes, for programs as CSV with full numbers."""
+"""The tables of a report: as text with cautions for people, as CSV with full numbers for programs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from dutyfree.analysis.model import Summary
 from dutyfree.report.tables.costs import ratios, table1, table2, tax, worker_hours
-from dutyfree.report.tables.inside import inside_action, inside_creation
-from dutyfree.report.tables.measured import cold_start, decomposition, failures, throughput, trajectories
+from dutyfree.report.tables.results import cold_start, decomposition, failures, throughput, trajectories
+from dutyfree.report.tables.spans import inside_action, inside_creation
 from dutyfree.report.tables.table import DIVISION, Row, Table
 
 __all__ = ["DIVISION", "Row", "Table", "tables"]
 
 
 def tables(summary: Summary) -> dict[str, Table]:
-    """By name, in the order of the report."""
+    """All tables by name, in the order of the report."""
     makers: tuple[Callable[[Summary], Table], ...] = (
         cold_start,
         decomposition,

@@ -1,11 +1,11 @@
-"""What follows from it: the tax, ratios, and the cost at scale."""
+"""Tables of costs: the tax, the ratios between substrates, worker-hours at scale."""
 
 from __future__ import annotations
 
 from dutyfree.analysis.model import Caution, Spread, Summary
 from dutyfree.analysis.projection import MILLION
 from dutyfree.analysis.units import UNKNOWN, count, duration, hours, multiple, plural, significant
-from dutyfree.report import wording
+from dutyfree.report import phrases
 from dutyfree.report.tables.table import (
     Row,
     Table,
@@ -23,8 +23,8 @@ def tax(summary: Summary) -> Table:
     return Table(
         name="tax",
         title="The tax over bare",
-        caption="p50 of the whole rollout less that of the same rollout run bare on the same machine; the "
-        "rate is their ratio less one.",
+        caption="p50 of the whole rollout minus the p50 of the same rollout on bare, on the same machine. "
+        "The rate is their ratio minus 1.",
         header=["workload", "substrate", "tax", "rate", "tax per action"],
         text_columns=2,
         marked=2,
@@ -41,9 +41,9 @@ def tax(summary: Summary) -> Table:
                 [
                     where(row.workload, row.parallel),
                     row.substrate,
-                    wording.seconds(row.seconds),
-                    wording.rate(row.rate),
-                    wording.seconds(row.per_action),
+                    phrases.seconds(row.seconds),
+                    phrases.rate(row.rate),
+                    phrases.seconds(row.per_action),
                 ],
                 [
                     row.workload,
@@ -62,15 +62,16 @@ def tax(summary: Summary) -> Table:
             )
             for row in shown
         ],
-        absent="Nothing was measured beside bare, or bare itself was not: there is no tax to show.",
+        absent="There is no tax to show: it needs trials on bare and on another substrate.",
     )
 
 
 def table1(summary: Summary) -> Table:
     return Table(
         name="table1",
-        title="Table 1. What a little costs at scale",
-        caption="Arithmetic, alike for every substrate: extra time per rollout or action, in worker-hours.",
+        title="Table 1. What a small extra time costs at scale",
+        caption="Arithmetic, the same for every substrate: extra time per rollout or action, in "
+        "worker-hours.",
         header=["extra", "scale", "added hours"],
         text_columns=2,
         marked=2,
@@ -91,15 +92,15 @@ def table1(summary: Summary) -> Table:
 
 def _scale(rollouts: int, actions: int | None) -> str:
     # Short, so that the hours beside it fit on a phone.
-    told = "1 M rollouts" if rollouts == MILLION else f"{count(rollouts)} rollouts"
-    return told if actions is None else f"{told} of {plural(actions, 'action')}"
+    text = "1 M rollouts" if rollouts == MILLION else f"{count(rollouts)} rollouts"
+    return text if actions is None else f"{text} of {plural(actions, 'action')}"
 
 
 def table2(summary: Summary) -> Table:
     return Table(
         name="table2",
-        title="Table 2. Slowest against fastest",
-        caption="p50 of the whole rollout, and the worker-hours of one million of them.",
+        title="Table 2. The slowest and the fastest substrate",
+        caption="p50 of the whole rollout, and the worker-hours of one million rollouts.",
         header=[
             "workload",
             "slowest",
@@ -129,7 +130,7 @@ def table2(summary: Summary) -> Table:
             *estimate_header("difference_hours"),
         ],
         rows=[_spread(summary, row) for row in summary.spreads],
-        absent="Fewer than two substrates succeeded: there is nothing to compare.",
+        absent="There is nothing to compare: fewer than two substrates succeeded.",
     )
 
 
@@ -143,11 +144,11 @@ def _spread(summary: Summary, row: Spread) -> Row:
             row.fastest,
             duration(row.slowest_seconds.value),
             duration(row.fastest_seconds.value),
-            wording.seconds(row.difference),
+            phrases.seconds(row.difference),
             multiple(row.ratio),
             hours(slowest.value),
             hours(fastest.value),
-            wording.worker_hours(difference),
+            phrases.worker_hours(difference),
         ],
         [
             row.workload,
@@ -164,7 +165,7 @@ def _spread(summary: Summary, row: Spread) -> Row:
 
 
 def _lone_cautions(summary: Summary, workload: str, *labels: str) -> list[Caution]:
-    """On the p50 of the whole rollout in the workload's cells that figures show."""
+    """Cautions about the p50 of the whole rollout, in the cells that figures show."""
     cells = (summary.lone_cell(workload, label) for label in labels)
     return [caution for cell in cells if cell for caution in middle_cautions(summary, cell.key)]
 
@@ -177,7 +178,7 @@ def worker_hours(summary: Summary) -> Table:
     return Table(
         name="worker_hours",
         title="Worker-hours at scale",
-        caption="N·T/3600, with T the p50 of the whole rollout and its interval.",
+        caption="N·T/3600, where T is the p50 of the whole rollout with its interval.",
         header=["workload", "substrate", *(count(scale) for scale in scales)],
         text_columns=2,
         marked=2,
@@ -187,7 +188,7 @@ def worker_hours(summary: Summary) -> Table:
                 [
                     workload,
                     label,
-                    *(wording.worker_hours(by_key[workload, label, scale].hours) for scale in scales),
+                    *(phrases.worker_hours(by_key[workload, label, scale].hours) for scale in scales),
                 ],
                 [
                     workload,
@@ -216,8 +217,8 @@ def ratios(summary: Summary) -> Table:
     return Table(
         name="ratios",
         title="Ratios between substrates",
-        caption="p50 of the slower over p50 of the faster; p of a two-sided Mann-Whitney test with "
-        "Holm's correction over all of them; a dash where samples of these sizes cannot be significant.",
+        caption="p50 of the slower ÷ p50 of the faster. p is from a two-sided Mann-Whitney test with Holm's "
+        "correction over all ratios; a dash means that the samples are too small for a significant result.",
         header=["workload", "metric", "slower", "faster", "ratio", "p"],
         text_columns=4,
         marked=4,
@@ -257,7 +258,7 @@ def ratios(summary: Summary) -> Table:
             )
             for row in summary.ratios
         ],
-        absent="Fewer than two substrates succeeded: there is nothing to compare.",
+        absent="There is nothing to compare: fewer than two substrates succeeded.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a table is, and how its cells are made."""
+"""The type of a table, and helpers for its rows."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import msgspec
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
 from dutyfree.analysis.statistics import Estimate, Quantity
 from dutyfree.analysis.units import UNKNOWN, csv_cell
-from dutyfree.report import wording
+from dutyfree.report import phrases
 
 DIVISION = frozenset({CautionKind.STAND_IN, CautionKind.UNDIVIDED})
-"""Cautions that concern only numbers of the decomposition."""
+"""Cautions that concern the decomposition only."""
 
 
 class Row(msgspec.Struct, frozen=True):
     shown: list[str]
     data: list[Any]
-    """The same for CSV: raw seconds, fractions and counts."""
+    """The row in the CSV file: seconds, fractions and counts."""
     cautions: list[Caution] = []
 
 
 class Table(msgspec.Struct, frozen=True):
     name: str
-    """Of the CSV file."""
+    """The name of the CSV file."""
     title: str
     caption: str
     header: list[str]
     text_columns: int
-    """So many of the first columns are names, the others numbers."""
+    """The number of columns at the left that are text. The others are numbers."""
     marked: int
-    """The column whose number bears the marks of the row's cautions."""
+    """The column that shows the numbers of the row's cautions."""
     data_header: list[str]
     rows: list[Row]
     absent: str = ""
-    """What to say when there is no row."""
+    """The text if there is no row."""
 
     def csv(self) -> bytes:
         buffer = io.StringIO(newline="")
@@ -62,7 +62,7 @@ def cautions_on(summary: Summary, cell: Cell, *, division: bool = True) -> list[
 
 
 def middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution]:
-    """Those that concern a p50 of undivided time."""
+    """The cautions that concern a p50 of the whole rollout."""
     without = {*DIVISION, CautionKind.UNSURE_TAIL}
     return [caution for caution in summary.cautions_on(*key) if caution.kind not in without]
 
@@ -70,7 +70,7 @@ def middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution
 def p50_p95(quantity: Quantity | None) -> list[str]:
     if quantity is None:
         return [UNKNOWN, UNKNOWN]
-    return [wording.seconds(quantity.p50), wording.seconds(quantity.p95)]
+    return [phrases.seconds(quantity.p50), phrases.seconds(quantity.p95)]
 
 
 def estimate_header(name: str) -> list[str]:

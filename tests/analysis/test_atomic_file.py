@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dutyfree.analysis.drafts import replacing
+from dutyfree.analysis.atomic_file import atomic_write
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from dutyfree.analysis.drafts import replacing
+from dutyfree.analysis.atomic_file import atomic_write
 
-with replacing(Path(sys.argv[1])) as draft:
+with atomic_write(Path(sys.argv[1])) as draft:
     draft.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -27,7 +27,7 @@ def test_many_write_the_same_and_each_is_read_whole(tmp_path):
 
     def write(number):
         for _ in range(50):
-            with replacing(path) as draft:
+            with atomic_write(path) as draft:
                 draft.write_text(f"{number}" * 100_000)
             assert len(path.read_text()) == 100_000
 
@@ -41,7 +41,7 @@ def test_the_draft_of_a_killed_one_is_gone_with_the_next(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert not path.exists()
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         assert draft.read_text() == "half"
         draft.write_text("whole")
     assert [*tmp_path.iterdir()] == [path]
@@ -53,7 +53,7 @@ def test_a_failed_one_leaves_what_was_there(tmp_path):
     path.write_text("old")
 
     def fail():
-        with replacing(path) as draft:
+        with atomic_write(path) as draft:
             draft.write_text("new")
             raise KeyError
 

@@ -1,4 +1,4 @@
-"""What paused sandboxes cost: processor time, wake-ups, memory; and how long pause and resume take."""
+"""Paused sandboxes: their CPU time, wake-ups and memory; and the time of pause and resume."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from measuring import Row, available, figure
+from rounds import Row, available, figure
 
 import dutyfree
 
 COUNT = 500
 WATCHED = 60
-"""Seconds for which they are watched."""
+"""Seconds of observation."""
 
 SERVER = "python3 -m http.server --bind 127.0.0.1 8000"
 SLEEPER = 'python3 -c "import time; [time.sleep(0.1) for _ in iter(int, 1)]"'
@@ -26,7 +26,7 @@ IS_UP = "until { : < /dev/tcp/127.0.0.1/8000; } 2> /dev/null; do :; done"
 
 
 class Used(NamedTuple):
-    """By some processes and all of their threads."""
+    """CPU time and context switches of some processes with all their threads."""
 
     seconds: float
     switches: int
@@ -36,7 +36,7 @@ class Used(NamedTuple):
 
 
 def used(processes: list[int]) -> Used:
-    """Since they began. Each wake-up is at least one switch."""
+    """Totals since the processes started. Each wake-up is at least one context switch."""
     nanoseconds = switches = 0
     for process in processes:
         with suppress(OSError):
@@ -65,7 +65,7 @@ async def timed(method: Any) -> float:
 
 
 async def paused(count: int) -> list[Row]:
-    """A third with a server in each, one with a Python that sleeps, one with a loop that computes."""
+    """Z1 to Z8. A third of the sandboxes runs a server, a third a sleeping Python, a third a busy loop."""
     pauses: list[float] = []
     async with dutyfree.open("native") as substrate, AsyncExitStack() as stack:
 
@@ -89,7 +89,7 @@ async def paused(count: int) -> list[Row]:
         inside, ours = list(descendants(launcher)), [os.getpid(), launcher]
         before = used(inside), used(ours)
         await asyncio.sleep(WATCHED)
-        own = used(ours).since(before[1])  # first: to look at the others is work too
+        own = used(ours).since(before[1])  # first, because reading the others is work too
         theirs = used(inside).since(before[0])
         resumes = []
         for sandbox in sandboxes:
@@ -98,12 +98,12 @@ async def paused(count: int) -> list[Row]:
             await sandbox.pause()
     quiet = count * 2 // 3
     return [
-        figure("Z1", f"processor time of {count}, {WATCHED} s, ms", theirs.seconds * 1e3, pauses, at_most=1),
-        figure("Z2", "their switches, a second", theirs.switches / WATCHED, pauses, at_most=0.1),
-        figure("Z3", "processor time of owner and launcher, ms", own.seconds * 1e3, pauses),
-        figure("Z4", "their switches, a second", own.switches / WATCHED, pauses),
-        figure("Z5", "memory with a Python in it: running, MB", (first - running) / quiet / 1e6, pauses),
-        figure("Z6", "what a pause adds, KiB", (running - stopped) / quiet / 1024, pauses),
+        figure("Z1", f"CPU time of {count} in {WATCHED} s, ms", theirs.seconds * 1e3, pauses, at_most=1),
+        figure("Z2", "their context switches per second", theirs.switches / WATCHED, pauses, at_most=0.1),
+        figure("Z3", "CPU time of owner and launcher, ms", own.seconds * 1e3, pauses),
+        figure("Z4", "their context switches per second", own.switches / WATCHED, pauses),
+        figure("Z5", "memory of a running sandbox with Python, MB", (first - running) / quiet / 1e6, pauses),
+        figure("Z6", "memory that a pause adds, KiB", (running - stopped) / quiet / 1024, pauses),
         figure("Z7", "pause, ms", statistics.median(pauses) * 1e3, pauses),
         figure("Z8", "resume, ms", statistics.median(resumes) * 1e3, resumes),
     ]  # fmt: skip

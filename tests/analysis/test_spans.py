@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.analysis.inner import by_name, inner, unexplained
+from dutyfree.analysis.spans import breakdowns, by_name, unexplained
 from dutyfree.analysis.statistics import Estimate, Quantity
 from dutyfree.contract import Span
 from dutyfree.study.records import ActionRecord
@@ -24,7 +24,7 @@ def middle(quantity: Quantity | None) -> Estimate:
 
 def test_spans_of_one_name_are_added_up_and_the_rest_is_unattributed():
     action = spent(10.0, Span("dispatch", 0.0, 1.0), Span("collect", 6.0, 1.0), Span("collect", 8.0, 1.5))
-    found = inner([trial("T1", "docker", actions=(action, spent(3.0)))])["action"]
+    found = breakdowns([trial("T1", "docker", actions=(action, spent(3.0)))])["action"]
     assert (found.told, found.silent) == (1, 1)
     assert {name: part.p50.value for name, part in found.spans.items()} == {"dispatch": 1.0, "collect": 2.5}
     assert middle(found.unattributed).value == 6.5
@@ -34,7 +34,7 @@ def test_spans_of_one_name_are_added_up_and_the_rest_is_unattributed():
 
 def test_an_action_without_a_span_that_others_have_spent_nothing_on_it():
     actions = (spent(2.0, Span("run", 0.0, 1.0)), spent(2.0, Span("spawn", 0.0, 1.0)))
-    found = inner([trial("T1", "bare", actions=actions)])["action"]
+    found = breakdowns([trial("T1", "bare", actions=actions)])["action"]
     assert {name: part.p50.value for name, part in found.spans.items()} == {"run": 0.5, "spawn": 0.5}
 
 
@@ -44,12 +44,12 @@ def test_intervals_only_where_values_are_independent():
         trial("T1", "docker", n, creation=1.0, creation_spans=spans, actions=(spent(1.0, spans[0]),))
         for n in range(5)
     ]
-    found = inner(trials)
+    found = breakdowns(trials)
     assert found["creation"].spans["start"].p50.known
     assert middle(found["creation"].unattributed).value == 0.25
     assert not middle(found["action"].seconds).known
     assert "first" not in found
-    assert inner([]) == {}
+    assert breakdowns([]) == {}
 
 
 times = st.floats(0, 10)

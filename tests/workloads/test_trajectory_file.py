@@ -7,7 +7,7 @@ import pytest
 from dutyfree.contract.errors import UsageError
 from dutyfree.workloads import build
 from dutyfree.workloads.fixture import Fixture
-from dutyfree.workloads.recorded import load, save
+from dutyfree.workloads.trajectory_file import load, save
 
 
 @pytest.mark.parametrize("name", ["T2", "trajectory-60"])
@@ -31,12 +31,12 @@ def test_a_line_by_hand(fixture: Fixture, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("", "is empty"), ("{}\n", "line 1 is no step: .*label"), ("\n", "line 1"), ("nonsense\n", "line 1")],
+    [("", "is empty"), ("{}\n", "line 1 is not a step: .*label"), ("\n", "line 1"), ("nonsense\n", "line 1")],
 )
 def test_what_is_no_trajectory(content: str, complaint: str, fixture: Fixture, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
     with pytest.raises(UsageError, match=complaint):
         load(path, fixture, "")
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"cannot read the recorded trajectory .*: No such file"):
         load(tmp_path / "other.jsonl", fixture, "")

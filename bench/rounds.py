@@ -1,4 +1,4 @@
-"""Interleaved rounds, and the rows that they become."""
+"""Interleaved rounds of measurements, and the rows of the result table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Measured = dict[str, list[float]]
 Row = dict[str, Any]
 
 IN_A_ROW = 4
-"""Calls of a side, one after the other, where daemons had to settle before."""
+"""Measured calls of a side in a row, if there is a pause before."""
 
 
 async def interleaved(rounds: int, sides: Mapping[str, Side], settle: float = 0) -> Measured:
-    """Seconds of each side, one call of each a round; the first tenth warms up and is dropped.
+    """Seconds of each side, called once per round. The first tenth is warm-up and is dropped.
 
-    Each round has an order of its own, since what ran before a side leaves its caches warm or cold; daemons
-    go on working after their answer, for which ``settle`` seconds are left; each side is then warmed by a
-    call of its own, and measured in a short loop. A side that returns a number has measured itself.
+    Each round has a random order, because the side before affects caches. Daemons work on after they answer,
+    so ``settle`` seconds pass before each side; the side is then called once unmeasured and measured in a
+    short loop. A side that returns a number has measured itself.
     """
     found: Measured = {name: [] for name in sides}
     times = IN_A_ROW if settle else 1
@@ -50,7 +50,7 @@ def ratio(
     at_most: float = 0,
     at_least: float = 0,
 ) -> Row:
-    """One ratio of medians, with its target, if it has one."""
+    """A row with the ratio of two medians, and its target if it has one."""
     value = statistics.median(over) / statistics.median(under)
     return figure(identity, what, value, over, at_most=at_most, at_least=at_least)
 
@@ -76,7 +76,7 @@ def percentile(seconds: list[float], share: float) -> float:
 
 
 def available() -> int:
-    """Bytes that the machine can still give to programs."""
+    """Bytes of memory that are available to programs."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

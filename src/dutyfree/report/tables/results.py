@@ -1,4 +1,4 @@
-"""What was measured: cold starts, components, trajectories, parallel rollouts, failures."""
+"""Tables of results: cold starts, components, trajectories, parallel rollouts, failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from dutyfree.analysis.decomposition import COMPONENTS as COMPONENT_NAMES
 from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import UNKNOWN, duration, percent, significant
-from dutyfree.report import wording
+from dutyfree.report import phrases
 from dutyfree.report.palette import COMPONENTS
 from dutyfree.report.tables.table import (
     Row,
@@ -25,15 +25,15 @@ def cold_start(summary: Summary) -> Table:
     return Table(
         name="cold_start",
         title="Cold start by tier",
-        caption="From the request to the first command's result, and the whole fresh episode with its "
-        "removal. Brackets hold 95 % intervals; n counts successful trials.",
+        caption="Time from the request to the first command's result (first), and until the sandbox is "
+        "removed (rollout). Brackets are 95 % intervals. n is the number of successful trials.",
         header=[
             "tier",
             "substrate",
             "first, p50",
             "first, p95",
-            "episode, p50",
-            "episode, p95",
+            "rollout, p50",
+            "rollout, p95",
             "n",
         ],
         text_columns=2,
@@ -72,7 +72,7 @@ def cold_start(summary: Summary) -> Table:
 
 
 def _n(cell: Cell) -> str:
-    """Successful trials, and beside them those that failed."""
+    """The number of successful trials, and of failed ones."""
     return f"{cell.succeeded}, {cell.failed} failed" if cell.failed else str(cell.succeeded)
 
 
@@ -82,8 +82,8 @@ def decomposition(summary: Summary) -> Table:
     return Table(
         name="decomposition",
         title="Decomposition",
-        caption="Mean time of each component over the middle half of the trials by total; a row adds up to "
-        "its total. p50 and p95 of each component are in the CSV.",
+        caption="Mean time of each component over the middle half of the trials by total. A row adds up to "
+        "its total. p50 and p95 of each component are in the CSV file.",
         header=["workload", "substrate", "total", *(COMPONENTS[name].title for name in present)],
         text_columns=2,
         marked=2,
@@ -119,7 +119,7 @@ def _component(cell: Cell, name: str) -> str:
     if name in ("actions", "orchestration") and cell.undivided and cell.undivided == cell.actions:
         return "unknown"
     value = cell.composition.get(name, 0.0)
-    # Sums of clock readings differ from the total by rounding.
+    # Sums of clock readings differ from the total by rounding errors.
     return UNKNOWN if abs(value) < 1e-9 else duration(value)
 
 
@@ -132,9 +132,9 @@ def trajectories(summary: Summary) -> Table:
     return Table(
         name="trajectories",
         title="Trajectories",
-        caption="The completion time of the whole rollout, the same divided by its actions, what "
-        "orchestration adds to an action, and its share of the rollout. The time until the last action's "
-        "result, without the cleanup, is in the CSV.",
+        caption="Time of the whole rollout, the same divided by its number of actions, the orchestration "
+        "of one action, and the share of orchestration in the rollout. The time until the last action's "
+        "result, without cleanup, is in the CSV file.",
         header=[
             "actions",
             "substrate",
@@ -167,7 +167,7 @@ def trajectories(summary: Summary) -> Table:
                     str(cell.actions),
                     cell.substrate,
                     *p50_p95(cell.total),
-                    wording.seconds(cell.per_action.p50 if cell.per_action else None),
+                    phrases.seconds(cell.per_action.p50 if cell.per_action else None),
                     *p50_p95(cell.orchestration_per_action),
                     UNKNOWN if (share := _orchestration_share(cell)) is None else percent(share),
                     _n(cell),
@@ -202,13 +202,13 @@ def throughput(summary: Summary) -> Table:
     return Table(
         name="throughput",
         title="Rollouts in parallel",
-        caption="Successful rollouts a second, over the time in which any rollout of the cell was under way.",
+        caption="Successful rollouts per second, while any rollout of the cell was running.",
         header=[
             "workload",
             "substrate",
             "at once",
             "rollouts/s",
-            "truly at once",
+            "running at once",
             "rollout, p50",
             "rollout, p95",
             "n",
@@ -256,8 +256,8 @@ def failures(summary: Summary) -> Table:
     return Table(
         name="failures",
         title="Failures",
-        caption="Every measured trial that gave no result. Infrastructure: the substrate failed. Task: a "
-        "wrong answer. Timeout: it overran.",
+        caption="All measured trials that failed. Infrastructure: the substrate failed. Task: a result was "
+        "not as expected. Timeout: the trial or an action took too long.",
         header=["workload", "substrate", "kind", "phase", "cause", "trials"],
         text_columns=5,
         marked=5,

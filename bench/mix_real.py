@@ -1,7 +1,7 @@
 """The mix of ``mix.py`` on real sandboxes: small repositories, real installations, groups of eight.
 
-A trainer's loop: a batch of groups is asked for at once, each rollout runs a few commands, the learner then
-takes a moment, and the next batch comes. Every policy sees the same batches, on an empty cache of its own.
+It imitates a training loop: request a batch of groups, run a few commands in each rollout, learn for a
+moment, request the next batch. Every policy gets the same batches, and starts with an empty cache.
 
     python bench/run.py mix
 """
@@ -26,7 +26,7 @@ import anyio
 import anyio.to_thread
 import mix
 import msgspec
-from measuring import Row, figure
+from rounds import Row, figure
 
 import dutyfree
 from dutyfree import paths
@@ -43,7 +43,7 @@ PACKAGES = ("cloudpickle", "pympler", "iniconfig", "packaging", "pluggy")
 
 
 def repositories(root: Path, wheels: Path) -> list[Path]:
-    """Real ones, with a history; and beside them the wheels of what they depend on. Blocks."""
+    """Make git repositories, and a directory with the wheels that they depend on. Blocks."""
     made = []
     (root / "wheels").mkdir()
     for wheel in wheels.iterdir():
@@ -66,9 +66,9 @@ def repositories(root: Path, wheels: Path) -> list[Path]:
 
 def recipe(number: int, sources: list[Path]) -> Recipe:
     source = sources[number % LOAD.repositories]
-    wanted = random.Random(number).sample(PACKAGES, 3)  # noqa: S311
+    packages = random.Random(number).sample(PACKAGES, 3)  # noqa: S311
     pip = "python3 -m pip --isolated install --quiet --disable-pip-version-check --no-index --no-deps"
-    install = f"{pip} --no-cache-dir --find-links wheels --target deps {' '.join(wanted)}"
+    install = f"{pip} --no-cache-dir --find-links wheels --target deps {' '.join(packages)}"
     files = {"repository": source, "wheels": source.parent / "wheels"}
     return Recipe(
         stages=(
@@ -120,7 +120,7 @@ async def run(name: str, recipes: list[Recipe]) -> Outcome:
 
 
 async def real_mix(rounds: int) -> list[Row]:
-    """Mean seconds until a sandbox is ready, and how often the distance scheduler's are in exact match's."""
+    """Mean seconds until a sandbox is ready, by policy; and the ratio of exact match to distance."""
     del rounds
     attrs = await anyio.to_thread.run_sync(fixture.build, paths.cache(), partial(print, file=sys.stderr))
     rows, means = [], {}

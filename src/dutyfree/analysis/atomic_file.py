@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also where two write the same one, or the writer is killed."""
+"""Write files atomically, even if two processes write the same file or the writer is killed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A draft to write, which then takes the file's place: readers see the old one or the new one.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a draft to write, then rename it to ``path``: readers see the old file or the new one.
 
-    Whoever writes in the same directory meanwhile waits, so a draft that is found there is of one that was
-    killed, and is written over. Raises OSError.
+    Other writers in the same directory wait. So a draft that is already there was left by a killed process,
+    and is overwritten. Raises OSError.
     """
     path.parent.mkdir(exist_ok=True)
     draft = path.with_name(f".{path.name}.new")

@@ -1,11 +1,11 @@
-"""What a preloaded interpreter does to the Python actions of T1 and T2 (docs/warm-processes.md)."""
+"""A preloaded interpreter for the Python actions of T1 and T2 (docs/warm-processes.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from measuring import Measured, Row, figure, interleaved, ratio
+from rounds import Measured, Row, figure, interleaved, ratio
 
 import dutyfree
 from dutyfree import Exec, Recipe, Stage, paths, recipes
@@ -16,7 +16,7 @@ NOTHING = ("python3", "-c", "pass")
 
 
 async def preloaded(rounds: int) -> list[Row]:
-    """T1's search by syntax and T2's tests: each by a new interpreter, and by a fork of one that waits."""
+    """T1's syntax search and T2's tests: with a new interpreter, and with a fork of the preloaded one."""
     rows: list[Row] = []
     async with dutyfree.open("native") as substrate:
         given = fixture.build(paths.cache())
@@ -29,8 +29,10 @@ async def preloaded(rounds: int) -> list[Row]:
         state = Recipe(stages=(checkout, wheels, dependencies))
         (search,) = [step for step in tiers.t1(given).actions if step.label == "symbols"]
         async with substrate.sandbox(_with(state, recipes.python("ast"))) as sandbox:
-            rows += await _compare(sandbox, "N", "nothing", tiers.run("none", "command", NOTHING), rounds)
-            rows += await _compare(sandbox, "S", "T1's search by syntax", search, rounds)
+            rows += await _compare(
+                sandbox, "N", "empty program", tiers.run("none", "command", NOTHING), rounds
+            )
+            rows += await _compare(sandbox, "S", "T1's syntax search", search, rounds)
         env = {**tiers.PYTHON, "PYTHONPATH": "/workspace/deps"}
         modules = [
             "pytest",
@@ -53,7 +55,7 @@ def _with(state: Recipe, service: Any) -> Recipe:
 
 
 async def _plugins(substrate: Any, state: Recipe, env: dict[str, str]) -> list[str]:
-    """Pytest's own, which it imports as it begins."""
+    """The plugins that pytest imports when it starts."""
     code = "import _pytest.config as config; print(*('_pytest.' + name for name in config.default_plugins))"
     async with substrate.sandbox(state) as sandbox:
         seen = await sandbox.exec(["python3", "-c", code], env=env)
@@ -73,8 +75,8 @@ async def _compare(sandbox: Any, letter: str, what: str, step: Step, rounds: int
 
     def side(run: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[None]]:
         async def measured() -> None:
-            complaint = step.expect.complaint(await run())
-            assert complaint is None, complaint
+            problem = step.expect.problem(await run())
+            assert problem is None, problem
 
         return measured
 

@@ -1,4 +1,4 @@
-"""Estimates as text, and cautions as sentences."""
+"""Text for estimates and cautions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dutyfree.analysis.units import UNKNOWN, duration, enumeration, hours, perce
 
 
 def seconds(estimate: Estimate | None) -> str:
-    """253 ms [249, 260], all in the unit of the value."""
+    """253 ms [249, 260]; the interval is in the unit of the value."""
     if estimate is None:
         return UNKNOWN
     value = duration(estimate.value)
@@ -49,7 +49,7 @@ def signed(text: str) -> str:
 
 
 def interval_phrase(estimate: Estimate | None, of: str = "") -> str:
-    """For a sentence: the bounds of a ratio, or that there are none."""
+    """The interval of a ratio for a sentence, or that there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return " (too few trials for an interval)"
     bounds = f"{significant(estimate.low)} to {significant(estimate.high)}"
@@ -57,14 +57,14 @@ def interval_phrase(estimate: Estimate | None, of: str = "") -> str:
 
 
 def takes(one: str, other: str, ratio: Estimate | None) -> str:
-    """``docker takes 2.08 times as long as bare``: a finding, or that there is none."""
+    """``docker takes 2.08 times as long as bare``, or that no difference is shown."""
     if ratio is None or not ratio.leaves_out(1):
         return f"no difference shown between {one} and {other}"
     return f"{one} takes {significant(ratio.value)} times as long as {other}"
 
 
-class Note:
-    """Cautions that say the same of several cells, as one."""
+class CautionNote:
+    """One text, and all cells that have it as a caution."""
 
     def __init__(self, kind: CautionKind, text: str) -> None:
         self.kind = kind
@@ -72,34 +72,34 @@ class Note:
         self.cells: list[Caution] = []
 
 
-class Group:
+class CautionGroup:
     """All cautions of one kind: what a report says once, and then refers to by its number."""
 
-    def __init__(self, cautions: list[Caution], everywhere: bool) -> None:
+    def __init__(self, cautions: list[Caution], all_cells: bool) -> None:
         self.kind = cautions[0].kind
         self.notes = _notes(cautions)
         self._cells = [one for one in cautions if one.workload is not None or one.substrate is not None]
-        self._everywhere = everywhere
+        self._all_cells = all_cells
 
     @property
     def heading(self) -> str:
-        """How often and where: ``12 times: T1 and T2 on docker``; empty for the study as a whole."""
+        """How often and where: ``12 times: T1 and T2 on docker``; empty if it concerns the whole study."""
         if not self._cells:
             return ""
         often = f"{len(self._cells)} times: " if len(self._cells) > 1 else ""
-        return f"{often}{'everywhere' if self._everywhere else where(self._cells)}"
+        return f"{often}{'all cells' if self._all_cells else where(self._cells)}"
 
     @property
     def line(self) -> str:
-        """All of it in one line, for a terminal."""
+        """One line for a terminal."""
         about = f" ({self.heading})" if self.heading else ""
         more = len(self.notes) - 1
-        others = f"; {more} more of the kind in the report" if more else ""
+        others = f"; {more} more of this kind in the report" if more else ""
         return f"{self.kind.value}{about}: {self.notes[0].text}{others}"
 
 
 def where(cautions: Iterable[Caution]) -> str:
-    """Which cells, by name: "T1 and T2 on docker"."""
+    """The cells of cautions, by name: "T1 and T2 on docker"."""
     by_substrate: dict[str | None, list[str]] = {}
     for caution in cautions:
         place = caution.workload or ""
@@ -116,22 +116,22 @@ def where(cautions: Iterable[Caution]) -> str:
     )
 
 
-def groups(cautions: Iterable[Caution], cells: int) -> list[Group]:
-    """By kind, in the order of first mention, of a study with so many cells."""
+def groups(cautions: Iterable[Caution], cells: int) -> list[CautionGroup]:
+    """Group cautions by kind, in the order of their first appearance. The study has ``cells`` cells."""
     kinds: dict[CautionKind, list[Caution]] = {}
     for caution in cautions:
         kinds.setdefault(caution.kind, []).append(caution)
     places = {
         kind: {(one.workload, one.substrate, one.parallel) for one in alike} for kind, alike in kinds.items()
     }
-    return [Group(alike, everywhere=len(places[kind]) == cells > 1) for kind, alike in kinds.items()]
+    return [CautionGroup(alike, all_cells=len(places[kind]) == cells > 1) for kind, alike in kinds.items()]
 
 
-def _notes(cautions: Iterable[Caution]) -> list[Note]:
-    """One note for each different sentence, in the order of first mention."""
-    found: dict[tuple[CautionKind, str], Note] = {}
+def _notes(cautions: Iterable[Caution]) -> list[CautionNote]:
+    """One note for each different text, in the order of their first appearance."""
+    found: dict[tuple[CautionKind, str], CautionNote] = {}
     for caution in cautions:
-        note = found.setdefault((caution.kind, caution.text), Note(caution.kind, caution.text))
+        note = found.setdefault((caution.kind, caution.text), CautionNote(caution.kind, caution.text))
         if caution.workload is not None or caution.substrate is not None:
             note.cells.append(caution)
     return list(found.values())

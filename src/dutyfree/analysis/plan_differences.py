@@ -1,6 +1,6 @@
-"""Two plans against each other: which of their cells did the same thing under the same conditions.
+"""Differences between two plans: which of their cells can be compared.
 
-Plans are read as the records hold them, as loose values: those of other versions may lack a name.
+Plans are plain dictionaries, as in the records: a plan of another version may lack a key.
 """
 
 from __future__ import annotations
@@ -13,40 +13,38 @@ from dutyfree.analysis.model import Caution, CautionKind
 
 Plan = Mapping[str, Any]
 Names = tuple[str, str]
-"""What the two are called in a sentence."""
+"""Names of the two plans in a message."""
 
 CONDITIONS = ("warmups", "timeout", "adaptive")
-"""Differences that may shift a number without making it another one."""
+"""Differences that may change a number a little, but leave the cells comparable."""
 LOCAL = ("T0", "T1")
-"""Workloads that clone nothing."""
+"""Workloads that do not clone."""
 
 
 def refusals(a: Plan, b: Plan, workload: str, names: Names = ("A", "B")) -> list[str]:
-    """Why times of the workload under the two plans are not times of the same thing."""
-    concerned = {
+    """Why the times of a workload cannot be compared between the two plans; empty if they can."""
+    relevant = {
         "drop_caches": True,
         "full_tests": workload == "T2",
         "remote": workload not in LOCAL,
     }
-    return [
-        _told(name, a, b, names) for name, matters in concerned.items() if matters and _differ(name, a, b)
-    ]
+    return [_text(name, a, b, names) for name, matters in relevant.items() if matters and _differ(name, a, b)]
 
 
 def cautions(a: Plan, b: Plan, names: Names = ("A", "B")) -> Iterator[Caution]:
-    """On differences between the plans that leave cells comparable."""
+    """Differences between the plans that leave the cells comparable."""
     for name in CONDITIONS:
         if _differ(name, a, b):
-            yield Caution(CautionKind.UNLIKE_PLANS, f"the plans differ in {_told(name, a, b, names)}")
+            yield Caution(CautionKind.UNLIKE_PLANS, f"the plans differ in {_text(name, a, b, names)}")
     before, after = _options(a), _options(b)
     for label in dict.fromkeys([*before, *after]):
         old, new = before.get(label, {}), after.get(label, {})
-        told = [
-            _told(name, old, new, names) for name in dict.fromkeys([*old, *new]) if _differ(name, old, new)
+        differences = [
+            _text(name, old, new, names) for name in dict.fromkeys([*old, *new]) if _differ(name, old, new)
         ]
-        if told:
+        if differences:
             yield Caution(
-                CautionKind.UNLIKE_PLANS, f"its options differ in {'; '.join(told)}", substrate=label
+                CautionKind.UNLIKE_PLANS, f"the options differ in {'; '.join(differences)}", substrate=label
             )
 
 
@@ -57,11 +55,11 @@ def _options(plan: Plan) -> dict[str, Plan]:
 
 
 def _differ(name: str, a: Plan, b: Plan) -> bool:
-    # What is off, empty or not told at all is the same to a plan.
+    # False, empty and missing mean the same in a plan.
     return (a.get(name) or None) != (b.get(name) or None)
 
 
-def _told(name: str, a: Plan, b: Plan, names: Names) -> str:
+def _text(name: str, a: Plan, b: Plan, names: Names) -> str:
     return f"{name} ({_value(a.get(name))} in {names[0]}, {_value(b.get(name))} in {names[1]})"
 
 

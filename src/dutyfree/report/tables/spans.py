@@ -1,13 +1,13 @@
-"""Inside an action and inside the creation: what the spans of the substrates explain."""
+"""Tables of spans: the inside of actions and creations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dutyfree.analysis.model import Cell, Inner, Stretch, Summary
+from dutyfree.analysis.model import Cell, Period, SpanBreakdown, Summary
 from dutyfree.analysis.statistics import Quantity
 from dutyfree.analysis.units import UNKNOWN, count, duration, percent
-from dutyfree.report import wording
+from dutyfree.report import phrases
 from dutyfree.report.tables.table import (
     Row,
     Table,
@@ -18,17 +18,17 @@ from dutyfree.report.tables.table import (
 )
 
 _ORDER = ("queue", "create", "start", "dispatch", "spawn", "run", "collect", "return")
-"""Of the columns: as things happen. Names of other people's substrates follow."""
+"""Order of the columns, as things happen. Spans with other names follow."""
 
 _CAPTION = (
-    "p50 of the wall time of an action, of each span that the substrate tells within it, and of the rest, "
-    "unattributed; p50s do not add up. Where a workload has no actions, its first command. Actions without "
-    "any span, such as files read and written, stand apart: all of their time is unattributed. Actions of "
-    "one trial are not independent, so there are no intervals."
+    "p50 of the wall time of an action, of each span that the substrate reports inside it, and of the "
+    "unattributed rest. p50s do not add up. If a workload has no actions, its first command is shown. "
+    "Actions without spans, such as file reads and writes, are listed separately: all their time is "
+    "unattributed. There are no intervals, because the actions of one trial are not independent."
 )
 _DOCKER = (
-    "Docker's dispatch ends when the engine has accepted the command, and collect is the reading of its "
-    "result; of what lies between, start and run, the engine does not tell: it is unattributed."
+    "On Docker, dispatch ends when the engine has accepted the command, and collect is the time to read the "
+    "result. The engine does not report the time in between (start and run), so it is unattributed."
 )
 
 
@@ -79,9 +79,9 @@ def inside_creation(summary: Summary) -> Table:
     return Table(
         name="inside_creation",
         title="Inside the creation",
-        caption="p50 of the time from the request to the sandbox's handle, of each span that the substrate "
-        "tells within it, and of the rest, unattributed; p50s do not add up. A creation without any span is "
-        "unattributed as a whole.",
+        caption="p50 of the time from the request until the caller has the sandbox, of each span that the "
+        "substrate reports inside it, and of the unattributed rest. p50s do not add up. A creation without "
+        "spans is completely unattributed.",
         header=["workload", "substrate", "creation", *names, "unattributed", "n"],
         text_columns=2,
         marked=2,
@@ -107,19 +107,19 @@ def _uses_docker(summary: Summary) -> bool:
     return any(substrate.use == "docker" for substrate in summary.substrates)
 
 
-def _action(cell: Cell) -> tuple[Stretch, Inner | None]:
+def _action(cell: Cell) -> tuple[Period, SpanBreakdown | None]:
     if "action" in cell.inner:
         return "action", cell.inner["action"]
     return "first", cell.inner.get("first")
 
 
-def _names(found: Iterable[Inner]) -> list[str]:
+def _names(found: Iterable[SpanBreakdown]) -> list[str]:
     told = list(dict.fromkeys(name for inner in found for name in inner.spans))
     return sorted(told, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
 
-def _parts(inner: Inner, names: Iterable[str]) -> list[Quantity | None]:
-    """The whole, its spans, and the rest; where no span was ever told the rest is the whole."""
+def _parts(inner: SpanBreakdown, names: Iterable[str]) -> list[Quantity | None]:
+    """The whole, its spans and the rest. Without any span, the rest is the whole."""
     if not inner.told:
         return [inner.silent_seconds, *(None for _ in names), inner.silent_seconds]
     return [inner.seconds, *(inner.spans.get(name) for name in names), inner.unattributed]
@@ -130,7 +130,7 @@ def _p50(quantity: Quantity | None) -> str:
 
 
 def _with_interval(quantity: Quantity | None) -> str:
-    return wording.seconds(quantity.p50 if quantity else None)
+    return phrases.seconds(quantity.p50 if quantity else None)
 
 
 def _data_header(names: Iterable[str]) -> list[str]:
@@ -138,7 +138,7 @@ def _data_header(names: Iterable[str]) -> list[str]:
     return ["told", "silent", *(title for column in columns for title in quantity_header(column))]
 
 
-def _data(inner: Inner, names: Iterable[str]) -> list[float | None]:
+def _data(inner: SpanBreakdown, names: Iterable[str]) -> list[float | None]:
     parts = (inner.seconds, *(inner.spans.get(name) for name in names), inner.unattributed)
     values = [value for part in (*parts, inner.silent_seconds) for value in quantity_data(part)]
     return [inner.told, inner.silent, *values]
