@@ -228,7 +228,7 @@ class Launcher:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(LauncherError(reason))
-                waiting.exception()  # nobody may await it any more
+                waiting.exception()  # its waiter may be gone; this avoids a warning
         self._waiting.clear()
 
     def orphan(self) -> None:
