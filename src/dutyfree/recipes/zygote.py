@@ -1,10 +1,9 @@
-"""An interpreter that has imported modules once, and forks for each call (docs/warm-processes.md).
+"""A preloaded interpreter: it imports modules once, and forks for each call (docs/warm-processes.md).
 
-Runs in the sandbox, sent as text to whatever Python is there: ``python3 -c ZYGOTE MODULE...``. Only the
-standard library, and nothing newer than Python 3.8. Descriptor 3 leads to PID 1, which asks for forks ahead
-of time, and hands each its streams, directory, variables and arguments. A fork runs them as
-``python3 ARGUMENTS...`` would. Where it could not, since something that is settled at an interpreter's start
-is another, it becomes a new one.
+It runs in the sandbox, sent as text to the Python there: ``python3 -c ZYGOTE MODULE...``. So it uses only the
+standard library, and nothing newer than Python 3.8. Descriptor 3 is a socket to PID 1, which requests forks
+in advance, and sends each its streams, directory, variables and arguments. A fork runs them as
+``python3 ARGUMENTS...`` would. If a new interpreter would start differently, the fork executes a new one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import sys
 
 STARTED = frozenset(sys.modules)
-"""What an interpreter has before it looks at its path."""
+"""The modules that an interpreter has before it searches its path."""
 
 import array
 import atexit
@@ -35,25 +34,25 @@ ASKED = 8
 EXEC = struct.Struct("=QIIIII4x")
 
 SETTLED = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "HOME", "PATH", "TZ")
-"""Beginnings of variables that count when an interpreter starts, and never again.
+"""Prefixes of variables that an interpreter reads only at its start.
 
-But PYTHONPATH can be made up for.
+PYTHONPATH is an exception, because a fork can change its path.
 """
 
 EXPLAINED = "DUTYFREE_EXPLAIN"
-"""Whoever sets this variable is told, on stderr, why a call got a new interpreter."""
+"""If a call has this variable, stderr says why the call got a new interpreter."""
 
 SUFFIXES = importlib.machinery.all_suffixes()
 
 OURS = globals()
 
 LEFT: list[Any] = []
-"""Modules that are not taken apart at the end. It holds itself, and is frozen: no collection looks at it."""
+"""Modules that are not destroyed at the exit: this list refers to itself and is frozen, so gc skips it."""
 LEFT.append(LEFT)
 
 
 def receive(connected: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
-    """One message and its descriptors; an empty one at the end."""
+    """Receive one message and its descriptors; empty at the end."""
     data, ancillary, _, _ = connected.recvmsg(size, socket.CMSG_SPACE(most * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, value in ancillary:
@@ -62,10 +61,11 @@ def receive(connected: socket.socket, size: int, most: int) -> tuple[bytes, list
     return data, list(descriptors)
 
 
-# --- What was imported ----------------------------------------------------------------------------------
+# --- Preloaded modules ----------------------------------------------------------------------------------
 
 
 def settled(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that an interpreter reads only at its start."""
     return {
         name: value
         for name, value in variables.items()
@@ -74,13 +74,13 @@ def settled(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def path_of(variables: Mapping[str, str]) -> list[str]:
-    """The entries that PYTHONPATH gives, from where we are."""
+    """The absolute entries of PYTHONPATH."""
     wanted = variables.get("PYTHONPATH")
     return [os.path.abspath(entry) for entry in wanted.split(os.pathsep)] if wanted else []
 
 
 def mark_of(path: str) -> tuple[int, int, int] | None:
-    """By which a change of a file is noticed."""
+    """A mark of a file that changes when the file changes."""
     try:
         found = os.stat(path)
     except OSError:
@@ -89,7 +89,7 @@ def mark_of(path: str) -> tuple[int, int, int] | None:
 
 
 def path_files(directories: Iterable[str]) -> dict[str, Any]:
-    """Files that add to the path of an interpreter as it starts."""
+    """The ``.pth`` files, which add to the path at the start of an interpreter."""
     found = {}
     for directory in directories:
         for name in names_in(directory):
@@ -107,10 +107,10 @@ def names_in(directory: str) -> list[str]:
 
 
 class Preloaded:
-    """The modules, where they lie, and what they and their surroundings looked like."""
+    """The imported modules, their files, and everything that would change their import."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        atexit.register(self.leave)  # before all others, so that it comes last
+        atexit.register(self.leave)  # registered first, so it runs last
         self.names: set[str] = set()
         self.variables = settled(os.environ)
         given = path_of(os.environ)
@@ -124,7 +124,7 @@ class Preloaded:
         self.path_files = path_files(self.sites)
         self.files: dict[str, Any] = {}
         self.places: dict[str, str] = {}
-        """Of each module that is in no package: the directory in which it was found."""
+        """Top-level module → the directory in which it was found."""
         for name in self.names - STARTED:
             path = getattr(sys.modules[name], "__file__", None)
             if path:
@@ -140,7 +140,7 @@ class Preloaded:
             self.places[name] = os.path.dirname(place) if is_package else place
 
     def difference(self, variables: Mapping[str, str], first: str) -> str | None:
-        """What a new interpreter would have otherwise, with these variables and this first of its path."""
+        """Why a new interpreter with these variables and this first path entry would differ; None if not."""
         now = settled(variables)
         if now != self.variables:
             return "variables: " + " ".join(sorted(dict(now.items() ^ self.variables.items())))
@@ -149,14 +149,14 @@ class Preloaded:
         path = [first, *path_of(variables), *self.base]
         for name, place in self.places.items():
             if place not in path:
-                return f"{place} is not in the path, but {name} of it was imported"
+                return f"{place} is not in the path, but {name} was imported from it"
         for name, mark in self.files.items():
             if mark_of(name) != mark:
                 return f"{name} has changed"
         return self._hidden([entry for entry in path if entry not in self.base])
 
     def _hidden(self, before: Sequence[str]) -> str | None:
-        """A module of these directories that comes before one that was imported."""
+        """Find a module in these directories that would be imported instead of a preloaded one."""
         for at, directory in enumerate(before):
             there = set(names_in(directory))
             for name, place in self.places.items():
@@ -169,24 +169,24 @@ class Preloaded:
         return None
 
     def leave(self) -> None:
-        """Not to take apart what was imported is most of what an end can be spared; after all other exits.
+        """Keep the preloaded modules from being destroyed, which takes most of the time of an exit.
 
-        Where a file is open for writing, all is: a module may hold what has to be flushed.
+        If a file is open for writing, they are destroyed, because a module may have data to flush.
         """
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             try:
                 if descriptor > 2 and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE:
                     return
-            except OSError:  # that by which the directory was read
+            except OSError:  # the descriptor of this listing
                 continue
         LEFT.extend(sys.modules.pop(name, None) for name in self.names)
 
 
-# --- A fork ---------------------------------------------------------------------------------------------
+# --- Forks ----------------------------------------------------------------------------------------------
 
 
 def fork() -> bool:
-    """A copy of us whose parent is PID 1; whether we are it. Raises OSError."""
+    """Make a copy of this process whose parent is PID 1. Returns True in the copy. Raises OSError."""
     orphaned, held = os.pipe()
     try:
         middle = os.fork()
@@ -198,7 +198,7 @@ def fork() -> bool:
                 os._exit(0)
         except OSError:
             os._exit(1)
-        # The other end closes when the one in the middle is gone: from then on PID 1 is our parent.
+        # The pipe closes when the middle process has ended: then PID 1 is our parent.
         os.close(held)
         held = -1
         os.read(orphaned, 1)
@@ -217,11 +217,11 @@ def fail(name: str, error: OSError) -> NoReturn:
 
 
 def take(connected: socket.socket) -> tuple[list[str], dict[str, str]]:
-    """Wait for what is to be done, and stand where it is: its arguments and variables."""
+    """Wait for a call, and take its streams and directory. Returns its arguments and variables."""
     data, descriptors = receive(connected, 1, 4)
     if not data:
         os._exit(0)
-    connected.send(b"\0")  # from here on it is begun
+    connected.send(b"\0")  # the call has begun
     connected.close()
     for number in range(3):
         os.dup2(descriptors[number], number)
@@ -240,7 +240,7 @@ def take(connected: socket.socket) -> tuple[list[str], dict[str, str]]:
 
 
 def become(arguments: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
-    """A new interpreter, as if we had never been."""
+    """Execute a new interpreter."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -250,7 +250,7 @@ def become(arguments: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
 
 
 def program_of(arguments: Sequence[str]) -> tuple[str, str] | None:
-    """How it is run, and where its path begins; None for what only a new interpreter understands."""
+    """How to run the program, and its first path entry; None if it needs a new interpreter."""
     kind = arguments[0]
     if kind in ("-c", "-m") and len(arguments) > 1:
         return kind, "" if kind == "-c" else os.getcwd()
@@ -263,7 +263,7 @@ def program_of(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 
 def prepare(preloaded: Preloaded, arguments: Sequence[str], variables: Mapping[str, str], first: str) -> None:
-    """What an interpreter does before it comes to the program."""
+    """Set variables, path and seeds, as an interpreter does at its start."""
     for name in [name for name in os.environ if name not in variables]:
         del os.environ[name]
     for name, value in variables.items():
@@ -271,10 +271,10 @@ def prepare(preloaded: Preloaded, arguments: Sequence[str], variables: Mapping[s
             os.environ[name] = value
     path = path_of(variables)
     sys.path[:] = [first, *path, *(entry for entry in preloaded.base if entry not in path)]
-    sys.path_importer_cache.clear()  # what lies in directories may be another by now
+    sys.path_importer_cache.clear()  # the directories may have changed
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = ["python3", *arguments]
-    if "numpy" in sys.modules:  # the standard library sees to its own
+    if "numpy" in sys.modules:  # the random module seeds itself after a fork
         sys.modules["numpy"].random.seed()
 
 
@@ -299,24 +299,24 @@ def run(kind: str, arguments: Sequence[str]) -> None:
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
         with open(name, "rb") as file:
             text = file.read()
-    exec(compile(text, name, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 (what we are for)
+    exec(compile(text, name, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 (the purpose of this program)
 
 
-def hide_ourselves() -> None:
-    """Whoever is told of an error is told nothing of us."""
-    told = sys.excepthook
+def hide_our_frames() -> None:
+    """Remove the frames of this program from tracebacks."""
+    print_error = sys.excepthook
 
-    def tell(kind: Any, value: Any, trace: Any) -> None:
+    def print_rest(kind: Any, value: Any, trace: Any) -> None:
         while trace is not None and trace.tb_frame.f_globals is OURS:
             trace = trace.tb_next
-        told(kind, value.with_traceback(trace), trace)
+        print_error(kind, value.with_traceback(trace), trace)
 
-    sys.excepthook = tell
+    sys.excepthook = print_rest
 
 
 def work(preloaded: Preloaded, connected: socket.socket) -> None:
-    """In a fork: the one call that it is for."""
-    # What a call will do anyway, so that the memory it writes to is our own before anybody waits for it.
+    """Run one call, in a fork."""
+    # Do in advance what every call does, so that its memory pages are already copied when the call comes.
     preloaded.difference(os.environ, os.getcwd())
     exec(compile("def none(): pass\nnone()", "", "exec"), {})  # noqa: S102
     connected.send(b"\0")
@@ -332,12 +332,12 @@ def work(preloaded: Preloaded, connected: socket.socket) -> None:
     try:
         run(kind, arguments)
     except BaseException:
-        hide_ourselves()
+        hide_our_frames()
         raise
 
 
 def serve() -> socket.socket:
-    """Fork whenever PID 1 asks; returns in the forks alone, with the socket of each."""
+    """Fork at each request of PID 1. Returns only in the forks, with the socket of the fork."""
     control = socket.socket(fileno=CONTROL)
     while True:
         data, descriptors = receive(control, ASKED, 1)
@@ -348,7 +348,7 @@ def serve() -> socket.socket:
             if fork():
                 control.detach()
                 return connected
-        except OSError as error:  # no room for it: PID 1 sees that nobody holds its socket
+        except OSError as error:  # no process is left: PID 1 sees that its socket is closed
             os.write(2, os.fsencode(f"fork: {error.strerror}\n"))
         connected.close()
 
@@ -356,9 +356,9 @@ def serve() -> socket.socket:
 def main(names: Sequence[str]) -> None:
     preloaded = Preloaded(names)
     if len(os.listdir("/proc/self/task")) > 1:
-        sys.exit("a module runs a thread, which no fork would have: " + " ".join(names))
+        sys.exit("a module runs a thread, which a fork would not have: " + " ".join(names))
     differs = preloaded.difference(os.environ, os.getcwd())
-    if differs is not None:  # it would never be used
+    if differs is not None:  # no fork could ever be used
         sys.exit(f"this cannot be preloaded: {differs}")
     gc.collect()
     gc.freeze()
