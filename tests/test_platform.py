@@ -66,7 +66,7 @@ def test_the_package_is_built_without_the_engine(tmp_path: Path) -> None:
     hook.initialize("standard", built)
     assert built == {"artifacts": []}
     assert len(warnings) == 1
-    assert warnings[0].startswith("dutyfree needs Linux, and this is darwin")
+    assert warnings[0].startswith("dutyfree needs Linux to run sandboxes; on darwin")
 
 
 @pytest.mark.parametrize(

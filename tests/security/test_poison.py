@@ -263,7 +263,7 @@ def test_a_token_goes_to_its_own_server() -> None:
 
 
 def test_passwords_do_not_come_in_urls() -> None:
-    with pytest.raises(UsageError, match=r"password in it.*token="):
+    with pytest.raises(UsageError, match=r"contains a password.*token="):
         recipes.repository("https://user:hunter2@example.org/x.git")
     with pytest.raises(UsageError, match="not the name of a variable"):
         recipes.repository("https://example.org/x.git", token="ghp_x; echo")
