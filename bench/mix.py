@@ -145,7 +145,7 @@ class Simulation:
         self.events: list[tuple[float, int, object]] = []
         self.numbers = count(1)
         self.armed = -1.0
-        self.asked: dict[int, Arrival] = {}
+        self.arrivals: dict[int, Arrival] = {}
 
     def later(self, at: float, event: object) -> None:
         heapq.heappush(self.events, (at, next(self.numbers), event))
@@ -177,9 +177,9 @@ class Simulation:
         match event:
             case Arrival():
                 number = next(self.numbers)
-                self.asked[number] = event
-                wanted = chain(self.load, event.recipe)
-                self.state.arrive(LeaseRequest(number, wanted, now + 300, self.load.group), now)
+                self.arrivals[number] = event
+                path = chain(self.load, event.recipe)
+                self.state.arrive(LeaseRequest(number, path, now + 300, self.load.group), now)
             case ("hint", int(recipe)):
                 self.state.hint(chain(self.load, recipe), self.load.group, now)
             case ("made", Make() as make, dict() as learnt):
@@ -213,7 +213,7 @@ class Simulation:
             case Fork():
                 self.later(now + self.cost["fork"] * len(operation.jobs), ("forked", operation))
             case Deliver():
-                arrival = self.asked[operation.request]
+                arrival = self.arrivals[operation.request]
                 self.outcome.ready += [now - arrival.at] * len(operation.members)
                 for member in operation.members:
                     stage = KINDS[member.start] if member.start else "none"
@@ -274,8 +274,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--batches", type=int, default=Workload.batches)
     parser.add_argument("--seed", type=int, default=Workload.seed)
-    asked = parser.parse_args()
-    load = replace(Workload(), batches=asked.batches, seed=asked.seed)
+    arguments = parser.parse_args()
+    load = replace(Workload(), batches=arguments.batches, seed=arguments.seed)
     for name, outcome in simulate(load).items():
         ready, total = outcome.ready, outcome.kinds.total()
         print(

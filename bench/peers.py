@@ -157,7 +157,7 @@ ENTER = 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
 
 @asynccontextmanager
 async def _oci(runtime: str) -> AsyncIterator[tuple[Side, Side]]:
-    """Two bundles over the host's own /usr: one to be run each time, one that stands."""
+    """Two bundles on the /usr of the host: one to run each time, one that keeps running."""
     with TemporaryDirectory(prefix=f"dutyfree-{runtime}-") as scratch:
         for name, command in {"once": TRUE, "standing": ["/bin/sleep", "infinity"]}.items():
             _bundle(runtime, Path(scratch, name), command)

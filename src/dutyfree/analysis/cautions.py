@@ -16,7 +16,7 @@ from dutyfree.study.records import Records, Session, SubstrateFacts
 
 FEW = 10
 FEW_FOR_TAIL = 20
-"""With fewer trials, p95 lies between the two slowest."""
+"""With fewer trials, p95 is between the two slowest."""
 WIDE = 0.2
 DISPERSED = 0.5
 DRIFTING = 0.5

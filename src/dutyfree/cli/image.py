@@ -87,10 +87,10 @@ def pull(
     from dutyfree.engine.images.pull import Puller
     from dutyfree.engine.store.store import Store
 
-    wanted = references.parse(reference)
-    options = mirrors.pull_options({wanted.registry: mirror} if mirror else {})
+    parsed = references.parse(reference)
+    options = mirrors.pull_options({parsed.registry: mirror} if mirror else {})
     with LayerBars(quiet) as bars:
-        held = run_blocking(lambda cancel: Puller(Store(), options, bars.show, cancel).pull(wanted))
+        held = run_blocking(lambda cancel: Puller(Store(), options, bars.show, cancel).pull(parsed))
     return _added(held, quiet)
 
 

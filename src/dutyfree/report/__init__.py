@@ -4,8 +4,8 @@
 
     Summary → figures, tables → document → report.md, report.html
 
-May import ``analysis`` and ``study.records``, and no substrate. Start with ``document``, which says what
-stands where in a report; ``files`` writes it.
+May import ``analysis`` and ``study.records``, and no substrate. Start with ``document``, which has the
+content of a report in order; ``files`` writes it.
 """
 
 from __future__ import annotations

@@ -243,18 +243,18 @@ def _figure6(summary: Summary) -> FigureBlock:
     cells = summary.lone(workload) if workload else []
     rows = [row for row in summary.projections if row.workload == workload]
     ends = [row for row in rows if row.rollouts == rows[-1].rollouts]
-    told = ", ".join(f"{row.substrate} {hours(row.hours.value)}" for row in ends)
+    values = ", ".join(f"{row.substrate} {hours(row.hours.value)}" for row in ends)
     return FigureBlock(
         "figure6",
         "Figure 6. Worker-hours from 10,000 to 1,000,000 trajectories",
         f"N·T/3600, where T is the p50 of {workload or 'a trajectory'}. Bands are 95 % intervals.",
-        f"Worker-hours by number of rollouts as lines; at a million: {told or 'no data'}.",
+        f"Worker-hours by number of rollouts as lines; at a million: {values or 'no data'}.",
         _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
     )
 
 
 def _alt(what: str, cells: Iterable[Cell], metric: str) -> str:
-    told = []
+    values = []
     for cell in cells:
         if cell.total is None:
             value = "no data"
@@ -263,8 +263,8 @@ def _alt(what: str, cells: Iterable[Cell], metric: str) -> str:
             value = "undivided" if cell.undivided else f"{share * 100:.0f} %"
         else:
             value = duration((cell.total.p95 if metric == "p95" else cell.total.p50).value)
-        told.append(f"{cell.workload} on {cell.substrate} {value}")
-    return f"{what}: {'; '.join(told) or 'no data'}."
+        values.append(f"{cell.workload} on {cell.substrate} {value}")
+    return f"{what}: {'; '.join(values) or 'no data'}."
 
 
 def _figure_cautions(

@@ -35,7 +35,7 @@ class HeadlineAnswer(msgspec.Struct, frozen=True):
 
 def answers(summary: Summary) -> list[HeadlineAnswer]:
     division = {CautionKind.STAND_IN, CautionKind.UNDIVIDED}
-    told: tuple[tuple[tuple[str, str], Sequence[str | None], set[CautionKind]], ...] = (
+    answered: tuple[tuple[tuple[str, str], Sequence[str | None], set[CautionKind]], ...] = (
         (_cold_start(summary), summary.tiers, division),
         (_where(summary), [_decomposed_workload(summary)], set()),
         (_growth(summary), summary.trajectories, set()),
@@ -45,7 +45,7 @@ def answers(summary: Summary) -> list[HeadlineAnswer]:
         HeadlineAnswer(
             question, figure, text, _kinds(summary, workloads, without | {CautionKind.UNSURE_TAIL})
         )
-        for question, ((figure, text), workloads, without) in zip(QUESTIONS, told, strict=True)
+        for question, ((figure, text), workloads, without) in zip(QUESTIONS, answered, strict=True)
     ]
 
 
@@ -162,14 +162,14 @@ def _around(cell: Cell) -> float:
 
 
 def _shares(cell: Cell) -> str:
-    parts = sorted(AROUND, key=lambda name: -_share(cell, name))
-    told = [
+    largest = sorted(AROUND, key=lambda name: -_share(cell, name))[:3]
+    parts = [
         f"{COMPONENTS[name].title} {percent(_share(cell, name))}"
-        for name in parts[:3]
+        for name in largest
         if _share(cell, name) > 0.005
     ]
     least = "at least " if cell.undivided else ""
-    detail = f" ({', '.join(told)})" if told else ""
+    detail = f" ({', '.join(parts)})" if parts else ""
     assert cell.total is not None
     return (
         f"{least}{percent(_around(cell))} of {duration(cell.total.p50.value)} on {cell.substrate} is "
@@ -205,8 +205,8 @@ def _growth(summary: Summary) -> tuple[str, str]:
     }
     if around:
         names = {label: f"{label}, the baseline" if label == summary.baseline else label for label in around}
-        told = "; ".join(f"{seconds(estimate)} on {names[label]}" for label, estimate in around.items())
-        sentences.append(f"Orchestration adds to every action (p50 and 95 % interval): {told}.")
+        parts = "; ".join(f"{seconds(estimate)} on {names[label]}" for label, estimate in around.items())
+        sentences.append(f"Orchestration adds to every action (p50 and 95 % interval): {parts}.")
     taxed = {label: found for label, found in around.items() if label != summary.baseline}
     most = max(taxed, key=lambda label: taxed[label].value, default=None)
     if most is None or not taxed[most].leaves_out(0):

@@ -23,7 +23,7 @@ class UnexpectedResult(Exception):  # noqa: N818 (not an error of ours)
     """The sandbox works, but a result is not as expected."""
 
 
-class ActionTimeout(Exception):  # noqa: N818 (not an error of ours)
+class StepTimeout(Exception):  # noqa: N818 (not an error of ours)
     """An action was killed by its own timeout."""
 
 
@@ -43,7 +43,7 @@ async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int
         # If the first command failed, the sandbox did not become ready, whatever the reason.
         phase = "ready" if meter.phase == "ready" else error.phase
         failure = TrialFailure("infrastructure", phase, str(error))
-    except ActionTimeout as error:
+    except StepTimeout as error:
         failure = TrialFailure("timeout", meter.phase, f"{meter.at}: {error}")
     except (UnexpectedResult, ActionError) as error:
         failure = TrialFailure("task", meter.phase, f"{meter.at}: {error}")
@@ -142,7 +142,7 @@ async def _stage(sandbox: Sandbox, stage: Stage, meter: _Meter) -> None:
 def _check(expect: Expect, result: Result) -> None:
     problem = expect.problem(result)
     if isinstance(result, Observation) and result.timed_out:
-        raise ActionTimeout("the action was killed by its timeout")
+        raise StepTimeout("the action was killed by its timeout")
     if problem is not None:
         raise UnexpectedResult(problem)
 

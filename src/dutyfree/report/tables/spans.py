@@ -114,8 +114,8 @@ def _action(cell: Cell) -> tuple[Period, SpanBreakdown | None]:
 
 
 def _names(found: Iterable[SpanBreakdown]) -> list[str]:
-    told = list(dict.fromkeys(name for inner in found for name in inner.spans))
-    return sorted(told, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    names = list(dict.fromkeys(name for inner in found for name in inner.spans))
+    return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
 
 def _parts(inner: SpanBreakdown, names: Iterable[str]) -> list[Quantity | None]:
