@@ -1,4 +1,4 @@
-"""Two configurations in the same rounds, where the truth is known."""
+"""``dutyfree ab``: verdicts on synthetic rounds with a known difference."""
 
 from __future__ import annotations
 

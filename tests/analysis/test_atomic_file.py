@@ -1,4 +1,4 @@
-"""Files of reports and exports: whole or not at all."""
+"""Atomic files: readers see the old file or the new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs against runs: what became slower, and whether that can be told."""
+"""``dutyfree compare``: verdicts on synthetic runs with a known difference."""
 
 from __future__ import annotations
 

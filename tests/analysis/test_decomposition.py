@@ -1,4 +1,4 @@
-"""Components add up, whatever the substrate tells."""
+"""Decomposition: the components add up to the total, whatever the substrate reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flat tables for other tools."""
+"""Export: tables for other tools."""
 
 from __future__ import annotations
 

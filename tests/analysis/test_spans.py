@@ -1,4 +1,4 @@
-"""What the spans explain of a stretch of time, and what they do not."""
+"""Span breakdown: time inside spans, and the unattributed rest."""
 
 from __future__ import annotations
 

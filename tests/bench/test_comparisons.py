@@ -1,4 +1,4 @@
-"""The benchmark of comparisons must go on counting what ``ab`` and ``compare`` say."""
+"""The benchmark of comparisons counts the verdicts of ``ab`` and ``compare``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations as ``dutyfree ab`` takes them."""
+"""Configurations on the command line of ``dutyfree ab``."""
 
 from __future__ import annotations
 

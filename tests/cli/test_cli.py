@@ -1,4 +1,4 @@
-"""The command line: what it prints, where it fails, and with which status."""
+"""The command line: output, errors and exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dutyfree image`` from outside, against a real registry."""
+"""``dutyfree image`` with a real registry."""
 
 from __future__ import annotations
 

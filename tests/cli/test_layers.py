@@ -1,4 +1,4 @@
-"""``dutyfree layer`` from outside: build here, use there; what is wrong is said."""
+"""``dutyfree layer``: build on one machine, use on another; error messages."""
 
 from __future__ import annotations
 

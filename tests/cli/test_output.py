@@ -1,4 +1,4 @@
-"""What commands print: whole lines that can be copied, nothing that speaks to a terminal, no traceback."""
+"""Output of commands: complete lines that can be copied, no terminal control characters, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures, measured: nothing is cut off, no text lies over another, whatever was measured."""
+"""Figures: nothing is cut off and no texts overlap, for any data."""
 
 from __future__ import annotations
 

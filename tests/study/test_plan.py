@@ -1,4 +1,4 @@
-"""Plans are checked before anything runs, and their order is a pure function of them."""
+"""Plans: they are checked before anything runs, and the order of trials depends on the plan only."""
 
 from __future__ import annotations
 

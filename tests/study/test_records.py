@@ -1,4 +1,4 @@
-"""Records survive kills, full disks and strangers."""
+"""Records: they survive kills, full disks and files of other programs."""
 
 from __future__ import annotations
 

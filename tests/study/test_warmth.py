@@ -1,4 +1,4 @@
-"""Set-up that the substrate sees to: what it ran counts as set-up, what was ready costs nothing."""
+"""Warm substrates: stages that they run count as set-up, and stages that are ready cost nothing."""
 
 from __future__ import annotations
 
