@@ -164,7 +164,7 @@ enum frame_kind {
 	FRAME_WATCH = 15,          /* struct watch_request, path */
 	FRAME_SIGNAL_COMMAND = 16, /* u32: signal for the process group of the command */
 	FRAME_POSTPONE = 17,       /* u64: nanoseconds to add to all deadlines */
-	FRAME_VERIFY = 90,         /* u32: whether the network is closed → EBUSY, text: what has changed */
+	FRAME_VERIFY = 90,         /* u32: whether it has no network → EBUSY, text: what has changed */
 	FRAME_BACKGROUND = 91,     /* u32: 1 for the lowest CPU weight from now on, 0 for the normal one; no answer */
 	FRAME_SERVICE = 100,       /* as FRAME_EXEC: a service that forks for calls; descriptor 3 is a socket to init */
 	FRAME_CALL = 101,          /* struct call_request, then as FRAME_EXEC: runs in a fork of a service, or ESRCH */

@@ -105,9 +105,9 @@ static _Noreturn void map_subid_ranges(pid_t pid, unsigned user, unsigned group,
 
 static int write_single_id(const char *file, unsigned own)
 {
-	char map[32], now_there[64];
+	char map[32], current[64];
 
-	if (read_file(AT_FDCWD, file, now_there, sizeof now_there) > 0)
+	if (read_file(AT_FDCWD, file, current, sizeof current) > 0)
 		return 0;
 	snprintf(map, sizeof map, "0 %u 1", own);
 	return write_file(AT_FDCWD, file, map);

@@ -127,7 +127,7 @@ int watch_start(uint32_t id, const char *payload, size_t size);
 
 /* --- CPU priority (priority.c) ------------------------------------------------------------------- */
 
-void priority_open(bool unified);
+void priority_open(bool is_v2);
 void priority_begin(uint64_t time); /* a command starts */
 uint64_t priority_next(void);       /* time of the next update, UINT64_MAX for none */
 void priority_update(bool running);

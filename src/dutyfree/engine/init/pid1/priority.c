@@ -58,9 +58,9 @@ static void set_long_slices(void)
 		closedir(proc);
 }
 
-void priority_open(bool unified)
+void priority_open(bool is_v2)
 {
-	if (unified) {
+	if (is_v2) {
 		weight_full = "100";
 		weight_demoted = "5";
 		weight_background = "1";

@@ -98,16 +98,16 @@ int verify_all(uint32_t id, const char *payload, size_t size)
 {
 	struct state current = {0};
 	char text[128] = "";
-	uint32_t closed;
+	uint32_t offline;
 
-	if (size != sizeof closed)
+	if (size != sizeof offline)
 		return -EPROTO;
-	memcpy(&closed, payload, sizeof closed);
+	memcpy(&offline, payload, sizeof offline);
 	read_state(&current);
 	append_if(text, sizeof text, has_processes(), "processes");
 	append_if(text, sizeof text, current.files != initial.files || current.blocks != initial.blocks, "files");
 	append_if(text, sizeof text, has_ipc_objects(), "shared memory or other System V IPC");
-	append_if(text, sizeof text, closed && has_sockets(), "sockets");
+	append_if(text, sizeof text, offline && has_sockets(), "sockets");
 	append_if(text, sizeof text, environment_changed(), "umask, working directory or host name");
 	append_if(text, sizeof text,
 	     memcmp(&current.processes, &initial.processes, sizeof current.processes) != 0 ||

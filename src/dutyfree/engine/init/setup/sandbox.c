@@ -148,9 +148,9 @@ static int clone_layer(uint32_t number, const char *path)
 /* Mount one tree: overlayfs of its layers, read-only and idmapped, under a directory of the upper file system. */
 static void mount_tree(const struct tree *tree, uint32_t index)
 {
-	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work_thread[16];
+	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
-				    {"workdir", work_thread},         {"redirect_dir", "on"},  {"metacopy", "on"},
+				    {"workdir", work},         {"redirect_dir", "on"},  {"metacopy", "on"},
 				    {NULL, NULL}};
 	/* Without root, overlayfs must store its xattrs as user.*, which excludes redirect_dir and metacopy. */
 	if (host.rootless) {
@@ -165,17 +165,17 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		layer_path(layer, tree->layers[i]);
 		AUTOCLOSE int mount = clone_layer(tree->layers[i], layer);
 		must(mount, "clone the mount of a layer");
-		const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
-		int error = mount_restrict(mount, closed, idmap_userns());
+		const uint64_t attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+		int error = mount_restrict(mount, attributes, idmap_userns());
 		/* Some file systems have no idmapped mounts: files of root then show as nobody's in the sandbox. */
 		if (error == -EINVAL)
-			error = mount_restrict(mount, closed, -1);
+			error = mount_restrict(mount, attributes, -1);
 		must(error, "make a layer read-only");
 		must(mount_attach(mount, layer), "mount a layer");
 		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
 	}
 	snprintf(up, sizeof up, "/up/u%u", index);
-	snprintf(work_thread, sizeof work_thread, "/up/w%u", index);
+	snprintf(work, sizeof work, "/up/w%u", index);
 	AUTOCLOSE int overlay =
 		mount_new("overlay", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 	must(overlay, "create the overlay");
@@ -239,8 +239,8 @@ static void reset_priority(void)
 	long policy = syscall(SYS_sched_getscheduler, 0);
 	if (policy == SCHED_FIFO || policy == SCHED_RR)
 		must_call(syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &none), "reset the scheduling policy");
-	long turn = syscall(SYS_ioprio_get, IOPRIO_PROCESS, 0);
-	if (turn > 0 && turn < IOPRIO_DEFAULT)
+	long io_priority = syscall(SYS_ioprio_get, IOPRIO_PROCESS, 0);
+	if (io_priority > 0 && io_priority < IOPRIO_DEFAULT)
 		must_call(syscall(SYS_ioprio_set, IOPRIO_PROCESS, 0, IOPRIO_DEFAULT), "reset the I/O priority");
 	if (read_file(AT_FDCWD, file, text, sizeof text) <= 0 || atoi(text) >= 0)
 		return;
