@@ -172,7 +172,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 async def test_what_it_does_not_offer_is_refused() -> None:
     async with dutyfree.open(NAME) as substrate:
         for recipe, limits, said in (
-            (Recipe(image="debian:12"), None, "bubblewrap has no images, 'debian:12' was asked for"),
+            (Recipe(image="debian:12"), None, "bubblewrap cannot use images, and the recipe has 'debian:12'"),
             (None, Limits(memory=1 << 30, pids=9), "bubblewrap cannot limit memory, pids"),
             (None, Limits(network="on"), "bubblewrap cannot limit network"),
             (Recipe(stages=(Stage("setup", ("exit 3",)),)), None, "'exit 3' ended with 3"),

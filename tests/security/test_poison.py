@@ -71,7 +71,7 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(run_stage, "apply", meanwhile)
     async with opened() as native:
-        with pytest.raises(CreateError, match="files changed while it was made"):
+        with pytest.raises(CreateError, match="files changed while it was built"):
             await native.prepare(recipe)
         assert native.node.layers.size == 0
     monkeypatch.setattr(run_stage, "apply", apply)

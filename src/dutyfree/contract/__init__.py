@@ -5,7 +5,7 @@ A *substrate* creates *sandboxes*. An agent's *action* in a sandbox returns an *
 
 Start with ``sandbox`` and ``substrate``; ``abilities`` has what only some substrates can do, ``errors`` the
 tree of exceptions. ``arguments``, ``entries``, ``output`` and ``perform`` are the rules that all substrates
-share. This room imports only ``dutyfree.validation``.
+share. This room imports only ``validation`` and ``printable``.
 """
 
 from dutyfree.contract.action import (

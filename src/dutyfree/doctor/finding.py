@@ -1,3 +1,5 @@
+"""The result of one check of the doctor."""
+
 from __future__ import annotations
 
 import msgspec

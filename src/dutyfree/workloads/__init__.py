@@ -1,7 +1,7 @@
 """Workloads: the tiers T0, T1, T2 and the trajectories, the same on every substrate.
 
-May import the contract only. Start with ``tiers`` and ``trajectories``; ``workload`` has the types,
-``fixture`` the repository that they work on, and ``gitserver`` serves it to the sandboxes.
+May import the contract and ``dutyfree.validation``. Start with ``tiers`` and ``trajectories``; ``workload``
+has the types, ``fixture`` the repository that they work on, and ``gitserver`` serves it to the sandboxes.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ async def test_secrets_stay_where_they_are(nodes: Nodes, monkeypatch: pytest.Mon
         found = await anyio.run_process(["grep", "-r", "hunter2", str(place)], check=False)
         assert found.returncode == 1
     nodes.use(nodes.root / "third")
-    with pytest.raises(CreateError, match="wants the secret SECRET"):
+    with pytest.raises(CreateError, match="needs the secret SECRET"):
         await said(recipe, "true")
 
 

@@ -501,7 +501,7 @@ async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None
         (sleeper,) = await sleepers()
         await anyio.to_thread.run_sync(file.write_text, "2")
         os.kill(sleeper, signal.SIGKILL)
-        with pytest.raises(CreateError, match="changed while it was made"):
+        with pytest.raises(CreateError, match="changed while it was built"):
             await making
         async with native.sandbox(recipe) as sandbox:
             assert await sandbox.read("file") == b"2"
@@ -511,7 +511,7 @@ async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None
 
 async def test_secrets_enter_neither_key_nor_layer(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = setup('test "$TOKEN" && echo ${#TOKEN} > length', secrets=("TOKEN",))
-    with pytest.raises(CreateError, match="wants the secret TOKEN"):
+    with pytest.raises(CreateError, match="needs the secret TOKEN"):
         await _said(Recipe(stages=(stage,)), "true")
     monkeypatch.setenv("TOKEN", "hunter2-hunter2")
     key = Recipe(stages=(stage,)).key()

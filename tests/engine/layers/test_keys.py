@@ -183,7 +183,7 @@ async def test_what_the_pool_makes_later_is_what_was_asked_for(cache: Path, tmp_
         recipe = await anyio.to_thread.run_sync(written, tmp_path, "1")
         chain = await pool._chains.of(recipe)
         await anyio.to_thread.run_sync((tmp_path / "file").write_text, "2")
-        with pytest.raises(CreateError, match="changed while it was made"):
+        with pytest.raises(CreateError, match="changed while it was built"):
             await pool.acquire(recipe)
         assert await _text(native, recipe) == b"2"  # asked again
         assert (await pool._chains.of(recipe)).key != chain.key

@@ -218,7 +218,7 @@ async def test_the_timeout_of_a_command_does_not_end_a_service(native: Any) -> N
 @pytest.mark.parametrize("name", ["bare", "scripted"])
 async def test_other_substrates_refuse(name: str) -> None:
     async with dutyfree.open(name) as substrate:
-        with pytest.raises(CreateError, match=f"{name} runs no services, sleeper was asked for"):
+        with pytest.raises(CreateError, match=f"{name} cannot run services, and the recipe has sleeper"):
             async with substrate.sandbox(recipe(SLEEPING)):
                 pass
 

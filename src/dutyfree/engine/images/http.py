@@ -22,7 +22,7 @@ READ_SECONDS = 60.0
 REDIRECTS_MAX = 10
 PIECE = 256 << 10
 
-_MOVED = (301, 302, 303, 307, 308)
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class ConnectionLost(Exception):  # noqa: N818 (names the state)
@@ -105,7 +105,7 @@ class HttpClient:
             endpoint = _endpoint(url)
             connection, response = self._send(endpoint, url, own, form)
             try:
-                if response.status not in _MOVED:
+                if response.status not in _REDIRECTS:
                     yield response
                     return
                 target = response.headers.get("location")

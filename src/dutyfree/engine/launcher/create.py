@@ -44,7 +44,10 @@ class InitChannel(Protocol):
 C = TypeVar("C", bound=InitChannel)
 
 OpenChannel: TypeAlias = Callable[[socket.socket, str, Callable[[], None], Callable[[], Awaitable[bool]]], C]
-"""Takes the socket, the sandbox's id, ``SandboxHandle.give_up`` and ``SandboxHandle.responds``."""
+"""Opens the connection: takes the socket, the sandbox's id, ``SandboxHandle.give_up`` and ``responds``.
+
+The engine passes ``engine.sandbox.channel.Channel``.
+"""
 
 
 class SandboxCreator(Generic[C]):

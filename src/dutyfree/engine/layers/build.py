@@ -45,7 +45,8 @@ class FilesChanged(CreateError):  # noqa: N818 (says what happened)
 
     def __init__(self, stage: Stage, key: str) -> None:
         super().__init__(
-            f"stage {stage.kind!r}: its files changed while it was made", remedy="ask again, or copy them"
+            f"stage {stage.kind!r}: its files changed while it was built",
+            remedy="try again; if the files keep changing, give the recipe a copy of them",
         )
         self.key = key
 
@@ -59,7 +60,7 @@ class StageResult(NamedTuple):
 
 
 RunStage: TypeAlias = Callable[[StartState, Stage, int, Urgency], Awaitable[StageResult]]
-"""Runs a stage, with its number in the recipe, on a state."""
+"""Runs a stage, with its number in the recipe, on a state: ``SandboxFactory.build``."""
 
 BuildOutcome: TypeAlias = Literal["ran", "fetched", "found", "joined"]
 """The stage ran here, its layer came from a peer, was on disk, or was built by another process."""

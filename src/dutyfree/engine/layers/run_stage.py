@@ -119,7 +119,7 @@ def refuse_services(recipe: Recipe | None, substrate: str) -> None:
     """Raises CreateError if the recipe has services; for substrates without them."""
     if recipe is not None and recipe.services:
         names = ", ".join(service.name for service in recipe.services)
-        raise CreateError(f"{substrate} runs no services, {names} was asked for", remedy="use native")
+        raise CreateError(f"{substrate} cannot run services, and the recipe has {names}", remedy="use native")
 
 
 def refuse(
@@ -132,7 +132,7 @@ def refuse(
     refuse_services(recipe, substrate)
     if recipe is not None and recipe.image not in (None, "host"):
         raise CreateError(
-            f"{substrate} has no images, {recipe.image!r} was asked for",
+            f"{substrate} cannot use images, and the recipe has {recipe.image!r}",
             remedy="leave the recipe's image out",
         )
     limits = limited(limits, Limits())
@@ -151,7 +151,7 @@ def secrets_of(stage: Stage, number: int) -> dict[str, str]:
     missing = [name for name in stage.secrets if name not in os.environ]
     if missing:
         raise StageError(
-            f"stage {stage.kind!r} wants the secret {', '.join(missing)}",
+            f"stage {stage.kind!r} needs the secret {', '.join(missing)}",
             remedy="set it in the environment of this program",
             number=number,
         )
@@ -185,11 +185,11 @@ def _keep(log: bytes) -> Path | None:
     except (OSError, UsageError):
         return None  # the error has the end of the output
     with contextlib.suppress(OSError):  # another process may remove the same ones
-        _forget_old(directory, Path(name))
+        _remove_old(directory, Path(name))
     return Path(name)
 
 
-def _forget_old(directory: Path, newest: Path) -> None:
+def _remove_old(directory: Path, newest: Path) -> None:
     """Remove old logs: a stage that fails again and again must not fill the disk."""
     found = [(path.stat(), path) for path in directory.glob("stage-*.log")]
     # Logs of the same tick of the kernel's clock have the same time.

@@ -1,4 +1,4 @@
-"""CommandRunner in one sandbox: encode them for init, run them, stream their output."""
+"""Commands in one sandbox: encode them for init, run them, stream their output."""
 
 from __future__ import annotations
 

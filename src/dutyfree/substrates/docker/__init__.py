@@ -3,7 +3,7 @@
 Start with ``substrate``. ``engine`` is the HTTP client; ``execution`` runs one command; ``sandbox`` makes a
 container a sandbox; ``images`` turns recipes into images; ``export`` copies an image into the layer store;
 ``gc`` removes leftovers. This room imports the contract, ``substrates.local``, ``study_image`` and the
-engine's ``layers.run_stage``, ``images`` and ``store``.
+engine's ``layers.run_stage``, ``images``, ``store`` and ``host.proc``.
 """
 
 from dutyfree.substrates.docker.engine import socket_path

@@ -282,10 +282,10 @@ async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout:
             await ended.wait()
         if ended.is_set():
             return False
-        await _killed(process, kill, ended)
+        await _kill_and_wait(process, kill, ended)
         return True
     except BaseException:
-        await _killed(process, kill, ended)
+        await _kill_and_wait(process, kill, ended)
         process.wait()
         raise
     finally:
@@ -301,7 +301,7 @@ def _destroy(process: subprocess.Popen[bytes], kill: partial[int]) -> None:
     process.wait()
 
 
-async def _killed(process: subprocess.Popen[bytes], kill: partial[int], ended: asyncio.Event) -> None:
+async def _kill_and_wait(process: subprocess.Popen[bytes], kill: partial[int], ended: asyncio.Event) -> None:
     with anyio.CancelScope(shield=True):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
