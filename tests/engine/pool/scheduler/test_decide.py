@@ -12,7 +12,7 @@ from dutyfree.contract.served import Served, ServedKind
 from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.decide import place, wake
 from dutyfree.engine.pool.scheduler.ledger import BOUNDS, Histogram, Ledger
-from dutyfree.engine.pool.scheduler.ranking import Ranking
+from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
@@ -136,15 +136,15 @@ def test_one_outlier_does_not_mislead_and_a_change_is_followed():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(-5, 5))))
-def test_a_ranking_gives_the_least_though_scores_rise_unnoticed(changes):
+def test_a_priority_queue_gives_the_least_though_scores_rise_unnoticed(changes):
     scores: dict[int, float] = {}
-    ranking: Ranking[int] = Ranking(lambda item: (scores[item],))
+    queue: PriorityQueue[int] = PriorityQueue(lambda item: (scores[item],))
     for item, change in changes:
         before = scores.get(item)
         scores[item] = change if before is None else before + change
         if before is None or change < 0:
-            ranking.put(item)
-        found = ranking.least()
+            queue.put(item)
+        found = queue.least()
         assert found is not None
         assert found[1] == (min(scores.values()),)
 

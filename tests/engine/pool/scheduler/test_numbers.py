@@ -10,7 +10,7 @@ from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.decide import candidates, wake
 from dutyfree.engine.pool.scheduler.jobs import ReturnRate
-from dutyfree.engine.pool.scheduler.ranking import Ranking
+from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue
 from dutyfree.engine.pool.scheduler.values import (
     Budget,
     Candidate,
@@ -570,23 +570,23 @@ def test_it_is_time_when_something_changes():
     assert wake(world.state) == 1_100.0, "the one that is promised is looked at once more"
 
 
-def test_a_ranking_forgets_what_was_put_before():
+def test_a_priority_queue_forgets_what_was_put_before():
     scores = dict.fromkeys(range(10), 1_000.0)
-    ranking: Ranking[int] = Ranking(lambda item: (scores[item],))
+    queue: PriorityQueue[int] = PriorityQueue(lambda item: (scores[item],))
     for number in range(1_000):
         item = number % 10
         scores[item] -= 1 + item
-        ranking.put(item)
-        found = ranking.least()
+        queue.put(item)
+        found = queue.least()
         assert found is not None
         assert found[1] == (scores[found[0]],) == (min(scores.values()),)
-        assert len(ranking._heap) <= 4 * 10 + 64 + 1
+        assert len(queue._heap) <= 4 * 10 + 64 + 1
     for item in reversed(range(10)):
-        assert ranking.due(scores[item]) == item
-        assert ranking.due(scores[item] - 0.5) is None
-        assert item in ranking
-        ranking.drop(item)
-    assert (ranking.least(), ranking.first, len(ranking)) == (None, None, 0)
+        assert queue.due(scores[item]) == item
+        assert queue.due(scores[item] - 0.5) is None
+        assert item in queue
+        queue.drop(item)
+    assert (queue.least(), queue.first, len(queue)) == (None, None, 0)
 
 
 def test_what_is_owed_keeps_its_turn():

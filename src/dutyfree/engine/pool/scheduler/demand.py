@@ -6,7 +6,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from dutyfree.engine.pool.scheduler.ranking import Ranking, Score
+from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue, Score
 from dutyfree.engine.pool.scheduler.stock import Prefix, Stock
 from dutyfree.engine.pool.scheduler.values import Policy
 
@@ -18,7 +18,7 @@ class Demand:
         self._stock = stock
         self._policy = policy
         self._owed: OrderedDict[str, Prefix] = OrderedDict()
-        self._in_demand: Ranking[Prefix] = Ranking(self._urgency)
+        self._in_demand: PriorityQueue[Prefix] = PriorityQueue(self._urgency)
         self._ends: list[tuple[float, str]] = []
 
     def _urgency(self, prefix: Prefix) -> Score:

@@ -14,7 +14,7 @@ from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.demand import Demand
 from dutyfree.engine.pool.scheduler.jobs import Claim, Job, ReturnRate
-from dutyfree.engine.pool.scheduler.ranking import Ranking
+from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue
 from dutyfree.engine.pool.scheduler.refills import Refills
 from dutyfree.engine.pool.scheduler.shortage import shortage
 from dutyfree.engine.pool.scheduler.stock import Instance, Prefix, Stock, mark_retry
@@ -69,11 +69,11 @@ class State:
         self.destroying: OrderedDict[str, int] = OrderedDict()
         """Sandboxes that are being destroyed, and their memory."""
         self.destroying_memory = 0
-        self.deadlines: Ranking[Claim] = Ranking(lambda claim: (claim.request.deadline,))
-        self.lease_ends: Ranking[Claim] = Ranking(lambda claim: (claim.until or 0.0,))
+        self.deadlines: PriorityQueue[Claim] = PriorityQueue(lambda claim: (claim.request.deadline,))
+        self.lease_ends: PriorityQueue[Claim] = PriorityQueue(lambda claim: (claim.until or 0.0,))
         self.changed: list[Claim] = []
         """Claims that the next decision must look at."""
-        self.parked: Ranking[Instance] = Ranking(lambda instance: (instance.parked_at,))
+        self.parked: PriorityQueue[Instance] = PriorityQueue(lambda instance: (instance.parked_at,))
         """Sandboxes by the time they last became idle, if ``policy.idle_seconds`` ends them."""
         self.returns = ReturnRate(self.policy.half_life)
         self._numbers = count(1)

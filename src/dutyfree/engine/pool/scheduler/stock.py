@@ -12,7 +12,7 @@ from typing import Literal
 
 from dutyfree.engine.pool.scheduler.breaker import Breaker
 from dutyfree.engine.pool.scheduler.costs import Costs
-from dutyfree.engine.pool.scheduler.ranking import Ranking, Score
+from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue, Score
 from dutyfree.engine.pool.scheduler.values import Budget, Policy, PrefixChain
 
 
@@ -144,8 +144,8 @@ class Stock:
         self._decay = log(2) / policy.half_life
         self._prefixes: dict[str, Prefix] = {}
         self._chains: OrderedDict[str, tuple[Prefix, ...]] = OrderedDict()
-        self._worst: Ranking[Prefix] = Ranking(self._idle_worth)
-        self._worst_layer: Ranking[Prefix] = Ranking(self._layer_worth)
+        self._worst: PriorityQueue[Prefix] = PriorityQueue(self._idle_worth)
+        self._worst_layer: PriorityQueue[Prefix] = PriorityQueue(self._layer_worth)
 
     # --- Prefixes -----------------------------------------------------------------------------------
 

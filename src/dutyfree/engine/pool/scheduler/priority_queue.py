@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 Score = tuple[float, ...]
 
 
-class Ranking(Generic[Item]):
+class PriorityQueue(Generic[Item]):
     """Finds the item with the least score in logarithmic time.
 
     The caller must ``put`` an item again when its score falls. A score that rises is read again only when the
