@@ -16,7 +16,7 @@ LIMITED = ("cpu", "memory", "pids")
 @pytest.mark.anyio
 @pytest.mark.native
 async def test_every_feature_is_named() -> None:
-    findings = {finding.what: finding for finding in await native.look()}
+    findings = {finding.what: finding for finding in await native.check()}
     wanted = [
         "kernel",
         "user namespaces",
@@ -37,7 +37,7 @@ async def test_every_feature_is_named() -> None:
 @pytest.mark.anyio
 async def test_without_the_program_the_rest_is_still_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "CONFIG", NativeConfig(program="/nowhere/dutyfree-init"))
-    findings = {finding.what: finding for finding in await native.look()}
+    findings = {finding.what: finding for finding in await native.check()}
     assert not findings["native: a sandbox"].fine
     assert "gcc" in findings["native: a sandbox"].remedy
     assert "native: swap" in findings

@@ -33,13 +33,13 @@ from dutyfree.contract import Availability
 
 remedy = sys.argv[1]
 
-async def examine():
+async def check_all():
     return [Finding("what", False, "found " * 30, remedy)]
 
 async def probe(name, **options):
     return Availability(False, "missing " * 30, remedy)
 
-doctor.examine, substrates.probe = examine, probe
+doctor.check_all, substrates.probe = check_all, probe
 if sys.argv[2] == "error":
     def broken(json=False):
         raise errors.CreateError("it failed " * 30, remedy=remedy)

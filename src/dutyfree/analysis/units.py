@@ -9,7 +9,7 @@ from typing import Any
 from dutyfree.analysis.statistics import Estimate
 
 UNKNOWN = "\N{EN DASH}"
-_ = "\N{NO-BREAK SPACE}"
+NBSP = "\N{NO-BREAK SPACE}"
 """Stands between a number and its unit."""
 
 
@@ -29,25 +29,25 @@ def duration(seconds: float) -> str:
     """A duration in a suitable unit: 812 µs, 42.5 ms, 3.21 s, 4 min 10 s, 2.10 h."""
     size = abs(seconds)
     if size == 0:
-        return f"0{_}s"
+        return f"0{NBSP}s"
     if size < 0.9995e-3:
-        return f"{significant(seconds * 1e6)}{_}µs"
+        return f"{significant(seconds * 1e6)}{NBSP}µs"
     if size < 0.9995:
-        return f"{significant(seconds * 1e3)}{_}ms"
+        return f"{significant(seconds * 1e3)}{NBSP}ms"
     if size < 119.5:
-        return f"{significant(seconds)}{_}s"
+        return f"{significant(seconds)}{NBSP}s"
     if size < 7200:
         minutes, rest = divmod(round(size), 60)
         sign = "\N{MINUS SIGN}" if seconds < 0 else ""
-        return f"{sign}{minutes}{_}min{_}{rest}{_}s"
-    return f"{significant(seconds / 3600)}{_}h"
+        return f"{sign}{minutes}{NBSP}min{NBSP}{rest}{NBSP}s"
+    return f"{significant(seconds / 3600)}{NBSP}h"
 
 
 def hours(value: float) -> str:
     """Worker-hours; whole numbers from 10 up."""
     if abs(value) >= 9.95:
-        return f"{value:,.0f}{_}h".replace("-", "\N{MINUS SIGN}")
-    return f"{significant(value, 2)}{_}h"
+        return f"{value:,.0f}{NBSP}h".replace("-", "\N{MINUS SIGN}")
+    return f"{significant(value, 2)}{NBSP}h"
 
 
 def times(ratio: float) -> str:
@@ -67,9 +67,9 @@ def percent(share: float) -> str:
     """A share in percent, with one decimal below 10."""
     value = share * 100
     if value and abs(value) < 0.05:
-        return f"0.0{_}%"
+        return f"0.0{NBSP}%"
     text = f"{value:.1f}" if abs(value) < 9.95 else f"{value:,.0f}"
-    return f"{text}{_}%".replace("-", "\N{MINUS SIGN}")
+    return f"{text}{NBSP}%".replace("-", "\N{MINUS SIGN}")
 
 
 def count(number: int) -> str:

@@ -89,9 +89,9 @@ def doctor(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from dutyfree.doctor import ailing, examine
+    from dutyfree.doctor import blocking, check_all
 
-    findings = run_async(examine)
+    findings = run_async(check_all)
     if json:
         console.print_json(findings)
     else:
@@ -105,4 +105,4 @@ def doctor(*, json: bool = False) -> int:
             )
             for finding in findings
         )
-    return 1 if any(ailing(findings)) else 0
+    return 1 if any(blocking(findings)) else 0

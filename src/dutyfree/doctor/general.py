@@ -17,9 +17,9 @@ from dutyfree.study import machine
 GIT_DAEMON_REMEDY = "install git with its daemon (Debian: apt-get install git)"
 
 
-def look() -> list[Finding]:
+def check() -> list[Finding]:
     """Check everything. Raises nothing."""
-    return [look() for look in _LOOKS]
+    return [check() for check in _CHECKS]
 
 
 def _python() -> Finding:
@@ -100,7 +100,7 @@ def _existing(path: Path) -> Path:
     return next(found for found in (path, *path.parents) if found.exists())
 
 
-_LOOKS: tuple[Callable[[], Finding], ...] = (
+_CHECKS: tuple[Callable[[], Finding], ...] = (
     _python,
     _kernel,
     _root,

@@ -42,7 +42,7 @@ TRIED = {
 }
 
 
-async def look() -> list[Finding]:
+async def check() -> list[Finding]:
     """Check each feature. Raises nothing."""
     findings = await _in_thread(_kernel, _namespaces)
     try:
@@ -61,8 +61,8 @@ async def look() -> list[Finding]:
     return findings + await _in_thread(_capacity, _host)
 
 
-async def _in_thread(*looks: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    return await anyio.to_thread.run_sync(lambda: [finding for look in looks for finding in look()])
+async def _in_thread(*checks: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    return await anyio.to_thread.run_sync(lambda: [finding for check in checks for finding in check()])
 
 
 def _kernel() -> Iterator[Finding]:
