@@ -56,8 +56,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         import hashlib  # it takes longer to load than this module
 
-        said = (below, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
-        digest = hashlib.sha256(repr(said).encode())
+        parts = (below, self.kind, self.commands, sorted(self.files), sorted(self.secrets))
+        digest = hashlib.sha256(repr(parts).encode())
         for _, source in sorted(self.files.items()):
             digest.update(tree_digest(Path(os.path.realpath(source))))
         return digest.hexdigest()[:32]
@@ -135,8 +135,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not (self.services or self.env or self.path):
             return prefix
         services = [service.identity() for service in self.services]
-        said = (prefix, services, sorted(self.env.items()), self.path)
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+        parts = (prefix, services, sorted(self.env.items()), self.path)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def checked(recipe: object) -> Recipe:

@@ -7,7 +7,8 @@ One generic wrapper serves all objects, so it has every method of the async ones
 context managers become context managers, async iterators become iterators, and it wraps results in the same
 way. Any thread may call. A thread with an event loop may call too, but its loop stops until the call returns.
 
-``types`` has the types of the wrapped objects, for annotations, type checkers and ``isinstance``.
+``types`` has the types of the wrapped objects, for annotations, type checkers and ``isinstance``. This room
+imports the contract and the registry; ``types`` also names types of the engine, for type checkers only.
 """
 
 from __future__ import annotations

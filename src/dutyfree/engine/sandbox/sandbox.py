@@ -388,7 +388,7 @@ class NativeSandbox:
 
     @property
     def trees(self) -> tuple[Tree, ...]:
-        """The layers that it stands on now."""
+        """The layers that it uses now."""
         return self._layers.trees
 
     @property

@@ -39,7 +39,7 @@ EXHAUSTED = ("no_space", "no_memory", "no_processes", "no_descriptors")
 
 
 class SandboxLayers:
-    """The layers that one sandbox stands on, and what it has written since.
+    """The layers that one sandbox uses, and what it has written since.
 
     The substrate holds the layers of ``start``, for a reset; this class holds the others.
     """
@@ -48,7 +48,7 @@ class SandboxLayers:
         self.start = start
         """The state in which the sandbox was handed out."""
         self.trees = start.trees
-        """The layers that it stands on now."""
+        """The layers that it uses now."""
         self._lifecycle = lifecycle
         self._layers = layers
         self._create = create
@@ -73,20 +73,22 @@ class SandboxLayers:
         try:
             return self._state(await self._keep(Request.SNAPSHOT_MOVE, final=True))
         except LauncherError as error:
-            raise ExecError(f"sandbox {lifecycle.name} could not be kept: {error.message}") from error
+            raise ExecError(
+                f"the files of sandbox {lifecycle.name} could not be kept: {error.message}"
+            ) from error
 
     def reset(self) -> None:
-        """Go back to the layers of ``start``, and release the others: no sandbox stands on them any more."""
-        self._stand_on(self.start.trees)
+        """Go back to the layers of ``start``, and release the others: no sandbox uses them any more."""
+        self._use_layers(self.start.trees)
 
     def _state(self, trees: tuple[Tree, ...]) -> StartState:
         return StartState(trees, self.start.defaults, self.start.origin)
 
     def _not_kept(self, error: LauncherError) -> ActionError | ExecError:
-        what = f"sandbox {self._lifecycle.name} could not be kept: {error.message}"
+        what = f"the files of sandbox {self._lifecycle.name} could not be kept: {error.message}"
         return ActionError(what, kind="name_too_long") if error.number in TOO_DEEP else ExecError(what)
 
-    def _stand_on(self, trees: tuple[Tree, ...]) -> None:
+    def _use_layers(self, trees: tuple[Tree, ...]) -> None:
         if trees is not self.start.trees:
             self._layers.hold(trees)
         if self.trees is not self.start.trees:
@@ -124,7 +126,7 @@ class SandboxLayers:
         former, self._lifecycle.handle = self._lifecycle.handle, handle
         channel.send_queued(successor)
         if not self._lifecycle.closed:
-            self._stand_on(trees)
+            self._use_layers(trees)
         with anyio.CancelScope(shield=True):
             await former.destroy()
         return trees

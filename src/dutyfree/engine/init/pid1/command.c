@@ -1,4 +1,4 @@
-/* Running commands: their output, deadlines and end. */
+/* Commands that run: their output, deadlines and end. */
 #define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
