@@ -1,25 +1,18 @@
-"""Create a sandbox: check the limits, send the request to the launcher, wait until init is ready."""
+"""Create a sandbox: check the limits, and send the request to the launcher."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Generic, Protocol, TypeAlias, TypeVar
-
-import anyio
 
 from dutyfree.contract import Limits, Span
-from dutyfree.contract.errors import CleanupError, CreateError, LimitError, SubstrateError
+from dutyfree.contract.errors import CreateError, LimitError
 from dutyfree.engine.host import capacity
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.handle import SandboxHandle
-from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import CreateFlag, Request, Tree
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -33,36 +26,17 @@ LEAST_CPUS = 0.01
 CACHED_REQUESTS = 256
 
 
-class InitChannel(Protocol):
-    """The connection to a sandbox's init, as far as creation uses it."""
-
-    @property
-    def ready(self) -> asyncio.Future[tuple[int, ...]]: ...
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=InitChannel)
-
-OpenChannel: TypeAlias = Callable[[socket.socket, str, Callable[[], None], Callable[[], Awaitable[bool]]], C]
-"""Opens the connection: takes the socket, the sandbox's id, ``SandboxHandle.give_up`` and ``responds``.
-
-The engine passes ``engine.sandbox.channel.Channel``.
-"""
-
-
-class SandboxCreator(Generic[C]):
+class SandboxCreator:
     """Creates the sandboxes of one launcher."""
 
     def __init__(
         self,
         launcher: Launcher,
         features: HostFeatures,
-        open_channel: OpenChannel[C],
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._launcher = launcher
         self._features = features
-        self._open_channel = open_channel
         self._timeouts = timeouts
         self._requests: dict[tuple[tuple[Tree, ...], Limits], bytes] = {}
 
@@ -78,8 +52,8 @@ class SandboxCreator(Generic[C]):
             self._requests[key] = body
         return body
 
-    async def make(self, identity: str, body: bytes, network: SandboxNetwork) -> tuple[C, SandboxHandle]:
-        """A sandbox whose init is ready, and the handle that ends it. Raises CreateError."""
+    async def start(self, identity: str, body: bytes) -> tuple[socket.socket, SandboxHandle]:
+        """Start a sandbox: the connection to its init, and the handle that ends it. Raises CreateError."""
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
@@ -99,24 +73,7 @@ class SandboxCreator(Generic[C]):
         handle = SandboxHandle(
             self._launcher, reply.value, identity, freezer=self._features.freezer, timeouts=self._timeouts
         )
-        channel = self._open_channel(
-            socket.socket(fileno=connected), identity, handle.give_up, handle.responds
-        )
-        former = network.number
-        try:
-            await network.enter(reply.value)
-            await channel.ready
-        except BaseException as error:
-            network.number = former
-            channel.close()
-            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await handle.destroy()
-            if isinstance(error, LauncherError):
-                raise CreateError(f"the sandbox has no network: {error.message}") from error
-            if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
-                raise CreateError(f"the sandbox died while it was made: {error.message}") from error
-            raise
-        return channel, handle
+        return socket.socket(fileno=connected), handle
 
 
 def spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:

@@ -11,13 +11,15 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+import anyio
+
 from dutyfree.contract import Limits, Recipe, Stage
-from dutyfree.contract.errors import CleanupError, CreateError
+from dutyfree.contract.errors import CleanupError, CreateError, SubstrateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.sandbox_labels import LabelFile
 from dutyfree.engine.launcher import create, network_policy, protocol
-from dutyfree.engine.launcher.client import Launcher
+from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.create import SandboxCreator
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
@@ -65,8 +67,7 @@ class SandboxFactory:
         self._timeouts = timeouts
         self._labels = LabelFile(launcher.pid)
         self._numbers = itertools.count(1)
-        open_channel = partial(Channel, answer_timeout=timeouts.answer)
-        self._creator = SandboxCreator(launcher, features, open_channel, timeouts)
+        self._creator = SandboxCreator(launcher, features, timeouts)
         self._kind = NetworkedSandbox if features.mode == "root" else NativeSandbox
 
     def close(self) -> None:
@@ -96,7 +97,12 @@ class SandboxFactory:
         network = self._network(limits, policy)
 
         async def create_on(trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
-            return await self._creator.make(identity, self._creator.body(trees, limits) + label, network)
+            connected, handle = await self._creator.start(identity, self._creator.body(trees, limits) + label)
+            channel = Channel(
+                connected, identity, handle.give_up, handle.responds, answer_timeout=self._timeouts.answer
+            )
+            await _until_ready(channel, handle, network)
+            return channel, handle
 
         begun = perf_counter()
         if not pooled:
@@ -165,6 +171,24 @@ class SandboxFactory:
             with background(builder, urgency):
                 commit = await self.apply(builder, stage, number)
             return StageResult(await builder.final_state(), commit)
+
+
+async def _until_ready(channel: Channel, handle: SandboxHandle, network: SandboxNetwork) -> None:
+    """Give a new sandbox its network, and wait for its init. If that fails, end it and raise CreateError."""
+    former = network.number
+    try:
+        await network.enter(handle.number)
+        await channel.ready
+    except BaseException as error:
+        network.number = former
+        channel.close()
+        with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
+            await handle.destroy()
+        if isinstance(error, LauncherError):
+            raise CreateError(f"the sandbox has no network: {error.message}") from error
+        if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
+            raise CreateError(f"the sandbox died while it was made: {error.message}") from error
+        raise
 
 
 class _SandboxHost(NamedTuple):
