@@ -158,9 +158,9 @@ FEW = ("patch",)
 
 BUILDER = f"""
 import anyio
-from dutyfree import image
-image.PACKAGES = {FEW}
-anyio.run(lambda: image.build(progress=lambda line: print(line, flush=True)))
+from dutyfree import study_image
+study_image.PACKAGES = {FEW}
+anyio.run(lambda: study_image.build(progress=lambda line: print(line, flush=True)))
 """
 
 
