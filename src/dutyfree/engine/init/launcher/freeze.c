@@ -9,20 +9,40 @@
  * poll for this long. */
 #define POLL_NS 20000000u /* nanoseconds */
 
+/* Where init is in the frozen group, the kernel may freeze it before a process that waits for the seccomp broker's
+ * answer, and that process cannot be frozen. After FROZEN_NS, thaw for THAWED_NS, so that init can answer, and freeze
+ * again, until all are frozen. */
+#define FROZEN_NS 100000000u
+#define THAWED_NS 10000000u
+
 static unsigned pending;      /* sandboxes that a FREEZE waits for */
 static uint64_t last_request; /* time of the latest FREEZE */
+static uint64_t last_attempt; /* time of the latest freeze or thaw */
+static bool thawed;           /* until the next attempt */
 
-bool freeze_is_polling(void)
+int freeze_wait_ms(void)
 {
-	return pending && now() - last_request < POLL_NS;
+	if (!pending)
+		return -1;
+	if (now() - last_request < POLL_NS)
+		return 1;
+	return cgroup_freezer_has_init() ? (int)(thawed ? THAWED_NS : FROZEN_NS) / 1000000 : -1;
 }
 
 void freeze_poll(void)
 {
 	uint32_t at = 0;
+	bool retry = pending && cgroup_freezer_has_init() && now() - last_attempt >= (thawed ? THAWED_NS : FROZEN_NS);
 
-	for (struct sandbox *sandbox; pending && (sandbox = sandbox_next(&at));)
+	if (retry) {
+		thawed = !thawed;
+		last_attempt = now();
+	}
+	for (struct sandbox *sandbox; pending && (sandbox = sandbox_next(&at));) {
 		freeze_check(sandbox);
+		if (retry && sandbox->freeze_events >= 0)
+			cgroup_freeze(&sandbox->slot->cgroup, !thawed);
+	}
 }
 
 void freeze_finish(struct sandbox *sandbox, int error)
@@ -67,7 +87,8 @@ static int await_frozen(struct sandbox *sandbox, uint32_t serial)
 	sandbox->freeze_events = events;
 	sandbox->freeze_serial = serial;
 	pending++;
-	last_request = now();
+	last_request = last_attempt = now();
+	thawed = false;
 	struct epoll_event event = {.events = EPOLLPRI, .data.u64 = FREEZE_EVENT | sandbox->number};
 	epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, events, &event);
 	freeze_check(sandbox);

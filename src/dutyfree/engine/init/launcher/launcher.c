@@ -276,12 +276,12 @@ _Noreturn void launcher_run(int socket)
 		shut_down();
 	}
 	for (;;) {
-		bool polling = freeze_is_polling();
-		int wait_ms = polling ? 1 : slot_needs_parked(slots_target) ? pause_ms : -1;
+		int freeze_ms = freeze_wait_ms();
+		int wait_ms = freeze_ms >= 0 ? freeze_ms : slot_needs_parked(slots_target) ? pause_ms : -1;
 		int count = epoll_wait(launcher_epoll, events, 64, wait_ms);
-		if (count == 0 && polling)
+		if (freeze_ms >= 0)
 			freeze_poll();
-		else if (count == 0) /* idle: prepare one slot for the next sandbox */
+		if (count == 0 && freeze_ms != 1 && slot_needs_parked(slots_target)) /* idle: prepare a slot */
 			pause_ms = slot_prepare(slots_target) < 0 ? RETRY_MS : IDLE_MS;
 		for (int i = 0; i < count; i++)
 			handle_event(events[i].data.u64);

@@ -54,8 +54,8 @@ void sandbox_freeze(const struct request *request);
 void freeze_check(struct sandbox *sandbox);             /* its cgroup.events changed */
 void freeze_finish(struct sandbox *sandbox, int error); /* reply to a FREEZE that waits, if any */
 
-bool freeze_is_polling(void); /* a FREEZE is recent: poll */
-void freeze_poll(void);       /* check all sandboxes that a FREEZE waits for */
+int freeze_wait_ms(void); /* milliseconds until freeze_poll, or -1 */
+void freeze_poll(void);   /* check all sandboxes that a FREEZE waits for, and try again to freeze them */
 
 /* audit.c */
 void sandbox_audit(const struct request *request);
