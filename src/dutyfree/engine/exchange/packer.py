@@ -12,11 +12,12 @@ import msgspec
 
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange.chains import Blob
+from dutyfree.engine.host.proc import boot_id
 from dutyfree.engine.images.pack import pack
 from dutyfree.engine.images.streams import InvalidLayer, hash_pieces, read_ahead, zstd
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.cancel import CancelToken
-from dutyfree.engine.store.layer_lease import LayerLease, boot_id
+from dutyfree.engine.store.layer_lease import LayerLease
 from dutyfree.engine.store.overlay import open_tree
 from dutyfree.engine.store.store import Store
 

@@ -72,3 +72,9 @@ def field(status: str, name: str, default: str = "") -> str:
 def sysctl(name: str) -> str:
     """A kernel setting, such as ``kernel/pid_max``; empty if this kernel does not have it."""
     return text(f"sys/{name}").strip()
+
+
+def boot_id() -> str:
+    """The id of this boot of the machine: another one after a reboot. Raises OSError."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

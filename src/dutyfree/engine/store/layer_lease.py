@@ -59,8 +59,3 @@ class LayerLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def boot_id() -> str:
-    """Another one after each boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

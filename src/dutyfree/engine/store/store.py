@@ -40,10 +40,11 @@ import msgspec
 
 from dutyfree import paths
 from dutyfree.contract.errors import CreateError
+from dutyfree.engine.host.proc import boot_id
 from dutyfree.engine.store import durability, provenance
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.durability import SYNCED, BackgroundSync
-from dutyfree.engine.store.layer_lease import LayerInfo, LayerLease, boot_id
+from dutyfree.engine.store.layer_lease import LayerInfo, LayerLease
 from dutyfree.engine.store.locks import is_same_file, locked
 from dutyfree.engine.store.names import NameEntry, NameTable
 from dutyfree.engine.store.provenance import Provenance, ProvenanceIndex

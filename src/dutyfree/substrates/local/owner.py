@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dutyfree.engine.host.proc import boot_id
+
 
 def identity(pid: int | str = "self") -> str | None:
     """A unique identity of a process: boot, pid namespace, pid, start time and machine.
@@ -19,7 +21,7 @@ def identity(pid: int | str = "self") -> str | None:
     try:
         number, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" ")
         start = rest.rpartition(")")[2].split()[19]
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
         space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
     except OSError:
         return None
