@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dutyfree.contract import Limits
 from dutyfree.contract.errors import PlanError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Adaptive, Plan
@@ -37,6 +38,14 @@ def test_a_good_plan(tmp_path):
     plan = load(tmp_path, GOOD)
     assert plan.use("bare") == ("bare", {})
     assert plan.use("slow") == ("scripted", {"create_seconds": 0.5})
+
+
+def test_limits_and_recorded_trajectories(tmp_path):
+    (tmp_path / "mine.jsonl").touch()
+    extra = 'T0 = 5\nmine = 2\n[recorded]\nmine = "mine.jsonl"\n[limits]\nmemory = "2G"\n'
+    plan = load(tmp_path, GOOD.replace("T0 = 5\n", extra, 1).replace("trajectory-7 = 2\n", "", 1))
+    assert plan.limits == Limits(memory=2 << 30)
+    assert plan.recorded == {"mine": str(tmp_path / "mine.jsonl")}
 
 
 @pytest.mark.parametrize("name", sorted(plans.shipped()))
@@ -114,6 +123,12 @@ def test_the_paper_has_a_hundred_trials_of_everything():
             "in [adaptive] there is no key 'with' (did you",
         ),
         ('name = "mine"', 'name = "mine"\ndrop_caches = 1', "drop_caches must be true or false, not 1"),
+        ('name = "mine"', 'name = "mine"\nsettle = -1', "settle must be a number of seconds ≥ 0, not -1"),
+        ('name = "mine"', 'name = "mine"\nheld_out = ["T1"]', "held_out names 'T1', which is not among"),
+        ('name = "mine"', 'name = "mine"\nlimits = {memory = "much"}', "memory"),
+        ('name = "mine"', 'name = "mine"\nlimits = {disk = "1G"}', "[limits] disk cannot be the same"),
+        ('name = "mine"', 'name = "mine"\nrecorded = {mine = "x"}', "recorded names 'mine', which is not"),
+        ("trajectory-7 = 2", "mine = 1\n[recorded]\nmine = 'no'", "[recorded] mine: cannot read /"),
         (
             "[options.slow]",
             "[options]\nslow = 3\n[options.fast]",

@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from dutyfree import substrates, workloads
-from dutyfree.contract import Availability
+from dutyfree.analysis.model import CautionKind
+from dutyfree.analysis.summary import summarise
+from dutyfree.contract import Availability, Limits
 from dutyfree.contract.errors import CreateError, PlanError, RecordsError, Unavailable
 from dutyfree.study import plan as plans
 from dutyfree.study import records, runner, trial
@@ -273,8 +275,11 @@ async def test_adaptive_stopping_ends_a_settled_cell_early(tmp_path):
     assert 10 <= len(found.measured) < 60
 
 
-async def test_bare_runs_the_smallest_tier(tmp_path):
-    found, _ = await run(plan(substrates=["bare"], options={}), tmp_path)
+async def test_bare_runs_the_smallest_tier_without_limits_that_it_cannot_enforce(tmp_path):
+    limits = Limits(memory="1G", pids=100)
+    found, _ = await run(plan(substrates=["bare"], options={}, limits=limits), tmp_path)
     assert all(one.ok for one in found.trials)
     assert all(one.first is not None and one.first.inside is not None for one in found.trials)
     assert found.substrates["bare"].facts["isolation"] == "none"
+    (caution,) = [one for one in summarise(found).cautions if one.kind == CautionKind.UNLIKE_LIMITS]
+    assert (caution.substrate, "memory and pids" in caution.text) == ("bare", True)

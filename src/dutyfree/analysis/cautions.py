@@ -29,6 +29,8 @@ MEMORY = ("tmpfs", "ramfs")
 """File systems in memory."""
 COPYING = "vfs"
 """Docker's storage driver that copies the whole image for every container."""
+CONTROLLERS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}
+"""Limit → its name in the fact ``enforces`` of a substrate."""
 SOFTWARE = ("python", "git", "pytest", "bash", "grep", "libc", "glibc", "coreutils")
 
 
@@ -94,6 +96,7 @@ def _of_substrates(records: Records) -> Iterator[Caution]:
     ]
     yield from _unlike_software(present)
     yield from _unlike_storage(present)
+    yield from _unlike_limits(present, records.study.plan.get("limits") or {})
 
 
 def _unlike_software(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
@@ -134,6 +137,21 @@ def _unlike_storage(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
                 f"the storage driver {place} copies the whole image for every sandbox, and other drivers do "
                 "not: creation and cleanup are slower because of it",
                 substrate=label,
+            )
+
+
+def _unlike_limits(present: Iterable[SubstrateFacts], limits: Mapping[str, Any]) -> Iterator[Caution]:
+    """A substrate without the fact ``enforces`` refuses what it cannot enforce, so it enforces all."""
+    given = [name for name in CONTROLLERS if limits.get(name) is not None]
+    for facts in present:
+        enforced = facts.facts.get("enforces")
+        missing = [name for name in given if enforced is not None and CONTROLLERS[name] not in enforced]
+        if missing:
+            yield Caution(
+                CautionKind.UNLIKE_LIMITS,
+                f"ran without the plan's {enumeration(missing)} limit, which it cannot enforce: this may "
+                "explain part of a difference",
+                substrate=facts.label,
             )
 
 

@@ -32,6 +32,7 @@ class CautionKind(enum.StrEnum):
     UNLIKE_HOSTS = "unlike hosts"
     UNLIKE_SOFTWARE = "unlike software"
     UNLIKE_STORAGE = "unlike storage"
+    UNLIKE_LIMITS = "unlike limits"
     UNLIKE_PLANS = "unlike plans"
     FEW_RUNS = "too few runs"
     RUN_ORDER = "order of runs"

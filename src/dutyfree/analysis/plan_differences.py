@@ -15,7 +15,7 @@ Plan = Mapping[str, Any]
 Names = tuple[str, str]
 """Names of the two plans in a message."""
 
-CONDITIONS = ("warmups", "timeout", "adaptive")
+CONDITIONS = ("warmups", "timeout", "adaptive", "settle")
 """Differences that may change a number a little, but leave the cells comparable."""
 LOCAL = ("T0", "T1")
 """Workloads that do not clone."""
@@ -25,6 +25,7 @@ def refusals(a: Plan, b: Plan, workload: str, names: Names = ("A", "B")) -> list
     """Why the times of a workload cannot be compared between the two plans; empty if they can."""
     relevant = {
         "drop_caches": True,
+        "limits": True,
         "full_tests": workload == "T2",
         "remote": workload not in LOCAL,
     }
@@ -55,8 +56,14 @@ def _options(plan: Plan) -> dict[str, Plan]:
 
 
 def _differ(name: str, a: Plan, b: Plan) -> bool:
-    # False, empty and missing mean the same in a plan.
-    return (a.get(name) or None) != (b.get(name) or None)
+    return bool(_given(a.get(name)) != _given(b.get(name)))
+
+
+def _given(value: Any) -> Any:
+    """The value of a key, for a comparison: false, empty and missing mean the same in a plan."""
+    if isinstance(value, dict):
+        value = {key: one for key, one in value.items() if one is not None}
+    return value or None
 
 
 def _text(name: str, a: Plan, b: Plan, names: Names) -> str:

@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from dutyfree import substrates, validation
+from dutyfree.contract import Limits, sized
 from dutyfree.contract.errors import OptionError, PlanError, UsageError
 from dutyfree.study.records import Trial
-from dutyfree.workloads import check_name
+from dutyfree.workloads import check_name, is_name
 
 
 class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,9 +50,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         dict[str, Annotated[list[int], Meta(examples=["[8, 32]"])]], Meta(examples=["{T0 = [8, 32]}"])
     ] = {}
     """Workload → numbers of parallel rollouts. Each number adds a cell, with whole batches."""
+    held_out: Annotated[tuple[str, ...], Meta(examples=['["trajectory-100"]'])] = ()
+    """Workloads that are measured, but left out of the fit of the law, which must predict them."""
+    recorded: dict[str, str] = {}
+    """Name of a workload → file with a recorded trajectory, relative to the plan."""
+    limits: Annotated[Limits, Meta(examples=['{memory = "2G", pids = 512}'])] | None = None
+    """Limits of every sandbox on every substrate. A substrate runs without those that it cannot enforce; its
+    fact ``enforces`` says so. ``limits`` in a label's options come before these."""
     seed: int = 1
     warmups: int = 1
     """Warm-up trials of every workload on every substrate before the first round."""
+    settle: Annotated[float, Meta(description="a number of seconds")] = 0.0
+    """Seconds of pause before every batch, in which all substrates finish what they do in the background."""
     timeout: Annotated[float, Meta(description="a number of seconds")] = 300.0
     """Maximum seconds of one trial."""
     drop_caches: bool = False
@@ -110,13 +120,21 @@ def load(name: str) -> Plan:
         table = msgspec.toml.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} is not TOML: {error}", remedy=_DOCS) from error
-    return check(_converted(table, str(path)), str(path))
+    return check(_beside(_converted(table, str(path)), path), str(path))
 
 
 _DOCS = "docs/study.md describes plans"
 
 
-def _converted(table: object, where: str) -> Plan:
+def _beside(plan: Plan, path: Path) -> Plan:
+    """The plan with absolute paths: a resumed study may run in another directory."""
+    found = {name: str(path.parent.resolve() / file) for name, file in plan.recorded.items()}
+    return msgspec.structs.replace(plan, recorded=found)
+
+
+def _converted(table: dict[str, Any], where: str) -> Plan:
+    if isinstance(table.get("limits"), dict):
+        table["limits"] = sized(table["limits"])
     try:
         return msgspec.convert(table, Plan)
     except msgspec.ValidationError as error:
@@ -145,6 +163,13 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
     _check_workloads(plan, where)
     if plan.timeout <= 0:
         raise PlanError(f"{where}: timeout must be a number of seconds > 0, not {plan.timeout:g}")
+    if not 0 <= plan.settle < math.inf:
+        raise PlanError(f"{where}: settle must be a number of seconds ≥ 0, not {plan.settle:g}")
+    if plan.limits is not None and plan.limits.disk is not None:
+        raise PlanError(
+            f"{where}: [limits] disk cannot be the same on every substrate",
+            remedy="set it in the options of a substrate",
+        )
     if plan.warmups < 0:
         raise PlanError(f"{where}: warmups must be a number of trials ≥ 0, not {plan.warmups}")
     if plan.adaptive and not (0 < plan.adaptive.width < 1 and plan.adaptive.minimum >= 6):
@@ -169,9 +194,29 @@ def _check_workloads(plan: Plan, where: str) -> None:
     if not plan.workloads:
         raise PlanError(f"{where} names no workload", remedy="add a table such as [workloads] T0 = 10")
     for workload, trials in plan.workloads.items():
-        _check_workload(workload, where)
+        if workload not in plan.recorded:
+            _check_workload(workload, where)
         if trials < 1:
             raise PlanError(f"{where}: [workloads] {workload} needs at least one trial, not {trials}")
+    for key, listed in (("recorded", plan.recorded), ("held_out", plan.held_out)):
+        for workload in listed:
+            if workload not in plan.workloads:
+                raise PlanError(
+                    f"{where}: {key} names {workload!r}, which is not among the workloads",
+                    remedy=validation.suggestion(workload, plan.workloads)
+                    or f"add {workload} to [workloads]",
+                )
+    for workload, file in plan.recorded.items():
+        if is_name(workload):
+            raise PlanError(
+                f"{where}: [recorded] {workload!r} is the name of another workload",
+                remedy="choose another name",
+            )
+        if not os.access(file, os.R_OK):
+            raise PlanError(
+                f"{where}: [recorded] {workload}: cannot read {file}",
+                remedy="name a file relative to the plan",
+            )
     for workload, levels in plan.parallel.items():
         if workload not in plan.workloads:
             raise PlanError(

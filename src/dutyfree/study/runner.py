@@ -29,6 +29,7 @@ from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Batch, Plan
 from dutyfree.study.records import Line, Records, RecordsWriter, Session, Study, SubstrateFacts, Trial
+from dutyfree.workloads import trajectory_file
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.fixture import build as build_fixture
 from dutyfree.workloads.gitserver import GitServer, listen_address, serve
@@ -79,7 +80,11 @@ def recorded_plan(out: Path) -> Plan | None:
     """The plan of the study in ``out``; None if there is no study. Raises RecordsError."""
     if not records.exists(out):
         return None
-    recorded = records.read(out).study.plan
+    return _plan_of(records.read(out), out)
+
+
+def _plan_of(found: Records, out: Path) -> Plan:
+    recorded = found.study.plan
     try:
         return msgspec.convert(recorded, Plan)
     except msgspec.ValidationError as error:
@@ -114,7 +119,7 @@ def _check_continuation(plan: Plan, out: Path, resume: bool, found: Records, hos
             f"{out} already has the records of a study",
             remedy="continue it with --resume, or choose another --out",
         )
-    if found.study.plan != msgspec.to_builtins(plan):
+    if _plan_of(found, out) != plan:
         raise PlanError(
             f"the study in {out} was started with another plan ({found.study.plan['name']!r})",
             remedy="leave out --plan and --substrates to continue with its own plan, or choose another --out",
@@ -196,15 +201,25 @@ class _StudyRun:
     async def _prepare(self, label: str, fixture: Fixture | None, stack: AsyncExitStack) -> dict[str, str]:
         substrate = self._substrates[label]
         url = "" if fixture is None else await self._url(label, fixture, stack)
-        for name in self._plan.workloads:
-            workload = await anyio.to_thread.run_sync(
-                workloads.build, name, fixture, url, self._plan.full_tests
-            )
-            if isinstance(substrate, Warmed):
-                workload = workload.with_setup_in_recipe()
-            self._workloads[name, label] = workload
+        built = [
+            await anyio.to_thread.run_sync(self._build, name, fixture, url) for name in self._plan.workloads
+        ]
+        if isinstance(substrate, Warmed):
+            built = [workload.with_setup_in_recipe() for workload in built]
+        for workload in built:
             await substrate.prepare(workload.recipe)
-        return await substrate.facts()
+        facts = await substrate.facts()
+        for workload in built:
+            enforced = facts.get("enforces")
+            self._workloads[workload.name, label] = workload.limited(self._plan.limits, enforced)
+        return facts
+
+    def _build(self, name: str, fixture: Fixture | None, url: str) -> Workload:
+        if name in self._plan.recorded:
+            assert fixture is not None
+            workload = trajectory_file.load(Path(self._plan.recorded[name]), fixture, url)
+            return msgspec.structs.replace(workload, name=name)
+        return workloads.build(name, fixture, url, self._plan.full_tests)
 
     async def _url(self, label: str, fixture: Fixture, stack: AsyncExitStack) -> str:
         """The URL of the attrs repository for the sandboxes of a substrate."""
@@ -257,6 +272,7 @@ class _StudyRun:
         async def one(index: int) -> None:
             ended.append(await trial.run(substrate, workload, batch, index, self._plan.timeout))
 
+        await anyio.sleep(self._plan.settle)
         if self._plan.drop_caches:
             await anyio.to_thread.run_sync(_drop_caches)
         async with anyio.create_task_group() as group:

@@ -233,6 +233,7 @@ class Native:
             "mode": host.mode,
             "ids": str(host.ids),
             "limits": f"cgroup {host.cgroup}: {', '.join(host.controllers) or 'none'}",
+            "enforces": ", ".join(host.controllers) or "none",
             "lost": ", ".join(host.losses()) or "nothing",
             "image": self._config.image,
             "kernel": os.uname().release,

@@ -26,6 +26,15 @@ def check_name(name: str) -> None:
         _length(name)
 
 
+def is_name(name: str) -> bool:
+    """Whether ``name`` is the name of a workload."""
+    try:
+        check_name(name)
+    except UsageError:
+        return False
+    return True
+
+
 def build(name: str, fixture: Fixture | None, url: str, full_tests: bool = False) -> Workload:
     """Build the workload ``name``, which clones from ``url``. T0 needs no fixture. Raises UsageError."""
     check_name(name)

@@ -10,6 +10,9 @@ from dutyfree.contract import Action, Found, Limits, Observation, Recipe, Result
 
 StepKind = Literal["inspect", "command", "modify", "test"]
 
+CONTROLLERS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}
+"""Limit → its name in the fact ``enforces`` of a substrate."""
+
 
 class Expect(msgspec.Struct, frozen=True, omit_defaults=True):
     """The expected result of a step. A trial with another result fails."""
@@ -65,3 +68,18 @@ class Workload(msgspec.Struct, frozen=True):
         """The same workload for a warm substrate, which runs the missing stages of the recipe itself."""
         recipe = msgspec.structs.replace(self.recipe, stages=(*self.recipe.stages, *self.setup))
         return msgspec.structs.replace(self, recipe=recipe, setup=())
+
+    def limited(self, limits: Limits | None, enforced: str | None = None) -> Workload:
+        """The same workload under the limits of a plan, less those that a substrate cannot enforce.
+
+        ``enforced`` is the fact ``enforces`` of the substrate; None if it enforces all or refuses.
+        """
+        given = (
+            {}
+            if limits is None
+            else {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+        )
+        for name, controller in CONTROLLERS.items():
+            if enforced is not None and controller not in enforced:
+                given.pop(name, None)
+        return msgspec.structs.replace(self, limits=msgspec.structs.replace(self.limits, **given))

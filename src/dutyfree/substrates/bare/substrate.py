@@ -169,7 +169,12 @@ class Bare:
         return [f"{self.base.name}-{name}" for name in names if name.isdigit()]
 
     async def facts(self) -> dict[str, str]:
-        facts = {"isolation": "none", "path": self._config.path, "kernel": os.uname().release}
+        facts = {
+            "isolation": "none",
+            "enforces": "none",
+            "path": self._config.path,
+            "kernel": os.uname().release,
+        }
         async with self.sandbox() as sandbox:
             seen = await sandbox.exec(["stat", "--file-system", "--format=%T", "."])
             facts["storage"] = seen.stdout.decode(errors="replace").strip() or "unknown"

@@ -272,6 +272,7 @@ class DockerSubstrate:
             "storage driver": info.get("Driver", ""),
             "cgroups": f"v{info.get('CgroupVersion', '1')}, {info.get('CgroupDriver', '')}",
             "kernel": info.get("KernelVersion", ""),
+            "enforces": "cpu, memory, pids",
             "init": str(self._config.init).lower(),
             "image": self._config.image,
             "image id": held.get("Id", ""),
