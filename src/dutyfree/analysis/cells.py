@@ -17,7 +17,8 @@ from dutyfree.analysis.decomposition import (
     trajectory_length,
     workload_order,
 )
-from dutyfree.analysis.model import Cell, Distribution, FailureGroup
+from dutyfree.analysis.findings import FailureGroup
+from dutyfree.analysis.model import Cell, Distribution
 from dutyfree.analysis.spans import breakdowns
 from dutyfree.analysis.statistics import Floats, as_sample, quantity
 from dutyfree.study.records import Records, Trial

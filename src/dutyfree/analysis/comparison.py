@@ -19,7 +19,8 @@ from dutyfree.analysis import plan_differences
 from dutyfree.analysis.cautions import cautions
 from dutyfree.analysis.cells import Key, Sample, describe, samples
 from dutyfree.analysis.decomposition import Decomposer
-from dutyfree.analysis.model import Caution, CautionKind, Metric
+from dutyfree.analysis.findings import Metric
+from dutyfree.analysis.model import Caution, CautionKind
 from dutyfree.analysis.statistics import as_sample, judge_runs
 from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple, percent, plural
 from dutyfree.analysis.verdicts import (

@@ -11,11 +11,21 @@ from typing import Any, Literal
 
 import msgspec
 
-from dutyfree.analysis.statistics import Estimate, Quantity
+from dutyfree.analysis.findings import (
+    FailureGroup,
+    Law,
+    NoiseFloor,
+    Price,
+    Projection,
+    Ratio,
+    Spread,
+    Tail,
+    Tax,
+    Throughput,
+)
+from dutyfree.analysis.statistics import Quantity
 
 SCHEMA = 1
-
-Metric = Literal["first_result", "total", "orchestration_per_action"]
 
 Period = Literal["creation", "first", "action"]
 """A period that spans break down; ``first`` is the first command."""
@@ -44,6 +54,11 @@ class CautionKind(enum.StrEnum):
     LEFT_OUT = "left out"
     CACHE = "cache state"
     NO_BASELINE = "no baseline"
+    NO_CONTROL = "no control"
+    UNLIKE_LIMITS = "unlike limits"
+    EXPLORATORY = "exploratory"
+    INSEPARABLE = "inseparable"
+    POOR_FIT = "poor fit"
 
 
 class Caution(msgspec.Struct, frozen=True):
@@ -54,18 +69,6 @@ class Caution(msgspec.Struct, frozen=True):
     workload: str | None = None
     substrate: str | None = None
     parallel: int | None = None
-
-
-class FailureGroup(msgspec.Struct, frozen=True):
-    """Failed trials of one cell with the same kind, phase and cause."""
-
-    workload: str
-    substrate: str
-    parallel: int
-    kind: str
-    phase: str
-    cause: str
-    count: int
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -155,91 +158,16 @@ def least_parallel(cells: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in kept if cell.parallel == least[cell.workload]]
 
 
-class Ratio(msgspec.Struct, frozen=True):
-    """p50 of ``substrate`` divided by p50 of ``base``, in one workload."""
-
-    workload: str
-    parallel: int
-    metric: Metric
-    substrate: str
-    base: str
-    ratio: Estimate | None
-    p: float | None
-    """Of a Mann-Whitney test, Holm-corrected over all ratios; None if no outcome could be significant."""
-
-
-class Tax(msgspec.Struct, frozen=True):
-    """What a substrate adds to the same workload run bare."""
-
-    workload: str
-    substrate: str
-    parallel: int
-    seconds: Estimate
-    rate: Estimate | None
-    """The ratio of the medians, minus 1."""
-    per_action: Estimate | None
-    """The seconds divided by the number of actions."""
-
-
-class Projection(msgspec.Struct, frozen=True):
-    """Worker-hours of a number of rollouts: N·T/3600, where T is the p50 of the total."""
-
-    workload: str
-    substrate: str
-    actions: int
-    rollouts: int
-    hours: Estimate
-
-
-class Price(msgspec.Struct, frozen=True):
-    """What a small extra time costs at scale."""
-
-    extra: str
-    seconds: float
-    """Per rollout or per action."""
-    per: Literal["rollout", "action"]
-    rollouts: int
-    actions: int
-    hours: float
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """The slowest and the fastest substrate in one workload."""
-
-    workload: str
-    actions: int
-    slowest: str
-    fastest: str
-    slowest_seconds: Estimate
-    fastest_seconds: Estimate
-    difference: Estimate
-    ratio: Estimate | None
-    rollouts: int
-    """The number of rollouts that ``hours`` refers to."""
-
-    def hours(self, estimate: Estimate) -> Estimate:
-        return estimate.scaled(self.rollouts / 3600)
-
-
-class Throughput(msgspec.Struct, frozen=True):
-    """Rollouts per second while rollouts of the cell were running."""
-
-    workload: str
-    substrate: str
-    parallel: int
-    succeeded: int
-    busy_seconds: float
-    per_second: float
-    at_once: float
-    """How many rollouts were running at the same time, on average."""
-
-
 class SubstrateSummary(msgspec.Struct, frozen=True):
     label: str
     use: str
     facts: dict[str, str]
     prepare_seconds: float
     unavailable: str | None
+    control_of: str | None = None
+    """The label with the same options, if this one is the twin of an A/A pair: a control, not a substrate."""
+    baseline: str | None = None
+    """The label of the bare substrate that it is compared with."""
 
 
 class SessionSummary(msgspec.Struct, frozen=True):
@@ -272,6 +200,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     throughput: list[Throughput]
     failures: list[FailureGroup]
     cautions: list[Caution]
+    laws: list[Law] = []
+    tails: list[Tail] = []
+    noise_floor: list[NoiseFloor] = []
+    """One for each metric; empty if the plan has no A/A control."""
 
     def lone(self, workload: str) -> list[Cell]:
         """The cells of a workload with the fewest parallel rollouts: those that figures show."""
@@ -296,6 +228,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def labels(self) -> list[str]:
         return [substrate.label for substrate in self.substrates]
+
+    @property
+    def controls(self) -> list[str]:
+        """The twins of A/A pairs: shown as the noise floor, not as substrates."""
+        return [substrate.label for substrate in self.substrates if substrate.control_of is not None]
+
+    def law(self, substrate: str) -> Law | None:
+        return next((law for law in self.laws if law.substrate == substrate), None)
 
     @property
     def tiers(self) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from dutyfree.analysis.cells import Key, Sample
-from dutyfree.analysis.model import Cell, Price, Projection, Spread, Throughput, least_parallel
+from dutyfree.analysis.findings import Price, Projection, Spread, Throughput
+from dutyfree.analysis.model import Cell, least_parallel
 from dutyfree.analysis.statistics import Estimate, difference, ratio
 
 ROLLOUTS = (10_000, 30_000, 100_000, 300_000, 1_000_000)

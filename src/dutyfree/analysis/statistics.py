@@ -60,11 +60,14 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """p50 and p95 of n measurements."""
+    """Quantiles, mean and standard deviation of n measurements."""
 
     n: int
     p50: Estimate
     p95: Estimate
+    mean: Estimate
+    sd: float | None = None
+    """None for a single measurement."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -86,16 +89,46 @@ def quantity(values: Sequence[float] | Floats) -> Quantity | None:
     sample = np.sort(as_sample(values))
     if not sample.size:
         return None
-    return Quantity(int(sample.size), _estimate(sample, 0.5), _estimate(sample, 0.95))
+    return Quantity(
+        int(sample.size), _estimate(sample, 0.5), _estimate(sample, 0.95), mean(sample), _sd(sample)
+    )
+
+
+def mean(values: Sequence[float] | Floats) -> Estimate:
+    """The mean of independent values, with the interval of Student's t."""
+    sample = as_sample(values)
+    value = float(sample.mean())
+    if sample.size < 2:
+        return Estimate(value)
+    reach = t_quantile(sample.size - 1) * float(sample.std(ddof=1)) / math.sqrt(sample.size)
+    return Estimate(value, value - reach, value + reach)
+
+
+@lru_cache(maxsize=512)
+def t_quantile(freedom: float) -> float:
+    """How many standard errors an interval reaches on each side."""
+    from scipy import special
+
+    return float(special.stdtrit(freedom, (1 + LEVEL) / 2))
+
+
+def _sd(sample: Floats) -> float | None:
+    return float(sample.std(ddof=1)) if sample.size > 1 else None
 
 
 def point(values: Sequence[float] | Floats) -> Quantity | None:
-    """p50 and p95 without intervals, for values that are not independent."""
+    """The same without intervals, for values that are not independent."""
     sample = as_sample(values)
     if not sample.size:
         return None
     middle, tail = np.quantile(sample, [0.5, 0.95])
-    return Quantity(int(sample.size), Estimate(float(middle)), Estimate(float(tail)))
+    return Quantity(
+        int(sample.size),
+        Estimate(float(middle)),
+        Estimate(float(tail)),
+        Estimate(float(sample.mean())),
+        _sd(sample),
+    )
 
 
 def p50(values: Sequence[float] | Floats) -> Estimate | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from dutyfree.analysis.cells import Key, Sample
-from dutyfree.analysis.model import Metric, Ratio, Tax
+from dutyfree.analysis.findings import Metric, Ratio, Tax
 from dutyfree.analysis.statistics import Estimate, Floats, difference, holm, judge, ratio
 
 

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from dutyfree.analysis.cells import Key, Sample
-from dutyfree.analysis.model import Caution, CautionKind, Metric
+from dutyfree.analysis.findings import Metric
+from dutyfree.analysis.model import Caution, CautionKind
 from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm
 from dutyfree.analysis.units import percent
 

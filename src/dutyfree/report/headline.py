@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dutyfree.analysis.model import CautionKind, Cell, Spread, Summary
+from dutyfree.analysis.findings import Spread
+from dutyfree.analysis.model import CautionKind, Cell, Summary
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import count, duration, hours, percent, plural
 from dutyfree.report.palette import COMPONENTS

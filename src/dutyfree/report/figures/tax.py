@@ -8,7 +8,8 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from dutyfree.analysis.model import Cell, Summary, Tax
+from dutyfree.analysis.findings import Tax
+from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import percent
 from dutyfree.report import canvas, phrases
 from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, substrate_looks

@@ -7,7 +7,8 @@ from typing import Any
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from dutyfree.analysis.model import Cell, Projection, Summary
+from dutyfree.analysis.findings import Projection
+from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.statistics import Quantity
 from dutyfree.analysis.units import hours
 from dutyfree.report import canvas

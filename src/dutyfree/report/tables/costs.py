@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dutyfree.analysis.model import Caution, Spread, Summary
+from dutyfree.analysis.findings import Spread
+from dutyfree.analysis.model import Caution, Summary
 from dutyfree.analysis.projection import MILLION
 from dutyfree.analysis.units import UNKNOWN, count, duration, hours, multiple, plural, significant
 from dutyfree.report import phrases
