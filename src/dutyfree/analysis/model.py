@@ -55,7 +55,6 @@ class CautionKind(enum.StrEnum):
     CACHE = "cache state"
     NO_BASELINE = "no baseline"
     NO_CONTROL = "no control"
-    UNLIKE_LIMITS = "unlike limits"
     EXPLORATORY = "exploratory"
     INSEPARABLE = "inseparable"
     POOR_FIT = "poor fit"
