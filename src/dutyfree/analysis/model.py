@@ -238,7 +238,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tiers(self) -> list[str]:
-        return [name for name in self.workloads if not name.startswith("trajectory-")]
+        return [name for name in self.workloads if name not in self.mixes and name not in self.trajectories]
+
+    @property
+    def mixes(self) -> list[str]:
+        """Trajectories of another mix of actions, on another repository, or recorded: ``inspect-50``."""
+        recorded = self.plan.get("recorded") or {}
+        return [
+            name
+            for name in self.workloads
+            if name not in self.trajectories and (name in recorded or name.rpartition("-")[2].isdecimal())
+        ]
 
     @property
     def trajectories(self) -> list[str]:
