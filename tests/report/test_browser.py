@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import dutyfree.report
+from dutyfree.report import files
 from tests.analysis.synthetic import plausible, save
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -27,7 +27,7 @@ def address(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report")
     long = "a-label-without-any-place-to-break-it-that-goes-on-and-on-and-on-and-on"
     content = plausible(labels=("bare", "docker", "native", long), trials=6, failing={"docker": 0.3})
-    dutyfree.report.write(save(directory, content))
+    files.write(save(directory, content))
     return (directory / "report.html").as_uri()
 
 

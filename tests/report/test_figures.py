@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 
 from dutyfree.analysis.summary import summarise
 from dutyfree.report import canvas
-from dutyfree.report.figures import FIGURES
+from dutyfree.report.figures.catalog import FIGURES
 from dutyfree.report.figures.tax import tax_by_substrate
 from tests.analysis.synthetic import cold, plausible, records
 

@@ -12,13 +12,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-import dutyfree.report
 from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.summary import decode, summarise
 from dutyfree.contract.errors import RecordsError
+from dutyfree.report import files
 from dutyfree.report.headline import answers
 from dutyfree.report.phrases import groups
-from dutyfree.report.tables import tables
+from dutyfree.report.tables.catalog import tables
 from dutyfree.study.records import FILE, TrialFailure
 from tests.analysis.synthetic import PROFILES, action, cold, facts, plausible, records, save, study, trial
 
@@ -78,7 +78,7 @@ def written(tmp_path_factory):
     content = plausible(
         labels=("bare", "docker", "native"), trials=12, parallel=(1, 4), failing={"docker": 0.2}
     )
-    summary = dutyfree.report.write(save(directory, content))
+    summary = files.write(save(directory, content))
     return directory, summary
 
 
@@ -103,7 +103,7 @@ def test_everything_is_there(written):
 def test_writing_again_gives_the_same_bytes(written):
     directory, _ = written
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    dutyfree.report.write(directory)
+    files.write(directory)
     changed = [path.name for path, content in before.items() if path.read_bytes() != content]
     assert changed == []
 
@@ -189,7 +189,7 @@ def test_cautions_stand_beside_their_numbers(written):
 
 def test_inner_spans_and_the_rest_are_shown(tmp_path):
     content = plausible(trials=4, tiers=("T0", "T1"), lengths=(10,), spans=True)
-    summary = dutyfree.report.write(save(tmp_path, content))
+    summary = files.write(save(tmp_path, content))
     made = tables(summary)
     assert made["inside_action"].header[3:-3] == ["dispatch", "run", "collect", "unattributed"]
     assert made["inside_creation"].header[3:-1] == ["create", "start", "unattributed"]
@@ -218,7 +218,7 @@ def test_ratios_bear_the_cautions_of_both_sides(written):
 
 def test_facts_of_any_name_and_kind_are_shown(tmp_path):
     host = {"event_loop": "uvloop", "cgroup_cpu_limit": None, "root": True, "new_fact": [1, 2]}
-    dutyfree.report.write(save(tmp_path, records(study=study(host=host))))
+    files.write(save(tmp_path, records(study=study(host=host))))
     words = page(tmp_path).words
     for told in (
         "event loop uvloop",
@@ -242,7 +242,7 @@ def test_answers_name_what_qualifies_them(written):
 
 def test_a_caution_is_told_once_and_referred_to_elsewhere(tmp_path):
     many = plausible(labels=("bare", "docker", "oci"), trials=5, failing={"oci": 0.5}, seed=3)
-    summary = dutyfree.report.write(save(tmp_path, many))
+    summary = files.write(save(tmp_path, many))
     made, text = page(tmp_path), (tmp_path / "report.md").read_text()
     texts = Counter(caution.text for caution in summary.cautions)
     assert max(texts.values()) > 9
@@ -263,7 +263,7 @@ def test_a_caution_is_told_once_and_referred_to_elsewhere(tmp_path):
 
 
 def test_a_caution_that_concerns_all_says_so(tmp_path):
-    dutyfree.report.write(save(tmp_path, plausible(trials=3)))
+    files.write(save(tmp_path, plausible(trials=3)))
     assert "too few trials 12 times: all cells : fewer than 10" in page(tmp_path).words
 
 
@@ -369,7 +369,7 @@ def test_a_headline_is_never_of_an_interval_that_includes_none():
 
 
 def test_two_substrates_are_worth_a_report(tmp_path):
-    dutyfree.report.write(save(tmp_path, plausible(labels=("bare", "native"), trials=12)))
+    files.write(save(tmp_path, plausible(labels=("bare", "native"), trials=12)))
     made, text = page(tmp_path), (tmp_path / "report.md").read_text()
     assert made.ids.index("tax") < made.ids.index("caution-1") < made.ids.index("figure1")
     assert "The tax: extra time over bare by substrate." in made.words
@@ -381,7 +381,7 @@ def test_two_substrates_are_worth_a_report(tmp_path):
 
 
 def test_without_a_baseline_there_is_no_chart(tmp_path):
-    dutyfree.report.write(save(tmp_path, plausible(labels=("docker", "oci"), trials=3)))
+    files.write(save(tmp_path, plausible(labels=("docker", "oci"), trials=3)))
     made = page(tmp_path)
     assert "tax" not in made.ids
     assert sum(tag == "svg" for tag, _ in made.tags) == 6
@@ -406,7 +406,7 @@ def test_hostile_names_and_causes_stay_text(tmp_path):
         },
         study=study(plan={"name": HOSTILE}, host={"cpu": HOSTILE}),
     )
-    dutyfree.report.write(save(tmp_path, content))
+    files.write(save(tmp_path, content))
     made = page(tmp_path)
     assert not any(tag == "script" for tag, _ in made.tags)
     assert HOSTILE in made.words
@@ -427,7 +427,7 @@ def test_what_to_do_about_a_failure_is_never_cut_off(length, tmp_path):
     gone = facts("gone", unavailable=cause)
     substrates = {"bare": facts("bare"), "docker": facts("docker"), "gone": gone}
     content = records(*cold("bare", [1.0] * 3), *failed, substrates=substrates)
-    summary = dutyfree.report.write(save(tmp_path, content))
+    summary = files.write(save(tmp_path, content))
     (group,) = summary.failures
     assert group.cause.endswith(remedy)
     assert len(group.cause) < 1100
@@ -436,7 +436,7 @@ def test_what_to_do_about_a_failure_is_never_cut_off(length, tmp_path):
 
 
 def test_a_spreadsheet_takes_no_label_for_a_formula(tmp_path):
-    dutyfree.report.write(save(tmp_path, records(*cold("bare", [1.0] * 3), *cold("=1+1", [2.0] * 3))))
+    files.write(save(tmp_path, records(*cold("bare", [1.0] * 3), *cold("=1+1", [2.0] * 3))))
     for path in (tmp_path / "tables").iterdir():
         with path.open(newline="") as file:
             assert not any(cell.startswith("=") for row in csv.reader(file) for cell in row)
@@ -465,7 +465,7 @@ def partial():
 @pytest.mark.parametrize("name", list(partial()))
 def test_partial_records_give_a_whole_report(name, tmp_path):
     content = partial()[name]
-    summary = dutyfree.report.write(save(tmp_path, content))
+    summary = files.write(save(tmp_path, content))
     made = page(tmp_path)
     assert len(made.ids) == len(set(made.ids))
     assert summary.trials == len(content.measured)
@@ -479,15 +479,15 @@ def test_records_of_a_killed_study_are_read(tmp_path):
     save(tmp_path, plausible(trials=3, lengths=(10,)))
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes()[:-40])
-    summary = dutyfree.report.write(tmp_path)
+    summary = files.write(tmp_path)
     assert summary.trials == 23
 
 
 def test_no_records_and_no_room_are_told(tmp_path):
     with pytest.raises(RecordsError, match="no records"):
-        dutyfree.report.write(tmp_path)
+        files.write(tmp_path)
     save(tmp_path, records())
     (tmp_path / "tables").write_text("in the way")
     with pytest.raises(RecordsError, match="cannot write the report"):
-        dutyfree.report.write(tmp_path)
+        files.write(tmp_path)
     assert not list(tmp_path.glob(".*.new"))

@@ -56,7 +56,6 @@ def study(
     json
         Print the summary as JSON on standard output.
     """
-    from dutyfree import report
     from dutyfree.study import runner
 
     directory = out or (latest_directory() if resume else None)
@@ -69,7 +68,9 @@ def study(
             progress.note(f"stopped; to continue: dutyfree study --resume --out {directory}")
             raise
         progress.note("writing the report")
-        summary = report.write(directory, measured)
+        from dutyfree.report import files  # imports matplotlib and scipy, which is slow
+
+        summary = files.write(directory, measured)
     show_summary(summary, directory, as_json=json)
     return 1 if summary.failed == summary.trials else 0
 

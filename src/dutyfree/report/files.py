@@ -11,8 +11,8 @@ from dutyfree.analysis.summary import encode, summarise
 from dutyfree.contract.errors import RecordsError
 from dutyfree.report import canvas, html, markdown
 from dutyfree.report.document import document
-from dutyfree.report.figures import FIGURES
-from dutyfree.report.tables import tables
+from dutyfree.report.figures.catalog import FIGURES
+from dutyfree.report.tables.catalog import tables
 from dutyfree.study import records
 
 

@@ -10,20 +10,20 @@ from string import Template
 
 from dutyfree.analysis.model import CautionKind
 from dutyfree.report import canvas
-from dutyfree.report.document import (
+from dutyfree.report.blocks import (
     Block,
     FactsBlock,
     FigureBlock,
     ListBlock,
     ListingBlock,
     ParagraphBlock,
-    ReportDocument,
     Section,
     TableBlock,
 )
+from dutyfree.report.document import ReportDocument
 from dutyfree.report.headline import HeadlineAnswer
 from dutyfree.report.phrases import CautionGroup, where
-from dutyfree.report.tables import Table
+from dutyfree.report.tables.table import Table
 
 
 def render(document: ReportDocument, figures: Mapping[str, bytes]) -> str:

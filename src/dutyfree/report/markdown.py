@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.units import markdown as plain
-from dutyfree.report.document import (
+from dutyfree.report.blocks import (
     Block,
     FactsBlock,
     FigureBlock,
     ListBlock,
     ListingBlock,
     ParagraphBlock,
-    ReportDocument,
     TableBlock,
 )
+from dutyfree.report.document import ReportDocument
 from dutyfree.report.phrases import CautionGroup, where
-from dutyfree.report.tables import Table
+from dutyfree.report.tables.table import Table
 
 
 def render(document: ReportDocument) -> str:

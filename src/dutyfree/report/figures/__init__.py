@@ -1,22 +1,5 @@
-"""The figures of a report: functions of the summary. Without data they show a message."""
+"""The figures of a report: functions of the summary.
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-from dutyfree.analysis.model import Summary
-from dutyfree.report.figures.cold_start import cold_start_distributions, cold_start_medians
-from dutyfree.report.figures.composition import composition_by_length, decomposition_at_t2
-from dutyfree.report.figures.tax import tax_by_substrate
-from dutyfree.report.figures.trajectories import completion_by_length, worker_hours
-
-FIGURES: dict[str, Callable[[Summary], Any]] = {
-    "tax": tax_by_substrate,
-    "figure1": decomposition_at_t2,
-    "figure2": cold_start_medians,
-    "figure3": cold_start_distributions,
-    "figure4": composition_by_length,
-    "figure5": completion_by_length,
-    "figure6": worker_hours,
-}
+May import ``analysis``, and ``canvas``, ``palette`` and ``phrases`` of the report. ``catalog`` lists them.
+A figure without data shows a message. Figures that only some studies can have are None without it.
+"""

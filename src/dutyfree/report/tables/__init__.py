@@ -1,34 +1,4 @@
-"""The tables of a report: as text with cautions for people, as CSV with full numbers for programs."""
+"""The tables of a report: as text with cautions for people, as CSV with full numbers for programs.
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from dutyfree.analysis.model import Summary
-from dutyfree.report.tables.costs import ratios, table1, table2, tax, worker_hours
-from dutyfree.report.tables.results import cold_start, decomposition, failures, throughput, trajectories
-from dutyfree.report.tables.spans import inside_action, inside_creation
-from dutyfree.report.tables.table import DIVISION, Row, Table
-
-__all__ = ["DIVISION", "Row", "Table", "tables"]
-
-
-def tables(summary: Summary) -> dict[str, Table]:
-    """All tables by name, in the order of the report."""
-    makers: tuple[Callable[[Summary], Table], ...] = (
-        cold_start,
-        decomposition,
-        inside_action,
-        inside_creation,
-        trajectories,
-        tax,
-        table1,
-        table2,
-        worker_hours,
-        ratios,
-        failures,
-    )
-    made = [maker(summary) for maker in makers]
-    if summary.throughput:
-        made.append(throughput(summary))
-    return {table.name: table for table in made}
+May import ``analysis``, and ``palette`` and ``phrases`` of the report. ``catalog`` lists them in order.
+"""
