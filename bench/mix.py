@@ -19,8 +19,8 @@ from itertools import count
 
 from rounds import Row, percentile
 
-from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import decide, wake
+from dutyfree.engine.pool.scheduler.distance import Costs
 from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import (
     Budget,

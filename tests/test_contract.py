@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import dutyfree
 from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Span, Stage, Write, limited
 from dutyfree.contract.errors import DutyfreeError, LimitError, SandboxClosed, SubstrateError
-from dutyfree.contract.recipe import tree_digest
+from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads.workload import Expect
 
 commands = st.one_of(st.text(max_size=5), st.tuples(st.text(max_size=3), st.text(max_size=3)))

@@ -20,7 +20,7 @@ import pytest
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage, layers, recipes
 from dutyfree.contract.errors import CreateError, RecipeError, UsageError
-from dutyfree.contract.recipe import tree_digest
+from dutyfree.contract.stage import tree_digest
 from dutyfree.engine.pool.scheduler.values import PrefixChain
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
@@ -230,7 +230,7 @@ def test_keys_of_prefixes_read_every_file_once(tmp_path: Path, monkeypatch: pyte
         read.append(path)
         return tree_digest(path)
 
-    monkeypatch.setattr("dutyfree.contract.recipe.tree_digest", counted)
+    monkeypatch.setattr("dutyfree.contract.stage.tree_digest", counted)
     files = [tmp_path / name for name in "abc"]
     for path in files:
         path.write_text(path.name)

@@ -1,7 +1,7 @@
 """The study's image: the same software on every substrate.
 
 ``build`` makes it from Debian packages with debootstrap and keeps it as a tar archive in the cache.
-``from_reference`` lets a Docker engine pull an image instead. Substrates use the one that was requested last.
+A Docker engine can pull one instead (``use_adopted``). Substrates use the one that was requested last.
 
 A build runs in its own mount and pid namespaces and ends with this process: neither Ctrl-C nor SIGKILL leaves
 a mount or a process behind. The record beside the archive is written last, so an unfinished image is never
@@ -91,14 +91,14 @@ def built() -> StudyImage | None:
 
 
 def chosen() -> bool:
-    """Whether ``build`` was called after the last ``from_reference``, so that its image has precedence."""
+    """Whether ``build`` was called after the last ``use_adopted``, so that its image has precedence."""
     return _choice().exists()
 
 
 async def build(*, progress: Progress | None = None, force: bool = False, choose: bool = True) -> StudyImage:
     """Build the study's image, unless the cache has it. It takes about a minute, 400 MB and root.
 
-    Substrates use this image from now on, instead of one of ``from_reference``; not with ``choose=False``.
+    Substrates use this image from now on, instead of an adopted one; not with ``choose=False``.
     Raises Unavailable, with the remedy, if it cannot be built here.
     """
     image = await _found_or_made(progress or _log.info, force)
@@ -129,17 +129,9 @@ async def _found_or_made(say: Progress, force: bool) -> StudyImage:
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
 
 
-async def from_reference(reference: str, *, host: str | None = None, progress: Progress | None = None) -> str:
-    """Let the Docker engine pull ``reference``, and use it as the study's image. Returns its id.
-
-    It stays the study's image until ``build`` is called. Raises Unavailable if no engine answers, the pull
-    fails, or the image does not have a program that the tiers need.
-    """
-    from dutyfree.substrates.docker import adopt_image
-
-    found = await adopt_image(reference, REFERENCE, TOOLS, host=host, progress=progress or _log.info)
-    await anyio.to_thread.run_sync(lambda: _choice().unlink(missing_ok=True))
-    return found
+def use_adopted() -> None:
+    """From now on use the image that a Docker engine adopted as ``REFERENCE``, until ``build`` is called."""
+    _choice().unlink(missing_ok=True)
 
 
 def folder() -> Path:

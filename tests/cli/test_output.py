@@ -27,8 +27,9 @@ SHOW = """
 import sys
 from dutyfree.cli import doctor as command
 from dutyfree.cli.main import main
-from dutyfree.doctor import Finding
-from dutyfree import doctor, errors, substrates
+from dutyfree.doctor.finding import Finding
+from dutyfree import errors, substrates
+from dutyfree.doctor import check
 from dutyfree.contract import Availability
 
 remedy = sys.argv[1]
@@ -39,7 +40,7 @@ async def check_all():
 async def probe(name, **options):
     return Availability(False, "missing " * 30, remedy)
 
-doctor.check_all, substrates.probe = check_all, probe
+check.check_all, substrates.probe = check_all, probe
 if sys.argv[2] == "error":
     def broken(json=False):
         raise errors.CreateError("it failed " * 30, remedy=remedy)

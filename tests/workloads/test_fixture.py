@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.contract.recipe import tree_digest
+from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads import build as workload
 from dutyfree.workloads.downloads import FIXED, FixtureError
 from dutyfree.workloads.fixture import (

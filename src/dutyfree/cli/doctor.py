@@ -89,7 +89,7 @@ def doctor(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from dutyfree.doctor import blocking, check_all
+    from dutyfree.doctor.check import blocking, check_all
 
     findings = run_async(check_all)
     if json:

@@ -47,7 +47,11 @@ def build(
 
     say = console.say
     if reference is not None:
-        digest = run_async(partial(images.from_reference, reference, progress=say))
+        from dutyfree.substrates.docker import adopt_image
+
+        names = reference, images.REFERENCE, images.TOOLS
+        digest = run_async(partial(adopt_image, *names, host=None, progress=say))
+        images.use_adopted()
         console.show(f"{images.REFERENCE} is now {reference} ({digest})")
         return 0
     built = run_async(partial(images.build, progress=say, force=force))

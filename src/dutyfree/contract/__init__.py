@@ -24,8 +24,9 @@ from dutyfree.contract.action import (
 )
 from dutyfree.contract.limits import SIZES, Bytes, Limits, NetworkPolicy, limited, size, sized
 from dutyfree.contract.observation import KILLED, Cut, Observation, Span, Usage
-from dutyfree.contract.recipe import Recipe, Stage
+from dutyfree.contract.recipe import Recipe
 from dutyfree.contract.sandbox import Sandbox
+from dutyfree.contract.stage import Stage
 from dutyfree.contract.substrate import Availability, Provider, Substrate
 
 __all__ = [

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from dutyfree.contract.recipe import tree_digest
+from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads import downloads
 from dutyfree.workloads.downloads import BUGGY, FIXED, SOURCES, FixtureError, Tree
 

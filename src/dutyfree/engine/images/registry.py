@@ -1,19 +1,19 @@
-"""Client of a registry: manifests and blobs, with authentication and retries. Blocks."""
+"""Client of a registry: manifests and blobs, with retries. Blocks."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
-from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.engine.images import credentials, http, manifest
+from dutyfree.engine.images import http, manifest
+from dutyfree.engine.images.authentication import AGENT, Authentication
+from dutyfree.engine.images.credentials import Login
 from dutyfree.engine.images.manifest import BlobDescriptor
 from dutyfree.engine.images.reference import Reference
 from dutyfree.engine.store.cancel import CancelToken
@@ -22,13 +22,11 @@ ATTEMPTS = 6
 WAIT_MAX = 30.0
 TOKENS_MAX = 3
 """Tokens that one request may obtain: a token may expire, or another thread may replace it."""
-AGENT = "dutyfree"
 
 _ACCEPTED = ", ".join((*manifest.INDEXES, *manifest.MANIFESTS))
 _ERROR_MAX = 64 << 10
 """Limit for the body of an error response."""
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
-_PAIRS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"|(\w+)=([^\s",]+)')
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 
 
@@ -58,7 +56,7 @@ class RegistryClient:
         self,
         base: str,
         reference: Reference,
-        login: credentials.Login | None,
+        login: Login | None,
         cancel: CancelToken,
         *,
         first_wait: float = 0.25,
@@ -68,8 +66,7 @@ class RegistryClient:
         self._reference = reference
         self._login = login
         self._cancel = cancel
-        self._authorization = ""
-        self._lock = threading.Lock()
+        self._authentication = Authentication(base, reference.repository, login, self._fetch)
         # No transport compression: digests are of the stored bytes.
         headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
         self._client = http.HttpClient(headers, self._check_downgrade)
@@ -139,12 +136,12 @@ class RegistryClient:
         url = f"{self.base}/v2/{self._reference.repository}/{path}"
         try:
             for renewals in range(TOKENS_MAX + 1):
-                used = self._authorization
+                used = self._authentication.header
                 own = {**headers, "Authorization": used} if used else headers
                 with self._client.request(url, own) as response:
                     if response.status == 401 and renewals < TOKENS_MAX:
                         said = _body(response, _ERROR_MAX)
-                        if self._authorize(response.headers.get_all("www-authenticate", []), used):
+                        if self._authentication.renew(response.headers.get_all("www-authenticate", []), used):
                             continue
                         self._refuse(response, said)
                     self._check(response)
@@ -154,6 +151,11 @@ class RegistryClient:
             raise TransientError(str(error), reached=error.reached) from error
         except http.BadResponse as error:
             raise CreateError(f"{self.base} sent an invalid response: {error}") from error
+
+    def _fetch(self, url: str, headers: Mapping[str, str], form: bytes | None) -> bytes:
+        with self._client.request(url, headers, form) as response:
+            self._check(response)
+            return _body(response, manifest.DOCUMENT_MAX)
 
     def _check(self, response: http.HttpResponse) -> None:
         if response.status not in (200, 206):
@@ -180,48 +182,6 @@ class RegistryClient:
             )
         raise CreateError(f"{self._reference} cannot be fetched from {self.base}: {said}")
 
-    # --- Authentication -----------------------------------------------------------------------------
-
-    def _authorize(self, challenges: list[str], used: str) -> bool:
-        """Answer a challenge; return whether that may help. Raises CreateError, TransientError."""
-        with self._lock:
-            if used != self._authorization:
-                return True  # another thread has already renewed it
-            for challenge in challenges:
-                scheme, _, rest = challenge.partition(" ")
-                fields = {a or c: b or d for a, b, c, d in _PAIRS.findall(rest)}
-                if scheme.lower() == "bearer" and "realm" in fields:
-                    self._authorization = f"Bearer {self._token(fields)}"
-                    break
-                if scheme.lower() == "basic" and self._login:
-                    self._authorization = _basic(self._login)
-                    break
-            return used != self._authorization
-
-    def _token(self, fields: dict[str, str]) -> str:
-        realm = fields["realm"]
-        where = urlsplit(realm)
-        if where.scheme != "https" and not (where.scheme == "http" and self.base.startswith("http:")):
-            raise CreateError(f"{self.base} wants the login sent to {realm}, which is not encrypted")
-        query = {"scope": fields.get("scope") or f"repository:{self._reference.repository}:pull"}
-        if "service" in fields:
-            query["service"] = fields["service"]
-        headers, form = {}, None
-        if self._login and self._login.token:
-            given = {"grant_type": "refresh_token", "client_id": AGENT, "refresh_token": self._login.secret}
-            form = urlencode({**query, **given}).encode()
-        else:
-            realm += f"{'&' if where.query else '?'}{urlencode(query)}"
-            headers = {"Authorization": _basic(self._login)} if self._login else {}
-        with self._client.request(realm, headers, form) as response:
-            self._check(response)
-            data = _body(response, manifest.DOCUMENT_MAX)
-        try:
-            answer = msgspec.json.decode(data)
-            return str(answer.get("token") or answer["access_token"])
-        except (msgspec.DecodeError, RecursionError, KeyError, AttributeError) as error:
-            raise CreateError(f"{fields['realm']} sent no token: {error!r}") from error
-
     def _check_downgrade(self, url: str) -> None:
         if self.base.startswith("https:") and not url.startswith("https:"):
             raise CreateError(f"{self.base} redirects to {url}, which is not encrypted")
@@ -241,12 +201,6 @@ def bases(
 def _base(host: str, insecure: tuple[str, ...]) -> str:
     plain = _LOOPBACK.fullmatch(host) or host in insecure
     return f"{'http' if plain else 'https'}://{host}"
-
-
-def _basic(login: credentials.Login) -> str:
-    import base64
-
-    return "Basic " + base64.b64encode(f"{login.name}:{login.secret}".encode()).decode()
 
 
 def _body(response: http.HttpResponse, limit: int) -> bytes:

@@ -30,8 +30,8 @@ from dutyfree.engine.layers.keys import RecipeCache, RecipeKeys
 from dutyfree.engine.pool.executor import Executor
 from dutyfree.engine.pool.leases import DEADLINE, LEASE_SECONDS, Lease, Terms, Waiter, Waiters, check_terms
 from dutyfree.engine.pool.refusals import refusal
-from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.decide import decide, lasting_failure, wake
+from dutyfree.engine.pool.scheduler.distance import Costs
 from dutyfree.engine.pool.scheduler.ledger import Ledger
 from dutyfree.engine.pool.scheduler.state import State
 from dutyfree.engine.pool.scheduler.values import (

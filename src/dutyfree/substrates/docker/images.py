@@ -163,7 +163,7 @@ async def inspect(engine: Engine, reference: str) -> dict[str, Any] | None:
 async def import_study(engine: Engine, progress: study.Progress | None = None) -> str:
     """Import the study's image from the cache, if the engine does not have this build. Returns its id.
 
-    An image that ``study_image.from_reference`` has put under the name stays, unless ``study_image.build``
+    An image that ``adopt_image`` has put under the name stays, unless ``study_image.build``
     was called later. Raises Unavailable if the image must be built and cannot be.
     """
     held = await inspect(engine, study.REFERENCE)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dutyfree.contract.served import Served, ServedKind
-from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.decide import place, wake
+from dutyfree.engine.pool.scheduler.distance import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.ledger import BOUNDS, Histogram, Ledger
 from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue
 from dutyfree.engine.pool.scheduler.values import (

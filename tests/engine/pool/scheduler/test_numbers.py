@@ -7,8 +7,8 @@ from math import log
 import pytest
 
 from dutyfree.engine.pool.scheduler.breaker import Breaker
-from dutyfree.engine.pool.scheduler.costs import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.decide import candidates, wake
+from dutyfree.engine.pool.scheduler.distance import PRIOR, Costs
 from dutyfree.engine.pool.scheduler.jobs import ReturnRate
 from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue
 from dutyfree.engine.pool.scheduler.values import (

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 
 from dutyfree.engine.pool.scheduler.breaker import Breaker
-from dutyfree.engine.pool.scheduler.costs import Costs
 from dutyfree.engine.pool.scheduler.demand import Demand
+from dutyfree.engine.pool.scheduler.distance import Costs
 from dutyfree.engine.pool.scheduler.jobs import Claim, Job, ReturnRate
 from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue
 from dutyfree.engine.pool.scheduler.refills import Refills

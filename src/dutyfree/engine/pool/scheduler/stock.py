@@ -11,7 +11,7 @@ from math import exp, inf, log, log1p
 from typing import Literal
 
 from dutyfree.engine.pool.scheduler.breaker import Breaker
-from dutyfree.engine.pool.scheduler.costs import Costs
+from dutyfree.engine.pool.scheduler.distance import Costs
 from dutyfree.engine.pool.scheduler.priority_queue import PriorityQueue, Score
 from dutyfree.engine.pool.scheduler.values import Budget, Policy, PrefixChain
 

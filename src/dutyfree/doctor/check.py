@@ -1,4 +1,4 @@
-"""Check what the study and all of dutyfree need."""
+"""All checks of the doctor; here those of what the study and all of dutyfree need."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dutyfree import paths
+from dutyfree import paths, substrates
+from dutyfree.contract import Availability
+from dutyfree.doctor import native
 from dutyfree.doctor.finding import Finding
 from dutyfree.study import machine
 
 GIT_DAEMON_REMEDY = "install git with its daemon (Debian: apt-get install git)"
 
 
-def check() -> list[Finding]:
+async def check_all() -> list[Finding]:
     """Check everything. Raises nothing."""
-    return [check() for check in _CHECKS]
+    findings = [check() for check in _CHECKS]
+    seen: dict[str, Availability] = {}
+    for name in substrates.names():
+        found = seen[name] = await substrates.probe(name)
+        if seen.get(name.partition("-")[0]) == found and "-" in name:
+            continue  # native at a fixed warmth: already checked as native
+        findings.append(Finding(f"substrate {name}", found.available, found.detail, found.remedy))
+    return findings + await native.check()
+
+
+def blocking(findings: list[Finding]) -> Iterator[Finding]:
+    """The findings that prevent even a study on bare."""
+    return (finding for finding in findings if finding.needed and not finding.fine)
 
 
 def _python() -> Finding:

@@ -1,4 +1,4 @@
-"""Estimated seconds of stages, learned from measured ones, and the distance between two prefixes."""
+"""The distance between two prefixes: estimated seconds of stages, learned from measured ones."""
 
 from __future__ import annotations
 
