@@ -54,6 +54,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of its own, for a test that counts what is in it."""
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(autouse=True)
 def blocking_calls_fail(request: pytest.FixtureRequest) -> Iterator[None]:
     """In an async test, a call of ours that blocks the event loop is an error."""

@@ -237,7 +237,6 @@ def test_whole_numbers_are_wanted_of_sizes():
         Limits(memory=1.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["scripted", "bare"])
 async def test_a_sandbox_takes_its_limits_as_a_table_or_says_what_it_wants(name):
     async with dutyfree.open(name) as opened:
@@ -250,7 +249,6 @@ async def test_a_sandbox_takes_its_limits_as_a_table_or_says_what_it_wants(name)
                     pass
 
 
-@pytest.mark.anyio
 @pytest.mark.native
 async def test_sandboxes_and_groups_of_native_take_tables_too():
     async with dutyfree.open("native", limits={"memory": "256M"}) as opened:

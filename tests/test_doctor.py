@@ -13,7 +13,6 @@ from dutyfree.substrates.native import NativeConfig
 LIMITED = ("cpu", "memory", "pids")
 
 
-@pytest.mark.anyio
 @pytest.mark.native
 async def test_every_feature_is_named() -> None:
     findings = {finding.what: finding for finding in await native.check()}
@@ -34,7 +33,6 @@ async def test_every_feature_is_named() -> None:
     assert all(finding.fine or finding.remedy for finding in findings.values())
 
 
-@pytest.mark.anyio
 async def test_without_the_program_the_rest_is_still_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "CONFIG", NativeConfig(program="/nowhere/dutyfree-init"))
     findings = {finding.what: finding for finding in await native.check()}

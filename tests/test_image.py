@@ -36,12 +36,6 @@ Components: main
 """
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path))
     assert paths.cache() == tmp_path
@@ -116,7 +110,6 @@ def test_a_new_image_replaces_the_old(cache: Path) -> None:
     assert [path.read_bytes() for path in (cache / "images").glob("*.tar")] == [b"new"]
 
 
-@pytest.mark.anyio
 async def test_build_gives_what_the_cache_holds(cache: Path) -> None:
     def plant() -> study_image.StudyImage:
         (cache / "images").mkdir(parents=True)
@@ -128,7 +121,6 @@ async def test_build_gives_what_the_cache_holds(cache: Path) -> None:
     assert await study_image.build() == made
 
 
-@pytest.mark.anyio
 async def test_only_root_builds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Unavailable, match="only root") as caught:
@@ -137,7 +129,6 @@ async def test_only_root_builds(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not await anyio.Path(cache).exists()
 
 
-@pytest.mark.anyio
 async def test_unusable_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "file" / "cache"))
@@ -228,7 +219,6 @@ def portrait(made: study_image.StudyImage) -> tuple[list[str], list[str], dict[s
 
 @needs_debootstrap
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_build(cache: Path) -> None:
     said: list[str] = []
     made: list[study_image.StudyImage] = []

@@ -18,16 +18,9 @@ from dutyfree.contract.errors import CreateError
 from tests.test_recipes import git
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="layers lie on the disk with root only; run as root"),
 ]
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

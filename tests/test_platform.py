@@ -23,7 +23,6 @@ def darwin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["native", "native-warm", "bare", "docker"])
 @pytest.mark.usefixtures("darwin")
 async def test_a_substrate_says_that_it_needs_linux(name: str) -> None:

@@ -82,7 +82,6 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-@pytest.mark.anyio
 @pytest.mark.native
 @pytest.mark.skipif(os.geteuid() != 0, reason="the host's servers are reached with root only; run as root")
 async def test_a_repository_and_its_dependencies(
@@ -116,7 +115,6 @@ async def test_a_repository_and_its_dependencies(
             await native.prepare(Recipe(stages=(missing,)))
 
 
-@pytest.mark.anyio
 @pytest.mark.native
 @pytest.mark.skipif(os.geteuid() != 0, reason="the host's servers are reached with root only; run as root")
 async def test_a_branch_is_pinned_until_its_layer_is_removed(
@@ -147,7 +145,6 @@ async def test_a_branch_is_pinned_until_its_layer_is_removed(
     assert await seen() == b"further\nfurther\n"  # and not what was made upon the former
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["tar", "zip", "directory"])
 async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
     source = tmp_path / "source"
@@ -177,7 +174,6 @@ async def test_a_local_repository(tmp_path: Path, kind: str) -> None:
             assert (await sandbox.exec("repository/deep/link")).stdout == b"2\n"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 async def test_leading_directories_of_an_archive_can_be_dropped(tmp_path: Path, kind: str) -> None:
     source = tmp_path / "source"
@@ -255,7 +251,6 @@ def test_what_is_not_copied_does_not_count(tmp_path: Path) -> None:
         assert Recipe(stages=(recipes.repository(tmp_path),)).key() == before
 
 
-@pytest.mark.anyio
 @pytest.mark.native
 async def test_one_copy_serves_many_commits(
     served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

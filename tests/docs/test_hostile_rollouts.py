@@ -22,7 +22,7 @@ from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 from tests.engine import counts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 LIMITS = Limits(memory=160 << 20, pids=40, disk=32 << 20)

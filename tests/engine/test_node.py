@@ -26,8 +26,6 @@ from dutyfree.engine.host import census
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def rootfs(tmp_path: Path) -> Path:

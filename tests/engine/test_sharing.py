@@ -9,7 +9,7 @@ import pytest
 import dutyfree
 from dutyfree.substrates.native import Native
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 
 def launcher_of(substrate: object) -> int:

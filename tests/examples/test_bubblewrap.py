@@ -85,7 +85,6 @@ def test_it_keeps_them_without_root(installed: Path) -> None:
 
 
 @needs_bubblewrap
-@pytest.mark.anyio
 async def test_a_sandbox_that_dies_is_no_failure_of_the_command() -> None:
     async with dutyfree.open(NAME) as substrate, substrate.sandbox() as sandbox:
         first = sandbox._first  # type: ignore[attr-defined]
@@ -105,7 +104,6 @@ async def test_a_sandbox_that_dies_is_no_failure_of_the_command() -> None:
 
 
 @needs_bubblewrap
-@pytest.mark.anyio
 async def test_a_command_that_removes_its_directory_has_run() -> None:
     async with dutyfree.open(NAME) as substrate, substrate.sandbox() as sandbox:
         await sandbox.write("here/file", b"")
@@ -115,7 +113,6 @@ async def test_a_command_that_removes_its_directory_has_run() -> None:
 
 
 @needs_bubblewrap
-@pytest.mark.anyio
 async def test_it_isolates(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the host")
@@ -147,7 +144,6 @@ anyio.run(main)
 
 
 @needs_bubblewrap
-@pytest.mark.anyio
 async def test_nothing_outlives_a_killed_owner(bystander: subprocess.Popen[bytes]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
     done = await anyio.run_process([sys.executable, "-c", LEAVE], env=environment, check=False)
@@ -168,7 +164,6 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @needs_bubblewrap
-@pytest.mark.anyio
 async def test_what_it_does_not_offer_is_refused() -> None:
     async with dutyfree.open(NAME) as substrate:
         for recipe, limits, said in (
@@ -182,7 +177,6 @@ async def test_what_it_does_not_offer_is_refused() -> None:
                     pass
 
 
-@pytest.mark.anyio
 async def test_without_its_tools_it_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"there is no bwrap \(apt-get install bubblewrap util-linux\)"):

@@ -28,7 +28,6 @@ def test_it_runs_as_written() -> None:
     assert sum("(forked in" in line for line in lines) == 7
 
 
-@pytest.mark.anyio
 async def test_a_sandbox_that_breaks_is_no_reward() -> None:
     module = example("grpo_group")
     async with dutyfree.open("native") as substrate, substrate.sandbox(module.RECIPE) as sandbox:

@@ -29,7 +29,6 @@ def test_it_runs_as_written() -> None:
     assert " s saved" in told
 
 
-@pytest.mark.anyio
 async def test_an_attempt_survives_its_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("training_loop")
     task = (await anyio.to_thread.run_sync(module.make_tasks, tmp_path))[0]

@@ -26,7 +26,7 @@ from dutyfree.integrations.inspect_ai import (
     DutyfreeSandboxEnvironment,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 ROOT = "root of the sandbox may read and write every file in it, whatever its mode"
 IMPOSSIBLE = {

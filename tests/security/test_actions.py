@@ -14,8 +14,6 @@ from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 
-pytestmark = pytest.mark.anyio
-
 LIMITS = Limits(memory=256 << 20, pids=64)
 
 

@@ -17,8 +17,6 @@ from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.substrates.native import Native
 
-pytestmark = pytest.mark.anyio
-
 PRELUDE = """
 import ctypes, errno, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

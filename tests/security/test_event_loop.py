@@ -22,8 +22,6 @@ from dutyfree.engine.sandbox.pending import PendingCommand, PendingOperation
 from dutyfree.engine.sandbox.pipes import AsyncDescriptor
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 
-pytestmark = pytest.mark.anyio
-
 T = TypeVar("T")
 MANY = 60_000
 

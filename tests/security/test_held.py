@@ -28,8 +28,6 @@ from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
 from tests.engine import counts
 
-pytestmark = pytest.mark.anyio
-
 
 async def refused(sandbox: Sandbox, path: str) -> None:
     """Init's own descriptors and names: ELOOP, or an earlier error because the name does not exist."""

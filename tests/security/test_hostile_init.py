@@ -20,8 +20,6 @@ from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.pending import CommandNotStarted
 from dutyfree.engine.sandbox.services import ServiceProcess
 
-pytestmark = pytest.mark.anyio
-
 OUTPUT = 1 << 20
 EXEC = protocol.EXEC.pack(0, OUTPUT, 0, 0, 1, 0) + b"\0\0x\0"
 MUCH = 256 << 20

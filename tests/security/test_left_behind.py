@@ -19,17 +19,12 @@ from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import PATIENCE
 
 pytestmark = [
-    pytest.mark.anyio,
+    pytest.mark.usefixtures("cache"),
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="parts of sandboxes are used again with root; run as root"),
 ]
 
 LIMITS = Limits(memory=256 << 20, pids=64, cpus=0.5)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

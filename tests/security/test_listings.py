@@ -136,7 +136,6 @@ print(json.dumps([[one.state, one.processes] for one in census.sandboxes() if on
 """
 
 
-@pytest.mark.anyio
 async def test_everybody_sees_whether_a_sandbox_of_others_is_idle() -> None:
     """Without permission to read its namespaces."""
 

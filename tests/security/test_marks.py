@@ -11,7 +11,7 @@ from dutyfree.contract import Substrate
 from dutyfree.contract.abilities import ManagedProcesses
 from tests.awaiting import appeared
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 CHANGELING = """
 import ctypes, os, resource, struct, time

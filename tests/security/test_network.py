@@ -26,7 +26,7 @@ from tests import networking
 from tests.engine import counts
 from tests.networking import Greeter, Resolver, reach
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 ALL: tuple[str, ...] = ("*", "0.0.0.0/0", "::/0")
 """The widest list: everything except the host."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dutyfree import Limits
 from dutyfree.contract import Substrate
 from dutyfree.engine.launcher.protocol import FRAME_COST
 from dutyfree.engine.sandbox.processes import SHARED_OUTPUT, OutputBudget, OutputLog
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
-
-pytestmark = pytest.mark.anyio
 
 OUTPUT = 1 << 20
 

@@ -18,15 +18,8 @@ from dutyfree.contract.errors import ActionError, CreateError, StageError, Usage
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.store.store import Store
 
-pytestmark = pytest.mark.anyio
-
+pytestmark = pytest.mark.usefixtures("cache")
 rooted = pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def opened(**options: Any) -> Any:

@@ -23,8 +23,6 @@ from dutyfree.engine.launcher.protocol import ExitFlag
 from dutyfree.engine.sandbox import tree_stream
 from dutyfree.engine.sandbox.observation import refusal
 
-pytestmark = pytest.mark.anyio
-
 LIMITS = Limits(memory=256 << 20, pids=64)
 
 

@@ -16,7 +16,7 @@ from dutyfree import Ready, Recipe, Service
 from dutyfree.contract.errors import ActionError
 from tests.engine import counts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 FORK = """
 import array, os, resource, socket, struct, sys, time

@@ -14,7 +14,6 @@ from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64"),
 ]
 

@@ -40,8 +40,6 @@ from dutyfree.substrates.native import Native, NativeConfig
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
 
-pytestmark = pytest.mark.anyio
-
 LIMITS = Limits(memory=160 << 20, pids=40, disk=48 << 20)
 SECONDS = 60.0
 

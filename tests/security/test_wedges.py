@@ -16,8 +16,6 @@ from dutyfree.contract.abilities import ShellSessions
 from dutyfree.contract.errors import ActionError, SandboxGone
 from tests.awaiting import appeared, overrun
 
-pytestmark = pytest.mark.anyio
-
 LIMITS = Limits(memory=256 << 20, pids=64)
 
 

@@ -21,8 +21,6 @@ from dutyfree.study import records, runner, trial
 from dutyfree.study.plan import Plan
 from dutyfree.substrates.scripted import Scripted
 
-pytestmark = pytest.mark.anyio
-
 
 class Watching:
     def __init__(self):

@@ -12,7 +12,7 @@ from dutyfree.study.plan import Batch, Plan
 from dutyfree.workloads.workload import Expect, Step, Workload
 from tests.study.test_runner import Watching
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 WORKLOAD = Workload(
     name="T2",

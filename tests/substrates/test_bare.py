@@ -121,7 +121,6 @@ def test_what_even_the_reaper_left_is_removed_by_the_next_owner(tmp_path):
     assert gone(tmp_path)
 
 
-@pytest.mark.anyio
 async def test_a_living_owners_directory_is_left_alone(tmp_path):
     async with dutyfree.open("bare", directory=str(tmp_path)):
         assert await anyio.to_thread.run_sync(remove_leftovers, tmp_path) == 0
@@ -160,7 +159,6 @@ def test_what_cannot_be_judged_is_left_alone(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2 * len(elsewhere) - 1
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["relative", "link"])
 async def test_its_directory_may_be_relative_or_a_link(tmp_path, monkeypatch, kind):
     (tmp_path / "real").mkdir()
@@ -176,7 +174,6 @@ async def test_its_directory_may_be_relative_or_a_link(tmp_path, monkeypatch, ki
     assert not list((tmp_path / "real").iterdir())
 
 
-@pytest.mark.anyio
 async def test_a_failed_removal_does_not_hide_the_failure_before_it(tmp_path, monkeypatch):
     """What cannot be removed: an immutable file; here the removal itself is made to fail."""
 
@@ -215,7 +212,6 @@ def test_read_only_directories_are_removed_by_any_user(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.anyio
 async def test_commands_get_a_small_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "x")
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
@@ -224,7 +220,6 @@ async def test_commands_get_a_small_environment(tmp_path, monkeypatch):
     assert f"HOME={sandbox.workdir}" in seen
 
 
-@pytest.mark.anyio
 async def test_limits_that_it_cannot_enforce_are_refused():
     async with dutyfree.open("bare") as substrate:
         for limits in (
@@ -237,14 +232,12 @@ async def test_limits_that_it_cannot_enforce_are_refused():
                     pass
 
 
-@pytest.mark.anyio
 async def test_a_directory_that_cannot_be_used_is_said():
     with pytest.raises(Unavailable, match=r"/nonexistent.*directory="):
         async with dutyfree.open("bare", directory="/nonexistent"):
             pass
 
 
-@pytest.mark.anyio
 async def test_unknown_users_and_unusable_words_are_observed():
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
         seen = await sandbox.exec("true", user="nobody-of-that-name")
@@ -255,7 +248,6 @@ async def test_unknown_users_and_unusable_words_are_observed():
         assert (await sandbox.exec("true")).ok
 
 
-@pytest.mark.anyio
 async def test_usage_and_spans_tell_the_commands_own_time():
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
         seen = await sandbox.exec(["python3", "-c", "x = 1"])
@@ -290,7 +282,6 @@ def descriptors():
     return set(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.anyio
 async def test_no_descriptor_is_lost():
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
         await sandbox.exec("true")
@@ -304,7 +295,6 @@ async def test_no_descriptor_is_lost():
         assert descriptors() <= before
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("working", [0, 1, 2])
 async def test_no_descriptor_is_lost_when_there_are_too_few(monkeypatch, working):
     pipe = os.pipe
@@ -326,7 +316,6 @@ async def test_no_descriptor_is_lost_when_there_are_too_few(monkeypatch, working
         assert descriptors() <= before
 
 
-@pytest.mark.anyio
 async def test_a_command_that_cannot_be_watched_does_not_live_on(monkeypatch):
     def scarce(pid):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -348,7 +337,6 @@ def test_nothing_is_left_in_the_temporary_directory():
             assert os.readlink(path) != identity()
 
 
-@pytest.mark.anyio
 async def test_commands_at_once_do_not_take_each_others_descriptors():
     """A stream that ends early gives its number free, and another command gets it."""
     async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
@@ -363,7 +351,6 @@ async def test_commands_at_once_do_not_take_each_others_descriptors():
                     tasks.start_soon(some, number)
 
 
-@pytest.mark.anyio
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 async def test_a_download_to_a_full_disk_is_not_the_agents_fault(tmp_path):
     await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)])
@@ -388,7 +375,6 @@ class Ending:
         raise self.error
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("error", [OSError(errno.EBUSY, "busy", "/x"), CleanupError("x"), ExecError("x")])
 async def test_an_error_of_the_body_comes_before_one_of_the_end(error):
     with pytest.raises(KeyError):

@@ -35,7 +35,6 @@ async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
         yield opened
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 async def test_conformance(substrate: Substrate, check: Check) -> None:
     await check(substrate)
@@ -112,7 +111,6 @@ def test_the_help_teaches() -> None:
         assert word in told
 
 
-@pytest.mark.anyio
 async def test_a_check_that_does_not_end_fails(scripted: Substrate) -> None:
     async def never(_: Substrate) -> None:
         await anyio.sleep_forever()

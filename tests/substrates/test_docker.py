@@ -53,7 +53,6 @@ from tests.engine import counts
 from tests.engine.images import composing
 
 real = pytest.mark.docker
-pytestmark = pytest.mark.anyio
 
 BUSYBOX = "dutyfree/test-busybox:latest"
 

@@ -136,7 +136,6 @@ def test_a_pool_that_cannot_be(option):
         dutyfree.open("native", **option)
 
 
-@pytest.mark.anyio
 async def test_a_third_partys_substrate(distribution):
     distribution("theirs = theirs_package:Theirs")
     assert substrates.names()[-1] == "theirs"
@@ -159,7 +158,6 @@ def test_a_third_partys_substrate_that_cannot_be_loaded(distribution, value):
         dutyfree.open("theirs")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", substrates.BUILT_IN)
 async def test_a_probe_raises_nothing_and_says_how_to_enable(name):
     found = await substrates.probe(name)

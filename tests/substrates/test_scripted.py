@@ -10,8 +10,6 @@ from dutyfree import abilities, errors
 from dutyfree.contract import Cut, Exec, Limits, Observation, Recipe, Span, Stage
 from dutyfree.substrates.scripted import Scripted
 
-pytestmark = pytest.mark.anyio
-
 ABILITIES = (
     abilities.Resettable,
     abilities.Snapshottable,

@@ -7,8 +7,6 @@ import pytest
 import dutyfree
 from dutyfree.contract.errors import UsageError
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     "name",

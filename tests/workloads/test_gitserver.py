@@ -37,7 +37,6 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.anyio
 async def test_clones_and_is_gone_afterwards(fixture: Fixture, tmp_path: Path) -> None:
     async with serve(fixture, ["127.0.0.1", "127.0.0.2"]) as server:
         for address in ("127.0.0.1", "127.0.0.2"):
@@ -51,7 +50,6 @@ async def test_clones_and_is_gone_afterwards(fixture: Fixture, tmp_path: Path) -
     assert not listens(server.port)
 
 
-@pytest.mark.anyio
 async def test_many_clones_at_once(fixture: Fixture) -> None:
     async with serve(fixture) as server, anyio.create_task_group() as group:
 
@@ -131,7 +129,6 @@ def test_where_a_service_listens_for_sandboxes() -> None:
     assert listen_address("192.0.2.1") == "127.0.0.1"  # it stands for the loopback
 
 
-@pytest.mark.anyio
 async def test_an_address_of_another_host_is_refused(fixture: Fixture) -> None:
     with pytest.raises(GitServerError, match=r"192\.0\.2\.1: Cannot assign") as raised:
         async with serve(fixture, ["127.0.0.1", "192.0.2.1"]):
@@ -139,7 +136,6 @@ async def test_an_address_of_another_host_is_refused(fixture: Fixture) -> None:
     assert "remote" in raised.value.remedy
 
 
-@pytest.mark.anyio
 async def test_without_git(fixture: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GitServerError, match="git was not found"):

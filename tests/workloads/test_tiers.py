@@ -50,7 +50,6 @@ async def build(name: str, fixture: Fixture, url: str) -> Workload:
     return await anyio.to_thread.run_sync(workloads.build, name, fixture, url)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["T0", "T1", "T2", "trajectory-10"])
 async def test_runs(name: str, fixture: Fixture, substrate: Substrate, server: GitServer) -> None:
     workload = await build(name, fixture, server.url(substrate.host_address or ""))
@@ -60,7 +59,6 @@ async def test_runs(name: str, fixture: Fixture, substrate: Substrate, server: G
     assert len(done.setup) == (0 if name in ("T0", "T1") else 3)
 
 
-@pytest.mark.anyio
 async def test_t2_without_its_patch_fails(fixture: Fixture, bare: Substrate) -> None:
     async with serve(fixture) as server:
         workload = await build("T2", fixture, server.url())
@@ -71,7 +69,6 @@ async def test_t2_without_its_patch_fails(fixture: Fixture, bare: Substrate) -> 
     assert done.failure.cause.startswith("test-after: exit code 1, expected 0")
 
 
-@pytest.mark.anyio
 async def test_t1_of_another_repository_fails(fixture: Fixture, bare: Substrate, tmp_path: Path) -> None:
     other = tmp_path / "attrs"
     await anyio.to_thread.run_sync(shutil.copytree, fixture.checkout, other)
@@ -85,7 +82,6 @@ async def test_t1_of_another_repository_fails(fixture: Fixture, bare: Substrate,
     assert done.failure.cause.startswith("symbols: expected ")
 
 
-@pytest.mark.anyio
 async def test_nothing_is_written_but_where_it_belongs(fixture: Fixture, bare: Substrate) -> None:
     async with serve(fixture) as server:
         workload = await build("T2", fixture, server.url())
@@ -98,7 +94,6 @@ async def test_nothing_is_written_but_where_it_belongs(fixture: Fixture, bare: S
             assert {entry.name for entry in await sandbox.list(".")} == {"attrs", "deps", "wheels"}
 
 
-@pytest.mark.anyio
 @pytest.mark.slow
 async def test_the_whole_suite(fixture: Fixture, bare: Substrate) -> None:
     async with serve(fixture) as server:

@@ -71,7 +71,6 @@ def test_the_failure_is_seen_before_the_fix(fixture: Fixture) -> None:
     assert made.index(tests[0]) < made.index(fixes[0])
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("seed", [0, 1, 2])
 async def test_expectations_hold_whatever_was_modified(seed: int, fixture: Fixture, bare: Substrate) -> None:
     """All but the tests, which change no file: 300 actions then take a second or two."""
@@ -84,7 +83,6 @@ async def test_expectations_hold_whatever_was_modified(seed: int, fixture: Fixtu
                 assert step.expect.problem(await perform(sandbox, step.action)) is None, step.label
 
 
-@pytest.mark.anyio
 @pytest.mark.slow
 async def test_every_selection_of_tests_passes(fixture: Fixture, bare: Substrate) -> None:
     """Each file of tests in the mix, after the edits that a long trajectory leaves."""

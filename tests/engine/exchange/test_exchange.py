@@ -31,7 +31,6 @@ from tests.engine.images.composing import Image, busybox, layout, member, tar
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
 ]

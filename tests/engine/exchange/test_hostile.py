@@ -26,15 +26,12 @@ from dutyfree.engine.store.records import ImageSettings
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import directory, hard, link, member, tar
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+pytestmark = [
+    pytest.mark.usefixtures("cache"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
+]
 
 KEY = "stage:" + "a" * 64
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def blob(root: Path, data: bytes, *, packed: bytes | None = None, **lies: Any) -> Blob:

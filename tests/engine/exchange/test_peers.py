@@ -38,7 +38,6 @@ from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, c
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
 ]

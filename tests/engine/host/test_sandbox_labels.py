@@ -32,7 +32,6 @@ async def shown(identity: str) -> Mapping[str, str] | None:
     return next((living.labels for living in found if living.id == identity), None)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
     other = Limits(pids=77)  # the pool has no sandbox with these
@@ -64,7 +63,6 @@ async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
             assert await shown(next_one.id) == {}
 
 
-@pytest.mark.anyio
 async def test_a_lease_is_shown_with_its_labels() -> None:
     async with opened() as native:
         pool = await native.pooled()
@@ -75,7 +73,6 @@ async def test_a_lease_is_shown_with_its_labels() -> None:
             assert await shown(sandbox.id) == {}
 
 
-@pytest.mark.anyio
 async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
     async with opened() as native, native.sandbox(labels=LABELS) as sandbox:
         ps = [sys.executable, "-m", "dutyfree", "ps"]
@@ -88,7 +85,6 @@ async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
         assert "\x1b[31m" not in text
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("labels", [{"a": 1}, {1: "a"}, {"a": None}])
 async def test_what_are_no_labels_is_refused(labels: Any) -> None:
     async with opened() as native:

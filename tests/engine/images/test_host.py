@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -15,17 +14,11 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.store.store import Store
 
 pytestmark = [
-    pytest.mark.anyio,
+    pytest.mark.usefixtures("cache"),
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="only overlays of root follow marks; run as root"),
     pytest.mark.skipif(rootfs.host_trees() != 1, reason="this host has software outside of /usr"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 async def _said(sandbox: Any, command: str) -> list[str]:

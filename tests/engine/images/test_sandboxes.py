@@ -22,13 +22,7 @@ from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.engine.launcher.test_protocol import Launcher
 
 ROUNDS = int(os.environ.get("DUTYFREE_FUZZ", "400"))
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 QUESTIONS = """
 import random, socket, sys

@@ -107,7 +107,6 @@ def test_a_killed_launcher_leaves_no_process() -> None:
     assert not [group for family in families for group in family.groups()]
 
 
-@pytest.mark.anyio
 async def test_closing_leaves_nothing(native: Substrate) -> None:
     before = await anyio.to_thread.run_sync(counts.children, os.getpid())
     async with dutyfree.open("native") as another, another.sandbox() as sandbox:
@@ -117,7 +116,6 @@ async def test_closing_leaves_nothing(native: Substrate) -> None:
     assert not await anyio.to_thread.run_sync(family.remains)
 
 
-@pytest.mark.anyio
 async def test_a_sandbox_that_dies_is_told(native: Substrate) -> None:
     before = await anyio.to_thread.run_sync(counts.sandboxes, os.getpid())
     async with native.sandbox() as sandbox:
@@ -137,7 +135,6 @@ async def test_a_sandbox_that_dies_is_told(native: Substrate) -> None:
         assert (await sandbox.exec("true")).ok
 
 
-@pytest.mark.anyio
 async def test_many_cycles_leave_no_descriptor(native: Substrate) -> None:
     async def cycle() -> None:
         async with native.sandbox() as sandbox:
@@ -153,7 +150,6 @@ async def test_many_cycles_leave_no_descriptor(native: Substrate) -> None:
     assert await counts.descriptors(before) <= before
 
 
-@pytest.mark.anyio
 async def test_a_disk_must_fit_into_the_memory(native: Substrate) -> None:
     limits = Limits(memory=64 << 20, disk=64 << 20)
     with pytest.raises(LimitError, match="does not fit"):

@@ -28,7 +28,7 @@ from tests import networking
 from tests.engine import counts
 from tests.networking import Neighbour, Resolver, reach
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 WEB = 80
 

@@ -28,15 +28,9 @@ from dutyfree.engine.store.store import Store
 from tests.engine import counts
 
 pytestmark = [
-    pytest.mark.anyio,
+    pytest.mark.usefixtures("cache"),
     pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def setup(*commands: str, **more: Any) -> Stage:

@@ -148,19 +148,12 @@ def test_recipes_written_twice_are_one_to_the_pool() -> None:
 root = pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root")
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 async def _text(native: Any, recipe: Recipe) -> bytes:
     async with native.sandbox(recipe) as sandbox:
         return bytes(await sandbox.read("file"))
 
 
 @root
-@pytest.mark.anyio
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_files_that_change_are_seen_by_a_recipe_written_anew(
     cache: Path, tmp_path: Path, pooled: bool
@@ -175,7 +168,6 @@ async def test_files_that_change_are_seen_by_a_recipe_written_anew(
 
 
 @root
-@pytest.mark.anyio
 async def test_what_the_pool_makes_later_is_what_was_asked_for(cache: Path, tmp_path: Path) -> None:
     """Or nothing: the files of the key are gone by then."""
     async with opened() as native:

@@ -26,7 +26,7 @@ from dutyfree.contract import Recipe, Stage
 from tests.engine import unprivileged
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 with_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs layers on the disk; run as root")
 
 WALKER = Path(__file__).with_name("tree_walker.py").read_text()
@@ -89,12 +89,6 @@ CHANGED = tar(
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = Image([busybox(), python(), content(1, 2, 3, 4, 5), CHANGED, content(6, 7, 8)])
     return f"oci:{layout(tmp_path_factory.mktemp('image') / 'layout', made)}"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 class Trees:

@@ -24,19 +24,13 @@ from dutyfree.engine.store.store import Store
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
 
 pytestmark = [
-    pytest.mark.anyio,
+    pytest.mark.usefixtures("cache"),
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="they lie on the disk with root only; run as root"),
 ]
 
 LAYERS = 16
 """More layers than this slow down every lookup."""
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 async def _said(sandbox: Any, command: str) -> bytes:

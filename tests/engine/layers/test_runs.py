@@ -28,19 +28,13 @@ from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.store import Store
 
 pytestmark = [
-    pytest.mark.anyio,
+    pytest.mark.usefixtures("cache"),
     pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root"),
 ]
 
 
 def opened(**options: Any) -> Any:
     return dutyfree.open("native", **options)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def staged(number: int, branch: str = "") -> Stage:

@@ -21,7 +21,7 @@ from dutyfree.contract.errors import ActionError, CreateError, DispatchError, Ex
 from dutyfree.engine.layers.memory_layers import merge_count
 from tests.engine import counts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 MANY = "for i in $(seq 200); do echo $i > many-$i; done"
 """Too many bytes to copy: a new sandbox replaces the old one."""

@@ -40,12 +40,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from tests.engine import counts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 
 
 @pytest.fixture

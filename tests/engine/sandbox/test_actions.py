@@ -35,9 +35,6 @@ from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import appeared
 from tests.engine import counts
 
-pytestmark = pytest.mark.anyio
-
-
 # --- Numbers that cannot be --------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,17 +13,12 @@ import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage, recipes
 from dutyfree.contract.errors import UsageError
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 
 STAMP = Stage("setup", commands=("cat /proc/sys/kernel/random/uuid > stamp",))
 GIVEN = Recipe(env={"GIVEN": "by the recipe", "HOME": "/tmp"}, path=("bin",))
 SAY = ["printenv", "GIVEN"]
 PRELOADED = recipes.python("json")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -110,7 +110,6 @@ def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
     virtual.run(main)
 
 
-@pytest.mark.anyio
 async def test_a_burst_of_commands_is_heard_in_turns(native: Substrate) -> None:
     """More commands than init starts in one turn, and than its buffer holds: none is lost or mixed up."""
     told: list[int] = []

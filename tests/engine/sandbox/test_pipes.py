@@ -16,7 +16,7 @@ from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 from tests.engine import counts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 LARGE = bytes(3 << 20)  # so large that it is sent as a descriptor
 

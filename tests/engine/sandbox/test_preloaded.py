@@ -12,7 +12,7 @@ import dutyfree
 from dutyfree import Limits, Observation, Recipe, Stage, recipes
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 EXPLAIN = {"DUTYFREE_EXPLAIN": "1"}
 JSON = Recipe(services=(recipes.python("json", "random"),))

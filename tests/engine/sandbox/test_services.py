@@ -20,7 +20,7 @@ from dutyfree.contract.abilities import Serving
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
 from tests.engine import counts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.native]
+pytestmark = pytest.mark.native
 
 SERVER = textwrap.dedent(
     """

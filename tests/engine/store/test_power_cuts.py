@@ -27,7 +27,6 @@ from dutyfree.engine.store.records import ImageSettings, NamedSnapshot, StoredIm
 from dutyfree.engine.store.store import Store
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system; run as root"),
 ]
 
