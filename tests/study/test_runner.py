@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,15 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from dutyfree import substrates, workloads
+from dutyfree import workloads
 from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.summary import summarise
-from dutyfree.contract import Availability, Limits
+from dutyfree.contract import Limits
 from dutyfree.contract.errors import CreateError, PlanError, RecordsError, Unavailable
 from dutyfree.study import plan as plans
 from dutyfree.study import records, runner, trial
 from dutyfree.study.plan import Plan
-from dutyfree.substrates.scripted import Scripted
+from dutyfree.study.workers import WorkerDied
 
 
 class Watching:
@@ -88,7 +89,7 @@ async def test_a_resumed_study_ends_with_the_same_trials(tmp_path):
     await run(plan(), tmp_path / "cut")
     path = tmp_path / "cut" / records.FILE
     lines = path.read_bytes().splitlines(keepends=True)
-    for kept in range(len(lines) + 1):
+    for kept in {*range(0, len(lines), 2), len(lines) - 1, len(lines)}:
         torn = b"" if kept == len(lines) else lines[kept][:7]
         path.write_bytes(b"".join(lines[:kept]) + torn)
         found, watching = await run(plan(), tmp_path / "cut", resume=True)
@@ -173,63 +174,58 @@ async def test_a_missing_substrate_that_is_wanted_stops_the_study(tmp_path):
         await run(plan(substrates=["quick", "gone"], options=options), tmp_path)
 
 
-class Breaking(Scripted):
-    """A substrate that opens and then proves unusable: it cannot be prepared, or it goes away."""
-
-    unprepared = False
-    gone_after = 10**9
-    created = 0
-
-    async def prepare(self, recipe=None):
-        if type(self).unprepared:
-            raise CreateError("no image can be had", remedy="be root")
-        await super().prepare(recipe)
-
-    @asynccontextmanager
-    async def sandbox(self, recipe=None, **settings):
-        type(self).created += 1
-        if type(self).created > type(self).gone_after:
-            raise CreateError("connection refused")
-        async with super().sandbox(recipe, **settings) as sandbox:
-            yield sandbox
-
-    @classmethod
-    async def probe(cls, config, /):
-        return Availability(cls.created <= cls.gone_after, "it went away", "start it again")
-
-
 @pytest.fixture
-def breaking(monkeypatch):
-    """The substrate ``breaking``, as a third party would add it."""
-    fresh = type("Fresh", (Breaking,), {})
-    monkeypatch.setitem(substrates.BUILT_IN, "breaking", f"{__name__}:fresh_breaking")
-    monkeypatch.setitem(globals(), "fresh_breaking", fresh)
-    return fresh
+def breaking(tmp_path):
+    """The options of a substrate of a third party, whose process reads ``tmp_path``."""
+    use = "tests.study.breaking:Breaking"
+    return {"use": use, "directory": str(tmp_path), "exit_code": 0, "stdout": "ready\n"}
 
 
 async def test_an_optional_substrate_that_cannot_be_prepared_is_left_out(tmp_path, breaking):
-    breaking.unprepared = True
-    options = {"quick": plan().options["quick"]}
+    (tmp_path / "unprepared").touch()
+    options = {"quick": plan().options["quick"], "breaking": breaking}
     wanted = plan(substrates=["quick", "breaking"], optional=["breaking"], options=options)
     found, _ = await run(wanted, tmp_path / "optional")
     assert {one.substrate for one in found.trials} == {"quick"}
     assert "no image can be had" in (found.substrates["breaking"].unavailable or "")
-    with pytest.raises(CreateError, match="no image"):
+    with pytest.raises(CreateError, match=r"no image can be had \(be root\)"):
         await run(plan(substrates=["quick", "breaking"], options=options), tmp_path / "wanted")
 
 
 async def test_a_substrate_that_goes_away_stops_the_study_and_keeps_its_records(tmp_path, breaking):
-    breaking.gone_after = 6  # the facts, the warm-up, and some trials
-    options = {"breaking": {"exit_code": 0, "stdout": "ready\n"}}
-    wanted = plan(substrates=["breaking"], options=options, workloads={"T0": 50})
+    (tmp_path / "gone-after").write_text("6")  # the facts, the warm-up, and some trials
+    wanted = plan(substrates=["breaking"], options={"breaking": breaking}, workloads={"T0": 50})
     with pytest.raises(Unavailable, match=r"breaking is no longer available.*start it again.*--resume"):
-        await run(wanted, tmp_path)
-    kept = await anyio.to_thread.run_sync(records.read, tmp_path)
+        await run(wanted, tmp_path / "out")
+    kept = await anyio.to_thread.run_sync(records.read, tmp_path / "out")
     failed = [one for one in kept.trials if not one.ok]
     assert len(failed) == runner.GIVE_UP_AFTER
-    breaking.gone_after = 10**9
-    found, _ = await run(wanted, tmp_path, resume=True)
+    (tmp_path / "gone-after").unlink()
+    (tmp_path / "gone").unlink()
+    found, _ = await run(wanted, tmp_path / "out", resume=True)
     assert len(found.measured) == 50
+
+
+async def test_each_label_has_a_process_of_its_own(tmp_path, breaking):
+    labels = ["one", "other"]
+    found, _ = await run(plan(substrates=labels, options=dict.fromkeys(labels, breaking)), tmp_path / "out")
+    pids = {facts.facts["pid"] for facts in found.substrates.values()} | {str(os.getpid())}
+    assert len(pids) == 3
+
+
+async def test_a_worker_that_dies_is_an_infrastructure_failure(tmp_path, breaking):
+    (tmp_path / "killed-after").write_text("5")
+    options = {"quick": plan().options["quick"], "breaking": breaking}
+    wanted = plan(substrates=["quick", "breaking"], options=options, workloads={"T0": 20})
+    with pytest.raises(WorkerDied, match=r"process of breaking was killed by SIGKILL.*--resume"):
+        await run(wanted, tmp_path / "out")
+    kept = await anyio.to_thread.run_sync(records.read, tmp_path / "out")
+    (lost,) = [one.failure for one in kept.trials if one.failure]
+    assert (lost.kind, "killed by SIGKILL" in lost.cause) == ("infrastructure", True)
+    (tmp_path / "killed-after").unlink()
+    found, _ = await run(wanted, tmp_path / "out", resume=True)
+    assert len(found.measured) == 40
+    assert [one.failure for one in found.measured if one.failure] == [lost]
 
 
 async def test_the_machinerys_errors_are_not_the_tasks():

@@ -77,6 +77,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         options = dict(self.options.get(label, {}))
         return options.pop("use", label), options
 
+    def limits_of(self, label: str) -> Limits | None:
+        """The plan's limits, overridden by those in the label's options. None if there are none."""
+        use, options = self.use(label)
+        own = options.get("limits")
+        if not isinstance(own, dict):
+            return self.limits
+        _, config = substrates.configure(use, options)
+        given = {name: getattr(config.limits, name) for name in own}  # type: ignore[attr-defined]
+        return msgspec.structs.replace(self.limits or Limits(), **given)
+
 
 class Batch(msgspec.Struct, frozen=True):
     """Trials that start together: as many as the cell has parallel rollouts."""

@@ -1,7 +1,7 @@
 """Runs a study: prepare the substrates, run the rounds of trials, write the records.
 
-The fixture, the git server and the recipes are prepared here, before any time is measured. A study that was
-stopped or killed continues from its records.
+Each substrate is in a process of its own, a worker. The fixture, the git server and the recipes are prepared
+before any time is measured. A study that was stopped or killed continues from its records.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import msgspec
 
 import dutyfree
 from dutyfree import paths, substrates, validation, workloads
-from dutyfree.contract import Substrate
-from dutyfree.contract.abilities import Warmed
 from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Unavailable
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
+from dutyfree.study.messages import Ended, Prepare, Prepared, RunBatch
 from dutyfree.study.plan import Batch, Plan
 from dutyfree.study.records import Line, Records, RecordsWriter, Session, Study, SubstrateFacts, Trial
+from dutyfree.study.workers import WorkerDied, Workers
 from dutyfree.workloads import trajectory_file
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.fixture import build as build_fixture
@@ -67,8 +67,9 @@ async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Rec
     try:
         session, done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer, loop)
         async with AsyncExitStack() as stack:
-            study = _StudyRun(plan, writer, progress, session, done)
-            await study.open(stack)
+            workers = await stack.enter_async_context(Workers())
+            study = _StudyRun(plan, workers, writer, progress, session, done)
+            await study.open()
             await study.prepare(stack)
             await study.measure()
     finally:
@@ -137,14 +138,21 @@ class _StudyRun:
     """A running study."""
 
     def __init__(
-        self, plan: Plan, writer: RecordsWriter, progress: Progress, session: int, done: tuple[Trial, ...]
+        self,
+        plan: Plan,
+        workers: Workers,
+        writer: RecordsWriter,
+        progress: Progress,
+        session: int,
+        done: tuple[Trial, ...],
     ) -> None:
         self._plan = plan
+        self._workers = workers
         self._writer = writer
         self._progress = progress
         self._session = session
-        self._substrates: dict[str, Substrate] = {}
-        self._workloads: dict[tuple[str, str], Workload] = {}
+        self._host_addresses: dict[str, str | None] = {}
+        self._built: dict[tuple[str, str], Workload] = {}
         self._servers: dict[str, GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
         self._done: set[str] = set()
@@ -160,33 +168,33 @@ class _StudyRun:
     async def _write(self, *lines: Line) -> None:
         await anyio.to_thread.run_sync(self._writer.write, *lines)
 
-    async def open(self, stack: AsyncExitStack) -> None:
+    async def open(self) -> None:
         """Open every substrate of the plan. Leave out optional ones that are not available."""
+        await self._workers.start(self._plan.substrates)
         for label in self._plan.substrates:
             use, options = self._plan.use(label)
             try:
-                self._substrates[label] = await stack.enter_async_context(substrates.open(use, **options))
+                self._host_addresses[label] = await self._workers[label].open(use, options)
             except Unavailable as error:
                 await self._leave_out(label, error)
 
     async def prepare(self, stack: AsyncExitStack) -> None:
         """Prepare everything. Leave out an optional substrate that cannot be prepared."""
         fixture = None
-        if set(self._plan.workloads) != {"T0"} and self._substrates:
+        if set(self._plan.workloads) != {"T0"} and self._workers.labels:
             self._progress.note("preparing the attrs fixture")
             fixture = await anyio.to_thread.run_sync(build_fixture, paths.cache(), self._progress.note)
-        for label in list(self._substrates):
+        for label in self._workers.labels:
             self._progress.note(f"preparing {label}")
             start = perf_counter()
             try:
                 facts = await self._prepare(label, fixture, stack)
             except DutyfreeError as error:
-                del self._substrates[label]
                 await self._leave_out(label, error)
             else:
                 use, _ = self._plan.use(label)
                 await self._write(SubstrateFacts(label, use, facts, perf_counter() - start))
-        if not self._substrates:
+        if not self._workers.labels:
             raise Unavailable(
                 "none of the plan's substrates is available", remedy="see 'dutyfree substrates'"
             )
@@ -194,25 +202,20 @@ class _StudyRun:
     async def _leave_out(self, label: str, error: DutyfreeError) -> None:
         if label not in self._plan.optional:
             raise error
+        await self._workers.remove(label)
         self._progress.note(f"{label} is left out: {error}")
         use, _ = self._plan.use(label)
         await self._write(SubstrateFacts(label, use, {}, unavailable=str(error)))
 
     async def _prepare(self, label: str, fixture: Fixture | None, stack: AsyncExitStack) -> dict[str, str]:
-        substrate = self._substrates[label]
         url = "" if fixture is None else await self._url(label, fixture, stack)
-        built = [
-            await anyio.to_thread.run_sync(self._build, name, fixture, url) for name in self._plan.workloads
-        ]
-        if isinstance(substrate, Warmed):
-            built = [workload.with_setup_in_recipe() for workload in built]
-        for workload in built:
-            await substrate.prepare(workload.recipe)
-        facts = await substrate.facts()
-        for workload in built:
-            enforced = facts.get("enforces")
-            self._workloads[workload.name, label] = workload.limited(self._plan.limits, enforced)
-        return facts
+        for name in self._plan.workloads:
+            if (name, url) not in self._built:
+                built = await anyio.to_thread.run_sync(self._build, name, fixture, url)
+                self._built[name, url] = built
+        workloads = [self._built[name, url] for name in self._plan.workloads]
+        wanted = Prepare(workloads, self._plan.limits_of(label))
+        return (await self._workers[label].request(wanted, Prepared)).facts
 
     def _build(self, name: str, fixture: Fixture | None, url: str) -> Workload:
         if name in self._plan.recorded:
@@ -225,7 +228,7 @@ class _StudyRun:
         """The URL of the attrs repository for the sandboxes of a substrate."""
         if self._plan.remote is not None:
             return self._plan.remote
-        address = self._substrates[label].host_address
+        address = self._host_addresses[label]
         if address is None:
             raise PlanError(
                 f"sandboxes of {label} cannot reach a git server on this host",
@@ -238,7 +241,7 @@ class _StudyRun:
 
     async def measure(self) -> None:
         """Run the warm-ups, then all rounds that are not recorded yet."""
-        labels = list(self._substrates)
+        labels = self._workers.labels
         cells = plans.cells(self._plan, labels)
         rounds = list(plans.rounds(self._plan, labels))
         left = [batch for batches in rounds for batch in plans.remaining(batches, self._done)]
@@ -263,21 +266,17 @@ class _StudyRun:
 
     async def _batch(self, batch: Batch) -> list[Trial]:
         """Run the trials of a batch in parallel, and record all of them or none."""
-        substrate, workload = (
-            self._substrates[batch.substrate],
-            self._workloads[batch.workload, batch.substrate],
-        )
-        ended: list[Trial] = []
-
-        async def one(index: int) -> None:
-            ended.append(await trial.run(substrate, workload, batch, index, self._plan.timeout))
-
         await anyio.sleep(self._plan.settle)
         if self._plan.drop_caches:
             await anyio.to_thread.run_sync(_drop_caches)
-        async with anyio.create_task_group() as group:
-            for index in batch.indices:
-                group.start_soon(one, index)
+        started, start = datetime.now(UTC), perf_counter()
+        try:
+            wanted = RunBatch(batch, self._plan.timeout)
+            ended = (await self._workers[batch.substrate].request(wanted, Ended)).trials
+        except WorkerDied as error:
+            seconds = perf_counter() - start
+            await self._write(*(trial.lost(batch, index, started, seconds, error) for index in batch.indices))
+            raise
         await self._write(*ended)
         return ended
 

@@ -71,6 +71,22 @@ async def run(substrate: Substrate, workload: Workload, batch: Batch, index: int
     )
 
 
+def lost(batch: Batch, index: int, started: datetime, seconds: float, error: Exception) -> Trial:
+    """The record of a trial whose process died: nothing of it is known but how long it took."""
+    return Trial(
+        id=batch.trial_id(index),
+        workload=batch.workload,
+        substrate=batch.substrate,
+        index=index,
+        parallel=batch.parallel,
+        warmup=batch.warmup,
+        started=started.isoformat(timespec="milliseconds"),
+        load=os.getloadavg()[0],
+        total=seconds,
+        failure=TrialFailure("infrastructure", "exec", str(error)),
+    )
+
+
 class _Meter:
     """What has been measured so far, and what the rollout is doing."""
 
