@@ -31,5 +31,9 @@ class Loop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
 
+BACKEND = ("asyncio", {"loop_factory": Loop})
+"""For the fixture ``anyio_backend`` of a module whose tests all run on this loop."""
+
+
 def run(main: Callable[[], Awaitable[None]]) -> None:
     anyio.run(main, backend_options={"loop_factory": Loop})

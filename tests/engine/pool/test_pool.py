@@ -34,6 +34,11 @@ QUIET = Policy(refill=False)
 """Refill for hints and minimums only."""
 
 
+@pytest.fixture
+def anyio_backend():
+    return virtual.BACKEND
+
+
 def source(**options):
     """Stages take a second each."""
     script = {f"echo {word}": Observation(exit_code=0, seconds=1.0) for word in ("clone", "install", "other")}
@@ -41,299 +46,251 @@ def source(**options):
     return ScriptedSource(Scripted(Scripted.Config(create_seconds=0.01), script=script), **options)
 
 
-def test_cold_then_warm_then_from_the_layer_then_promoted():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            async with pool.lease(READY) as first:
-                (served,) = first.served
-                assert (served.kind, served.stage, served.recipe) == ("cold", "none", READY.key())
-                assert served.seconds == pytest.approx(2.01)
-                await first.sandbox.write("trace", b"")
-                async with pool.lease(READY) as second:
-                    (served,) = second.served
-                    assert (served.kind, served.stage) == ("layer", "dependencies")
-                    assert served.seconds == pytest.approx(0.01)
-                    assert served.cold_seconds > 1.9
-            await anyio.sleep(1)
-            assert repr(pool).startswith(
-                "<Pool: 2 idle, 0 leased, 0 being made, 0 being reset, 0 being destroyed"
-            )
-            async with pool.lease(READY) as third:
-                (served,) = third.served
-                assert (served.kind, served.stage, served.seconds) == ("warm", "dependencies", 0.0)
-                with pytest.raises(FileNotFoundError):
-                    await third.sandbox.read("trace")
-            assert made.ran == ["echo clone", "echo install"]
+async def test_cold_then_warm_then_from_the_layer_then_promoted():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        async with pool.lease(READY) as first:
+            (served,) = first.served
+            assert (served.kind, served.stage, served.recipe) == ("cold", "none", READY.key())
+            assert served.seconds == pytest.approx(2.01)
+            await first.sandbox.write("trace", b"")
+            async with pool.lease(READY) as second:
+                (served,) = second.served
+                assert (served.kind, served.stage) == ("layer", "dependencies")
+                assert served.seconds == pytest.approx(0.01)
+                assert served.cold_seconds > 1.9
+        await anyio.sleep(1)
+        assert repr(pool).startswith(
+            "<Pool: 2 idle, 0 leased, 0 being made, 0 being reset, 0 being destroyed"
+        )
+        async with pool.lease(READY) as third:
+            (served,) = third.served
+            assert (served.kind, served.stage, served.seconds) == ("warm", "dependencies", 0.0)
+            with pytest.raises(FileNotFoundError):
+                await third.sandbox.read("trace")
+        assert made.ran == ["echo clone", "echo install"]
+    assert not made.existing
+
+
+async def test_a_partial_match_runs_only_what_is_missing():
+    made = source(layered=False)
+    async with Pool(made, policy=QUIET) as pool:
+        await pool.prefetch([REPOSITORY])
+        await anyio.sleep(5)
+        made.ran.clear()
+        async with pool.lease(READY) as lease:
+            assert (lease.served[0].kind, lease.served[0].stage) == ("promoted", "repository")
+            assert lease.served[0].seconds == pytest.approx(1)
+            assert made.ran.count("echo install") == 1
+
+
+async def test_a_refill_under_way_is_taken_over():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        await pool.prefetch([READY])
+        await anyio.sleep(1.5)
+        async with pool.lease(READY) as lease:
+            assert lease.served[0].kind == "joined"
+            assert lease.served[0].seconds == pytest.approx(0.51)
+        assert made.ran == ["echo clone", "echo install"]
+
+
+async def test_a_group_is_one_prepared_state_and_copies_of_it():
+    made = source(layered=False)
+    async with Pool(made, policy=QUIET) as pool, pool.group(READY, 8) as lease:
+        assert sorted(served.kind for served in lease.served) == ["cold", *["forked"] * 7]
+        assert len({sandbox.id for sandbox in lease.sandboxes}) == 8
+        assert made.ran == ["echo clone", "echo install"]
+        assert "8 leased" in repr(pool)
+    assert not made.existing
+
+
+async def test_an_exhausted_pool_says_so_by_the_deadline_with_numbers():
+    made = source()
+    async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool, pool.group(READY, 2):
+        asked = anyio.current_time()
+        with pytest.raises(Exhausted, match="2 of 2 sandboxes are leased") as refused:
+            await pool.acquire(OTHER, deadline=3)
+        assert anyio.current_time() - asked == pytest.approx(3)
+        assert refused.value.numbers["leased"] == refused.value.numbers["sandboxes"] == 2
+        assert refused.value.phase == "pool"
+        with pytest.raises(Exhausted, match="can never fit: the budget is 2 sandboxes"):  # at once
+            await pool.acquire(OTHER, 3)
+        assert anyio.current_time() - asked == pytest.approx(3)
+    with pytest.raises(UsageError):
+        await pool.acquire(OTHER, 0)
+
+
+async def test_a_deadline_of_zero_is_for_what_is_ready_now():
+    async with Pool(source(), policy=QUIET) as pool:
+        await pool.prefetch([READY])
+        await anyio.sleep(5)
+        asked = anyio.current_time()
+        async with pool.lease(READY, deadline=0) as lease:
+            assert lease.served[0].kind == "warm"
+            with pytest.raises(Exhausted, match=r"1 of .* are leased, 0 idle") as refused:
+                await pool.acquire(READY, deadline=0)
+            assert refused.value.remedy == "allow more time, or prefetch the recipe"
+            assert refused.value.numbers["wanted"] == 1
+        assert anyio.current_time() == asked
+
+
+async def test_who_waits_is_served_when_a_lease_is_given_back():
+    made = source()
+    async with Pool(made, budget=Budget(sandboxes=1), policy=QUIET) as pool:
+        order = []
+
+        async def one(number, recipe):
+            async with pool.lease(recipe) as lease:
+                order.append((number, lease.served[0].kind))
+                await anyio.sleep(10)
+
+        async with anyio.create_task_group() as tasks:
+            for number, recipe in enumerate((READY, READY, OTHER, READY)):
+                tasks.start_soon(one, number, recipe)
+                await anyio.sleep(0.1)
+        assert [number for number, _ in order] == [0, 1, 2, 3]
+        assert order[1][1] == "warm"
+        assert made.most == 1
+
+
+async def test_a_failing_recipe_is_quarantined_and_then_tried_again():
+    made = source()
+    async with Pool(made, policy=Policy(refill=False, backoff=10.0)) as pool:
+        for _ in range(3):
+            with pytest.raises(StageError, match="'false' ended with 1") as failed:
+                await pool.acquire(BROKEN)
+            assert failed.value.number == 2
+        asked = anyio.current_time()
+        with pytest.raises(Quarantined, match="failed 3 times") as refused:
+            await pool.acquire(BROKEN)
+        assert anyio.current_time() == asked
+        assert (refused.value.command, refused.value.output) == ("false", "no such package")
+        async with pool.lease(READY):  # recipes without the stage are served
+            pass
+        await anyio.sleep(refused.value.retry_in + 0.1)
+        with pytest.raises(StageError):
+            await pool.acquire(BROKEN)
+        with pytest.raises(Quarantined) as again:
+            await pool.acquire(BROKEN)
+        assert again.value.retry_in > refused.value.retry_in
+        assert (pool.ledger.events["failures"], pool.ledger.events["refused"]) == (4, 6)
+
+
+async def test_what_cannot_be_reset_is_discarded_and_counted():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        async with pool.lease(READY):
+            made.failures = 1.0
+        await anyio.sleep(1)
+        made.failures = 0.0
         assert not made.existing
-
-    virtual.run(main)
-
-
-def test_a_partial_match_runs_only_what_is_missing():
-    async def main():
-        made = source(layered=False)
-        async with Pool(made, policy=QUIET) as pool:
-            await pool.prefetch([REPOSITORY])
-            await anyio.sleep(5)
-            made.ran.clear()
-            async with pool.lease(READY) as lease:
-                assert (lease.served[0].kind, lease.served[0].stage) == ("promoted", "repository")
-                assert lease.served[0].seconds == pytest.approx(1)
-                assert made.ran.count("echo install") == 1
-
-    virtual.run(main)
+        events = pool.ledger.events
+        assert (events["resets"], events["discarded"], events["died"]) == (1, 1, 1)
+        async with pool.lease(READY) as lease:
+            assert lease.served[0].kind == "layer"
 
 
-def test_a_refill_under_way_is_taken_over():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            await pool.prefetch([READY])
-            await anyio.sleep(1.5)
-            async with pool.lease(READY) as lease:
-                assert lease.served[0].kind == "joined"
-                assert lease.served[0].seconds == pytest.approx(0.51)
-            assert made.ran == ["echo clone", "echo install"]
-
-    virtual.run(main)
+async def test_the_source_is_told_which_layers_to_forget():
+    made = source()
+    async with Pool(made, budget=Budget(disk=3_000, layer_disk=1_000), policy=Policy(park=False)) as pool:
+        for recipe in (READY, OTHER, READY):
+            async with pool.lease(recipe):
+                assert len(made.layers) <= 3
+        assert pool.ledger.events["layers forgotten"] == 2
+        assert set(made.layers) == set(READY.keys())
 
 
-def test_a_group_is_one_prepared_state_and_copies_of_it():
-    async def main():
-        made = source(layered=False)
-        async with Pool(made, policy=QUIET) as pool, pool.group(READY, 8) as lease:
-            assert sorted(served.kind for served in lease.served) == ["cold", *["forked"] * 7]
-            assert len({sandbox.id for sandbox in lease.sandboxes}) == 8
-            assert made.ran == ["echo clone", "echo install"]
-            assert "8 leased" in repr(pool)
+async def test_refills_of_a_failing_recipe_back_off():
+    made = source()
+    async with Pool(made, policy=Policy(refill=False, backoff=1.0)) as pool:
+        await pool.keep(BROKEN, minimum=2)
+        await anyio.sleep(3600)
+        assert 3 < made.ran.count("false") < 30
+        await pool.keep(BROKEN, minimum=0)
+        tried = made.ran.count("false")
+        await anyio.sleep(3600)
+        assert made.ran.count("false") <= tried + 1
+
+
+async def test_leases_end_unless_kept_alive_and_nothing_is_left():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        lease = await pool.acquire(READY, lease_seconds=10)
+        for _ in range(5):
+            await anyio.sleep(9)
+            pool.keep_alive(lease, 10)
+        assert lease.sandbox.id in made.existing
+        await anyio.sleep(11)
+        assert lease.over
         assert not made.existing
-
-    virtual.run(main)
-
-
-def test_an_exhausted_pool_says_so_by_the_deadline_with_numbers():
-    async def main():
-        made = source()
-        async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool, pool.group(READY, 2):
-            asked = anyio.current_time()
-            with pytest.raises(Exhausted, match="2 of 2 sandboxes are leased") as refused:
-                await pool.acquire(OTHER, deadline=3)
-            assert anyio.current_time() - asked == pytest.approx(3)
-            assert refused.value.numbers["leased"] == refused.value.numbers["sandboxes"] == 2
-            assert refused.value.phase == "pool"
-            with pytest.raises(Exhausted, match="can never fit: the budget is 2 sandboxes"):  # at once
-                await pool.acquire(OTHER, 3)
-            assert anyio.current_time() - asked == pytest.approx(3)
-        with pytest.raises(UsageError):
-            await pool.acquire(OTHER, 0)
-
-    virtual.run(main)
+        with pytest.raises(LeaseEnded):
+            pool.keep_alive(lease)
+        pool.release(lease)
+        assert "0 leased" in repr(pool)
 
 
-def test_a_deadline_of_zero_is_for_what_is_ready_now():
-    async def main():
-        async with Pool(source(), policy=QUIET) as pool:
-            await pool.prefetch([READY])
-            await anyio.sleep(5)
-            asked = anyio.current_time()
-            async with pool.lease(READY, deadline=0) as lease:
-                assert lease.served[0].kind == "warm"
-                with pytest.raises(Exhausted, match=r"1 of .* are leased, 0 idle") as refused:
-                    await pool.acquire(READY, deadline=0)
-                assert refused.value.remedy == "allow more time, or prefetch the recipe"
-                assert refused.value.numbers["wanted"] == 1
-            assert anyio.current_time() == asked
+async def test_the_same_key_is_the_same_lease():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        found = []
 
-    virtual.run(main)
-
-
-def test_who_waits_is_served_when_a_lease_is_given_back():
-    async def main():
-        made = source()
-        async with Pool(made, budget=Budget(sandboxes=1), policy=QUIET) as pool:
-            order = []
-
-            async def one(number, recipe):
-                async with pool.lease(recipe) as lease:
-                    order.append((number, lease.served[0].kind))
-                    await anyio.sleep(10)
-
-            async with anyio.create_task_group() as tasks:
-                for number, recipe in enumerate((READY, READY, OTHER, READY)):
-                    tasks.start_soon(one, number, recipe)
-                    await anyio.sleep(0.1)
-            assert [number for number, _ in order] == [0, 1, 2, 3]
-            assert order[1][1] == "warm"
-            assert made.most == 1
-
-    virtual.run(main)
-
-
-def test_a_failing_recipe_is_quarantined_and_then_tried_again():
-    async def main():
-        made = source()
-        async with Pool(made, policy=Policy(refill=False, backoff=10.0)) as pool:
-            for _ in range(3):
-                with pytest.raises(StageError, match="'false' ended with 1") as failed:
-                    await pool.acquire(BROKEN)
-                assert failed.value.number == 2
-            asked = anyio.current_time()
-            with pytest.raises(Quarantined, match="failed 3 times") as refused:
-                await pool.acquire(BROKEN)
-            assert anyio.current_time() == asked
-            assert (refused.value.command, refused.value.output) == ("false", "no such package")
-            async with pool.lease(READY):  # recipes without the stage are served
-                pass
-            await anyio.sleep(refused.value.retry_in + 0.1)
-            with pytest.raises(StageError):
-                await pool.acquire(BROKEN)
-            with pytest.raises(Quarantined) as again:
-                await pool.acquire(BROKEN)
-            assert again.value.retry_in > refused.value.retry_in
-            assert (pool.ledger.events["failures"], pool.ledger.events["refused"]) == (4, 6)
-
-    virtual.run(main)
-
-
-def test_what_cannot_be_reset_is_discarded_and_counted():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            async with pool.lease(READY):
-                made.failures = 1.0
-            await anyio.sleep(1)
-            made.failures = 0.0
-            assert not made.existing
-            events = pool.ledger.events
-            assert (events["resets"], events["discarded"], events["died"]) == (1, 1, 1)
-            async with pool.lease(READY) as lease:
-                assert lease.served[0].kind == "layer"
-
-    virtual.run(main)
-
-
-def test_the_source_is_told_which_layers_to_forget():
-    async def main():
-        made = source()
-        async with Pool(made, budget=Budget(disk=3_000, layer_disk=1_000), policy=Policy(park=False)) as pool:
-            for recipe in (READY, OTHER, READY):
-                async with pool.lease(recipe):
-                    assert len(made.layers) <= 3
-            assert pool.ledger.events["layers forgotten"] == 2
-            assert set(made.layers) == set(READY.keys())
-
-    virtual.run(main)
-
-
-def test_refills_of_a_failing_recipe_back_off():
-    async def main():
-        made = source()
-        async with Pool(made, policy=Policy(refill=False, backoff=1.0)) as pool:
-            await pool.keep(BROKEN, minimum=2)
-            await anyio.sleep(3600)
-            assert 3 < made.ran.count("false") < 30
-            await pool.keep(BROKEN, minimum=0)
-            tried = made.ran.count("false")
-            await anyio.sleep(3600)
-            assert made.ran.count("false") <= tried + 1
-
-    virtual.run(main)
-
-
-def test_leases_end_unless_kept_alive_and_nothing_is_left():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            lease = await pool.acquire(READY, lease_seconds=10)
-            for _ in range(5):
-                await anyio.sleep(9)
-                pool.keep_alive(lease, 10)
-            assert lease.sandbox.id in made.existing
-            await anyio.sleep(11)
-            assert lease.over
-            assert not made.existing
-            with pytest.raises(LeaseEnded):
-                pool.keep_alive(lease)
-            pool.release(lease)
-            assert "0 leased" in repr(pool)
-
-    virtual.run(main)
-
-
-def test_the_same_key_is_the_same_lease():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            found = []
-
-            async def one():
-                found.append(await pool.acquire(READY, idempotency_key="k"))
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(one)
-                tasks.start_soon(one)
+        async def one():
             found.append(await pool.acquire(READY, idempotency_key="k"))
-            assert found[0] is found[1] is found[2]
-            assert len(made.existing) == 1
-            with pytest.raises(UsageError):
-                await pool.acquire(OTHER, idempotency_key="k")
-            pool.release(found[0])
-            with pytest.raises(LeaseEnded):
-                await pool.acquire(READY, idempotency_key="k")
 
-    virtual.run(main)
-
-
-def test_a_key_may_be_used_again_when_nothing_came_of_it_or_it_was_long_ago():
-    async def main():
-        async with Pool(source(), budget=Budget(sandboxes=1), policy=QUIET) as pool:
-            async with pool.lease(READY):
-                with pytest.raises(Exhausted):
-                    await pool.acquire(READY, idempotency_key="k", deadline=0)
-            lease = await pool.acquire(READY, idempotency_key="k")
-            pool.release(lease)
-            await anyio.sleep(QUIET.remembered - 1)
-            with pytest.raises(LeaseEnded):
-                await pool.acquire(READY, idempotency_key="k")
-            await anyio.sleep(1)
-            again = await pool.acquire(READY, idempotency_key="k")
-            assert again is not lease
-            assert not again.over
-            pool.cancel("other")  # also forgets keys that are too old
-            assert list(pool._waiters._ended) == ["other"]
-
-    virtual.run(main)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            tasks.start_soon(one)
+        found.append(await pool.acquire(READY, idempotency_key="k"))
+        assert found[0] is found[1] is found[2]
+        assert len(made.existing) == 1
+        with pytest.raises(UsageError):
+            await pool.acquire(OTHER, idempotency_key="k")
+        pool.release(found[0])
+        with pytest.raises(LeaseEnded):
+            await pool.acquire(READY, idempotency_key="k")
 
 
-def test_a_cancelled_retry_does_not_end_what_the_first_call_got():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            lease = await pool.acquire(READY, idempotency_key="k")
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await pool.acquire(READY, idempotency_key="k")
-            assert not lease.over
-            assert pool.leases == (lease,)
-            assert len(made.existing) == 1
+async def test_a_key_may_be_used_again_when_nothing_came_of_it_or_it_was_long_ago():
+    async with Pool(source(), budget=Budget(sandboxes=1), policy=QUIET) as pool:
+        async with pool.lease(READY):
+            with pytest.raises(Exhausted):
+                await pool.acquire(READY, idempotency_key="k", deadline=0)
+        lease = await pool.acquire(READY, idempotency_key="k")
+        pool.release(lease)
+        await anyio.sleep(QUIET.remembered - 1)
+        with pytest.raises(LeaseEnded):
+            await pool.acquire(READY, idempotency_key="k")
+        await anyio.sleep(1)
+        again = await pool.acquire(READY, idempotency_key="k")
+        assert again is not lease
+        assert not again.over
+        pool.cancel("other")  # also forgets keys that are too old
+        assert list(pool._waiters._ended) == ["other"]
 
-    virtual.run(main)
+
+async def test_a_cancelled_retry_does_not_end_what_the_first_call_got():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        lease = await pool.acquire(READY, idempotency_key="k")
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await pool.acquire(READY, idempotency_key="k")
+        assert not lease.over
+        assert pool.leases == (lease,)
+        assert len(made.existing) == 1
 
 
-def test_the_leases_can_be_seen():
-    async def main():
-        async with Pool(source(), policy=QUIET) as pool:
-            one = await pool.acquire(READY, labels={"run": "7"}, lease_seconds=10)
-            assert one.until == anyio.current_time() + 10
-            async with pool.group(READY, 2) as two:
-                assert [*pool.leases] == [one, two]
-                assert [lease.labels for lease in pool.leases] == [{"run": "7"}, {}]
-            assert [*pool.leases] == [one]
-            await anyio.sleep(11)
-            assert not [*pool.leases]
-
-    virtual.run(main)
+async def test_the_leases_can_be_seen():
+    async with Pool(source(), policy=QUIET) as pool:
+        one = await pool.acquire(READY, labels={"run": "7"}, lease_seconds=10)
+        assert one.until == anyio.current_time() + 10
+        async with pool.group(READY, 2) as two:
+            assert [*pool.leases] == [one, two]
+            assert [lease.labels for lease in pool.leases] == [{"run": "7"}, {}]
+        assert [*pool.leases] == [one]
+        await anyio.sleep(11)
+        assert not [*pool.leases]
 
 
 @pytest.mark.parametrize(
@@ -352,143 +309,121 @@ def test_the_leases_can_be_seen():
         {"size": "2"},
     ],
 )
-def test_terms_that_make_no_sense_are_refused(terms):
-    async def main():
-        async with Pool(source(), policy=QUIET) as pool:
+async def test_terms_that_make_no_sense_are_refused(terms):
+    async with Pool(source(), policy=QUIET) as pool:
+        with pytest.raises(UsageError):
+            await pool.acquire(READY, **terms)
+        lease = await pool.acquire(READY)
+        with pytest.raises(UsageError):
+            pool.keep_alive(lease, float("nan"))
+        for bounds in ((-1, None), (3, 2), (0.5, None), (0, 1.5)):
             with pytest.raises(UsageError):
-                await pool.acquire(READY, **terms)
-            lease = await pool.acquire(READY)
+                await pool.keep(READY, *bounds)
+        for each in (-1, 1.5):
             with pytest.raises(UsageError):
-                pool.keep_alive(lease, float("nan"))
-            for bounds in ((-1, None), (3, 2), (0.5, None), (0, 1.5)):
-                with pytest.raises(UsageError):
-                    await pool.keep(READY, *bounds)
-            for each in (-1, 1.5):
-                with pytest.raises(UsageError):
-                    await pool.prefetch([READY], each)  # type: ignore[arg-type]
-            assert (await pool.acquire(READY)).sandbox  # a refused request does not block others
-
-    virtual.run(main)
+                await pool.prefetch([READY], each)  # type: ignore[arg-type]
+        assert (await pool.acquire(READY)).sandbox  # a refused request does not block others
 
 
-def test_waiting_for_stock_that_cannot_come_ends():
-    async def main():
-        made = source()
-        async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool:
-            await pool.prefetch([BROKEN])
-            with pytest.raises(Quarantined, match="failed 3 times"):
-                await pool.until_idle(BROKEN, 1)
-            with pytest.raises(UsageError, match="no room for 3 sandboxes"):
-                await pool.until_idle(READY, 3)
-            made.failures = 1.0  # of the machinery
-            await pool.prefetch([OTHER])
-            with pytest.raises(CreateError, match="chance"):
-                await pool.until_idle(OTHER, 1)
-
-    virtual.run(main)
+async def test_waiting_for_stock_that_cannot_come_ends():
+    made = source()
+    async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool:
+        await pool.prefetch([BROKEN])
+        with pytest.raises(Quarantined, match="failed 3 times"):
+            await pool.until_idle(BROKEN, 1)
+        with pytest.raises(UsageError, match="no room for 3 sandboxes"):
+            await pool.until_idle(READY, 3)
+        made.failures = 1.0  # of the machinery
+        await pool.prefetch([OTHER])
+        with pytest.raises(CreateError, match="chance"):
+            await pool.until_idle(OTHER, 1)
 
 
-def test_a_delete_never_races_a_create():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool, anyio.create_task_group() as tasks:
+async def test_a_delete_never_races_a_create():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool, anyio.create_task_group() as tasks:
 
-            async def one():
-                with pytest.raises(LeaseEnded):
-                    await pool.acquire(READY, idempotency_key="k")
-
-            tasks.start_soon(one)
-            await anyio.sleep(0.5)
-            pool.cancel("k")
-            pool.cancel("early")
+        async def one():
             with pytest.raises(LeaseEnded):
-                await pool.acquire(READY, idempotency_key="early")
-            await anyio.sleep(5)
-            assert repr(pool).startswith("<Pool: 1 idle, 0 leased")
+                await pool.acquire(READY, idempotency_key="k")
 
-    virtual.run(main)
-
-
-def test_what_cannot_be_reset_or_has_died_is_discarded():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            async with pool.lease(READY) as lease:
-                made.dead.add(lease.sandbox.id)
-            await anyio.sleep(1)
-            assert "0 idle" in repr(pool)
-            assert not made.existing
-            await pool.prefetch([READY], 2)
-            await anyio.sleep(5)
-            made.dead |= set(made.existing)
-            async with pool.lease(READY) as lease:
-                assert lease.sandbox.id not in made.dead
-            assert pool.ledger.events["died"] == 3
-
-    virtual.run(main)
+        tasks.start_soon(one)
+        await anyio.sleep(0.5)
+        pool.cancel("k")
+        pool.cancel("early")
+        with pytest.raises(LeaseEnded):
+            await pool.acquire(READY, idempotency_key="early")
+        await anyio.sleep(5)
+        assert repr(pool).startswith("<Pool: 1 idle, 0 leased")
 
 
-def test_a_death_that_is_told_is_replaced_at_once():
-    async def main():
-        made = source()
-        async with Pool(made, policy=QUIET) as pool:
-            await pool.keep(READY, minimum=1)
-            await anyio.sleep(5)
-            (before,) = made.existing
-            async with pool.lease(READY) as lease:
-                assert lease.sandbox.id == before
-            await anyio.sleep(5)
-            pool.lost(lease.sandbox)
-            await anyio.sleep(5)
-            assert before not in made.existing
-            assert "1 idle" in repr(pool)
-
-    virtual.run(main)
+async def test_what_cannot_be_reset_or_has_died_is_discarded():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        async with pool.lease(READY) as lease:
+            made.dead.add(lease.sandbox.id)
+        await anyio.sleep(1)
+        assert "0 idle" in repr(pool)
+        assert not made.existing
+        await pool.prefetch([READY], 2)
+        await anyio.sleep(5)
+        made.dead |= set(made.existing)
+        async with pool.lease(READY) as lease:
+            assert lease.sandbox.id not in made.dead
+        assert pool.ledger.events["died"] == 3
 
 
-def test_closing_ends_everything():
-    async def main():
-        made = source()
-        async with anyio.create_task_group() as tasks:
-            async with Pool(made) as pool:
+async def test_a_death_that_is_told_is_replaced_at_once():
+    made = source()
+    async with Pool(made, policy=QUIET) as pool:
+        await pool.keep(READY, minimum=1)
+        await anyio.sleep(5)
+        (before,) = made.existing
+        async with pool.lease(READY) as lease:
+            assert lease.sandbox.id == before
+        await anyio.sleep(5)
+        pool.lost(lease.sandbox)
+        await anyio.sleep(5)
+        assert before not in made.existing
+        assert "1 idle" in repr(pool)
 
-                async def waits():
-                    with pytest.raises(PoolError, match="closed"):
-                        await pool.acquire(READY)
 
-                tasks.start_soon(waits)
-                lease = await pool.acquire(REPOSITORY)
-                await pool.prefetch([OTHER], 5)
-            assert not made.existing
-            assert not pool.leases
-            pool.release(lease)
+async def test_closing_ends_everything():
+    made = source()
+    async with anyio.create_task_group() as tasks:
+        async with Pool(made) as pool:
 
-    virtual.run(main)
+            async def waits():
+                with pytest.raises(PoolError, match="closed"):
+                    await pool.acquire(READY)
+
+            tasks.start_soon(waits)
+            lease = await pool.acquire(REPOSITORY)
+            await pool.prefetch([OTHER], 5)
+        assert not made.existing
+        assert not pool.leases
+        pool.release(lease)
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.005, 0.5, 2.005, 2.015, 2.5, 3.0])
-def test_a_cancelled_pool_leaves_nothing(moment):
+async def test_a_cancelled_pool_leaves_nothing(moment):
     """Cancellation, as by Ctrl-C, during creations, stages, forks, resets and destroys."""
-
-    async def main():
-        made = source()
-        with anyio.move_on_after(moment) as scope:
-            async with Pool(made, budget=Budget(sandboxes=6)) as pool:
-                await pool.prefetch([OTHER, REPOSITORY], 3)
-                while True:
-                    async with pool.group(READY, 3) as lease:
-                        await lease.sandbox.write("trace", b"")
-                    async with pool.lease(OTHER), pool.group(REPOSITORY, 4):
-                        await anyio.sleep(0.001)
-        assert scope.cancelled_caught
-        assert not made.existing
-        assert not made.under_way
-
-    virtual.run(main)
+    made = source()
+    with anyio.move_on_after(moment) as scope:
+        async with Pool(made, budget=Budget(sandboxes=6)) as pool:
+            await pool.prefetch([OTHER, REPOSITORY], 3)
+            while True:
+                async with pool.group(READY, 3) as lease:
+                    await lease.sandbox.write("trace", b"")
+                async with pool.lease(OTHER), pool.group(REPOSITORY, 4):
+                    await anyio.sleep(0.001)
+    assert scope.cancelled_caught
+    assert not made.existing
+    assert not made.under_way
 
 
 @pytest.mark.parametrize("layered", [True, False])
-def test_64_tasks_with_failures_cancellations_and_deaths(layered):
+async def test_64_tasks_with_failures_cancellations_and_deaths(layered):
     """No request is lost, no sandbox is leased twice or leaked, and the budget holds."""
     recipes = [
         REPOSITORY,
@@ -499,53 +434,49 @@ def test_64_tasks_with_failures_cancellations_and_deaths(layered):
     holders: dict[str, int] = {}
     answered: dict[str, int] = {"served": 0, "failed": 0, "exhausted": 0, "cancelled": 0}
 
-    async def main():
-        made = source(layered=layered, failures=0.02)
-        chance = random.Random(11)
+    made = source(layered=layered, failures=0.02)
+    chance = random.Random(11)
 
-        async def one(pool, number):
-            for _ in range(20):
-                with anyio.move_on_after(chance.choice([0.3, 5, 500])) as scope:
-                    try:
-                        size = chance.choice([1, 1, 1, 4])
-                        async with pool.group(chance.choice(recipes), size, deadline=60) as lease:
-                            assert len(lease.sandboxes) == size
+    async def one(pool, number):
+        for _ in range(20):
+            with anyio.move_on_after(chance.choice([0.3, 5, 500])) as scope:
+                try:
+                    size = chance.choice([1, 1, 1, 4])
+                    async with pool.group(chance.choice(recipes), size, deadline=60) as lease:
+                        assert len(lease.sandboxes) == size
+                        for sandbox in lease.sandboxes:
+                            assert holders.setdefault(sandbox.id, number) == number, "leased twice"
+                        try:
+                            answered["served"] += 1
+                            await lease.sandbox.write("trace", b"")
+                            await anyio.sleep(chance.uniform(0, 4))
+                            if chance.random() < 0.1:
+                                made.dead.add(lease.sandbox.id)
+                        finally:
                             for sandbox in lease.sandboxes:
-                                assert holders.setdefault(sandbox.id, number) == number, "leased twice"
-                            try:
-                                answered["served"] += 1
-                                await lease.sandbox.write("trace", b"")
-                                await anyio.sleep(chance.uniform(0, 4))
-                                if chance.random() < 0.1:
-                                    made.dead.add(lease.sandbox.id)
-                            finally:
-                                for sandbox in lease.sandboxes:
-                                    del holders[sandbox.id]
-                    except Exhausted:
-                        answered["exhausted"] += 1
-                    except CreateError:
-                        answered["failed"] += 1
-                answered["cancelled"] += scope.cancelled_caught
+                                del holders[sandbox.id]
+                except Exhausted:
+                    answered["exhausted"] += 1
+                except CreateError:
+                    answered["failed"] += 1
+            answered["cancelled"] += scope.cancelled_caught
 
-        budget = Budget(sandboxes=40, disk=4000, layer_disk=1000)
-        async with Pool(made, budget=budget, policy=Policy(idle_seconds=60.0)) as pool:
-            async with anyio.create_task_group() as tasks:
-                for number in range(64):
-                    tasks.start_soon(one, pool, number)
-                    await anyio.sleep(0.01)
-            assert not holders
-            assert made.most <= 40
-            await anyio.sleep(3600)
-            assert (
-                "0 idle, 0 leased, 0 being made, 0 being reset, 0 being destroyed, 0 waiting; 0 of"
-                in repr(pool)
-            )
-            assert not made.existing
-            executor = pool._executor
-            for noted in (executor._sandboxes, executor._ids, executor._destroyed, executor._urgencies):
-                assert not noted
+    budget = Budget(sandboxes=40, disk=4000, layer_disk=1000)
+    async with Pool(made, budget=budget, policy=Policy(idle_seconds=60.0)) as pool:
+        async with anyio.create_task_group() as tasks:
+            for number in range(64):
+                tasks.start_soon(one, pool, number)
+                await anyio.sleep(0.01)
+        assert not holders
+        assert made.most <= 40
+        await anyio.sleep(3600)
+        assert "0 idle, 0 leased, 0 being made, 0 being reset, 0 being destroyed, 0 waiting; 0 of" in repr(
+            pool
+        )
         assert not made.existing
-        assert answered["served"] > 300
-        assert sum(answered.values()) >= 64 * 20
-
-    virtual.run(main)
+        executor = pool._executor
+        for noted in (executor._sandboxes, executor._ids, executor._destroyed, executor._urgencies):
+            assert not noted
+    assert not made.existing
+    assert answered["served"] > 300
+    assert sum(answered.values()) >= 64 * 20
