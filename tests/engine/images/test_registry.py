@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,15 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of a registry, and the directory of its data."""
     root = tmp_path_factory.mktemp("registry")
     with composing.registry(root) as host:
         yield host, root
+
+
+@pytest.fixture(scope="module")
+def host(hub: tuple[str, Path]) -> str:
+    return hub[0]
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +89,7 @@ def nothing_is_left(store: Store) -> bool:
 @pytest.mark.parametrize(
     "kind", [{"compression": "gzip"}, {"compression": "zstd"}, {"compression": ""}, {"docker": True}], ids=str
 )
-def test_pull_and_pull_again(hub: tuple[str, Path], store: Store, kind: dict[str, Any]) -> None:
-    host, _ = hub
+def test_pull_and_pull_again(host: str, store: Store, kind: dict[str, Any]) -> None:
     seed = str(kind).encode()
     image = Image([tar(member("a", b"1" + seed)), tar(member("b", b"2" + seed))], {"User": "7"}, **kind)
     manifest_digest = push(host, "team/app", "v1", image)
@@ -105,8 +110,7 @@ def test_pull_and_pull_again(hub: tuple[str, Path], store: Store, kind: dict[str
     assert {event.phase for event in seen} == {"waiting", "done"}
 
 
-def test_layers_are_shared_and_collected(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_layers_are_shared_and_collected(host: str, store: Store) -> None:
     base = tar(member("base", os.urandom(100_000)))
     for name in ("one", "two"):
         push(host, "team/shared", name, Image([base, tar(member(name, b"1"))]))
@@ -126,8 +130,7 @@ def test_layers_are_shared_and_collected(hub: tuple[str, Path], store: Store) ->
     assert store.layers() == []
 
 
-def test_an_index_gives_this_platform(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_an_index_gives_this_platform(host: str, store: Store) -> None:
     images = {
         name: Image([tar(member("for", name.encode()))], architecture=name) for name in ("amd64", "arm64")
     }
@@ -148,8 +151,7 @@ def test_an_index_gives_this_platform(hub: tuple[str, Path], store: Store) -> No
         pull(store, f"{host}/team/multi:other")
 
 
-def test_what_is_not_there_is_told(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_what_is_not_there_is_told(host: str, store: Store) -> None:
     with pytest.raises(CreateError, match="has no"):
         pull(store, f"{host}/team/none:latest")
     with composing.nobody() as dead, pytest.raises(CreateError, match="cannot be reached"):
@@ -165,8 +167,7 @@ def test_what_is_not_there_is_told(hub: tuple[str, Path], store: Store) -> None:
         "application/vnd.example.unknown",
     ],
 )
-def test_layers_of_unknown_kinds_are_refused(hub: tuple[str, Path], store: Store, kind: str) -> None:
-    host, _ = hub
+def test_layers_of_unknown_kinds_are_refused(host: str, store: Store, kind: str) -> None:
     image = Image([tar(member("a", b"1"))])
     image.layers[0]["mediaType"] = kind
     push(host, "team/foreign", "latest", image)
@@ -194,8 +195,7 @@ def test_a_wrong_blob_is_refused(hub: tuple[str, Path], store: Store) -> None:
     assert store.layers() == []
 
 
-def test_a_wrong_diff_id_is_refused(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_a_wrong_diff_id_is_refused(host: str, store: Store) -> None:
     image = Image([tar(member("a", b"1"))])
     image.config["rootfs"]["diff_ids"] = [digest(b"something else")]
     push(host, "team/lie", "latest", image)
@@ -205,8 +205,7 @@ def test_a_wrong_diff_id_is_refused(hub: tuple[str, Path], store: Store) -> None
     assert not [path for path in (store.root / "making").iterdir() if path.name != ".lock"]
 
 
-def test_a_bomb_is_refused(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_a_bomb_is_refused(host: str, store: Store) -> None:
     push(host, "team/bomb", "latest", Image([tar(member("zero", bytes(32 << 20)))]))
     with pytest.raises(CreateError, match="grows beyond"):
         pull(store, f"{host}/team/bomb", largest=1 << 20)
@@ -214,6 +213,39 @@ def test_a_bomb_is_refused(hub: tuple[str, Path], store: Store) -> None:
 
 
 # --- Logins ----------------------------------------------------------------------------------------
+
+
+class Relay(BaseHTTPRequestHandler):
+    """A server that passes requests on to a registry."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def relay(self, host: str, path: str) -> None:
+        headers = {"Accept": self.headers.get("Accept", "")}
+        status, found, body = composing.request(host, "GET", path, b"", headers)
+        self.answer(status, {"Content-Type": found.get("content-type", "")}, body)
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.send_body(body)
+
+    def send_body(self, body: bytes) -> None:
+        self.wfile.write(body)
+
+
+@contextlib.contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 @pytest.fixture
@@ -259,25 +291,13 @@ def test_logins_from_a_helper(
     pull(store, f"{closed}/team/secret")
 
 
-def test_tokens(hub: tuple[str, Path], store: Store, nobody: Path) -> None:
+def test_tokens(host: str, store: Store, nobody: Path) -> None:
     """A registry with a token server, like Docker Hub. Each token is good for a few requests."""
-    host, _ = hub
     push(host, "team/token", "latest", Image([tar(member(str(n), os.urandom(1000))) for n in range(6)]))
     given: list[dict[str, list[str]]] = []
     uses: dict[str, int] = {}
 
-    class Gate(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None: ...
-
-        def answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
+    class Gate(Relay):
         def do_GET(self) -> None:
             own = self.headers["Host"]
             authorization = self.headers.get("Authorization", "")
@@ -301,9 +321,7 @@ def test_tokens(hub: tuple[str, Path], store: Store, nobody: Path) -> None:
             if "/blobs/" in self.path:  # redirects to another host, which must not get the token
                 self.answer(307, {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
                 return
-            headers = {"Accept": self.headers.get("Accept", "")}
-            status, found, body = composing.request(host, "GET", self.path, b"", headers)
-            self.answer(status, {"Content-Type": found.get("content-type", "")}, body)
+            self.relay(host, self.path)
 
     with served(Gate) as gate:
         with pytest.raises(CreateError, match=r"without a login|no token|incorrect"):
@@ -316,37 +334,16 @@ def test_tokens(hub: tuple[str, Path], store: Store, nobody: Path) -> None:
     assert given[0] == {"service": ["gate"], "scope": ["repository:team/token:pull"]}
 
 
-@contextlib.contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
-def test_a_registry_that_is_busy_is_asked_again(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_a_registry_that_is_busy_is_asked_again(host: str, store: Store) -> None:
     push(host, "team/busy", "latest", Image([tar(member("a", os.urandom(10_000)))]))
     moods = iter([429, 503, 0, 500, 0, 502, 0])
 
-    class Moody(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
+    class Moody(Relay):
         def do_GET(self) -> None:
-            mood = next(moods, 0)
-            if mood:
-                self.send_response(mood)
-                self.send_header("Retry-After", "0")
-                self.end_headers()
-                return
-            headers = {"Accept": self.headers.get("Accept", "")}
-            status, found, body = composing.request(host, "GET", self.path, b"", headers)
-            self.send_response(status)
-            self.send_header("Content-Type", found.get("content-type", ""))
-            self.end_headers()
-            self.wfile.write(body)
+            if mood := next(moods, 0):
+                self.answer(mood, {"Retry-After": "0"})
+            else:
+                self.relay(host, self.path)
 
     with served(Moody) as busy:
         pull(store, f"{busy}/team/busy")
@@ -356,10 +353,7 @@ def test_a_registry_that_is_busy_is_asked_again(hub: tuple[str, Path], store: St
 # --- Mirrors ---------------------------------------------------------------------------------------
 
 
-def test_mirrors_come_first_and_the_registry_last(
-    hub: tuple[str, Path], store: Store, tmp_path: Path
-) -> None:
-    host, _ = hub
+def test_mirrors_come_first_and_the_registry_last(host: str, store: Store, tmp_path: Path) -> None:
     push(host, "team/mirrored", "latest", Image([tar(member("a", b"of the origin"))]))
     proxy = f"proxy: {{remoteurl: http://{host}}}"
     with composing.nobody() as dead, composing.registry(tmp_path / "mirror", proxy) as mirror:
@@ -375,9 +369,9 @@ def test_mirrors_come_first_and_the_registry_last(
 
 
 class Cutter:
-    """A proxy to a registry that cuts each connection after some bytes, and counts them."""
+    """A proxy to a registry that cuts each connection after some bytes, and counts them. Close it."""
 
-    def __init__(self, host: str, budget: Callable[[], int]) -> None:
+    def __init__(self, host: str, budget: int = 1 << 40) -> None:
         self._to = ("127.0.0.1", int(host.partition(":")[2]))
         self._budget = budget
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -392,7 +386,7 @@ class Cutter:
                 self.connections += 1
                 ours = socket.create_connection(self._to)
                 threading.Thread(target=self._pass, args=(theirs, ours, 1 << 40), daemon=True).start()
-                threading.Thread(target=self._pass, args=(ours, theirs, self._budget()), daemon=True).start()
+                threading.Thread(target=self._pass, args=(ours, theirs, self._budget), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, budget: int) -> None:
         with contextlib.suppress(OSError):
@@ -410,24 +404,19 @@ class Cutter:
         self._server.close()
 
 
-def test_cut_connections_are_taken_up_again(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_cut_connections_are_taken_up_again(host: str, store: Store) -> None:
     data = {f"f{n}": os.urandom(1_500_000) for n in range(3)}
     image = Image([tar(member(name, content)) for name, content in data.items()])
     push(host, "team/cut", "latest", image)
-    cutter = Cutter(host, lambda: 400_000)
-    try:
+    with contextlib.closing(Cutter(host, 400_000)) as cutter:
         kept = pull(store, f"{cutter.host}/team/cut")
-    finally:
-        cutter.close()
     assert files(store, kept) == data
     assert cutter.connections > 10
     # Nothing but headers was fetched twice.
     assert cutter.bytes < sum(map(len, data.values())) * 1.1
 
 
-def test_a_stopped_pull_leaves_only_what_it_can_take_up(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_a_stopped_pull_leaves_only_what_it_can_take_up(host: str, store: Store) -> None:
     image = Image([tar(member("big", os.urandom(8_000_000)))])
     push(host, "team/stopped", "latest", image)
     cancel = CancelToken()
@@ -440,34 +429,27 @@ def test_a_stopped_pull_leaves_only_what_it_can_take_up(hub: tuple[str, Path], s
         Puller(store, progress=watch, cancel=cancel).pull(parse(f"{host}/team/stopped"))
     (part,) = (store.root / "parts").iterdir()
     assert 3_000_000 < part.stat().st_size < 8_000_000
-    cutter = Cutter(host, lambda: 1 << 40)
-    try:
+    with contextlib.closing(Cutter(host)) as cutter:
         pull(store, f"{cutter.host}/team/stopped")
-    finally:
-        cutter.close()
     assert cutter.bytes < 5_500_000
     assert nothing_is_left(store)
 
 
-def test_a_registry_without_ranges_begins_anew(hub: tuple[str, Path], store: Store) -> None:
+def test_a_registry_without_ranges_begins_anew(host: str, store: Store) -> None:
     """While the layer is unpacked: the first part is downloaded again, but not unpacked again."""
-    host, _ = hub
     data = {f"f{n}": os.urandom(1_000_000) for n in range(4)}
     push(host, "team/whole", "latest", Image([tar(*[member(n, d) for n, d in data.items()])]))
     cuts = [1_500_000, 2_500_000]
 
-    class Forgetful(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
+    class Forgetful(Relay):
+        protocol_version = "HTTP/1.0"  # each response ends its connection, also one that is cut
 
         def do_GET(self) -> None:
-            headers = {"Accept": self.headers.get("Accept", "")}
-            status, found, body = composing.request(host, "GET", self.path, b"", headers)
-            self.send_response(status)
-            self.send_header("Content-Type", found.get("content-type", ""))
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
+            self.relay(host, self.path)
+
+        def send_body(self, body: bytes) -> None:
             large = len(body) > 100_000
-            self.wfile.write(body[: cuts.pop(0)] if large and cuts else body)
+            super().send_body(body[: cuts.pop(0)] if large and cuts else body)
 
     with served(Forgetful) as address:
         kept = pull(store, f"{address}/team/whole")
@@ -476,27 +458,14 @@ def test_a_registry_without_ranges_begins_anew(hub: tuple[str, Path], store: Sto
     assert nothing_is_left(store)
 
 
-def test_a_proxy_of_the_environment_is_used(
-    hub: tuple[str, Path], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host, _ = hub
+def test_a_proxy_of_the_environment_is_used(host: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     push(host, "team/proxied", "latest", Image([tar(member("one", b"1"))]))
     seen: list[tuple[str, str | None]] = []
 
-    class Proxy(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None: ...
-
+    class Proxy(Relay):
         def do_GET(self) -> None:
             seen.append((self.path, self.headers.get("Proxy-Authorization")))
-            headers = {"Accept": self.headers.get("Accept", "")}
-            status, found, body = composing.request(host, "GET", urlsplit(self.path).path, b"", headers)
-            self.send_response(status)
-            self.send_header("Content-Type", found.get("content-type", ""))
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.relay(host, urlsplit(self.path).path)
 
         def do_CONNECT(self) -> None:
             seen.append((self.path, self.headers.get("Proxy-Authorization")))
@@ -526,12 +495,10 @@ def test_a_proxy_of_the_environment_is_used(
         pull(store, "registry.invalid/team/proxied")
 
 
-def test_nothing_is_asked_for_what_is_there(hub: tuple[str, Path], store: Store) -> None:
+def test_nothing_is_asked_for_what_is_there(host: str, store: Store) -> None:
     """For a tag only the manifest, for a digest nothing. The store is not written."""
-    host, _ = hub
     digest = push(host, "team/there", "latest", Image([tar(member("one", b"1"))]))
-    cutter = Cutter(host, lambda: 1 << 40)
-    try:
+    with contextlib.closing(Cutter(host)) as cutter:
         pull(store, f"{cutter.host}/team/there")
         first, before = cutter.bytes, {path: path.stat().st_mtime_ns for path in store.root.glob("images/*")}
         pull(store, f"{cutter.host}/team/there")
@@ -541,12 +508,9 @@ def test_nothing_is_asked_for_what_is_there(hub: tuple[str, Path], store: Store)
         connections = cutter.connections
         pull(store, f"{cutter.host}/team/there@{digest}")
         assert cutter.connections == connections
-    finally:
-        cutter.close()
 
 
-def test_a_rotten_part_is_fetched_anew(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_a_rotten_part_is_fetched_anew(host: str, store: Store) -> None:
     image = Image([tar(member("big", os.urandom(1_000_000)))])
     push(host, "team/rotten", "latest", image)
     part = store.download_path(image.layers[0]["digest"])
@@ -568,8 +532,7 @@ Puller(Store(Path(sys.argv[1]))).pull(parse(sys.argv[2])).close()
 """
 
 
-def test_killed_pulls_leave_no_half_image(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_killed_pulls_leave_no_half_image(host: str, store: Store) -> None:
     data = {f"f{n}": os.urandom(3_000_000) for n in range(5)}
     image = Image([tar(member(name, content)) for name, content in data.items()])
     push(host, "team/killed", "latest", image)
@@ -597,23 +560,18 @@ def test_killed_pulls_leave_no_half_image(hub: tuple[str, Path], store: Store) -
         assert nothing_is_left(store)
 
 
-def test_many_processes_fetch_once(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_many_processes_fetch_once(host: str, store: Store) -> None:
     image = Image([tar(member(f"f{n}", os.urandom(1_000_000))) for n in range(3)])
     push(host, "team/many", "latest", image)
-    cutter = Cutter(host, lambda: 1 << 40)
-    try:
+    with contextlib.closing(Cutter(host)) as cutter:
         command = [sys.executable, "-c", PULL, str(store.root), f"{cutter.host}/team/many"]
         processes = [subprocess.Popen(command) for _ in range(4)]
         assert [process.wait() for process in processes] == [0] * 4
-    finally:
-        cutter.close()
     assert cutter.bytes < 3_300_000
     assert nothing_is_left(store)
 
 
-def test_a_full_disk_is_told(hub: tuple[str, Path], tmp_path: Path) -> None:
-    host, _ = hub
+def test_a_full_disk_is_told(host: str, tmp_path: Path) -> None:
     push(host, "team/large", "latest", Image([tar(member("zero", os.urandom(8_000_000)))]))
     small = tmp_path / "small"
     small.mkdir()
@@ -627,8 +585,7 @@ def test_a_full_disk_is_told(hub: tuple[str, Path], tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_collecting_never_takes_what_is_being_pulled(hub: tuple[str, Path], store: Store) -> None:
-    host, _ = hub
+def test_collecting_never_takes_what_is_being_pulled(host: str, store: Store) -> None:
     image = Image([tar(member(f"f{n}", os.urandom(20_000))) for n in range(20)])
     push(host, "team/race", "latest", image)
     done = threading.Event()
