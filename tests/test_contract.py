@@ -21,6 +21,7 @@ from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Sp
 from dutyfree.contract.errors import DutyfreeError, LimitError, SandboxClosed, SubstrateError
 from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads.workload import Expect
+from tests.contexts import enter
 
 commands = st.one_of(st.text(max_size=5), st.tuples(st.text(max_size=3), st.text(max_size=3)))
 stages = st.builds(
@@ -245,8 +246,7 @@ async def test_a_sandbox_takes_its_limits_as_a_table_or_says_what_it_wants(name)
             assert sandbox._limits == Limits(output=1024)
         for wrong, told in (({"memroy": 1}, "did you mean 'memory'"), ("512M", "write Limits")):
             with pytest.raises(LimitError, match=told):
-                async with substrate.sandbox(limits=wrong):
-                    pass
+                await enter(substrate.sandbox(limits=wrong))
 
 
 @pytest.mark.native
@@ -260,8 +260,7 @@ async def test_sandboxes_and_groups_of_native_take_tables_too():
             assert len((await sandboxes[1].exec("seq 10000")).stdout) <= 1024
         for use in (substrate.sandbox, partial(substrate.group, Recipe(), 2)):
             with pytest.raises(LimitError, match="write Limits"):
-                async with use(limits=7):
-                    pass
+                await enter(use(limits=7))
 
 
 def test_the_examples_of_the_documentation_run(tmp_path):

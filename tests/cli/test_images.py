@@ -117,7 +117,7 @@ def test_import(cli: Cli, tmp_path: Path) -> None:
 def test_an_interrupted_pull_cleans_up(host: str, cli: Cli, signum: int) -> None:
     push(host, "large", "latest", Image([tar(member("large", os.urandom(20_000_000)))]))
     # No connection brings more than a part: the pull is always under way when the signal comes.
-    cutter = Cutter(host, lambda: 1_000_000)
+    cutter = Cutter(host, 1_000_000)
     try:
         process = cli.start("pull", f"{cutter.host}/large")
         until = time.monotonic() + 60

@@ -18,6 +18,7 @@ import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.conformance import CHECKS
 from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, Unavailable
+from tests.contexts import enter
 from tests.engine import unprivileged
 from tests.examples.loading import EXAMPLES
 
@@ -173,15 +174,13 @@ async def test_what_it_does_not_offer_is_refused() -> None:
             (Recipe(stages=(Stage("setup", ("exit 3",)),)), None, "'exit 3' ended with 3"),
         ):
             with pytest.raises(CreateError, match=said):
-                async with substrate.sandbox(recipe, limits=limits):
-                    pass
+                await enter(substrate.sandbox(recipe, limits=limits))
 
 
 async def test_without_its_tools_it_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"there is no bwrap \(apt-get install bubblewrap util-linux\)"):
-        async with dutyfree.open(NAME):
-            pass
+        await enter(dutyfree.open(NAME))
 
 
 def test_it_is_short() -> None:

@@ -13,6 +13,7 @@ from dutyfree.contract.errors import ActionError, ExecError, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
+from tests.contexts import enter
 
 LIMITS = Limits(memory=256 << 20, pids=64)
 
@@ -83,8 +84,7 @@ async def test_all_terminals_taken(native: Native) -> None:
         await sandbox.start(["python3", "script.py"])
         await appeared(sandbox, "full")
         with pytest.raises(ActionError, match="cannot be started"):
-            async with sandbox.terminal():
-                pass
+            await enter(sandbox.terminal())
         assert (await sandbox.exec("true")).ok
 
 
@@ -137,8 +137,7 @@ async def test_pids_taken(native: Native) -> None:
         with pytest.raises(OSError, match="temporarily unavailable"):
             await sandbox.search(".", "text")
         with pytest.raises(OSError, match="temporarily unavailable"):
-            async with sandbox.watch("."):
-                pass
+            await enter(sandbox.watch("."))
         await sandbox.edit("file", b"text", b"other")
         assert await sandbox.batch([]) == ()
         results = await sandbox.batch([Read("file"), List(".")], stop_on_failure=False)

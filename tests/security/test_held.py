@@ -26,6 +26,7 @@ from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.substrates.native import Native
 from tests.awaiting import appeared
+from tests.contexts import enter
 from tests.engine import counts
 
 
@@ -159,8 +160,7 @@ async def test_descriptors_under_way_are_used_up(native: Native) -> None:
         with anyio.fail_after(60), pytest.raises(OSError, match="Too many references"):
             await sandbox.read("large")
         with anyio.fail_after(60), pytest.raises(ActionError, match="could not open a terminal"):
-            async with sandbox.terminal("trap '' HUP; sleep 100"):
-                pass
+            await enter(sandbox.terminal("trap '' HUP; sleep 100"))
         assert (await sandbox.exec("echo on", timeout=60)).stdout == b"on\n"
         await sandbox.exec("pkill python3", timeout=60)
         with anyio.fail_after(60):  # the kernel frees them a little later

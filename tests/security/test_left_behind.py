@@ -17,6 +17,7 @@ from dutyfree.contract.errors import CreateError, ExecError, StageError
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import PATIENCE
+from tests.contexts import enter
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),
@@ -171,8 +172,7 @@ async def test_a_program_that_never_ends_holds_up_no_reset() -> None:
     wanted = Recipe(stages=(Stage("setup", (f"{shell}; mv /tmp/sh $(readlink -f /bin/sh)",)),))
     async with Native(NativeConfig(ready=1, limits=LIMITS), Timeouts(warm_up=0.5)) as native:
         pool = await native.pooled()
-        async with pool.lease(wanted, deadline=100):
-            pass
+        await enter(pool.lease(wanted, deadline=100))
         with anyio.fail_after(60):
             while not pool.ledger.events["discarded"]:
                 await pool.changed()

@@ -17,6 +17,7 @@ from dutyfree import Recipe, Stage, recipes
 from dutyfree.contract.errors import ActionError, CreateError, StageError, UsageError
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.store.store import Store
+from tests.contexts import enter
 
 pytestmark = pytest.mark.usefixtures("cache")
 rooted = pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root")
@@ -301,8 +302,7 @@ async def test_errors_give_no_orders_to_a_terminal(native: Any) -> None:
         await native.prepare(Recipe(stages=(Stage("setup", (f"printf '{said}'; exit 1",)),)))
     service = dutyfree.Service("s", f"printf '{said}'; exit 1", dutyfree.Ready(line="never"))
     with pytest.raises(CreateError) as refused:
-        async with native.sandbox(Recipe(services=(service,))):
-            pass
+        await enter(native.sandbox(Recipe(services=(service,))))
     for told in (str(failed.value), failed.value.message, str(refused.value)):
         assert r"\x1b]0;owned\x07\x1b[2J\r" in told
         assert all(one.isprintable() or one == "\n" for one in told)

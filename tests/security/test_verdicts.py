@@ -39,6 +39,7 @@ from dutyfree.substrates.docker import sandbox as container
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared
+from tests.contexts import enter
 
 LIMITS = Limits(memory=160 << 20, pids=40, disk=48 << 20)
 SECONDS = 60.0
@@ -221,8 +222,7 @@ def actions(sandbox: Any, local: Path) -> dict[str, Callable[[], Awaitable[Any]]
             pass
 
     async def watch() -> None:
-        async with sandbox.watch("."):
-            pass
+        await enter(sandbox.watch("."))
 
     async def batch() -> None:
         wanted: list[Action] = [
@@ -619,8 +619,7 @@ async def test_a_stage_that_ends_its_sandbox() -> None:
 async def test_a_stage_with_a_path_that_cannot_be(docker: Any, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"")
     with pytest.raises(CreateError, match="NUL byte"):
-        async with docker.sandbox(Recipe(stages=(Stage("setup", files={"a\0b": tmp_path / "source"}),))):
-            pass
+        await enter(docker.sandbox(Recipe(stages=(Stage("setup", files={"a\0b": tmp_path / "source"}),))))
 
 
 async def exec_until_it_fails(sandbox: Any, command: str) -> None:

@@ -32,6 +32,7 @@ from dutyfree.substrates.bare.substrate import PREFIX, remove_leftovers
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED
+from tests.contexts import enter
 from tests.engine import counts
 
 DYING = """
@@ -186,8 +187,7 @@ async def test_a_failed_removal_does_not_hide_the_failure_before_it(tmp_path, mo
             async with substrate.sandbox():
                 raise KeyError
         with pytest.raises(CleanupError, match="busy"):
-            async with substrate.sandbox():
-                pass
+            await enter(substrate.sandbox())
         monkeypatch.undo()
     assert not list(tmp_path.iterdir())
 
@@ -228,14 +228,12 @@ async def test_limits_that_it_cannot_enforce_are_refused():
             dutyfree.Limits(network=("host",)),
         ):
             with pytest.raises(CreateError, match="bare cannot limit"):
-                async with substrate.sandbox(limits=limits):
-                    pass
+                await enter(substrate.sandbox(limits=limits))
 
 
 async def test_a_directory_that_cannot_be_used_is_said():
     with pytest.raises(Unavailable, match=r"/nonexistent.*directory="):
-        async with dutyfree.open("bare", directory="/nonexistent"):
-            pass
+        await enter(dutyfree.open("bare", directory="/nonexistent"))
 
 
 async def test_unknown_users_and_unusable_words_are_observed():
@@ -381,5 +379,4 @@ async def test_an_error_of_the_body_comes_before_one_of_the_end(error):
         async with closing(Ending(error)):
             raise KeyError
     with pytest.raises(CleanupError if isinstance(error, OSError) else type(error)):
-        async with closing(Ending(error)):
-            pass
+        await enter(closing(Ending(error)))

@@ -9,6 +9,7 @@ import dutyfree
 from dutyfree import abilities, errors
 from dutyfree.contract import Cut, Exec, Limits, Observation, Recipe, Span, Stage
 from dutyfree.substrates.scripted import Scripted
+from tests.contexts import enter
 
 ABILITIES = (
     abilities.Resettable,
@@ -197,17 +198,14 @@ async def test_recipes_and_failing_stages(scripted, tmp_path):
     with pytest.raises(
         errors.CreateError, match=r"stage 1 \(dependencies\): 'pip install x' gave exit code 127"
     ):
-        async with scripted.sandbox(Recipe(stages=(Stage("dependencies", commands=("pip install x",)),))):
-            pass
+        await enter(scripted.sandbox(Recipe(stages=(Stage("dependencies", commands=("pip install x",)),))))
     with pytest.raises(errors.CreateError, match="snapshot:99"):
-        async with scripted.sandbox(Recipe(image="snapshot:99")):
-            pass
+        await enter(scripted.sandbox(Recipe(image="snapshot:99")))
 
 
 async def test_limits_it_cannot_keep_are_refused(scripted):
     with pytest.raises(errors.CreateError, match="disk"):
-        async with scripted.sandbox(limits=Limits(disk=1)):
-            pass
+        await enter(scripted.sandbox(limits=Limits(disk=1)))
 
 
 async def test_it_has_every_ability(scripted):

@@ -33,6 +33,7 @@ from dutyfree.engine.exchange.peers import MissingLayers, PeerSet, PeerTiming, b
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
+from tests.contexts import enter
 from tests.engine.counts import arrives
 from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image
@@ -169,8 +170,7 @@ async def test_of_several_the_one_with_most_is_taken(nodes: Nodes) -> None:
     before = await built(nodes)
     third = nodes.root / "third"
     nodes.use(third)
-    async with fetching(str(nodes.here), recipe=Recipe(stages=(CLONE,))):
-        pass
+    await enter(fetching(str(nodes.here), recipe=Recipe(stages=(CLONE,))))
     nodes.use(nodes.there)
     gone = "tcp://127.0.0.1:1"
     async with fetching(gone, str(third), str(nodes.here)) as (native, sandbox):

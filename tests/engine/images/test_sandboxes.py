@@ -20,6 +20,7 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
+from tests.contexts import enter
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
@@ -230,8 +231,7 @@ async def test_layers_in_use_are_not_collected(fresh: Substrate, tmp_path: Path)
 )
 async def test_an_unknown_image_is_told(fresh: Substrate, name: str, words: str) -> None:
     with pytest.raises(CreateError, match=words):
-        async with fresh.sandbox(Recipe(image=name)):
-            pass
+        await enter(fresh.sandbox(Recipe(image=name)))
 
 
 FIELDS = (

@@ -17,6 +17,7 @@ import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Substrate
 from dutyfree.contract.errors import ExecError, LimitError, SandboxClosed
+from tests.contexts import enter
 from tests.engine import counts
 
 ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
@@ -96,8 +97,7 @@ def test_a_killed_launcher_leaves_no_process() -> None:
 
     # The next launcher removes control groups without a process.
     async def reopen() -> None:
-        async with dutyfree.open("native"):
-            pass
+        await enter(dutyfree.open("native"))
 
     deadline = time.monotonic() + 60  # a killed process exists until the host's init has reaped it
     anyio.run(reopen)
@@ -153,7 +153,6 @@ async def test_many_cycles_leave_no_descriptor(native: Substrate) -> None:
 async def test_a_disk_must_fit_into_the_memory(native: Substrate) -> None:
     limits = Limits(memory=64 << 20, disk=64 << 20)
     with pytest.raises(LimitError, match="does not fit"):
-        async with native.sandbox(limits=limits):
-            pass
+        await enter(native.sandbox(limits=limits))
     with pytest.raises(LimitError, match="does not fit"):
         dutyfree.open("native", limits=limits)

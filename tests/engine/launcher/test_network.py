@@ -25,6 +25,7 @@ from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, Usag
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
+from tests.contexts import enter
 from tests.engine import counts
 from tests.networking import Neighbour, Resolver, reach
 
@@ -268,8 +269,7 @@ async def test_a_reset_keeps_the_policy(networked: Native, neighbour: Neighbour)
 
 async def test_nonsense_is_told(networked: Native) -> None:
     with pytest.raises(CreateError, match="never in reach"):
-        async with networked.sandbox(limits=Limits(network=("127.0.0.1",))):
-            pass
+        await enter(networked.sandbox(limits=Limits(network=("127.0.0.1",))))
     async with networked.sandbox() as sandbox:
         with pytest.raises(UsageError, match="no port"):
             await sandbox.set_network(("example.org:http",))  # type: ignore[attr-defined]
@@ -304,8 +304,7 @@ async def test_a_port_taken_by_a_service_of_the_recipe(networked: Native) -> Non
     service = Service("names", ("python3", "-c", take), Ready(line="bound"))
     recipe = Recipe(services=(service,))
     with pytest.raises(CreateError, match="holds UDP port 53"):
-        async with networked.group(recipe, 1, limits=Limits(network="on")):
-            pass
+        await enter(networked.group(recipe, 1, limits=Limits(network="on")))
 
 
 async def test_forwarding_a_port(networked: Native) -> None:

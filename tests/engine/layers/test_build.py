@@ -25,6 +25,7 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.layers.run_stage import LOGS
 from dutyfree.engine.store.store import Store
+from tests.contexts import enter
 from tests.engine import counts
 
 pytestmark = [
@@ -468,8 +469,7 @@ async def test_a_stage_that_hangs_is_ended(pooled: bool) -> None:
             if pooled:
                 await native.pooled()
             with pytest.raises(StageError, match=f"was stopped after {seconds} s") as told:
-                async with native.sandbox(hangs):
-                    pass
+                await enter(native.sandbox(hangs))
         if told.value.output == "careful\nbegun":
             break
     assert f"after {seconds} s: careful\nbegun" in str(told.value)
@@ -479,8 +479,7 @@ async def test_the_last_logs_are_kept(cache: Path) -> None:
     async with dutyfree.open("bare") as bare:
         for _ in range(LOGS + 3):
             with pytest.raises(CreateError):
-                async with bare.sandbox(Recipe(stages=(setup("false"),))):
-                    pass
+                await enter(bare.sandbox(Recipe(stages=(setup("false"),))))
     kept = await anyio.to_thread.run_sync(os.listdir, cache / "logs")
     assert len(kept) == LOGS
 

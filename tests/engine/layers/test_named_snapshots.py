@@ -21,6 +21,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
 from dutyfree.engine.store.store import Store
+from tests.contexts import enter
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
 
 pytestmark = [
@@ -75,8 +76,7 @@ async def test_names_are_checked_before_anything_is_done() -> None:
             with pytest.raises(UsageError):
                 await sandbox.snapshot(name)
         with pytest.raises(CreateError, match="no snapshot absent"):
-            async with native.sandbox(Recipe("snapshot:absent")):
-                pass
+            await enter(native.sandbox(Recipe("snapshot:absent")))
         with pytest.raises(UsageError, match="layer rm"):
             native.forget(Recipe("snapshot:taken"))
     assert len(await anyio.to_thread.run_sync(Store().layers)) == 1

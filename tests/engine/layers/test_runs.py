@@ -26,6 +26,7 @@ from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.store import Store
+from tests.contexts import enter
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),
@@ -145,8 +146,7 @@ async def test_a_snapshot_upon_a_lost_layer_is_told_and_can_be_removed() -> None
             await seen(recipe(1))
         async with opened() as native:
             with pytest.raises(CreateError, match=r"not whole: .*(gone|built again)"):
-                async with native.sandbox(upon):
-                    pass
+                await enter(native.sandbox(upon))
     assert "snapshot:kept" in [kept.name for kept in await anyio.to_thread.run_sync(layers.ls)]
     assert await anyio.to_thread.run_sync(layers.remove, ["snapshot:kept"]) == ["snapshot:kept"]
     await anyio.to_thread.run_sync(Store().collect, 1 << 40)

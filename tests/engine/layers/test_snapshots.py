@@ -19,6 +19,7 @@ from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.contract.abilities import Forkable, Snapshottable
 from dutyfree.contract.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
 from dutyfree.engine.layers.memory_layers import merge_count
+from tests.contexts import enter
 from tests.engine import counts
 
 pytestmark = pytest.mark.native
@@ -181,8 +182,7 @@ async def test_snapshots_are_listed_and_forgotten(native: Any) -> None:
         with pytest.raises(UsageError, match="no snapshot"):
             native.forget(recipe)
         with pytest.raises(CreateError, match="forgotten"):
-            async with native.sandbox(recipe):
-                pass
+            await enter(native.sandbox(recipe))
 
 
 async def test_memory_is_given_back_with_the_last_user(native: Any) -> None:
@@ -292,8 +292,7 @@ async def test_a_fork_that_fails_leaves_nothing(native: Any) -> None:
     async with native.sandbox() as sandbox:
         for number in (-1, 1.5, "2"):
             with pytest.raises(UsageError):
-                async with sandbox.fork(number):
-                    pass
+                await enter(sandbox.fork(number))
         async with sandbox.fork(0) as none:
             assert list(none) == []
         with pytest.raises(ZeroDivisionError):

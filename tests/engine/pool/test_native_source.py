@@ -38,6 +38,7 @@ from dutyfree.contract.errors import (
     UsageError,
 )
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
+from tests.contexts import enter
 from tests.engine import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
@@ -101,8 +102,7 @@ async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
     with pytest.raises(RecipeError, match="7 is not a recipe"):
         await pooled.prepare(7)
     with pytest.raises(RecipeError, match="is not a recipe"):
-        async with pooled.group("host", 2):
-            pass
+        await enter(pooled.group("host", 2))
     with pytest.raises(RecipeError, match="is not a recipe"):
         await pooled.prefetch(["host"], 2)
     with pytest.raises(
@@ -119,8 +119,7 @@ async def test_it_is_used_between_entering_and_leaving():
         with pytest.raises(UsageError, match=r"not open \(use it inside of: async with"):
             native.sandbox()
         with pytest.raises(UsageError, match="not open"):
-            async with native.group(recipe(), 2):
-                pass
+            await enter(native.group(recipe(), 2))
         with pytest.raises(UsageError, match="not open"):
             await native.prefetch([recipe()], 2)
         with pytest.raises(UsageError, match="not open"):
@@ -231,8 +230,7 @@ async def test_a_network_that_cannot_be_is_refused_as_without_a_pool(pooled: Any
     told = []
     for _ in range(2):
         with pytest.raises(CreateError) as refused:
-            async with pooled.sandbox(limits=Limits(network=("not a/name",))):
-                pass
+            await enter(pooled.sandbox(limits=Limits(network=("not a/name",))))
         told.append(str(refused.value))
         await pooled.pooled()
     assert told[0] == told[1]
@@ -327,8 +325,7 @@ async def test_a_group_is_one_prepared_state() -> None:
         with pytest.raises(SandboxClosed):
             await group[7].exec("true")
         with pytest.raises(UsageError):
-            async with substrate.group(wanted, 0):
-                pass
+            await enter(substrate.group(wanted, 0))
 
 
 async def test_a_group_with_limits_of_its_own(pooled: Any) -> None:
@@ -345,14 +342,12 @@ async def test_a_stage_that_fails_is_told_and_at_last_not_tried(pooled: Any) -> 
     broken = Recipe(stages=(*recipe().stages, Stage("setup", ("echo what went wrong >&2; exit 3",))))
     for _ in range(3):
         with pytest.raises(StageError, match="ended with 3: what went wrong") as failed:
-            async with pooled.sandbox(broken):
-                pass
+            await enter(pooled.sandbox(broken))
         assert (failed.value.number, failed.value.command) == (3, "echo what went wrong >&2; exit 3")
         assert failed.value.output == "what went wrong"
         assert "all that it printed is in" in failed.value.remedy
     with pytest.raises(Quarantined, match="what went wrong"):
-        async with pooled.sandbox(broken):
-            pass
+        await enter(pooled.sandbox(broken))
     async with pooled.sandbox(recipe()) as sandbox:
         assert (await sandbox.exec("true")).ok
 
@@ -362,12 +357,10 @@ async def test_an_image_that_is_not_there_is_at_last_not_asked_for(pooled: Any) 
     broken = Recipe("localhost:1/absent:1", recipe().stages)
     for _ in range(3):
         with pytest.raises(StageError, match="localhost:1") as failed:
-            async with pooled.sandbox(broken):
-                pass
+            await enter(pooled.sandbox(broken))
         assert failed.value.number == 0
     with pytest.raises(Quarantined, match="stage 'image' failed 3 times") as refused:
-        async with pooled.sandbox(broken):
-            pass
+        await enter(pooled.sandbox(broken))
     assert refused.value.stage == "image"
     async with pooled.sandbox(recipe()) as sandbox:
         assert (await sandbox.exec("true")).ok
@@ -378,8 +371,7 @@ async def test_an_exhausted_pool_says_so() -> None:
         pool = await substrate.pooled()
         async with pool.lease(Recipe(), deadline=600):
             with pytest.raises(Exhausted, match="1 of 1 sandboxes are leased"):
-                async with substrate.sandbox():
-                    pass
+                await enter(substrate.sandbox())
         async with pool.lease(Recipe(), deadline=600) as lease:
             assert (await lease.sandbox.exec("true")).ok
 
@@ -482,8 +474,7 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
             assert substrate.node.layers.size > 0
             assert await group[3].read("log") == b"clone\none\n"
         with pytest.raises(StageError):
-            async with substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2):
-                pass
+            await enter(substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2))
         with anyio.fail_after(60):
             while substrate.pool is not None and "0 being made, 0 being reset, 0 being destroyed" not in repr(
                 substrate.pool
@@ -503,8 +494,7 @@ async def test_layers_go_when_the_disk_is_full() -> None:
         await substrate.pooled()
         for number in range(6):
             fill = Stage("setup", (f"head -c 300000 /dev/urandom > {number}",))
-            async with substrate.sandbox(Recipe(stages=(fill,))):
-                pass
+            await enter(substrate.sandbox(Recipe(stages=(fill,))))
         assert substrate.pool.ledger.events["layers forgotten"] >= 2
         with anyio.fail_after(60):
             size = math.inf
@@ -595,8 +585,7 @@ async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
                 while not substrate.pool._closed:
                     await anyio.lowlevel.checkpoint()
             with pytest.raises(PoolError, match="closed"):
-                async with substrate.sandbox():
-                    pass
+                await enter(substrate.sandbox())
     assert "a fault of ours" in str(told.value.exceptions)
     assert await anyio.to_thread.run_sync(family.remains) == set()
 
@@ -728,7 +717,6 @@ async def test_a_service_that_fails_is_a_failure_of_its_recipe(pooled: Any) -> N
     wrong = Recipe(services=(Service("wrong", "echo not so; exit 3", Ready(line="up")),))
     await pooled.pooled()
     with pytest.raises((StageError, Quarantined), match=r"service 'wrong'.*not so"):
-        async with pooled.sandbox(wrong):
-            pass
+        await enter(pooled.sandbox(wrong))
     async with pooled.sandbox(Recipe()) as sandbox:
         assert (await sandbox.exec("echo fine")).ok

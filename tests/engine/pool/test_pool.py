@@ -20,6 +20,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.substrates.scripted import Scripted
+from tests.contexts import enter
 from tests.engine import virtual
 from tests.engine.pool.scripted_source import ScriptedSource
 
@@ -166,8 +167,7 @@ async def test_a_failing_recipe_is_quarantined_and_then_tried_again():
             await pool.acquire(BROKEN)
         assert anyio.current_time() == asked
         assert (refused.value.command, refused.value.output) == ("false", "no such package")
-        async with pool.lease(READY):  # recipes without the stage are served
-            pass
+        await enter(pool.lease(READY))
         await anyio.sleep(refused.value.retry_in + 0.1)
         with pytest.raises(StageError):
             await pool.acquire(BROKEN)

@@ -33,6 +33,7 @@ from dutyfree.engine.sandbox import watch
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import appeared
+from tests.contexts import enter
 from tests.engine import counts
 
 # --- Numbers that cannot be --------------------------------------------------------------------------
@@ -63,8 +64,7 @@ async def test_numbers_out_of_range(native: Native) -> None:
                 await sandbox.batch([Write("never", b"", mode)])
         for rows in (0, -1, 1 << 16):
             with pytest.raises(LimitError, match="a terminal of"):
-                async with sandbox.terminal(rows=rows):
-                    pass
+                await enter(sandbox.terminal(rows=rows))
         for limit, width in ((0, 1), (-1, 1), (1, -1)):
             with pytest.raises(LimitError, match="a search needs limit"):
                 await sandbox.search(".", "x", limit=limit, width=width)
@@ -520,8 +520,7 @@ async def test_an_end_that_takes_too_long_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Launcher, "ask", slow)
     async with Native(NativeConfig(), Timeouts(end=0.2)) as native:
         with pytest.raises(CleanupError, match=r"native-\d+-\d+ is not gone after 0.2 s"):
-            async with native.sandbox():
-                pass
+            await enter(native.sandbox())
 
 
 async def test_processes_are_found_again_and_forgotten(native: Substrate) -> None:

@@ -11,6 +11,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Observation, Recipe, Stage, recipes
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
+from tests.contexts import enter
 
 pytestmark = pytest.mark.native
 
@@ -321,8 +322,7 @@ async def test_modules_that_cannot_be_preloaded_are_named(native: Any) -> None:
     env = {"PYTHONPATH": "/workspace/lib"}
     for name, says in (("threaded", "runs a thread"), ("absent", "No module named 'absent'")):
         with pytest.raises(CreateError, match=f"(?s)service 'python'.*{says}"):
-            async with native.sandbox(Recipe(stages=(stage,), services=(recipes.python(name, env=env),))):
-                pass
+            await enter(native.sandbox(Recipe(stages=(stage,), services=(recipes.python(name, env=env),))))
 
 
 async def test_sync_and_user(native: Any) -> None:

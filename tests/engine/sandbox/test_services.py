@@ -18,6 +18,7 @@ import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage
 from dutyfree.contract.abilities import Serving
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
+from tests.contexts import enter
 from tests.engine import counts
 
 pytestmark = pytest.mark.native
@@ -115,8 +116,7 @@ async def test_the_error_names_a_service_that_does_not_become_ready(
     native: Any, service: Service, says: str
 ) -> None:
     with pytest.raises(CreateError) as raised:
-        async with native.sandbox(recipe(SLEEPING, service)):
-            pass
+        await enter(native.sandbox(recipe(SLEEPING, service)))
     assert says in str(raised.value)
     assert await native.sandboxes() == []
     async with native.sandbox() as sandbox:  # other sandboxes still work
@@ -129,8 +129,7 @@ async def test_the_error_shows_the_last_output_of_a_service(native: Any) -> None
         with pytest.raises(
             CreateError, match=f"was not ready within {seconds} s: it did not print"
         ) as raised:
-            async with native.sandbox(recipe(slow)):
-                pass
+            await enter(native.sandbox(recipe(slow)))
         if "; its last output: still loading" in str(raised.value):
             break
     assert "; its last output: still loading" in str(raised.value)
@@ -219,8 +218,7 @@ async def test_the_timeout_of_a_command_does_not_end_a_service(native: Any) -> N
 async def test_other_substrates_refuse(name: str) -> None:
     async with dutyfree.open(name) as substrate:
         with pytest.raises(CreateError, match=f"{name} cannot run services, and the recipe has sleeper"):
-            async with substrate.sandbox(recipe(SLEEPING)):
-                pass
+            await enter(substrate.sandbox(recipe(SLEEPING)))
 
 
 OWNER = textwrap.dedent(
