@@ -130,27 +130,16 @@ static void read_answers(void)
 	static char heard[1 << 16];
 	static struct frame head;
 	static size_t head_have, body_left;
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(FDS * sizeof(int))];
-	} control;
+	int fds[FDS];
+	size_t count;
 
 	for (;;) {
-		struct iovec part = {heard, sizeof heard};
-		struct msghdr message = {.msg_iov = &part,
-					 .msg_iovlen = 1,
-					 .msg_control = control.space,
-					 .msg_controllen = sizeof control.space};
-		ssize_t size = recvmsg(owner, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		ssize_t size = receive_message(owner, heard, sizeof heard, MSG_DONTWAIT, fds, FDS, &count);
 		if (size <= 0)
 			break;
-		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
-		if (with) {
-			int fd;
-			require(with->cmsg_len == CMSG_LEN(sizeof fd), "one descriptor per frame");
-			memcpy(&fd, CMSG_DATA(with), sizeof fd);
-			close(fd);
-		}
+		require(count <= 1, "one descriptor per frame");
+		if (count)
+			close(fds[0]);
 		for (ssize_t at = 0; at < size;) {
 			if (body_left) {
 				size_t step = body_left < (size_t)(size - at) ? body_left : (size_t)(size - at);

@@ -255,28 +255,17 @@ static unsigned count_replies(void)
 	unsigned count = 0;
 
 	for (;; count++) {
-		union {
-			struct cmsghdr align;
-			char space[CMSG_SPACE(4 * sizeof(int))];
-		} control;
-		struct iovec part = {heard, sizeof heard};
-		struct msghdr message = {.msg_iov = &part,
-					 .msg_iovlen = 1,
-					 .msg_control = control.space,
-					 .msg_controllen = sizeof control.space};
-		ssize_t size = recvmsg(owner_socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		int fds[4];
+		size_t fd_count;
+		ssize_t size = receive_message(owner_socket, heard, sizeof heard, MSG_DONTWAIT, fds, 4, &fd_count);
 		struct reply head;
 		if (size < 0)
 			return count;
 		require((size_t)size >= sizeof head, "a reply has a header");
 		memcpy(&head, heard, sizeof head);
 		require(head.size == (size_t)size - sizeof head, "a reply has the size in its header");
-		struct cmsghdr *with = CMSG_FIRSTHDR(&message);
-		for (size_t i = 0; with && i < (with->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
-			int fd;
-			memcpy(&fd, CMSG_DATA(with) + i * sizeof fd, sizeof fd);
-			close(fd);
-		}
+		for (size_t i = 0; i < fd_count; i++)
+			close(fds[i]);
 	}
 }
 

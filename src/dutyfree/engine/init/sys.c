@@ -118,6 +118,28 @@ int send_message(int socket, const void *a, size_t a_size, const void *b, size_t
 	return 0;
 }
 
+ssize_t receive_message(int socket, void *data, size_t size, int flags, int *fds, size_t room, size_t *count)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(MESSAGE_FDS * sizeof(int))];
+	} control;
+	struct iovec part = {data, size};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.space,
+				 .msg_controllen = CMSG_LEN(room * sizeof(int))};
+	ssize_t received = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
+	const struct cmsghdr *rights = received < 0 ? NULL : CMSG_FIRSTHDR(&message);
+
+	*count = 0;
+	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+		*count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(rights), *count * sizeof(int));
+	}
+	return received;
+}
+
 int mount_new(const char *type, const char *const options[][2], unsigned attributes)
 {
 	AUTOCLOSE int context = (int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC);

@@ -29,6 +29,9 @@ int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64
 /* Send one message with up to MESSAGE_FDS descriptors (SCM_RIGHTS): 0 or -errno. */
 int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count);
 
+/* Receive one message, and at most `room` ≤ MESSAGE_FDS descriptors, which are close-on-exec. Returns as recvmsg does. */
+ssize_t receive_message(int socket, void *data, size_t size, int flags, int *fds, size_t room, size_t *count);
+
 /* The new mount API (fsopen, open_tree, move_mount): descriptors or -errno. An option without a value is a flag. */
 int mount_new(const char *type, const char *const options[][2], unsigned attributes);
 int mount_clone(int dir, const char *path, bool recursive);

@@ -290,13 +290,13 @@ static void serve_clients(void)
 
 /* --- Requests of the launcher -------------------------------------------------------------------- */
 
-static int handle_request(const struct request *request, const void *body, const int *fds, int count)
+static int handle_request(const struct request *request, const void *body, const int *fds, size_t count)
 {
 	struct client *client = client_find(request->number);
 
 	if (request->kind == EGRESS_OPEN && !client && count == EGRESS_FDS)
 		return client_open(request->number, body, request->size, fds);
-	for (int i = 0; i < count; i++)
+	for (size_t i = 0; i < count; i++)
 		close(fds[i]);
 	if (request->kind == EGRESS_UPDATE && client)
 		return client_update(client, body, request->size);
@@ -315,28 +315,15 @@ static void receive_request(void)
 		struct request head;
 		char bytes[REQUEST_MAX];
 	} message;
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(EGRESS_FDS * sizeof(int))];
-	} control;
-	struct iovec part = {&message, sizeof message};
-	struct msghdr wrapped = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.space,
-				 .msg_controllen = sizeof control.space};
-	ssize_t size = recvmsg(LAUNCHER_FD, &wrapped, MSG_CMSG_CLOEXEC);
-	int fds[EGRESS_FDS], count = 0;
+	int fds[EGRESS_FDS];
+	size_t count;
+	ssize_t size = receive_message(LAUNCHER_FD, &message, sizeof message, 0, fds, EGRESS_FDS, &count);
 
 	if (size < 0 && errno == EINTR)
 		return;
 	/* The launcher is gone, and all sandboxes with it. */
 	if (size < (ssize_t)sizeof message.head || message.head.size != (size_t)size - sizeof message.head)
 		_exit(0);
-	struct cmsghdr *rights = CMSG_FIRSTHDR(&wrapped);
-	if (rights && rights->cmsg_type == SCM_RIGHTS) {
-		count = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		memcpy(fds, CMSG_DATA(rights), (size_t)count * sizeof(int));
-	}
 	int error = handle_request(&message.head, message.bytes + sizeof message.head, fds, count);
 	struct reply reply = {.serial = message.head.serial, .error = -error, .value = message.head.number};
 	if (reply.serial)

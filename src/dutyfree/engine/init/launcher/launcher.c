@@ -151,23 +151,14 @@ static void receive(void)
 		struct request head;
 		char bytes[REQUEST_MAX];
 	} message;
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(sizeof(int))];
-	} rights;
-	struct iovec part = {&message, sizeof message};
-	struct msghdr parts = {
-		.msg_iov = &part, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space};
-	ssize_t size = recvmsg(owner, &parts, MSG_TRUNC | MSG_CMSG_CLOEXEC);
 	AUTOCLOSE int fd = -1;
+	size_t count;
+	ssize_t size = receive_message(owner, &message, sizeof message, MSG_TRUNC, &fd, 1, &count);
 
 	if (size < 0 && (errno == EINTR || errno == EAGAIN))
 		return;
 	if (size <= 0)
 		shut_down();
-	const struct cmsghdr *head = CMSG_FIRSTHDR(&parts);
-	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd))
-		memcpy(&fd, CMSG_DATA(head), sizeof fd);
 	if ((size_t)size < sizeof message.head || (size_t)size > sizeof message ||
 	    message.head.size != (size_t)size - sizeof message.head) {
 		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "malformed request");

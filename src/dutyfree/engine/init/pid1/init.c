@@ -211,37 +211,23 @@ static void serve(void)
 
 static void receive(void)
 {
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(FDS * sizeof(int))];
-	} control;
-	struct iovec part = {inbox + have, space - have};
-	struct msghdr message = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.space,
-				 .msg_controllen = sizeof control.space};
+	int fds[FDS];
+	size_t count;
 
 	/* The inbox may be full, and a read of 0 bytes would look like the end of the stream. */
 	if (outbox_full() || has_whole_frame())
 		return;
-	ssize_t size = recvmsg(CONTROL_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	ssize_t size = receive_message(CONTROL_FD, inbox + have, space - have, MSG_DONTWAIT, fds, FDS, &count);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	/* The owner is gone. When we exit, the kernel kills all processes of the sandbox. */
 	if (size <= 0)
 		_exit(0);
-	for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
-		int fds[FDS];
-		if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS)
-			continue;
-		size_t count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		memcpy(fds, CMSG_DATA(at), count * sizeof(int));
-		for (size_t i = 0; i < count; i++) {
-			if (received_count < FDS)
-				received_fds[received_count++] = fds[i];
-			else
-				close(fds[i]);
-		}
+	for (size_t i = 0; i < count; i++) {
+		if (received_count < FDS)
+			received_fds[received_count++] = fds[i];
+		else
+			close(fds[i]);
 	}
 	have += (size_t)size;
 	handle_frames();
