@@ -18,10 +18,13 @@ import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
 
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="isolation cannot be reduced without root; run as root")
+
 SUBSTRATES = [
     "scripted",
     "bare",
     pytest.param("native", marks=pytest.mark.native),
+    pytest.param("native isolation=none", marks=[pytest.mark.native, ROOT], id="native-none"),
     pytest.param("native-cold", marks=pytest.mark.native),
     pytest.param("native-warm", marks=pytest.mark.native),
     pytest.param("docker", marks=pytest.mark.docker),
@@ -30,7 +33,8 @@ SUBSTRATES = [
 
 @pytest.fixture(scope="module", params=SUBSTRATES)
 async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
-    async with dutyfree.open(request.param) as opened:
+    name, *options = request.param.split()
+    async with dutyfree.open(name, **dict(option.split("=") for option in options)) as opened:
         await opened.prepare()  # an image may have to be made, which is no part of any check
         yield opened
 

@@ -49,7 +49,7 @@ def _row(living: SandboxStatus, labelled: bool) -> list[str]:
     return [
         living.id,
         living.image,
-        living.state,
+        living.state if living.isolation == "full" else f"{living.state}, not isolated",
         str(living.processes),
         console.size(living.memory),
         _age(time.time() - living.since),

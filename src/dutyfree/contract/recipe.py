@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from dutyfree.contract.errors import RecipeError
 from dutyfree.contract.services import Service
 from dutyfree.contract.stage import Stage, as_tuple
+
+IsolationLevel: TypeAlias = Literal["full", "none"]
+"""Whether sandboxes are isolated from the host and from each other."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +39,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     path: tuple[str, ...] = ()
     """Directories to put before PATH; relative ones start at the working directory."""
+    isolation: Literal["full"] | None = None
+    """``full``: its code is not trusted, so a substrate that does not isolate raises CreateError.
+
+    It is in no content key. Recipes that differ only in this share all layers.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.image, str | None):
@@ -47,9 +55,15 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RecipeError(f"two services have the same name: {', '.join(sorted(names))}")
         msgspec.structs.force_setattr(self, "env", _variables(self.env))
         msgspec.structs.force_setattr(self, "path", _directories(self.path))
+        if self.isolation not in (None, "full"):
+            raise RecipeError(
+                f'isolation must be "full" or None, not {self.isolation!r}',
+                remedy="a recipe can only ask for isolation; to go without, open the substrate without it",
+            )
 
     def __hash__(self) -> int:
-        return hash((self.image, self.stages, self.services, frozenset(self.env.items()), self.path))
+        variables = frozenset(self.env.items())
+        return hash((self.image, self.stages, self.services, variables, self.path, self.isolation))
 
     @property
     def reads_files(self) -> bool:

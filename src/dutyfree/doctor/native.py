@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from dutyfree.contract.errors import DutyfreeError
 from dutyfree.doctor.finding import Finding
-from dutyfree.engine.host import capacity
+from dutyfree.engine.host import capacity, census
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.proc import sysctl
 from dutyfree.engine.host.requirements import KERNEL
@@ -44,7 +44,7 @@ TRIED = {
 
 async def check() -> list[Finding]:
     """Check each feature. Raises nothing."""
-    findings = await _in_thread(_kernel, _namespaces)
+    findings = await _in_thread(_kernel, _namespaces, _reduced)
     try:
         async with Native(CONFIG) as substrate:
             findings += await _in_thread(partial(_rights, substrate.features))
@@ -88,6 +88,17 @@ def _namespaces() -> Iterator[Finding]:
         ", ".join(words),
         "sysctl user.max_user_namespaces=16384 kernel.unprivileged_userns_clone=1 "
         "kernel.apparmor_restrict_unprivileged_userns=0 (those that exist here)",
+    )
+
+
+def _reduced() -> Iterator[Finding]:
+    found = [one for one in census.sandboxes() if one.isolation != "full"]
+    owners = ", ".join(sorted({f"{one.owner} {one.program}" for one in found}))
+    yield Finding(
+        "native: isolation of running sandboxes",
+        not found,
+        f"{len(found)} not isolated, of {owners}" if found else "full",
+        'they may run trusted code only: their owner opened native with isolation="none" or without=…',
     )
 
 

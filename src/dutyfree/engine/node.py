@@ -31,6 +31,7 @@ from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.images import mirrors
 from dutyfree.engine.launcher import create, network_policy, protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
+from dutyfree.engine.launcher.isolation import Isolation
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers.build import BuildTrace, LayerBuilder
@@ -83,6 +84,8 @@ class NodeOptions(Protocol):
     def peer_seconds(self) -> float: ...
     @property
     def longest_stage(self) -> float: ...
+    @property
+    def walls(self) -> Isolation: ...
 
 
 class Node:
@@ -102,9 +105,12 @@ class Node:
         self.launcher = launcher
         self.features = host
         # Without root, some files in the store could not be removed again.
-        store = Store() if host.mode == "root" else None
+        # A layer that was built without isolation must not reach a sandbox that is isolated.
+        self.isolation = options.walls
+        store = Store() if host.mode == "root" and self.isolation.full else None
         if store is None and options.peers:
-            _log.warning("without root, no layers are kept on disk, so peers are not asked for layers")
+            lacking = "isolation" if host.mode == "root" else "root"
+            _log.warning("without %s, no layers are kept on disk, so peers are not asked for layers", lacking)
         self.layers = MemoryLayers(
             launcher, capacity.share_of_memory() if options.kept is None else options.kept
         )
@@ -124,6 +130,7 @@ class Node:
             resolvers,
             default_image=options.image,
             stage_timeout=options.longest_stage,
+            isolation=self.isolation,
             timeouts=timeouts,
         )
         peers = PeerSet(options.peers, options.peer_seconds) if options.peers else None
@@ -147,7 +154,8 @@ class Node:
         Raises Unavailable, and OptionError for resolvers that cannot be used.
         """
         resolvers = await anyio.to_thread.run_sync(_resolvers, options.resolvers)
-        launcher = Launcher(*await anyio.to_thread.run_sync(Launcher.spawn, Path(options.program)))
+        spawn = partial(Launcher.spawn, Path(options.program), options.walls.flags)
+        launcher = Launcher(*await anyio.to_thread.run_sync(spawn))
         try:
             host = await _greet(launcher, options.program)
             node = cls(options, launcher, host, resolvers, daemon_image, warmth, timeouts)
@@ -174,6 +182,18 @@ class Node:
 
     # --- Requests -------------------------------------------------------------------------------------
 
+    def checked(self, recipe: object) -> Recipe:
+        """Validate a recipe. Raises RecipeError, and CreateError if it asks for isolation that is missing."""
+        found = checked(recipe)
+        self.isolation.refuse_recipe(found.isolation)
+        return found
+
+    def limits_of(self, given: Limits | None) -> Limits:
+        """The limits of a request. Raises LimitError, and CreateError for those that nothing enforces."""
+        limits = limited(given, self.options.limits)
+        self.isolation.refuse_limits(limits)
+        return limits
+
     def sandbox(
         self, recipe: Recipe | None, limits: Limits | None, labels: Mapping[str, str] | None
     ) -> AbstractAsyncContextManager[NativeSandbox]:
@@ -181,7 +201,7 @@ class Node:
 
         Raises UsageError; the context raises PoolError, StageError and CreateError.
         """
-        recipe, limits = checked(recipe or EMPTY_RECIPE), limited(limits, self.options.limits)
+        recipe, limits = self.checked(recipe or EMPTY_RECIPE), self.limits_of(limits)
         if self.pool.pool is not None and self._fits_pool(recipe, limits):
             return self._lease_one(recipe, limits, labels)
         sandbox_labels.check(labels)
@@ -202,8 +222,8 @@ class Node:
 
         Raises UsageError, PoolError, StageError and CreateError.
         """
-        recipe, count = checked(recipe), check_count(count, 1)
-        limits = limited(limits, self.options.limits)
+        recipe, count = self.checked(recipe), check_count(count, 1)
+        limits = self.limits_of(limits)
         if self._fits_pool(recipe, limits):
             async with self.pool.lease(recipe, count, limits, labels) as leased:
                 yield leased
@@ -225,7 +245,12 @@ class Node:
         default = self.options.limits
         if limits is default:
             return True
-        if self.features.mode != "root" and (limits.network or "off") != (default.network or "off"):
+        shared = self.isolation.shares_network  # then there is one policy, which needs no change
+        if (
+            self.features.mode != "root"
+            and not shared
+            and (limits.network or "off") != (default.network or "off")
+        ):
             return False
         same = (limits.cpus, limits.memory, limits.pids, limits.disk)
         return same == (default.cpus, default.memory, default.pids, default.disk)

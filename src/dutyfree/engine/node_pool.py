@@ -48,7 +48,10 @@ class NodePool:
             return self.pool
         if self._task is None:
             self._started: asyncio.Future[Pool] = asyncio.get_running_loop().create_future()
-            pool = Pool(self._source, budget=self._budget, policy=self._policy, keys=self._source.keys)
+            source = self._source
+            pool = Pool(
+                source, budget=self._budget, policy=self._policy, keys=source.keys, check=source.check
+            )
             # A task of its own, since the pool outlives the call that started it.
             self._task = asyncio.create_task(self._run(pool))
         return await asyncio.shield(self._started)

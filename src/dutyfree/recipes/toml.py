@@ -10,7 +10,7 @@ import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -122,6 +122,7 @@ class RecipeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     python: tuple[dict[str, object], ...] = ()
     env: dict[str, str] = {}
     path: tuple[str, ...] = ()
+    isolation: Literal["full"] | None = None
 
 
 def load(path: str | Path) -> Recipe:
@@ -149,7 +150,7 @@ def recipe(table: object, root: Path, name: str) -> Recipe:
     built = _each(f"{name}: stage", file.stages, lambda one: _stage(one, root))
     interpreters = _each(f"{name}: python", file.python, lambda one: _PYTHON.call(one, root))
     try:
-        return Recipe(file.image, built, (*file.services, *interpreters), file.env, file.path)
+        return Recipe(file.image, built, (*file.services, *interpreters), file.env, file.path, file.isolation)
     except RecipeError as error:
         raise UsageError(f"{name}: {error.message}", remedy=error.remedy) from error
 

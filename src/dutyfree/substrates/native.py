@@ -3,7 +3,7 @@
 Each sandbox has its own namespaces (mount, pid, ipc, uts, cgroup, network, user), a root file system of
 read-only layers under a private writable one in memory, a seccomp filter, and limits. It has its own loopback
 interface. A process outside of it makes the connections that ``Limits(network=…)`` allows, and refuses all
-others (docs/network.md).
+others (docs/network.md). With ``isolation="none"`` all of this is missing: for trusted code only.
 
 Here are the options and the contract; ``dutyfree.engine.node`` does the work.
 """
@@ -21,8 +21,8 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe
-from dutyfree.contract.errors import UsageError
-from dutyfree.contract.recipe import checked
+from dutyfree.contract.errors import CreateError, OptionError, UsageError
+from dutyfree.contract.recipe import IsolationLevel
 from dutyfree.contract.substrate import refuse_second_entry, require_open
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerStats
@@ -31,6 +31,8 @@ from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.images.install import LeasedImage
 from dutyfree.engine.launcher import create, network_policy
 from dutyfree.engine.launcher.client import BINARY, Launcher
+from dutyfree.engine.launcher.isolation import Isolation, Wall
+from dutyfree.engine.launcher.isolation import isolation as make_isolation
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.memory_layers import MemorySnapshot
@@ -76,8 +78,22 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The most seconds that a fetch from a peer may take. After that, the stage is built."""
     longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     """The most seconds that the commands of a stage may take. After that, the stage has failed."""
+    isolation: IsolationLevel = "full"
+    """``none`` IS FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
+    without: tuple[Wall, ...] = ()
+    """FOR MEASURING ONLY: parts of the isolation to switch off one by one. Sandboxes are then not safe."""
+    plain: tuple[str, ...] | None = None
+    """Directories of the root that are no overlay while the image has no files there (docs/engine.md)."""
+    fixed: tuple[str, ...] | None = None
+    """Directories that are read-only and no overlay, such as /usr. Stages can still write there."""
+
+    @property
+    def walls(self) -> Isolation:
+        """The isolation of its sandboxes."""
+        return make_isolation(self.isolation, self.without, self.plain, self.fixed)
 
     def __post_init__(self) -> None:
+        make_isolation(self.isolation, self.without, self.plain, self.fixed)  # raises ValueError
         try:
             network_policy.encode(self.limits.network, ())
         except ValueError as error:
@@ -107,6 +123,10 @@ class Native:
 
     def __init__(self, config: NativeConfig, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         create.check_limits(config.limits)
+        try:
+            config.walls.refuse_limits(config.limits)
+        except CreateError as error:
+            raise OptionError(error.message, remedy=error.remedy) from error
         self._config = config
         self._timeouts = timeouts
         self._node: Node | None = None
@@ -118,13 +138,19 @@ class Native:
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
-        return await anyio.to_thread.run_sync(requirements.check, Path(config.program), Launcher.trial)
+        found = await anyio.to_thread.run_sync(requirements.check, Path(config.program), Launcher.trial)
+        if not found.available or config.walls.full:
+            return found
+        if os.geteuid() != 0:
+            return Availability(False, "isolation cannot be reduced without root", "run as root")
+        return Availability(True, f"isolation: {config.walls.level}; for trusted code only")
 
     async def __aenter__(self) -> Self:
         refuse_second_entry(self._is_open, self.name)
         require(await self.probe(self._config), "native")
         self._node = await Node.open(self._config, _daemon_image, self.pool_warmth, self._timeouts)
-        self.host_address = network_policy.HOST if self.features.mode == "root" else "127.0.0.1"
+        own_network = self.features.mode == "root" and not self._config.walls.shares_network
+        self.host_address = network_policy.HOST if own_network else "127.0.0.1"
         self._is_open = True
         return self
 
@@ -173,7 +199,8 @@ class Native:
         return self._open_node.group(recipe, count, limits, labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        await self._open_node.recipes.state(checked(recipe or EMPTY_RECIPE))
+        node = self._open_node
+        await node.recipes.state(node.checked(recipe or EMPTY_RECIPE))
 
     async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
         """Prepare ``count`` sandboxes of each recipe, for requests that will come soon.
@@ -227,9 +254,9 @@ class Native:
         return await self.node.probe_kernel()
 
     async def facts(self) -> dict[str, str]:
-        host = self.features
+        host, walls = self.features, self._config.walls
         facts = {
-            "isolation": "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp",
+            "isolation": requirements.ISOLATION if walls.full else walls.level,
             "mode": host.mode,
             "ids": str(host.ids),
             "limits": f"cgroup {host.cgroup}: {', '.join(host.controllers) or 'none'}",

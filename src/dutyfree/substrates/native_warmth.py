@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Self
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Limits, Recipe, limited
+from dutyfree.contract import Limits, Recipe
 from dutyfree.contract.errors import CreateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers import memory_layers
@@ -53,7 +53,8 @@ class BaseWarm(Native):
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[NativeSandbox]:
         del labels
-        return self._create(recipe or EMPTY_RECIPE, limited(limits, self._config.limits))
+        node = self.node
+        return self._create(node.checked(recipe or EMPTY_RECIPE), node.limits_of(limits))
 
     @asynccontextmanager
     async def group(

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -36,6 +37,8 @@ class LauncherProcess(msgspec.Struct, frozen=True):
     numbers: tuple[int, ...]
     owner: int
     program: str
+    isolated: bool = True
+    """False if parts of the isolation are switched off for its sandboxes."""
 
 
 class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,8 @@ class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None
     """Bytes of its processes and of the files that they wrote."""
     labels: dict[str, str] = {}
+    isolation: Literal["full", "reduced"] = "full"
+    """reduced: its owner opened native with ``isolation="none"`` or ``without=…``."""
     state: str
     """idle (no process), running, paused (all processes frozen or stopped), starting or ending."""
 
@@ -97,7 +102,10 @@ def _candidates(processes: Iterable[Stat]) -> list[LauncherProcess]:
         if int(user) >= FIRST_ID or not _link(f"{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
             continue
         numbers = tuple(int(number) for number in proc.field(status, "NSpid", str(process.pid)).split())
-        found.append(LauncherProcess(process.pid, numbers, process.parent, _command_line(process.parent)))
+        # Its last argument is FD, or FD:WALLS if walls are switched off (init/main.c).
+        isolated = ":" not in _command_line(process.pid)
+        program = _command_line(process.parent)
+        found.append(LauncherProcess(process.pid, numbers, process.parent, program, isolated))
     return found
 
 
@@ -138,6 +146,7 @@ def _status(
         processes=len(inside),
         memory=_memory(init.pid, groups),
         labels=labels.get(int(number), {}) if number.isdigit() else {},
+        isolation="full" if launcher.isolated else "reduced",
         state=state,
     )
 

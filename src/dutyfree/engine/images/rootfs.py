@@ -101,6 +101,8 @@ PAM = "".join(f"{kind} required pam_permit.so\n" for kind in ("auth", "account",
 """Lets su, adduser and others work: a sandbox has no passwords to check."""
 
 USR = Path("/usr")
+WHOLE = "trusted.dutyfree.whole"
+"""Marks the directory that shows the whole layer below it by redirects, for ``init/setup/place.c``."""
 
 _CONFIG_MAX = 4 << 20
 """Limit for the bytes of a file from ``/etc``."""
@@ -244,6 +246,7 @@ def _fill_above_usr(root: Path) -> None:
     _fill_host(root)
     for ours in (root / name for name in DIRECTORIES if "/" not in name and name != USR.name):
         os.setxattr(ours, OPAQUE, b"y")
+    os.setxattr(root / USR.name, WHOLE, b"y")
     for below in sorted(USR.iterdir()):
         if not os.path.lexists(root / below.name):
             os.mknod(root / below.name, stat.S_IFCHR, WHITEOUT_DEVICE)

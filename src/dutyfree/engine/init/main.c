@@ -1,4 +1,5 @@
-/* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init launcher FD".
+/* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init
+ * launcher FD[:WALLS]"; WALLS is a sum of enum wall.
  *
  * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
  * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
@@ -75,11 +76,12 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD | version\n", stderr);
+		fputs("usage: dutyfree-init launcher FD[:WALLS] | version\n", stderr);
 		return 64;
 	}
 	long socket = strtol(argv[2], &end, 10);
-	if (*end || socket < 3 || socket > INT_MAX) {
+	unsigned long without = *end == ':' ? strtoul(end + 1, &end, 10) : 0;
+	if (*end || socket < 3 || socket > INT_MAX || without > WALLS_ALL) {
 		fputs("dutyfree-init: FD is not the number of an inherited descriptor\n", stderr);
 		return 64;
 	}
@@ -90,5 +92,5 @@ int main(int argc, char **argv)
 	}
 	reset_signals();
 	title_init(argc, argv);
-	launcher_run((int)socket);
+	launcher_run((int)socket, (unsigned)without);
 }

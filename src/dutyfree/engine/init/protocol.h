@@ -20,6 +20,7 @@
 #define LAYERS_MAX 32
 #define MOUNTPOINT_MAX 64
 #define LABEL_MAX 128
+#define PLACES_MAX 8
 
 /* [1] One layer for each tree. EBUSY if a copy is cheaper or /dev/shm has files; a non-empty body forces it. */
 enum request_kind {
@@ -55,8 +56,19 @@ struct reply {
 	uint32_t size; /* bytes of the text that follows */
 };
 
+/* Parts of the isolation that a launcher leaves out of all its sandboxes, as its second argument says. Root only. */
+enum wall {
+	WALL_USER_NAMESPACE = 1,
+	WALL_NAMESPACES = 2, /* network, ipc, uts and cgroup */
+	WALL_SECCOMP = 4,
+	WALL_MEMORY_CGROUP = 8,
+	WALL_CGROUPS = 16, /* all controllers: no limits at all */
+	WALL_CPU_PRIORITY = 32,
+	WALLS_ALL = 63,
+};
+
 enum create_flags {
-	CREATE_SHARED_NETWORK = 1, /* the sandbox uses the network of the launcher. Rootless only */
+	CREATE_SHARED_NETWORK = 1, /* the sandbox uses the network of the launcher. Rootless, or without namespaces */
 };
 
 /* One mount of the sandbox: read-only layers, uppermost first, under a writable directory. Tree 0 is "/". */
@@ -64,6 +76,17 @@ struct tree {
 	char mountpoint[MOUNTPOINT_MAX]; /* relative to the root, "" for the root itself */
 	uint32_t count;
 	uint32_t layers[LAYERS_MAX];
+};
+
+/* A directory that needs no overlay. If it cannot be one, it stays a part of the overlay; struct ready says which are. */
+enum place_kind {
+	PLACE_PLAIN = 1, /* a directory of the writable file system itself: no layer has files there. One component */
+	PLACE_FIXED = 2, /* a read-only bind mount of the lowest layer's directory: no other layer has it */
+};
+
+struct place {
+	char path[MOUNTPOINT_MAX]; /* relative to the root */
+	uint32_t kind;
 };
 
 /* A label of less than LABEL_MAX bytes follows. It shows in the process title, on the host and in the sandbox. */
@@ -75,6 +98,9 @@ struct create {
 	uint64_t pids;      /* 0 for no limit */
 	uint64_t cpu_quota; /* microseconds per 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
+	uint32_t places;
+	uint32_t unused;
+	struct place place[PLACES_MAX];
 };
 
 /* Layers of one tree, uppermost first. The first `own` are merged into one; the others are the layers below, which the
@@ -296,6 +322,7 @@ struct change {
 
 struct ready {
 	uint32_t version;
+	uint32_t places;    /* bit i: place i of the request is no overlay */
 	uint64_t activated; /* CLOCK_MONOTONIC nanoseconds, as all times here */
 	uint64_t mounted;
 };

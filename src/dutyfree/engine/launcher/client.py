@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dutyfree.contract.errors import SubstrateError, Unavailable
 from dutyfree.engine.host import fork_guard
 from dutyfree.engine.launcher import protocol
-from dutyfree.engine.launcher.protocol import Request
+from dutyfree.engine.launcher.protocol import Request, WallFlag
 
 BINARY = Path(__file__).parents[1] / "bin" / "dutyfree-init"
 
@@ -84,14 +84,17 @@ class Launcher:
         return self._process.pid
 
     @staticmethod
-    def spawn(program: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def spawn(
+        program: Path, without: WallFlag | None = None
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start the process. Blocks for a moment. Raises Unavailable."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
             try:
+                number = f"{theirs.fileno()}:{without.value}" if without else str(theirs.fileno())
                 process = subprocess.Popen(
-                    [str(program), "launcher", str(theirs.fileno())],
+                    [str(program), "launcher", number],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.isolation import FULL_ISOLATION, Isolation
 from dutyfree.engine.launcher.protocol import CreateFlag, Request, Tree
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -33,19 +34,24 @@ class SandboxCreator:
         self,
         launcher: Launcher,
         features: HostFeatures,
+        isolation: Isolation = FULL_ISOLATION,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._launcher = launcher
         self._features = features
+        self._isolation = isolation
         self._timeouts = timeouts
-        self._requests: dict[tuple[tuple[Tree, ...], Limits], bytes] = {}
+        self._requests: dict[tuple[tuple[Tree, ...], Limits, bool], bytes] = {}
 
-    def body(self, trees: tuple[Tree, ...], limits: Limits) -> bytes:
-        """The request for a sandbox on these layers, without its label. Raises LimitError, CreateError."""
-        key = (trees, limits)
+    def body(self, trees: tuple[Tree, ...], limits: Limits, *, building: bool = False) -> bytes:
+        """The request for a sandbox on these layers, without its label. Raises LimitError, CreateError.
+
+        ``building``: for one in which stages run. They may write everywhere.
+        """
+        key = (trees, limits, building)
         body = self._requests.get(key)
         if body is None:
-            body = encode_request(self._features, trees, limits)
+            body = encode_request(self._features, trees, limits, self._isolation, building=building)
             # Snapshots come and go, and each is used a few times only.
             if len(self._requests) >= CACHED_REQUESTS:
                 self._requests.clear()
@@ -78,7 +84,7 @@ class SandboxCreator:
 
 def spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
     """The spans of a creation; ``times`` are those that init reports."""
-    _, ordered, mounted = times
+    ordered, mounted = times[-2:]
     at = [max(0.0, moment / 1e9 - asked) for moment in (ordered, mounted)]
     done = perf_counter() - asked
     return (
@@ -108,26 +114,39 @@ def check_limits(limits: Limits) -> None:
         )
 
 
-def encode_request(features: HostFeatures, trees: tuple[Tree, ...], limits: Limits) -> bytes:
+def encode_request(
+    features: HostFeatures,
+    trees: tuple[Tree, ...],
+    limits: Limits,
+    isolation: Isolation = FULL_ISOLATION,
+    *,
+    building: bool = False,
+) -> bytes:
     """The body of a Request.CREATE, without its label. Raises LimitError, CreateError."""
     check_limits(limits)
+    isolation.refuse_limits(limits)
     _check_enforceable(features, limits)
+    pids = limits.pids if limits.pids is not None else DEFAULT_PIDS
     # Without a limit, one sandbox could take all memory. Its files count as memory too.
     memory = (
         max(capacity.share_of_memory(), 2 * (limits.disk or 0)) if limits.memory is None else limits.memory
     )
     return protocol.create(
-        CreateFlag.SHARED_NETWORK if shares_network(features, limits) else 0,
+        CreateFlag.SHARED_NETWORK if shares_network(features, limits, isolation) else 0,
         trees,
         memory=memory if "memory" in features.controllers else 0,
         disk=memory // 2 if limits.disk is None else limits.disk,
-        pids=limits.pids if limits.pids is not None else DEFAULT_PIDS,
+        pids=0 if "cgroups" in isolation.without else pids,
         cpu_quota=0 if limits.cpus is None else int(limits.cpus * 100_000),
+        places=isolation.places(building=building),
     )
 
 
-def shares_network(features: HostFeatures, limits: Limits) -> bool:
+def shares_network(features: HostFeatures, limits: Limits, isolation: Isolation = FULL_ISOLATION) -> bool:
     """Whether it uses the host's network: without root, its own has no way out. Raises CreateError."""
+    if isolation.shares_network:
+        isolation.refuse_limits(limits)
+        return True
     if features.mode == "root" or limits.network in (None, "off"):
         return False
     if limits.network != "on":

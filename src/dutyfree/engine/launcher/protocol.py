@@ -37,6 +37,20 @@ class CreateFlag(IntFlag):
     SHARED_NETWORK = 1
 
 
+class WallFlag(IntFlag):
+    USER_NAMESPACE = 1
+    NAMESPACES = 2
+    SECCOMP = 4
+    MEMORY_CGROUP = 8
+    CGROUPS = 16
+    CPU_PRIORITY = 32
+
+
+class PlaceKind(IntEnum):
+    PLAIN = 1
+    FIXED = 2
+
+
 class NetworkFlag(IntFlag):
     ALL = 1
 
@@ -140,6 +154,7 @@ MOUNTPOINT_MAX = 64
 LABEL_MAX = 128
 LAYERS_MAX = 32
 TREES_MAX = 8
+PLACES_MAX = 8
 RESOLVERS_MAX = 3
 RULES_MAX = 256
 REQUEST_MAX = 16384
@@ -148,6 +163,8 @@ REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
 CREATE = struct.Struct("=IIQQQQ")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
+PLACES = struct.Struct("=I4x")
+PLACE = struct.Struct(f"={MOUNTPOINT_MAX}sI")
 MERGE = struct.Struct(f"=II{LAYERS_MAX}I")
 SNAPSHOT_USAGE = struct.Struct("=QQ")
 AUDIT_RESULT = struct.Struct("=Q")
@@ -165,7 +182,7 @@ MATCH = struct.Struct("=IIII")
 WATCH = struct.Struct("=II")
 CHANGE = struct.Struct("=II")
 ERROR = struct.Struct("=i")
-READY = struct.Struct("=I4xQQ")
+READY = struct.Struct("=IIQQ")
 EXIT = struct.Struct("=iIQQQQQQQQQQQ")
 RULE = struct.Struct("=16sHBBI")
 RESOLVER = struct.Struct("=16sHxx")
@@ -183,15 +200,29 @@ _REPLY_LIMITS = {Frame.LIST: LISTING_MAX + _SLACK, Frame.SEARCH: LISTING_MAX + _
 Tree = tuple[str, tuple[int, ...]]
 """Mount point relative to the root ("" is the root itself), and layers, the uppermost first."""
 
+Place = tuple[str, PlaceKind]
+"""A directory without an overlay, relative to the root."""
 
-def create(flags: int, trees: Sequence[Tree], *, memory: int, disk: int, pids: int, cpu_quota: int) -> bytes:
+
+def create(
+    flags: int,
+    trees: Sequence[Tree],
+    *,
+    memory: int,
+    disk: int,
+    pids: int,
+    cpu_quota: int,
+    places: Sequence[Place] = (),
+) -> bytes:
     """The body of a Request.CREATE."""
     head = CREATE.pack(flags, len(trees), memory, disk, pids, cpu_quota)
     packed = [
         TREE.pack(mountpoint.encode(), len(layers), *layers, *[0] * (LAYERS_MAX - len(layers)))
         for mountpoint, layers in trees
     ]
-    return head + b"".join(packed) + bytes(TREE.size * (TREES_MAX - len(trees)))
+    packed += [bytes(TREE.size * (TREES_MAX - len(trees))), PLACES.pack(len(places))]
+    packed += [PLACE.pack(path.encode(), kind) for path, kind in places]
+    return head + b"".join(packed) + bytes(PLACE.size * (PLACES_MAX - len(places)))
 
 
 def merge(own: Sequence[int], below: Sequence[int] = ()) -> bytes:

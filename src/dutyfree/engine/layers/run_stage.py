@@ -125,7 +125,7 @@ def refuse_services(recipe: Recipe | None, substrate: str) -> None:
 def refuse(
     substrate: str, recipe: Recipe | None, limits: Limits | None = None, network: Sequence[str] = ()
 ) -> None:
-    """Raises CreateError for an image, a service or a limit; for substrates that have none of these.
+    """Raises CreateError for an image, a service, a limit or isolation; for substrates without these.
 
     ``network`` lists the network policies that the substrate supports.
     """
@@ -134,6 +134,10 @@ def refuse(
         raise CreateError(
             f"{substrate} cannot use images, and the recipe has {recipe.image!r}",
             remedy="leave the recipe's image out",
+        )
+    if recipe is not None and recipe.isolation is not None:
+        raise CreateError(
+            f"{substrate} isolates nothing, and the recipe asks for isolation", remedy="use native or docker"
         )
     limits = limited(limits, Limits())
     refused = [name for name in ("cpus", "memory", "pids", "disk") if getattr(limits, name) is not None]

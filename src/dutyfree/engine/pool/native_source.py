@@ -77,6 +77,10 @@ class NativeSource:
         self.on_lost: Callable[[Sandbox], None] | None = None
         """Called with each sandbox that dies by itself."""
 
+    def check(self, recipe: Recipe) -> None:
+        """Raises CreateError for a recipe that asks for isolation that sandboxes lack here."""
+        self._factory.isolation.refuse_recipe(recipe.isolation)
+
     # --- New sandboxes --------------------------------------------------------------------------------
 
     async def create(
@@ -109,7 +113,8 @@ class NativeSource:
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
     ) -> NewSandbox:
-        if self._shared(recipe, max(1, keep), depth) == depth:
+        fixed = self._factory.isolation.fixed  # where a stage may write, and the idle sandbox cannot
+        if fixed or self._shared(recipe, max(1, keep), depth) == depth:
             await self.destroy(sandbox)  # the layers have all that it has
             made = await self.create(recipe, start, depth, keep=keep, urgency=urgency)
             return msgspec.structs.replace(made, create_seconds=None)

@@ -12,7 +12,7 @@ The pool is driven by events: a request, the end of a job, or the timer. After e
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from types import TracebackType
@@ -61,6 +61,7 @@ class Pool:
         policy: Policy | None = None,
         costs: Costs | None = None,
         keys: RecipeKeys | None = None,
+        check: Callable[[Recipe], None] | None = None,
     ) -> None:
         policy = policy or Policy()
         if not isinstance(source, ForkingSource):
@@ -71,7 +72,7 @@ class Pool:
         self._requests = count(1)
         self._waiters = Waiters(policy.remembered)
         self._executor = Executor(source, self._state, self.ledger, self._advance)
-        self._chains = ChainCache(keys or RecipeKeys(), policy.recipes)
+        self._chains = ChainCache(keys or RecipeKeys(), policy.recipes, check)
         self._closed = False
         self._armed = math.inf
         self._rearm = anyio.Event()
@@ -316,8 +317,10 @@ class Pool:
 class ChainCache:
     """The prefix chains of the recipes that were requested last."""
 
-    def __init__(self, keys: RecipeKeys, most: int) -> None:
+    def __init__(self, keys: RecipeKeys, most: int, check: Callable[[Recipe], None] | None = None) -> None:
         self._keys = keys
+        self._check = check
+        """Raises CreateError for a recipe that the source cannot serve."""
         self._known: RecipeCache[tuple[tuple[str, ...] | None, PrefixChain]] = RecipeCache(most)
         """The content keys are None for a recipe without files: those keys never change."""
 
@@ -326,6 +329,8 @@ class ChainCache:
         known = self._known.get(checked(recipe))
         if known is not None and known[0] is None:
             return known[1]
+        if self._check is not None:
+            self._check(recipe)
         keys = await self._keys.of(recipe)
         if known is None or known[0] is not keys:
             chain = PrefixChain.of(self._keys.fixed(recipe, keys), keys)

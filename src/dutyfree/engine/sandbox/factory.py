@@ -22,6 +22,7 @@ from dutyfree.engine.launcher import create, network_policy, protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.create import SandboxCreator
 from dutyfree.engine.launcher.handle import SandboxHandle
+from dutyfree.engine.launcher.isolation import FULL_ISOLATION, Isolation
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Tree
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -52,11 +53,13 @@ class SandboxFactory:
         *,
         default_image: str,
         stage_timeout: float,
+        isolation: Isolation = FULL_ISOLATION,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self.layers = snapshots.layers
         self.held: set[str] = set()
         """Ids of the sandboxes that callers hold and no pool made."""
+        self.isolation = isolation
         self._launcher = launcher
         self._features = features
         self._snapshots = snapshots
@@ -67,8 +70,9 @@ class SandboxFactory:
         self._timeouts = timeouts
         self._labels = LabelFile(launcher.pid)
         self._numbers = itertools.count(1)
-        self._creator = SandboxCreator(launcher, features, timeouts)
-        self._kind = NetworkedSandbox if features.mode == "root" else NativeSandbox
+        self._creator = SandboxCreator(launcher, features, isolation, timeouts)
+        networked = features.mode == "root" and not isolation.shares_network
+        self._kind = NetworkedSandbox if networked else NativeSandbox
 
     def close(self) -> None:
         self._labels.close()
@@ -83,12 +87,13 @@ class SandboxFactory:
         asked: float | None = None,
         policy: bytes | None = None,
         pooled: bool = False,
+        building: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[NativeSandbox]:
         """A sandbox of the recipe on the layers of ``state``. Its services do not run yet.
 
         ``asked`` is when the caller asked for it; ``policy`` an encoded network policy instead of that of the
-        limits. Raises CreateError, and CleanupError at the end.
+        limits; ``building`` says that stages run in it. Raises CreateError, and CleanupError at the end.
         """
         asked = perf_counter() if asked is None else asked
         number = next(self._numbers)
@@ -97,7 +102,8 @@ class SandboxFactory:
         network = self._network(limits, policy)
 
         async def create_on(trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
-            connected, handle = await self._creator.start(identity, self._creator.body(trees, limits) + label)
+            body = self._creator.body(trees, limits, building=building)
+            connected, handle = await self._creator.start(identity, body + label)
             channel = Channel(
                 connected, identity, handle.give_up, handle.responds, answer_timeout=self._timeouts.answer
             )
@@ -133,7 +139,7 @@ class SandboxFactory:
             encoded = network_policy.encode(limits.network, self._resolvers) if policy is None else policy
         except ValueError as error:
             raise CreateError(str(error)) from error
-        shared = create.shares_network(self._features, limits)
+        shared = create.shares_network(self._features, limits, self.isolation)
         return SandboxNetwork(self._launcher, b"" if shared else encoded, self._timeouts)
 
     @asynccontextmanager
@@ -159,7 +165,7 @@ class SandboxFactory:
         self, state: StartState, image: str | None = None
     ) -> AbstractAsyncContextManager[NativeSandbox]:
         """A sandbox in which stages run."""
-        return self.create(Recipe(image), BUILD_LIMITS, state, pooled=True)
+        return self.create(Recipe(image), BUILD_LIMITS, state, pooled=True, building=True)
 
     async def apply(self, builder: NativeSandbox, stage: Stage, number: int) -> str:
         """Run a stage in a sandbox. Returns the commit of a cloned repository. Raises StageError."""

@@ -63,6 +63,12 @@ static const char *relative_path(const char *place, const char *root)
 	return strncmp(place + size, "/..", 3) == 0 ? "" : place + size;
 }
 
+/* Whether the launcher was asked to go without this controller. */
+static bool is_left_out(int kind)
+{
+	return host.without & WALL_CGROUPS || (kind == CGROUP_MEMORY && host.without & WALL_MEMORY_CGROUP);
+}
+
 static void find_v2(const char *groups, const char *root, const char *point)
 {
 	char place[512] = "/";
@@ -73,7 +79,7 @@ static void find_v2(const char *groups, const char *root, const char *point)
 	int found = cgroup_v2_find_parent(point, relative_path(place, root));
 	is_v2 = found >= 0;
 	for (int kind = 0; kind < CGROUP_KINDS && is_v2; kind++)
-		parents[kind] = cgroup_v2_has_controller(found, kind) ? found : -1;
+		parents[kind] = cgroup_v2_has_controller(found, kind) && !is_left_out(kind) ? found : -1;
 }
 
 static void find_hierarchies(const char *mounts, const char *groups)
@@ -91,7 +97,7 @@ static void find_hierarchies(const char *mounts, const char *groups)
 			strcpy(v2_root, root);
 		}
 		for (int kind = 0; kind < CGROUP_KINDS && strcmp(type, "cgroup") == 0; kind++) {
-			if (parents[kind] >= 0 || !list_contains(options, cgroup_names[kind], ','))
+			if (parents[kind] >= 0 || is_left_out(kind) || !list_contains(options, cgroup_names[kind], ','))
 				continue;
 			own_cgroup_path(groups, cgroup_names[kind], place, sizeof place);
 			snprintf(path, sizeof path, "%s/%s", point, relative_path(place, root));
@@ -102,7 +108,7 @@ static void find_hierarchies(const char *mounts, const char *groups)
 		}
 	}
 	/* Use version 2 if version 1 has none of these controllers. */
-	if (v2_point[0] && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
+	if (v2_point[0] && !(host.without & WALL_CGROUPS) && parents[0] < 0 && parents[1] < 0 && parents[2] < 0)
 		find_v2(groups, v2_root, v2_point);
 	/* The host may not have mounted version 2; then mount it ourselves. */
 	if (!is_v2 && !host.rootless)

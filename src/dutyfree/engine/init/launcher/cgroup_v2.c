@@ -2,6 +2,7 @@
 #include "launcher/cgroup_v2.h"
 
 #include "launcher/cgroup.h"
+#include "launcher/host.h"
 #include "sys.h"
 
 #include <fcntl.h>
@@ -42,6 +43,8 @@ static int enable_controllers(int group)
 		return 0;
 	for (int kind = 0; kind < CGROUP_KINDS; kind++) {
 		char word[16];
+		if (kind == CGROUP_MEMORY && host.without & WALL_MEMORY_CGROUP)
+			continue;
 		snprintf(word, sizeof word, "+%s", cgroup_names[kind]);
 		if (!cgroup_v2_has_controller(group, kind))
 			write_file(group, "cgroup.subtree_control", word);

@@ -12,6 +12,7 @@ struct host {
 	bool own_userns;      /* we created that user namespace ourselves */
 	bool can_drop_groups; /* setgroups is allowed */
 	unsigned ids;         /* ids that a sandbox has */
+	unsigned without;     /* enum wall: what all sandboxes of this launcher lack */
 };
 
 extern struct host host;

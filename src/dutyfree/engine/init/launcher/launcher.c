@@ -211,6 +211,10 @@ static void prepare(void)
 		step = "cannot open /proc";
 		error = -errno;
 	}
+	if (!error && host.without && host.rootless) {
+		step = "isolation cannot be reduced without root";
+		error = -EPERM;
+	}
 	if (!error && suid_dumpable_is_on(proc)) {
 		step = "fs.suid_dumpable is 1, so a sandbox could read the memory of its PID 1; set it to 0 or 2";
 		error = -EPERM;
@@ -252,12 +256,13 @@ static void handle_event(uint64_t event)
 		sandbox_ended(sandbox, slots_target);
 }
 
-_Noreturn void launcher_run(int socket)
+_Noreturn void launcher_run(int socket, unsigned without)
 {
 	struct epoll_event events[64];
 	int pause_ms = IDLE_MS;
 
 	owner = socket;
+	host.without = without;
 	fcntl(owner, F_SETFD, FD_CLOEXEC);
 	prepare();
 	launcher_epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -8,6 +8,6 @@
 #ifndef DUTYFREE_LAUNCHER_H
 #define DUTYFREE_LAUNCHER_H
 
-_Noreturn void launcher_run(int socket);
+_Noreturn void launcher_run(int socket, unsigned without); /* without: enum wall */
 
 #endif

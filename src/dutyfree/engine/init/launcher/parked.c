@@ -3,6 +3,7 @@
 
 #include "launcher/cgroup_v2.h"
 #include "launcher/fd_handover.h"
+#include "launcher/host.h"
 #include "launcher/layers.h"
 #include "setup/sandbox.h"
 #include "sys.h"
@@ -18,11 +19,14 @@
 static pid_t clone_parked(struct slot *slot, int socket)
 {
 	struct clone_args args = {
-		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_FILES,
+		/* The end of a sandbox relies on the first two, so no launcher goes without them. */
+		.flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_PIDFD | CLONE_FILES,
 		.pidfd = (uintptr_t)&slot->pidfd,
 		.exit_signal = SIGCHLD,
 	};
 
+	if (!(host.without & WALL_NAMESPACES))
+		args.flags |= CLONE_NEWIPC | CLONE_NEWUTS;
 	int group = cgroup_v2_inits >= 0 ? cgroup_v2_inits : slot->cgroup.freezer;
 	if (group >= 0) {
 		args.flags |= CLONE_INTO_CGROUP;

@@ -6,6 +6,7 @@
 #include "launcher/layers.h"
 #include "launcher/parked.h"
 #include "launcher/snapshot.h"
+#include "setup/place.h"
 #include "setup/sandbox.h"
 #include "sys.h"
 
@@ -53,8 +54,15 @@ static uint32_t free_number(void)
 
 static bool is_valid(const struct create *spec)
 {
-	if (spec->flags & CREATE_SHARED_NETWORK && !host.rootless)
+	bool shared = spec->flags & CREATE_SHARED_NETWORK, unshared = !(host.without & WALL_NAMESPACES);
+
+	if (shared ? unshared && !host.rootless : !unshared)
 		return false;
+	if (spec->places > PLACES_MAX)
+		return false;
+	for (uint32_t i = 0; i < spec->places; i++)
+		if (!place_is_valid(&spec->place[i]))
+			return false;
 	if (spec->trees < 1 || spec->trees > TREES_MAX || spec->tree[0].mountpoint[0])
 		return false;
 	for (uint32_t i = 0; i < spec->trees; i++) {

@@ -226,6 +226,9 @@ static int find_message_queues(void *pidfd)
 int slot_has_message_queues(const struct slot *slot)
 {
 	int pidfd = slot->pidfd;
+
+	if (host.without & WALL_NAMESPACES)
+		return 0; /* those of the host */
 	int error = run_in_namespace(find_message_queues, &pidfd, host_ipcns, CLONE_NEWIPC);
 
 	return error == -ENOTEMPTY ? 1 : error;
@@ -248,9 +251,14 @@ struct slot *slot_create(void)
 		slot->creator = id_creator_claim(slot->first_id);
 		bool limit_nproc = slot->creator != slot->first_id && slot->cgroup.v2_dir < 0 &&
 				   slot->cgroup.tasks[CGROUP_PIDS] < 0;
-		slot->user_namespace = create_userns(slot->first_id, slot->creator, limit_nproc);
-		slot->netns = slot->user_namespace < 0 ? -1 : create_netns();
-		error = slot->user_namespace < 0 ? slot->user_namespace : slot->netns < 0 ? slot->netns : 0;
+		if (!(host.without & WALL_USER_NAMESPACE)) {
+			slot->user_namespace = create_userns(slot->first_id, slot->creator, limit_nproc);
+			error = slot->user_namespace < 0 ? slot->user_namespace : 0;
+		}
+		if (!error && !(host.without & WALL_NAMESPACES)) {
+			slot->netns = create_netns();
+			error = slot->netns < 0 ? slot->netns : 0;
+		}
 	}
 	if (!error)
 		return slot;
@@ -290,7 +298,7 @@ struct slot *slot_take(void)
 
 void slot_return(struct slot *slot)
 {
-	if (!netns_is_unused(slot->netns)) {
+	if (!(host.without & WALL_NAMESPACES) && !netns_is_unused(slot->netns)) {
 		close_fd(&slot->netns);
 		slot->netns = create_netns();
 		if (slot->netns < 0) {

@@ -4,6 +4,7 @@
  * the scheduler then lets a waking process with a shorter slice preempt them. Sandboxes that all compute share the CPU
  * as before; none starves. */
 #define _GNU_SOURCE
+#include "launcher/host.h"
 #include "pid1/init.h"
 #include "setup/seccomp.h"
 #include "sys.h"
@@ -78,7 +79,7 @@ static void set_weight(const char *weight)
 void priority_begin(uint64_t time)
 {
 	started = time;
-	armed = true;
+	armed = !(host.without & WALL_CPU_PRIORITY);
 	if (demoted)
 		set_weight(weight_full);
 }

@@ -267,10 +267,17 @@ static void kill_tracer(int proc, const char *pid)
 static bool has_mark(pid_t pid, uint64_t mark)
 {
 	struct rlimit found;
+	char path[32], text[2048];
+	uintmax_t found_mark;
 
-	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) < 0)
+	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) == 0)
+		return found.rlim_max == mark;
+	/* Without a user namespace we may lack CAP_SYS_RESOURCE, which it takes for a process of another user. */
+	snprintf(path, sizeof path, "/proc/%d/limits", pid);
+	if (errno != EPERM || read_file(AT_FDCWD, path, text, sizeof text) <= 0)
 		return false;
-	return found.rlim_max == mark;
+	const char *line = strstr(text, "Max realtime timeout");
+	return line && sscanf(line, "Max realtime timeout %*s %ju", &found_mark) == 1 && found_mark == mark;
 }
 
 /* Signal all processes with the mark. Returns how many are alive. */

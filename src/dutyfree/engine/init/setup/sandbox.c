@@ -8,6 +8,7 @@
 #include "launcher/title.h"
 #include "pid1/init.h"
 #include "pid1/seccomp_broker.h"
+#include "setup/place.h"
 #include "setup/seccomp.h"
 #include "sys.h"
 
@@ -131,10 +132,10 @@ int upper_create(const struct create *spec, int *kept)
 	return *kept < 0 ? *kept : used;
 }
 
-/* Rootless: the sandbox has the ids of the launcher, so there is nothing to map. */
+/* Rootless, or without a user namespace, the sandbox has the ids of the launcher: there is nothing to map. */
 static int idmap_userns(void)
 {
-	return host.rootless ? -1 : own_slot->user_namespace;
+	return host.rootless || host.without & WALL_USER_NAMESPACE ? -1 : own_slot->user_namespace;
 }
 
 static int clone_layer(uint32_t number, const char *path)
@@ -146,8 +147,9 @@ static int clone_layer(uint32_t number, const char *path)
 }
 
 /* Mount one tree: overlayfs of its layers, read-only and idmapped, under a directory of the upper file system. */
-static void mount_tree(const struct tree *tree, uint32_t index)
+static void mount_tree(const struct create *spec, uint32_t index)
 {
+	const struct tree *tree = &spec->tree[index];
 	char lower[LAYERS_MAX * LAYER_PATH], path[MOUNTPOINT_MAX + 8], up[16], work[16];
 	const char *options[][2] = {{"source", "overlay"},     {"lowerdir", lower},     {"upperdir", up},
 				    {"workdir", work},         {"redirect_dir", "on"},  {"metacopy", "on"},
@@ -174,6 +176,8 @@ static void mount_tree(const struct tree *tree, uint32_t index)
 		must(mount_attach(mount, layer), "mount a layer");
 		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
 	}
+	if (index == 0)
+		places_prepare(spec);
 	snprintf(up, sizeof up, "/up/u%u", index);
 	snprintf(work, sizeof work, "/up/w%u", index);
 	AUTOCLOSE int overlay =
@@ -258,19 +262,22 @@ static void mount_upper(void)
 {
 	must(mount_restrict(upper_fd, 0, idmap_userns()), "map the ids of the writable file system");
 	must(mount_attach(upper_fd, "/up"), "mount the writable file system");
-	close_fd(&upper_fd); /* from now on, only the overlay leads to it */
+	close_fd(&upper_fd); /* from now on, only the overlay and the plain directories lead to it */
 }
 
-static void mount_root(const struct create *spec)
+/* Returns the places that are no overlay, as bits. */
+static uint32_t mount_root(const struct create *spec)
 {
+	bool mapped = !(host.without & WALL_USER_NAMESPACE);
+
 	mount_upper();
 	/* overlayfs writes with the credentials of the process that mounts it, so its ids must be mapped in the
 	 * sandbox. */
 	must_call(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP), "set securebits");
-	setfsgid(own_slot->first_id);
-	setfsuid(own_slot->first_id);
+	setfsgid(mapped ? own_slot->first_id : 0);
+	setfsuid(mapped ? own_slot->first_id : 0);
 	for (uint32_t i = 0; i < spec->trees; i++)
-		mount_tree(&spec->tree[i], i);
+		mount_tree(spec, i);
 	must_call(chdir("/new"), "enter the new root");
 	mkdir("proc", 0555);
 	mkdir("dev", 0755);
@@ -280,6 +287,7 @@ static void mount_root(const struct create *spec)
 		must_call(chmod("tmp", 01777), "set the mode of /tmp");
 	setfsuid(0);
 	setfsgid(0);
+	uint32_t places = places_mount(spec);
 	move("/parked/proc", "proc");
 	move("/parked/dev", "dev");
 	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "mount /dev/shm");
@@ -289,6 +297,7 @@ static void mount_root(const struct create *spec)
 	must_call(chroot("."), "chroot");
 	must_call(chdir("/workspace"), "enter /workspace");
 	umask(022);
+	return places;
 }
 
 /* Without a pids cgroup, RLIMIT_NPROC limits processes per user and user namespace: one user is one sandbox. */
@@ -315,7 +324,8 @@ static void drop_privileges(void)
 	/* The owner may be allowed to raise its own priority. */
 	must_call(setrlimit(RLIMIT_RTPRIO, &nothing), "disable real-time priority");
 	must_call(setrlimit(RLIMIT_NICE, &nothing), "disable raised priority");
-	must_call(setns(own_slot->user_namespace, CLONE_NEWUSER), "enter the user namespace");
+	if (!(host.without & WALL_USER_NAMESPACE))
+		must_call(setns(own_slot->user_namespace, CLONE_NEWUSER), "enter the user namespace");
 	if (host.can_drop_groups)
 		must_call(syscall(SYS_setgroups, 0, NULL), "drop groups");
 	must_call(syscall(SYS_setresgid, 0, 0, 0), "set the group id");
@@ -329,8 +339,11 @@ static void drop_privileges(void)
 static void set_capabilities(uint32_t kept)
 {
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-	struct __user_cap_data_struct data[2] = {{kept, kept, 0}, {0, 0, 0}};
+	struct __user_cap_data_struct data[2] = {{kept, kept, 0}, {0, 0, 0}}, had[2];
 
+	/* Without a user namespace of its own, init has only what the launcher has: in a container that may be less. */
+	if (host.without & WALL_USER_NAMESPACE && syscall(SYS_capget, &header, had) == 0)
+		data[0].effective = data[0].permitted &= had[0].permitted;
 	must_call(syscall(SYS_capset, &header, data), "set capabilities");
 }
 
@@ -343,13 +356,13 @@ static int work_thread(void *unused)
 		if (own_slot->cgroup.tasks[kind] >= 0)
 			must_call(write(own_slot->cgroup.tasks[kind], "0", 1), "enter the control group");
 	int payload = own_slot->cgroup.v2_dir < 0 ? -1 : dup3(own_slot->cgroup.v2_dir, PAYLOAD_FD, O_CLOEXEC);
-	if (payload < 0)
+	if (payload < 0 && !(host.without & WALL_NAMESPACES))
 		must_call(unshare(CLONE_NEWCGROUP), "create a cgroup namespace");
 	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close descriptors");
 	priority_open(payload >= 0);
 	oom_open();
 	set_capabilities(INIT_CAPABILITIES);
-	int listener = seccomp_enter();
+	int listener = host.without & WALL_SECCOMP ? -EBUSY : seccomp_enter();
 	must(listener == -EBUSY ? 0 : listener, "install the seccomp filter");
 	broker_open(listener, activation.spec.flags & CREATE_SHARED_NETWORK);
 	init_run(payload);
@@ -401,9 +414,11 @@ _Noreturn void setup_run(const struct slot *slot)
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	prctl(PR_SET_NAME, "dutyfree-parked");
-	if (handed.cgroup.v2_dir >= 0)
+	bool namespaces = !(host.without & WALL_NAMESPACES);
+	if (namespaces && handed.cgroup.v2_dir >= 0)
 		must_call(setns(HANDED_GROUPS, CLONE_NEWCGROUP), "enter the cgroup namespace");
-	must_call(sethostname("sandbox", 7), "set the host name");
+	if (namespaces)
+		must_call(sethostname("sandbox", 7), "set the host name");
 	mount_common();
 	reset_priority();
 	await_activation();
@@ -412,7 +427,7 @@ _Noreturn void setup_run(const struct slot *slot)
 	title_set(activation.label);
 	if (!(activation.spec.flags & CREATE_SHARED_NETWORK))
 		must_call(setns(handed.netns, CLONE_NEWNET), "enter the network namespace");
-	mount_root(&activation.spec);
+	ready.places = mount_root(&activation.spec);
 	ready.mounted = now();
 	send_ready(&ready);
 	limit_processes(activation.spec.pids);
