@@ -39,11 +39,11 @@ import msgspec
 from rounds import Row, figure
 
 from dutyfree.analysis.ab import compare_rounds
-from dutyfree.analysis.cells import samples
+from dutyfree.analysis.cells import METRICS, samples
 from dutyfree.analysis.comparison import compare
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.statistics import ALPHA, holm, judge
-from dutyfree.analysis.verdicts import METRICS, Comparison
+from dutyfree.analysis.verdicts import Comparison
 from dutyfree.study import runner
 from dutyfree.study.plan import Plan
 from dutyfree.study.records import Records, Trial

@@ -158,7 +158,7 @@ def test_throughput_counts_only_the_time_of_the_cell():
 def test_figures_show_the_cells_with_the_fewest_rollouts_at_once():
     made = summarise(records(*cold("bare", [1.0] * 3, parallel=8), *cold("bare", [5.0] * 3, parallel=32)))
     assert [cell.parallel for cell in made.lone("T0")] == [8]
-    assert {row.hours.value for row in made.projections if row.rollouts == 10_000} == {10_000 / 3600}
+    assert {row.hours.value for row in made.projections if row.rollouts == 100_000} == {100_000 / 3600}
 
 
 def test_no_trials_give_an_empty_summary():
@@ -224,7 +224,7 @@ class TestCautions:
             (
                 {"storage": "tmpfs"},
                 {"storage driver": "overlay2"},
-                ["in memory (tmpfs) on bare and on"],
+                ["files were on disk, and in memory on its baseline bare"],
             ),
             ({"storage": "ext4"}, {"storage driver": "overlay2"}, []),
             ({"storage": "tmpfs"}, {}, []),

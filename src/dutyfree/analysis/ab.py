@@ -10,12 +10,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from dutyfree.analysis.cells import Key, Sample, samples
+from dutyfree.analysis.cells import METRICS, Key, Sample, samples
 from dutyfree.analysis.comparison import concerning, own_cautions
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution
 from dutyfree.analysis.statistics import Floats, as_sample, judge_pairs
-from dutyfree.analysis.verdicts import METRICS, Comparison, Run, TestedMetric, changes, failures
+from dutyfree.analysis.verdicts import Comparison, Run, TestedMetric, changes, failures
 from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Records
 

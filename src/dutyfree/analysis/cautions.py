@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from dutyfree.analysis.baselines import storage_kind, twins
 from dutyfree.analysis.cells import Key, Sample
+from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution, CautionKind, Cell
 from dutyfree.analysis.statistics import Floats, as_sample, dispersion, drift
 from dutyfree.analysis.units import enumeration, percent, plural
@@ -25,8 +27,6 @@ DRIFT_LEAST = 6
 """With fewer values even a perfect order has p > DRIFT_P: 2 of 5! orders."""
 BUSY = 0.5
 """Load average per core when a session starts."""
-MEMORY = ("tmpfs", "ramfs")
-"""File systems in memory."""
 COPYING = "vfs"
 """Docker's storage driver that copies the whole image for every container."""
 CONTROLLERS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}
@@ -35,13 +35,13 @@ SOFTWARE = ("python", "git", "pytest", "bash", "grep", "libc", "glibc", "coreuti
 
 
 def cautions(
-    records: Records, cells: Iterable[Cell], by_key: Mapping[Key, Sample], baseline: str | None
+    records: Records, cells: Iterable[Cell], by_key: Mapping[Key, Sample], decomposer: Decomposer
 ) -> list[Caution]:
-    found = [*_of_study(records, baseline), *_of_substrates(records)]
+    found = [*_of_study(records, decomposer.baseline), *_of_substrates(records, decomposer.baselines)]
     cells = list(cells)
     for cell in cells:
         expected = None if cell.planned is None else _expected(records.study.plan, cell.planned)
-        found += _of_cell(cell, by_key[cell.key], baseline, expected)
+        found += _of_cell(cell, by_key[cell.key], decomposer.baselines.get(cell.substrate), expected)
     found += _never_ran(records, cells)
     return found
 
@@ -62,6 +62,18 @@ def _of_study(records: Records, baseline: str | None) -> Iterator[Caution]:
     cores = records.study.host.get("cores")
     if isinstance(cores, int) and cores > 0:
         yield from (_busy(session, cores) for session in records.sessions if session.load > BUSY * cores)
+    if len({trial.substrate for trial in records.trials}) > 1 and not twins(records):
+        yield Caution(
+            CautionKind.NO_CONTROL,
+            "the plan has no A/A control (one substrate under two labels): the noise floor is unknown, and a "
+            "small difference may be noise",
+        )
+    if records.study.plan.get("adaptive"):
+        yield Caution(
+            CautionKind.EXPLORATORY,
+            "cells stopped when their interval was narrow enough: such intervals are somewhat too narrow, so "
+            "treat small differences as exploratory, and repeat with a fixed number of trials",
+        )
     yield _cache_state(records.study.plan)
 
 
@@ -81,7 +93,7 @@ def _cache_state(plan: Mapping[str, Any]) -> Caution:
     )
 
 
-def _of_substrates(records: Records) -> Iterator[Caution]:
+def _of_substrates(records: Records, baselines: Mapping[str, str]) -> Iterator[Caution]:
     measured = {trial.substrate for trial in records.trials}
     for label, facts in records.substrates.items():
         if facts.unavailable is not None:
@@ -95,7 +107,7 @@ def _of_substrates(records: Records) -> Iterator[Caution]:
         facts for label, facts in records.substrates.items() if facts.unavailable is None or label in measured
     ]
     yield from _unlike_software(present)
-    yield from _unlike_storage(present)
+    yield from _unlike_storage(present, baselines)
     yield from _unlike_limits(present, records.study.plan.get("limits") or {})
 
 
@@ -115,29 +127,39 @@ def _unlike_software(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
             )
 
 
-def _unlike_storage(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
-    places = {
-        facts.label: place
-        for facts in present
-        if (place := facts.facts.get("storage") or facts.facts.get("storage driver"))
-    }
-    memory = [label for label, place in places.items() if place in MEMORY]
-    disk = [label for label in places if label not in memory]
-    if memory and disk:
-        kinds = enumeration(sorted({places[label] for label in memory}))
-        yield Caution(
-            CautionKind.UNLIKE_STORAGE,
-            f"files were in memory ({kinds}) on {enumeration(memory)} and on disk on {enumeration(disk)}: "
-            "this may explain part of a difference",
-        )
-    for label, place in places.items():
-        if place == COPYING:
+def _unlike_storage(present: Iterable[SubstrateFacts], baselines: Mapping[str, str]) -> Iterator[Caution]:
+    """A substrate on other storage than its baseline, and a storage driver that copies."""
+    by_label = {facts.label: facts for facts in present}
+    kinds = {label: kind for label, facts in by_label.items() if (kind := storage_kind(facts.facts))}
+    for label, kind in kinds.items():
+        base = baselines.get(label)
+        if base is not None and base in kinds and kinds[base] != kind:
             yield Caution(
                 CautionKind.UNLIKE_STORAGE,
-                f"the storage driver {place} copies the whole image for every sandbox, and other drivers do "
-                "not: creation and cleanup are slower because of it",
+                f"files were {_PLACES[kind]}, and {_PLACES[kinds[base]]} on its baseline {base}: this may "
+                "explain part of a difference",
                 substrate=label,
             )
+    if not baselines and len(set(kinds.values())) > 1:
+        each = [
+            f"{_PLACES[kind]} on {enumeration([label for label in kinds if kinds[label] == kind])}"
+            for kind in dict.fromkeys(kinds.values())
+        ]
+        yield Caution(
+            CautionKind.UNLIKE_STORAGE,
+            f"files were {' and '.join(each)}: this may explain part of a difference",
+        )
+    for label, facts in by_label.items():
+        if facts.facts.get("storage driver") == COPYING:
+            yield Caution(
+                CautionKind.UNLIKE_STORAGE,
+                f"the storage driver {COPYING} copies the whole image for every sandbox, and other drivers "
+                "do not: creation and cleanup are slower because of it",
+                substrate=label,
+            )
+
+
+_PLACES = {"memory": "in memory", "disk": "on disk"}
 
 
 def _unlike_limits(present: Iterable[SubstrateFacts], limits: Mapping[str, Any]) -> Iterator[Caution]:
@@ -234,8 +256,9 @@ def _stand_in(cell: Cell, baseline: str) -> str:
     level = cell.stand_in_parallel
     at = f", measured with {level} rollouts at once," if level is not None and level != cell.parallel else ""
     return (
-        f"the substrate does not report the time inside {_actions(cell.stood_in, cell)}: the p50 of the same "
-        f"action on {baseline}{at} is used instead"
+        f"the substrate does not report the time inside {_actions(cell.stood_in, cell)}: the time of the "
+        f"same action on {baseline}{at} is used instead, so a command that runs slower in the sandbox counts "
+        "as orchestration"
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from dutyfree.analysis.baselines import ordered_labels
 from dutyfree.analysis.decomposition import (
     COMPONENTS,
     Decomposer,
@@ -17,7 +18,7 @@ from dutyfree.analysis.decomposition import (
     trajectory_length,
     workload_order,
 )
-from dutyfree.analysis.findings import FailureGroup
+from dutyfree.analysis.findings import FailureGroup, Metric
 from dutyfree.analysis.model import Cell, Distribution
 from dutyfree.analysis.spans import breakdowns
 from dutyfree.analysis.statistics import Floats, as_sample, quantity
@@ -47,15 +48,21 @@ class Sample(msgspec.Struct, frozen=True):
 
     def orchestration_per_action(self) -> Floats:
         """Empty if there are no actions, or if some are undivided."""
-        if any(part.unknown for part in self.parts):
+        if any(part.unknown for part in self.parts) or not all(trial.actions for trial in self.succeeded):
             return as_sample([])
         return as_sample(
             [
-                part.orchestration / len(trial.actions)
+                part.action_orchestration / len(trial.actions)
                 for trial, part in zip(self.succeeded, self.parts, strict=True)
-                if trial.actions
             ]
         )
+
+
+METRICS: dict[Metric, Callable[[Sample], Floats]] = {
+    "first_result": Sample.first_results,
+    "total": Sample.totals,
+    "orchestration_per_action": Sample.orchestration_per_action,
+}
 
 
 def samples(records: Records, decomposer: Decomposer) -> dict[Key, Sample]:
@@ -63,18 +70,9 @@ def samples(records: Records, decomposer: Decomposer) -> dict[Key, Sample]:
     grouped: dict[Key, list[Trial]] = defaultdict(list)
     for trial in records.trials:
         grouped[trial.cell].append(trial)
-    rank = {label: place for place, label in enumerate(substrate_order(records))}
+    rank = {label: place for place, label in enumerate(ordered_labels(records))}
     keys = sorted(grouped, key=lambda key: (*workload_order(key[0]), key[2], rank[key[1]]))
     return {key: _sample(key, grouped[key], decomposer) for key in keys}
-
-
-def substrate_order(records: Records) -> list[str]:
-    """Bare first, then the order of the plan and the trials."""
-    labels = list(dict.fromkeys([*records.substrates, *(trial.substrate for trial in records.trials)]))
-    uses = {
-        label: records.substrates[label].use if label in records.substrates else label for label in labels
-    }
-    return sorted(labels, key=lambda label: uses[label] != "bare")
 
 
 def _sample(key: Key, trials: Sequence[Trial], decomposer: Decomposer) -> Sample:
@@ -114,7 +112,7 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         orchestration_per_action=quantity(sample.orchestration_per_action()),
         stood_in=stood_in,
         undivided=max((part.unknown for part in sample.parts), default=0),
-        stand_in_parallel=decomposer.stand_in_parallel(workload, parallel) if stood_in else None,
+        stand_in_parallel=decomposer.stand_in_parallel(workload, substrate, parallel) if stood_in else None,
         distribution=Distribution(first_result=_thinned(firsts), total=_thinned(totals)),
         inner=breakdowns(sample.succeeded),
     )

@@ -17,14 +17,13 @@ import numpy as np
 
 from dutyfree.analysis import plan_differences
 from dutyfree.analysis.cautions import cautions
-from dutyfree.analysis.cells import Key, Sample, describe, samples
+from dutyfree.analysis.cells import METRICS, Key, Sample, describe, samples
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.findings import Metric
 from dutyfree.analysis.model import Caution, CautionKind
 from dutyfree.analysis.statistics import as_sample, judge_runs
 from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple, percent, plural
 from dutyfree.analysis.verdicts import (
-    METRICS,
     REASONS,
     UNCOMPARED,
     Comparison,
@@ -38,7 +37,13 @@ from dutyfree.analysis.verdicts import (
 from dutyfree.contract.errors import RecordsError
 from dutyfree.study.records import Records
 
-IRRELEVANT = {CautionKind.CACHE, CautionKind.NO_BASELINE, CautionKind.UNSURE_TAIL, CautionKind.UNDIVIDED}
+IRRELEVANT = {
+    CautionKind.CACHE,
+    CautionKind.NO_BASELINE,
+    CautionKind.NO_CONTROL,
+    CautionKind.UNSURE_TAIL,
+    CautionKind.UNDIVIDED,
+}
 """Cautions of a run about numbers that a comparison does not show."""
 
 
@@ -147,7 +152,7 @@ def _judged(
 def own_cautions(records: Records, by_key: Mapping[Key, Sample], decomposer: Decomposer) -> list[Caution]:
     """Cautions of one run that matter for a comparison."""
     cells = [describe(sample, records.study.plan, decomposer) for sample in by_key.values()]
-    found = cautions(records, cells, by_key, decomposer.baseline)
+    found = cautions(records, cells, by_key, decomposer)
     return [caution for caution in found if caution.kind not in IRRELEVANT]
 
 

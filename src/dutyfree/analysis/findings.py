@@ -40,6 +40,8 @@ class Ratio(msgspec.Struct, frozen=True):
     shown: bool = False
     """Whether the ratio counts as a difference: the interval excludes 1, p ≤ 0.05, and it is beyond the noise
     floor."""
+    why: str = ""
+    """Why it is not shown although the interval excludes 1: "may be chance" or "below the noise floor"."""
 
 
 class Tax(msgspec.Struct, frozen=True):
@@ -60,6 +62,8 @@ class Tax(msgspec.Struct, frozen=True):
     shown: bool = False
     """Whether it may be called a tax: the interval excludes 0, p ≤ 0.05, and the rate is beyond the noise
     floor."""
+    why: str = ""
+    """Why it is not shown although the interval excludes 0: "may be chance" or "below the noise floor"."""
 
 
 class Projection(msgspec.Struct, frozen=True):
@@ -106,6 +110,7 @@ class Spread(msgspec.Struct, frozen=True):
     """For worker-hours: a sum needs means, while the other fields are p50s."""
     shown: bool = False
     """Whether the two differ: see Ratio."""
+    why: str = ""
 
     def hours(self, estimate: Estimate) -> Estimate:
         return estimate.scaled(self.rollouts / 3600)
@@ -134,7 +139,7 @@ class LawPoint(msgspec.Struct, frozen=True, kw_only=True):
     """w: the time inside the same actions on the baseline."""
     trials: int
     measured: Estimate
-    """p50 of the total."""
+    """Mean total over the middle half of the trials: close to the p50."""
     predicted: Estimate
     error: Estimate
     """predicted ÷ measured, minus 1."""

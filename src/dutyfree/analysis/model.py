@@ -205,8 +205,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One for each metric; empty if the plan has no A/A control."""
 
     def lone(self, workload: str) -> list[Cell]:
-        """The cells of a workload with the fewest parallel rollouts: those that figures show."""
-        return least_parallel(cell for cell in self.cells if cell.workload == workload)
+        """The cells that figures show: those with the fewest parallel rollouts, without A/A controls."""
+        hidden = self.controls
+        return least_parallel(
+            cell for cell in self.cells if cell.workload == workload and cell.substrate not in hidden
+        )
 
     def lone_cell(self, workload: str, substrate: str) -> Cell | None:
         return next((cell for cell in self.lone(workload) if cell.substrate == substrate), None)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from dutyfree.analysis.cells import Key, Sample
-from dutyfree.analysis.findings import Price, Projection, Spread, Throughput
+from dutyfree.analysis.findings import Price, Projection, Ratio, Spread, Throughput
 from dutyfree.analysis.model import Cell, least_parallel
-from dutyfree.analysis.statistics import Estimate, difference, ratio
+from dutyfree.analysis.rounds import Rounds
+from dutyfree.analysis.statistics import Estimate
 
-ROLLOUTS = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+ROLLOUTS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 MILLION = 1_000_000
 REFERENCE_ACTIONS = 150
 
@@ -28,7 +29,8 @@ def project(cells: Iterable[Cell]) -> list[Projection]:
             substrate=cell.substrate,
             actions=cell.actions,
             rollouts=rollouts,
-            hours=worker_hours(cell.total.p50, rollouts),
+            hours=worker_hours(cell.total.mean, rollouts),
+            typical_hours=worker_hours(cell.total.p50, rollouts),
         )
         for cell in least_parallel(cells)
         if cell.total is not None
@@ -45,33 +47,58 @@ def prices(actions: int = REFERENCE_ACTIONS, rollouts: int = MILLION) -> list[Pr
     ]
 
 
-def spreads(cells: Iterable[Cell], by_key: Mapping[Key, Sample], rollouts: int = MILLION) -> list[Spread]:
-    """Table 2: the slowest and the fastest substrate of each workload."""
+def spreads(
+    cells: Iterable[Cell],
+    by_key: Mapping[Key, Sample],
+    ratios: Iterable[Ratio],
+    rounds: Rounds,
+    rollouts: int = MILLION,
+) -> list[Spread]:
+    """Table 2: the slowest and the fastest substrate of each workload, by p50."""
     workloads: dict[str, list[Cell]] = {}
     for cell in least_parallel(cells):
         if cell.total is not None:
             workloads.setdefault(cell.workload, []).append(cell)
-    return [_spread(members, by_key, rollouts) for members in workloads.values() if len(members) > 1]
+    by_pair = {
+        (row.workload, row.parallel, frozenset((row.substrate, row.base))): row
+        for row in ratios
+        if row.metric == "total"
+    }
+    found = []
+    for members in workloads.values():
+        ordered = sorted(members, key=lambda cell: cell.total.p50.value if cell.total else 0.0)
+        if len(ordered) > 1:
+            fastest, slowest = ordered[0], ordered[-1]
+            pair = frozenset((slowest.substrate, fastest.substrate))
+            row = by_pair[slowest.workload, slowest.parallel, pair]
+            slow, fast = by_key[slowest.key], by_key[fastest.key]
+            found.append(_spread(slowest, fastest, row, slow, fast, rounds, rollouts))
+    return found
 
 
-def _spread(members: list[Cell], by_key: Mapping[Key, Sample], rollouts: int) -> Spread:
-    ordered = sorted(members, key=lambda cell: cell.total.p50.value if cell.total else 0.0)
-    fastest, slowest = ordered[0], ordered[-1]
-    assert fastest.total is not None
-    assert slowest.total is not None
-    slow, fast = by_key[slowest.key].totals(), by_key[fastest.key].totals()
-    gap = difference(slow, fast)
-    assert gap is not None
+def _spread(
+    slowest: Cell, fastest: Cell, row: Ratio, slows: Sample, fasts: Sample, rounds: Rounds, rollouts: int
+) -> Spread:
+    slow, fast = slowest.total, fastest.total
+    assert slow is not None
+    assert fast is not None
+    effect = rounds.effect(slows, fasts, slows.totals(), fasts.totals(), "total")
+    assert effect is not None
     return Spread(
         workload=slowest.workload,
         actions=slowest.actions,
         slowest=slowest.substrate,
         fastest=fastest.substrate,
-        slowest_seconds=slowest.total.p50,
-        fastest_seconds=fastest.total.p50,
-        difference=gap,
-        ratio=ratio(slow, fast),
+        slowest_seconds=slow.p50,
+        fastest_seconds=fast.p50,
+        difference=effect.difference,
+        ratio=row.ratio,
         rollouts=rollouts,
+        slowest_mean=slow.mean,
+        fastest_mean=fast.mean,
+        mean_difference=rounds.mean_difference(slows, fasts, slows.totals(), fasts.totals()),
+        shown=row.shown,
+        why=row.why,
     )
 
 

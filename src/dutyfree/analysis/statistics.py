@@ -131,6 +131,11 @@ def point(values: Sequence[float] | Floats) -> Quantity | None:
     )
 
 
+def quantile(values: Sequence[float] | Floats, q: float) -> Estimate:
+    """Any quantile of a sample that is not empty."""
+    return _estimate(np.sort(as_sample(values)), q)
+
+
 def p50(values: Sequence[float] | Floats) -> Estimate | None:
     sample = np.sort(as_sample(values))
     return _estimate(sample, 0.5) if sample.size else None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from dutyfree.analysis import model
+from dutyfree.analysis import law, model
+from dutyfree.analysis.baselines import ordered_labels, twins
 from dutyfree.analysis.cautions import cautions
-from dutyfree.analysis.cells import describe, failure_groups, samples, substrate_order
+from dutyfree.analysis.cells import describe, failure_groups, samples
+from dutyfree.analysis.control import Floor, noise_floor
 from dutyfree.analysis.decomposition import Decomposer, workload_order
 from dutyfree.analysis.model import SessionSummary, SubstrateSummary, Summary
 from dutyfree.analysis.projection import prices, project, spreads, throughput
+from dutyfree.analysis.rounds import Rounds
+from dutyfree.analysis.tails import tail
 from dutyfree.analysis.tax import ratios, taxes
 from dutyfree.study.records import Records
 
@@ -20,6 +24,15 @@ def summarise(records: Records) -> Summary:
     by_key = samples(records, decomposer)
     plan = records.study.plan
     cells = [describe(sample, plan, decomposer) for sample in by_key.values()]
+    rounds = Rounds(by_key.values())
+    copies = twins(records)
+    control = noise_floor(by_key, copies, rounds)
+    floor = Floor(control)
+    # A twin is the same substrate again. It shows the noise, and is not compared.
+    lone_keys = {key: sample for key, sample in by_key.items() if key[1] not in copies}
+    lone_cells = [cell for cell in cells if cell.substrate not in copies]
+    compared = ratios(lone_keys, rounds, floor)
+    found_laws = law.laws(lone_keys, decomposer.baselines, rounds, plan.get("held_out") or ())
     parallel = any(cell.parallel > 1 for cell in cells)
     return Summary(
         schema=model.SCHEMA,
@@ -28,21 +41,27 @@ def summarise(records: Records) -> Summary:
         plan=plan,
         host=records.study.host,
         sessions=[SessionSummary(session.started, session.load) for session in records.sessions],
-        substrates=[_substrate(records, label) for label in substrate_order(records)],
+        substrates=[
+            _substrate(records, label, copies.get(label), decomposer.baselines.get(label))
+            for label in ordered_labels(records)
+        ],
         workloads=sorted({cell.workload for cell in cells}, key=workload_order),
         baseline=decomposer.baseline,
         trials=sum(cell.trials for cell in cells),
         warmups=sum(cell.warmups for cell in cells),
         failed=sum(cell.failed for cell in cells),
         cells=cells,
-        ratios=ratios(by_key),
-        taxes=taxes(by_key, decomposer.baseline),
-        projections=project(cells),
+        ratios=compared,
+        taxes=taxes(lone_keys, decomposer.baselines, rounds, floor),
+        projections=project(lone_cells),
         prices=prices(),
-        spreads=spreads(cells, by_key),
+        spreads=spreads(lone_cells, by_key, compared, rounds),
         throughput=[row for sample in by_key.values() if (row := throughput(sample))] if parallel else [],
         failures=failure_groups(by_key.values()),
-        cautions=cautions(records, cells, by_key, decomposer.baseline),
+        cautions=[*cautions(records, cells, by_key, decomposer), *law.cautions(found_laws)],
+        laws=found_laws,
+        tails=[found for sample in lone_keys.values() if (found := tail(sample, rounds))],
+        noise_floor=control,
     )
 
 
@@ -55,8 +74,12 @@ def decode(data: bytes) -> Summary:
     return msgspec.json.decode(data, type=Summary)
 
 
-def _substrate(records: Records, label: str) -> SubstrateSummary:
+def _substrate(
+    records: Records, label: str, control_of: str | None, baseline: str | None
+) -> SubstrateSummary:
     facts = records.substrates.get(label)
     if facts is None:
-        return SubstrateSummary(label, label, {}, 0.0, None)
-    return SubstrateSummary(label, facts.use, facts.facts, facts.prepare_seconds, facts.unavailable)
+        return SubstrateSummary(label, label, {}, 0.0, None, control_of, baseline)
+    return SubstrateSummary(
+        label, facts.use, facts.facts, facts.prepare_seconds, facts.unavailable, control_of, baseline
+    )

@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from dutyfree.analysis.cells import Key, Sample
+import msgspec
+
+from dutyfree.analysis.cells import METRICS, Key, Sample
+from dutyfree.analysis.control import Floor
 from dutyfree.analysis.findings import Metric, Ratio, Tax
-from dutyfree.analysis.statistics import Estimate, Floats, difference, holm, judge, ratio
+from dutyfree.analysis.rounds import Rounds
+from dutyfree.analysis.statistics import ALPHA, Estimate, holm
+
+MAY_BE_CHANCE = "may be chance"
+"""The interval alone excludes "no difference", but not after the correction for the number of comparisons."""
+BELOW_FLOOR = "below the noise floor"
 
 
-def taxes(by_key: Mapping[Key, Sample], baseline: str | None) -> list[Tax]:
-    """The tax of every cell over the bare cell with the same workload and number of parallel rollouts."""
+def taxes(
+    by_key: Mapping[Key, Sample], baselines: Mapping[str, str], rounds: Rounds, floor: Floor
+) -> list[Tax]:
+    """The tax of every cell over its baseline with the same workload and number of parallel rollouts."""
     found = []
     for (workload, substrate, parallel), sample in by_key.items():
-        bare = by_key.get((workload, baseline, parallel)) if baseline else None
-        if bare is None or substrate == baseline:
+        base = baselines.get(substrate)
+        bare = by_key.get((workload, base, parallel)) if base else None
+        if base is None or bare is None or substrate == base:
             continue
-        values, base = sample.totals(), bare.totals()
-        seconds = difference(values, base)
-        if seconds is None:
+        effect = rounds.effect(sample, bare, sample.totals(), bare.totals(), "total")
+        if effect is None:
             continue
-        rate = ratio(values, base)
         actions = max((len(trial.actions) for trial in sample.succeeded), default=0)
         found.append(
             Tax(
                 workload=workload,
                 substrate=substrate,
                 parallel=parallel,
-                seconds=seconds,
-                rate=None if rate is None else _minus_one(rate),
-                per_action=seconds.scaled(1 / actions) if actions else None,
+                seconds=effect.difference,
+                rate=None if effect.ratio is None else _minus_one(effect.ratio),
+                per_action=effect.difference.scaled(1 / actions) if actions else None,
+                base=base,
+                p=effect.p,
             )
         )
-    return found
+    corrected = holm([row.p for row in found])
+    return [_judged_tax(row, p, floor) for row, p in zip(found, corrected, strict=True)]
+
+
+def _judged_tax(row: Tax, p: float | None, floor: Floor) -> Tax:
+    excludes = row.seconds.leaves_out(0) and row.rate is not None and row.rate.leaves_out(0)
+    ratio = None if row.rate is None else row.rate.value + 1
+    shown, why = _judged(excludes, p, floor, "total", (row.workload, row.parallel), ratio)
+    return msgspec.structs.replace(row, p=p, shown=shown, why=why)
+
+
+def _judged(
+    excludes: bool, p: float | None, floor: Floor, metric: Metric, cell: tuple[str, int], ratio: float | None
+) -> tuple[bool, str]:
+    """Whether a difference is shown; and why not, if its interval alone would show it."""
+    if not excludes or p is None or ratio is None:
+        return False, ""
+    if p > ALPHA:
+        return False, MAY_BE_CHANCE
+    if not floor.exceeded(metric, *cell, ratio):
+        return False, BELOW_FLOOR
+    return True, ""
 
 
 def _minus_one(rate: Estimate) -> Estimate:
@@ -45,32 +77,38 @@ def _minus_one(rate: Estimate) -> Estimate:
     )
 
 
-def ratios(by_key: Mapping[Key, Sample]) -> list[Ratio]:
+def ratios(by_key: Mapping[Key, Sample], rounds: Rounds, floor: Floor) -> list[Ratio]:
     """All pairs of substrates in a workload, slower ÷ faster, for the first command and the whole rollout."""
     groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
     for (workload, _, parallel), sample in by_key.items():
         if sample.succeeded:
             groups[workload, parallel].append(sample)
-    rows: list[Ratio] = []
-    for (workload, parallel), members in groups.items():
-        for metric in ("first_result", "total"):
-            for one, other in combinations(members, 2):
-                rows.append(_ratio(workload, parallel, metric, one, other))
-    corrected = holm([row.p for row in rows])
-    return [
-        Ratio(row.workload, row.parallel, row.metric, row.substrate, row.base, row.ratio, p)
-        for row, p in zip(rows, corrected, strict=True)
+    rows = [
+        _ratio(one, other, metric, rounds)
+        for members in groups.values()
+        for metric in PRINTED
+        for one, other in combinations(members, 2)
     ]
+    corrected = holm([row.p for row in rows])
+    return [_judged_ratio(row, p, floor) for row, p in zip(rows, corrected, strict=True)]
 
 
-def _ratio(workload: str, parallel: int, metric: Metric, one: Sample, other: Sample) -> Ratio:
-    a, b = _values(one, metric), _values(other, metric)
-    judgement = judge(a, b)
-    if judgement.ratio is not None and judgement.ratio.value < 1:
-        one, other = other, one
-        judgement = judge(b, a)
-    return Ratio(workload, parallel, metric, one.key[1], other.key[1], judgement.ratio, judgement.p)
+PRINTED: Sequence[Metric] = ("first_result", "total")
+"""The metrics of the table of ratios: the family that Holm's correction covers."""
 
 
-def _values(sample: Sample, metric: Metric) -> Floats:
-    return sample.first_results() if metric == "first_result" else sample.totals()
+def _judged_ratio(row: Ratio, p: float | None, floor: Floor) -> Ratio:
+    excludes = row.ratio is not None and row.ratio.leaves_out(1)
+    value = None if row.ratio is None else row.ratio.value
+    shown, why = _judged(excludes, p, floor, row.metric, (row.workload, row.parallel), value)
+    return msgspec.structs.replace(row, p=p, shown=shown, why=why)
+
+
+def _ratio(one: Sample, other: Sample, metric: Metric, rounds: Rounds) -> Ratio:
+    values = METRICS[metric]
+    effect = rounds.effect(one, other, values(one), values(other), metric)
+    ratio = effect.ratio if effect else None
+    if ratio is not None and ratio.value < 1:
+        one, other, ratio = other, one, ratio.inverse()
+    workload, substrate, parallel = one.key
+    return Ratio(workload, parallel, metric, substrate, other.key[1], ratio, effect.p if effect else None)

@@ -7,7 +7,7 @@ narrow enough to show a large difference. Everything else is *cannot tell*, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -22,11 +22,6 @@ from dutyfree.analysis.units import percent
 Verdict = Literal["slower", "faster", "no difference shown", "cannot tell"]
 Unit = Literal["round", "run"]
 
-METRICS: dict[Metric, Callable[[Sample], Floats]] = {
-    "first_result": Sample.first_results,
-    "total": Sample.totals,
-    "orchestration_per_action": Sample.orchestration_per_action,
-}
 TOO_WIDE = 1.25
 """An interval that reaches beyond this ratio, or its inverse, is too wide to say "no difference shown"."""
 
